@@ -1,0 +1,1 @@
+"""DECIDE. Frozen values and pure functions; nothing here reads the world."""

@@ -1,0 +1,1 @@
+"""SERVE. HTTP in, HTTP out, the agent loop in between."""

@@ -1,0 +1,1 @@
+"""The agent loop, its events and its history. Knows no HTTP."""

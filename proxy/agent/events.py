@@ -1,0 +1,112 @@
+"""What happens in a run, as it happens. Everything a listener can learn arrives as one of these."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from policies.limits import StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    turn: int
+    """Counted from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A piece of the model's thinking."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of the model's prose; whether it is the answer shows only when the turn ends."""
+
+    text: str
+    logprobs: Any = None
+    """The choice's `logprobs` of this piece, as the backend sent them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call as the model writes it."""
+
+    index: int
+    name: str
+    """The name so far; whole from the first piece that carries arguments."""
+    arguments: str
+    """The piece of the arguments' JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStarted:
+    step: int
+    """Counted from 1 over the whole run."""
+    call_id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """A piece of a running command's output."""
+
+    step: int
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFinished:
+    step: int
+    call_id: str
+    name: str
+    observation: str
+    exit_code: int | None
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """A piece of the answer, links already made good."""
+
+    text: str
+    logprobs: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileProduced:
+    file_id: str
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    stop_reason: StopReason
+    usage: Mapping[str, Any] = field(default_factory=dict)
+
+
+ModelDelta = ReasoningDelta | TextDelta | ToolCallDelta
+Event = (
+    RunStarted
+    | TurnStarted
+    | ReasoningDelta
+    | TextDelta
+    | ToolCallDelta
+    | ToolCallStarted
+    | ToolOutput
+    | ToolCallFinished
+    | AnswerDelta
+    | FileProduced
+    | RunFinished
+)
+Emit = Callable[[Event], Awaitable[None]]
+OnDelta = Callable[[ModelDelta], Awaitable[None]]

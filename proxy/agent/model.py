@@ -1,0 +1,58 @@
+"""What the house asks of a language model."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from proxy.agent.events import OnDelta
+
+Message = dict[str, Any]
+"""An OpenAI chat message, unknown fields included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer of a model."""
+
+    message: Message
+    """The assistant message as the backend sent it, ready to be echoed back."""
+    finish_reason: str
+    usage: Mapping[str, Any]
+    """The backend's `usage`; empty when it gave none."""
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    """The choice's other fields, such as `logprobs` and `stop_reason`."""
+    response: Mapping[str, Any] = field(default_factory=dict)
+    """The response's other fields, such as `model` and `system_fingerprint`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """A backend's response passed on as bytes."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Only those that mean something to the client (content-type, request ids, rate limits)."""
+    body: AsyncIterator[bytes]
+    """To be read to its end or closed with `aclose()`, which ends the backend's work too."""
+
+
+class Model(Protocol):
+    """A door to a language model that speaks chat completions."""
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        """Ask for one assistant message.
+
+        `body` is a chat-completions request without `stream`; every field of it reaches the
+        backend. With `on_delta` the backend is asked to stream and each piece is passed on as it
+        arrives; without it the message comes whole. Raises BackendError, ContextOverflowError.
+        """
+
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+        """Send a chat-completions request on as it is, `stream` included, and pass the answer back
+        untouched, whatever its status. Raises BackendError only when there is no answer."""
+
+    async def models(self) -> list[dict[str, Any]]:
+        """The backend's models, as `GET /v1/models` lists them. Raises BackendError."""
+
+    async def aclose(self) -> None:
+        """Give back the connections."""

@@ -1,0 +1,107 @@
+"""What the client hears of.
+
+ProxyError(status, type, code)        rendered as OpenAI's error body
+├ BadRequestError          400        the request is wrong; `param` names the field
+├ UnauthorizedError        401        the key is missing or wrong
+├ NotFoundError            404        no such route, model or file
+├ BackendError             its own    the model's server refused or failed; status kept
+│ └ ContextOverflowError   400        the conversation no longer fits the model
+└ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
+"""
+
+from collections.abc import Mapping
+
+
+class ProxyError(Exception):
+    """An error the client is told of, in OpenAI's words."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        type: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.type = type
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """OpenAI's error body."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+class BadRequestError(ProxyError):
+    """The request is wrong."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, status=400, type="invalid_request_error", code=code, param=param)
+
+
+class UnauthorizedError(ProxyError):
+    """The key is missing or wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            status=401,
+            type="invalid_request_error",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+class NotFoundError(ProxyError):
+    """No such route, model or file."""
+
+    def __init__(self, message: str, *, code: str = "not_found") -> None:
+        super().__init__(message, status=404, type="invalid_request_error", code=code)
+
+
+class BackendError(ProxyError):
+    """The language model's server refused or failed."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 502,
+        type: str = "backend_error",
+        code: str | None = "backend_error",
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        headers = {} if retry_after_s is None else {"Retry-After": f"{retry_after_s:g}"}
+        super().__init__(message, status=status, type=type, code=code, param=param, headers=headers)
+        self.retry_after_s = retry_after_s
+
+
+class ContextOverflowError(BackendError):
+    """The conversation no longer fits the model."""
+
+
+class SandboxUnavailableError(ProxyError):
+    """No sandbox can be had, or it was lost."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            status=503,
+            type="sandbox_error",
+            code="sandbox_unavailable",
+            headers={"Retry-After": "5"},
+        )

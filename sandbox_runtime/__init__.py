@@ -1,0 +1,1 @@
+"""ACT. A virtual computer for a language model; knows no model and no HTTP API of ours."""
