@@ -13,7 +13,8 @@ class Isolation:
     """Processor share, in cores."""
     pids: int = 512
     """Processes and threads at one time."""
-    disk_mib: int = 4096
-    """Size of the writable disk (bubblewrap; Docker's is its storage driver's)."""
+    disk_mib: int = 1536
+    """Size of the writable disk: bubblewrap's is a tmpfs, so at most 3/4 of the memory; Docker's is
+    its storage driver's and not limited here."""
     open_files: int = 4096
     """Open files per process."""

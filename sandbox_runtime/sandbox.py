@@ -41,6 +41,10 @@ class ExecResult:
     stdout_bytes: int
     """How many bytes the command wrote, shown or not."""
     stderr_bytes: int
+    cpu_s: float = 0.0
+    """Processor time of the command and of the children it waited for."""
+    peak_memory_bytes: int = 0
+    """Resident memory of the largest of these processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +120,15 @@ class Sandbox(Protocol):
         """End the computer and all in it. Safe to call twice; finishes when cancelled."""
 
 
+class Lease(Protocol):
+    """A claim to one sandbox, which may still be starting."""
+
+    async def sandbox(self) -> Sandbox:
+        """The sandbox, once it is ready; the same at every call. Raises SandboxStartError."""
+
+
 class Sandboxes(Protocol):
     """Where sandboxes come from."""
 
-    def lease(self, isolation: Isolation) -> AbstractAsyncContextManager[Sandbox]:
-        """A sandbox for the length of the block; it is closed off the caller's path.
-
-        Raises SandboxStartError on entry.
-        """
+    def lease(self, isolation: Isolation) -> AbstractAsyncContextManager[Lease]:
+        """A sandbox for the length of the block, starting now and closed off the caller's path."""

@@ -1,0 +1,127 @@
+"""A container's standard streams over the engine's attach call, as one asyncio connection.
+
+The SDK's attach gives a blocking socket; asking for the upgrade ourselves serves unix, tcp and
+TLS engines alike without a thread.
+"""
+
+import asyncio
+import os
+import ssl
+import struct
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sandbox_runtime.errors import SandboxStartError
+
+HEADER = struct.Struct(">BxxxI")
+STDOUT = 1
+MAX_HEAD_BYTES = 16 * 1024
+READ_BYTES = 256 * 1024
+LAST_WORDS_BYTES = 4096
+
+
+class Attachment:
+    """Bytes to and from a container's main process."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._buffer = bytearray()
+        self._errors = b""
+
+    async def receive(self) -> bytes:
+        """The next bytes of standard output; b"" at the end. Standard error is kept aside."""
+        while True:
+            output = self._demultiplex()
+            if output:
+                return output
+            try:
+                data = await self._reader.read(READ_BYTES)
+            except ConnectionError:
+                return b""
+            if not data:
+                return b""
+            self._buffer += data
+
+    def _demultiplex(self) -> bytes:
+        """Take what is there of standard output, whole frames or parts of one."""
+        output = bytearray()
+        while len(self._buffer) >= HEADER.size:
+            stream, length = HEADER.unpack_from(self._buffer)
+            piece = self._buffer[HEADER.size : HEADER.size + length]
+            if len(piece) < length:
+                break
+            del self._buffer[: HEADER.size + length]
+            if stream == STDOUT:
+                output += piece
+            else:
+                self._errors = (self._errors + piece)[-LAST_WORDS_BYTES:]
+        return bytes(output)
+
+    async def send(self, data: bytes) -> None:
+        """Write to standard input. Raises OSError when the connection is gone."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def close(self) -> None:
+        """Hang up; the container's standard input ends with it (`StdinOnce`)."""
+        self._writer.transport.abort()  # nothing is worth waiting for a peer that may be gone
+
+    def last_words(self) -> str:
+        """The end of standard error."""
+        return self._errors.decode(errors="replace").strip()
+
+
+async def attach(base_url: str, api_version: str, container_id: str) -> Attachment:
+    """Attach to a container that is not started yet. Raises SandboxStartError."""
+    try:
+        reader, writer = await _connect(base_url)
+    except OSError as error:
+        raise SandboxStartError(f"cannot reach the engine at {base_url}: {error}") from error
+    attachment = Attachment(reader, writer)
+    try:
+        await attachment.send(
+            f"POST /v{api_version}/containers/{container_id}/attach"
+            "?stream=1&stdin=1&stdout=1&stderr=1 HTTP/1.1\r\n"
+            "Host: docker\r\nUpgrade: tcp\r\nConnection: Upgrade\r\n"
+            "Content-Length: 0\r\n\r\n".encode()
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.split(b" ", 2)[1] not in (b"101", b"200"):
+            raise SandboxStartError(f"the engine refused to attach: {head[:200]!r}")
+    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        attachment.close()
+        raise SandboxStartError(f"cannot attach to container {container_id}: {error}") from error
+    except BaseException:  # refused or cancelled
+        attachment.close()
+        raise
+    return attachment
+
+
+async def _connect(base_url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    url = urlsplit(base_url)
+    if url.scheme in ("unix", "http+docker"):
+        return await asyncio.open_unix_connection(url.path, limit=READ_BYTES)
+    if url.scheme == "https":
+        return await asyncio.open_connection(
+            url.hostname, url.port, ssl=_tls_context(), limit=READ_BYTES
+        )
+    if url.scheme in ("tcp", "http"):
+        return await asyncio.open_connection(url.hostname, url.port, limit=READ_BYTES)
+    raise SandboxStartError(
+        f"DOCKER_HOST scheme {url.scheme!r} is not supported: forward it to tcp"
+    )
+
+
+def _tls_context() -> ssl.SSLContext:
+    """What the Docker command line does with DOCKER_CERT_PATH and DOCKER_TLS_VERIFY."""
+    certificates = Path(os.environ.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
+    context = ssl.create_default_context()
+    if (certificates / "ca.pem").exists():
+        context.load_verify_locations(certificates / "ca.pem")
+    if not os.environ.get("DOCKER_TLS_VERIFY"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if (certificates / "cert.pem").exists():
+        context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+    return context

@@ -1,0 +1,176 @@
+"""Files of the sandbox: written whole or not at all, read and listed without following links."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from sandbox_runtime.protocol import DATA, MAX_DATA_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from sandbox_runtime.guest.agent import Agent
+
+
+class Put:
+    """A file being written."""
+
+    def __init__(self, agent: Agent, stream: int, request: dict[str, Any]) -> None:
+        self._agent = agent
+        self._stream = stream
+        self._path = request["path"]
+        self._bytes = 0
+        self._part = ""
+        self._fd = -1
+        if os.path.isdir(self._path):
+            raise IsADirectoryError(f"{self._path} is a directory")
+        parent = os.path.dirname(self._path)
+        os.makedirs(parent, exist_ok=True)
+        part = f"{parent}/.put-{os.urandom(8).hex()}"
+        self._fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._part = part
+
+    def feed(self, data: bytes) -> None:
+        """More of the file."""
+        try:
+            while data and self._fd >= 0:
+                written = os.write(self._fd, data)
+                self._bytes += written
+                data = data[written:]
+        except OSError as error:
+            self.reset()
+            self._agent.fail(self._stream, "io", str(error))
+
+    def finish_input(self) -> None:
+        """Put the whole file in its place."""
+        if self._fd < 0:
+            return
+        try:
+            if os.path.isfile(self._path):
+                os.fchmod(self._fd, stat.S_IMODE(os.stat(self._path).st_mode))
+            os.rename(self._part, self._path)
+        except OSError as error:
+            self.reset()
+            self._agent.fail(self._stream, "io", str(error))
+            return
+        os.close(self._fd)
+        self._fd = -1
+        self._agent.finish(self._stream, {"bytes": self._bytes})
+
+    def pump(self, credit: int) -> None:
+        """Nothing is sent back but the outcome."""
+
+    def reset(self) -> None:
+        """Leave no trace."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            os.unlink(self._part)
+
+
+class Get:
+    """A regular file being read."""
+
+    def __init__(self, agent: Agent, stream: int, request: dict[str, Any]) -> None:
+        self._agent = agent
+        self._stream = stream
+        self._left = request["max_bytes"]
+        self._sent = 0
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        self._fd = os.open(request["path"], flags)
+        facts = os.fstat(self._fd)
+        if not stat.S_ISREG(facts.st_mode):
+            os.close(self._fd)
+            raise IsADirectoryError(f"{request['path']} is not a regular file")
+        if facts.st_size > self._left:
+            os.close(self._fd)
+            raise OverflowError(f"{request['path']} has {facts.st_size} bytes")
+        agent.pump(stream)
+
+    def pump(self, credit: int) -> tuple[int, bytes] | None:
+        """The next piece of the file."""
+        data = os.read(self._fd, min(credit, MAX_DATA_BYTES))
+        self._left -= len(data)
+        if self._left < 0:
+            self.reset()
+            self._agent.fail(self._stream, "too_large", "the file grew while it was read")
+            return None
+        if data:
+            self._sent += len(data)
+            return DATA, data
+        self.reset()
+        self._agent.finish(self._stream, {"bytes": self._sent})
+        return None
+
+    def feed(self, data: bytes) -> None:
+        """A reader takes no input."""
+
+    def finish_input(self) -> None:
+        """A reader takes no input."""
+
+    def reset(self) -> None:
+        """Stop reading."""
+        os.close(self._fd)
+
+
+class Walk:
+    """A directory being listed: one JSON array `[path, kind, bytes]` a line."""
+
+    def __init__(self, agent: Agent, stream: int, request: dict[str, Any]) -> None:
+        self._agent = agent
+        self._stream = stream
+        root = request["path"]
+        if not stat.S_ISDIR(os.lstat(root).st_mode):
+            raise NotADirectoryError(f"{root} is not a directory")
+        found = _below(root, "", request["max_depth"])
+        lines: list[str] = []
+        self._truncated = False
+        for entry in found:
+            if len(lines) == request["max_entries"]:
+                self._truncated = True
+                break
+            lines.append(json.dumps(entry))
+        self._text = "\n".join(lines).encode()
+        agent.pump(stream)
+
+    def pump(self, credit: int) -> tuple[int, bytes] | None:
+        """The next piece of the listing."""
+        piece = self._text[: min(credit, MAX_DATA_BYTES)]
+        self._text = self._text[len(piece) :]
+        if piece:
+            return DATA, piece
+        self._agent.finish(self._stream, {"truncated": self._truncated})
+        return None
+
+    def feed(self, data: bytes) -> None:
+        """A listing takes no input."""
+
+    def finish_input(self) -> None:
+        """A listing takes no input."""
+
+    def reset(self) -> None:
+        """Nothing is held."""
+
+
+def _below(root: str, prefix: str, depth: int | None) -> Iterator[tuple[str, str, int]]:
+    """Everything below a directory, depth first."""
+    try:
+        entries = list(os.scandir(os.path.join(root, prefix)))
+    except OSError:
+        return  # gone or unreadable since its parent was read
+    for entry in entries:
+        path = prefix + entry.name
+        try:
+            facts = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        if stat.S_ISDIR(facts.st_mode):
+            yield path, "directory", 0
+            if depth is None or depth > 1:
+                yield from _below(root, path + "/", None if depth is None else depth - 1)
+        else:
+            yield path, "file" if stat.S_ISREG(facts.st_mode) else "other", facts.st_size

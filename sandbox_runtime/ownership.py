@@ -1,0 +1,70 @@
+"""Whose sandbox is it: a lock that lives exactly as long as the process that holds it.
+
+An engine may serve several proxies. Each has an owner id and holds a lock on a file of that name;
+what carries the id of an owner whose lock is free is a leftover. The installation's id keeps
+proxies on other hosts, whose locks cannot be seen from here, out of the question.
+"""
+
+import fcntl
+import os
+import uuid
+from pathlib import Path
+
+
+class Owner:
+    """This process as owner of sandboxes, from construction until `release`."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._locks = state_dir / "owners"
+        self._locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.install_id = _install_id(state_dir)
+        self.id = uuid.uuid4().hex[:16]
+        self._fd = self._hold(self._locks / self.id)
+
+    def is_dead(self, owner_id: str) -> bool:
+        """Whether the owner with that id, of this installation, is gone."""
+        if owner_id == self.id:
+            return False
+        path = self._locks / Path(owner_id).name
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(fd)
+
+    def forget_dead(self) -> None:
+        """Remove the lock files of dead owners, once nothing carries their id any more."""
+        for path in self._locks.iterdir():
+            if self.is_dead(path.name):
+                path.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Give the lock back."""
+        (self._locks / self.id).unlink(missing_ok=True)
+        os.close(self._fd)
+
+    def _hold(self, path: Path) -> int:
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # A sweep may have removed the file between our open and our lock.
+            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+            os.close(fd)
+
+
+def _install_id(state_dir: Path) -> str:
+    path = state_dir / "install-id"
+    try:
+        with path.open("x", encoding="ascii") as file:
+            file.write(uuid.uuid4().hex)
+    except FileExistsError:
+        pass
+    return path.read_text(encoding="ascii")

@@ -1,0 +1,89 @@
+"""Frames and flow control between the host and the agent inside; both sides run this very file.
+
+A frame is `u32 stream, u8 type, u32 length`, big-endian, and `length` bytes. Stream 0 is the link
+itself. The host opens odd streams; even ones are kept for the agent. Each stream may carry
+WINDOW_BYTES of data in one direction before the receiver has given credit for more, so one
+noisy stream never blocks another.
+
+    host → agent   OPEN(json)  DATA*  EOF           one operation and its input
+                   RESET                            give it up
+                   WINDOW(u32)                      credit for so many more bytes
+                   PING                             answered by PONG
+    agent → host   HELLO(json)                      once, on stream 0: ready
+                   DATA* STDERR*                    output as it comes
+                   TAIL* STDERR_TAIL*               the end of output too long to send whole
+                   END(json)                        the outcome
+                   WINDOW(u32), PONG
+
+Standard library only, and Python 3.8 at run time: it also runs inside the sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+
+VERSION = 1
+HEADER = struct.Struct(">IBI")
+CREDIT = struct.Struct(">I")
+
+HELLO, OPEN, DATA, STDERR, TAIL, STDERR_TAIL, EOF, WINDOW, END, RESET, PING, PONG = range(1, 13)
+
+WINDOW_BYTES = 256 * 1024
+MAX_DATA_BYTES = 64 * 1024
+MAX_OPEN_BYTES = 16 * 1024 * 1024
+"""Host to agent: a command's text travels here."""
+MAX_REPORT_BYTES = 64 * 1024
+"""Agent to host: the largest frame the host accepts."""
+
+
+class ProtocolError(Exception):
+    """The other side sent something that is not this protocol."""
+
+
+def frame(stream: int, kind: int, payload: bytes = b"") -> bytes:
+    """One frame as bytes."""
+    return HEADER.pack(stream, kind, len(payload)) + payload
+
+
+def json_frame(stream: int, kind: int, value: object) -> bytes:
+    """One frame whose payload is JSON."""
+    return frame(stream, kind, json.dumps(value).encode())
+
+
+def parse_object(payload: bytes) -> dict[str, object]:
+    """A frame's payload as a JSON object. Raises ProtocolError for anything else."""
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"payload is not JSON: {payload[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise ProtocolError(f"payload is not a JSON object: {payload[:80]!r}")
+    return value
+
+
+class Decoder:
+    """Cuts a byte stream into frames, none longer than `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Yield each frame that `data` completes: (stream, type, payload). Raises ProtocolError."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= HEADER.size:
+                stream, kind, length = HEADER.unpack_from(self._buffer, start)
+                if length > self._max_bytes:
+                    raise ProtocolError(f"frame of {length} bytes, {self._max_bytes} allowed")
+                end = start + HEADER.size + length
+                if len(self._buffer) < end:
+                    break
+                payload = bytes(self._buffer[start + HEADER.size : end])
+                start = end
+                yield stream, kind, payload
+        finally:
+            del self._buffer[:start]

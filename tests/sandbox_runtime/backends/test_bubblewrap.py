@@ -1,0 +1,357 @@
+"""The walls and the bounds as they are felt from inside."""
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.base import Check
+from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+from sandbox_runtime.backends.cgroups import find_cgroups
+from sandbox_runtime.backends.seccomp import ABSENT, EXAMINED, REFUSED
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.sandbox import Sandbox
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+needs_cgroups = pytest.mark.skipif(find_cgroups() is None, reason="no cgroup can be written here")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="about being started by root")
+
+SMALL = Isolation(memory_mib=256, disk_mib=32, pids=32, open_files=64)
+NOWHERE = Path("/nonexistent")
+PROJECT = Path(__file__).parents[3]
+COLUMN = {"x86_64": 0, "aarch64": 1}[os.uname().machine]
+
+
+@asynccontextmanager
+async def new_sandbox(isolation: Isolation = SMALL) -> AsyncIterator[Sandbox]:
+    with anyio.fail_after(30):
+        sandbox = await start_sandbox(BubblewrapBackend(state_dir=NOWHERE), isolation)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+
+async def output(sandbox: Sandbox, command: str) -> str:
+    result = await sandbox.exec(command, timeout_s=20)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout.strip()
+
+
+async def python(sandbox: Sandbox, program: str) -> str:
+    result = await sandbox.exec("python3 -", timeout_s=20, stdin=program.encode())
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout.strip()
+
+
+def descendants(pid: int) -> Iterator[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in map(int, children):
+        yield child
+        yield from descendants(child)
+
+
+# Walls
+
+
+async def test_no_payload_is_root_on_the_host_and_none_has_capabilities() -> None:
+    guest = await BubblewrapBackend(state_dir=NOWHERE).start(SMALL)
+    try:
+        with anyio.fail_after(10):
+            assert await guest.receive()
+        pids = [guest.pid, *descendants(guest.pid)]
+        assert len(pids) == 3
+        for pid in pids:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            status = dict(line.split(":\t", 1) for line in lines)
+            assert "0" not in status["Uid"].split()
+            assert "0" not in status["Gid"].split()
+            assert status["NoNewPrivs"] == "1"
+        assert status["CapEff"] == status["CapBnd"] == "0000000000000000"
+    finally:
+        await guest.kill()
+
+
+@needs_root
+async def test_root_as_the_user_of_sandboxes_is_refused() -> None:
+    backend = BubblewrapBackend(uid=0, state_dir=NOWHERE)
+    with pytest.raises(SandboxStartError, match="runs nothing as root"):
+        await backend.start(SMALL)
+    assert Check("user", False, "sandboxes run as host uid 0: refused") in await backend.check()
+
+
+async def test_settings_of_the_hosts_kernel_do_not_open_for_writing() -> None:
+    async with new_sandbox() as sandbox:
+        for path in (
+            "/proc/sys/kernel/core_pattern",
+            "/proc/sysrq-trigger",
+            "/proc/sys/vm/swappiness",
+        ):
+            result = await sandbox.exec(f"exec 3>> {path}", timeout_s=5)
+            assert (result.exit_code, path in result.stderr) == (1, True)
+
+
+async def test_of_the_host_only_usr_is_to_be_seen() -> None:
+    async with new_sandbox() as sandbox:
+        links = {"bin", "sbin", "lib", "lib32", "lib64", "libx32"}
+        top = set((await output(sandbox, "ls -A /")).split())
+        assert top - links == {"dev", "etc", "proc", "root", "run", "testbed", "tmp", "usr", "var"}
+        assert await output(sandbox, "find /root /tmp /var /dev/shm -type f") == ""
+        assert (
+            await output(sandbox, "grep -c . /etc/passwd /etc/group")
+            == "/etc/passwd:2\n/etc/group:2"
+        )
+        assert await output(sandbox, "ls /etc/shadow /work /home 2>&1 | grep -c 'No such'") == "3"
+        assert await output(sandbox, "hostname; echo ~; id -un") == "sandbox\n/root\nroot"
+
+
+async def test_the_hosts_environment_is_not_to_be_read_anywhere() -> None:
+    async with new_sandbox() as sandbox:
+        everywhere = "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d= -f1 | sort -u"
+        names = set((await output(sandbox, everywhere)).split())
+        assert names <= {"PATH", "HOME", "USER", "LANG", "LC_ALL", "PWD", "OLDPWD", "SHLVL", "_"}
+
+
+async def test_there_is_no_network_but_the_sandboxs_own_loopback() -> None:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, new_sandbox() as sandbox:
+        assert await output(sandbox, "grep -o '^ *[a-z0-9]*:' /proc/net/dev") == "lo:"
+        result = await sandbox.exec(f"exec 3<> /dev/tcp/127.0.0.1/{port}", timeout_s=5)
+        assert "Connection refused" in result.stderr
+        alive = "import socket as s; a = s.create_server(('localhost', 0)); s.create_connection("
+        assert await python(sandbox, f"{alive}a.getsockname()); print('reached')") == "reached"
+
+
+WRITABLE_MOUNTS = """
+import os
+for line in open("/proc/self/mounts"):
+    source, point = line.split()[:2]
+    for name in (point + "/probe", point):
+        try:
+            os.close(os.open(name, os.O_WRONLY | (os.O_CREAT if name != point else 0)))
+            print(source, point)
+        except OSError:
+            pass
+"""
+
+
+async def test_nothing_but_the_bounded_disk_and_devices_can_be_written() -> None:
+    async with new_sandbox() as sandbox:
+        written = dict.fromkeys((await python(sandbox, WRITABLE_MOUNTS)).splitlines())
+        on_disk = {line.split()[1] for line in written if line.startswith("disk ")}
+        assert on_disk == {"/testbed", "/root", "/run", "/etc", "/tmp", "/var/tmp", "/dev/shm"}
+        others = {line.split()[1] for line in written if not line.startswith("disk ")}
+        assert others <= {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")}
+
+
+REFUSALS = """
+import ctypes, json, os, signal, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def error(number, *arguments):
+    ctypes.set_errno(0)
+    if libc.syscall(number, *map(ctypes.c_ulong, arguments)) == -1:
+        return ctypes.get_errno()
+    return 0
+def family_error(family):
+    try:
+        socket.socket(family, socket.SOCK_DGRAM if family != 38 else socket.SOCK_SEQPACKET).close()
+    except OSError as problem:
+        return problem.errno
+    return 0
+calls = json.loads(sys.argv[1])
+print(json.dumps({
+    **{name: error(number, *[2**64 - 1] * 6) for name, number in calls["plain"].items()},
+    **{name: error(*call) for name, call in calls["examined"].items()},
+    **{str(family): family_error(family) for family in (16, 38)},
+}))
+"""
+FREE_FOR_ALL = (
+    *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "add_key"),
+    *("request_key", "keyctl", "vmsplice", "name_to_handle_at", "setns", "open_tree"),
+    *("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register"),
+    *("unshare", "personality", "tiocsti", "16", "38"),
+)
+"""What the kernel itself lets an unprivileged process at least try."""
+
+
+def calls_to_refuse() -> str:
+    numbers = {name: row[COLUMN] for name, row in (REFUSED | ABSENT).items()}
+    new_user, no_randomisation, tiocsti = 0x1000_0000, 0x0004_0000, 0x5412
+    examined = {
+        "unshare": (EXAMINED["unshare"][COLUMN], new_user),
+        "personality": (EXAMINED["personality"][COLUMN], no_randomisation),
+        "tiocsti": (EXAMINED["ioctl"][COLUMN], 0, tiocsti, 0),
+    }
+    plain = {name: number for name, number in numbers.items() if number is not None}
+    return json.dumps({"plain": plain, "examined": examined})
+
+
+async def test_system_calls_that_only_attacks_need_are_refused() -> None:
+    async with new_sandbox() as sandbox:
+        program = f"python3 - '{calls_to_refuse()}'"
+        result = await sandbox.exec(program, timeout_s=20, stdin=REFUSALS.encode())
+    errors: dict[str, int] = json.loads(result.stdout)
+    expected = dict.fromkeys(errors, errno.EPERM) | dict.fromkeys(ABSENT, errno.ENOSYS)
+    assert errors == expected | dict.fromkeys(("16", "38"), errno.EAFNOSUPPORT)
+
+
+def test_outside_the_same_calls_get_further() -> None:
+    """The positive control: as nobody, and with arguments that make each call fail or harmless."""
+    calls = json.loads(calls_to_refuse())
+    calls["plain"] = {name: calls["plain"][name] for name in FREE_FOR_ALL if name in calls["plain"]}
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
+    done = subprocess.run(
+        [*(as_nobody if os.geteuid() == 0 else ()), "/usr/bin/python3", "-", json.dumps(calls)],
+        input=REFUSALS,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    errors: dict[str, int] = json.loads(done.stdout)
+    refused = {errno.EPERM, errno.ENOSYS}
+    assert {name for name in FREE_FOR_ALL if errors[name] in refused} == set()
+
+
+EVERYDAY = """
+import asyncio, multiprocessing, subprocess, threading
+def double(n): return 2 * n
+async def shell():
+    process = await asyncio.create_subprocess_shell("echo asyncio", stdout=-1)
+    return (await process.communicate())[0].decode().strip()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(pool.map(double, [1, 2]))
+print(asyncio.run(shell()), subprocess.check_output(["echo", "subprocess"], text=True).strip())
+thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
+"""
+
+
+async def test_ordinary_programs_work() -> None:
+    async with new_sandbox() as sandbox:
+        assert await python(sandbox, EVERYDAY) == "[2, 4]\nasyncio subprocess\nthread"
+        assert (
+            await output(sandbox, "getent hosts localhost | wc -l; script -qc tty /dev/null") != ""
+        )
+
+
+# Bounds
+
+
+async def test_the_disk_is_full_at_its_bound_wherever_one_writes() -> None:
+    async with new_sandbox() as sandbox:
+        places = ("/testbed", "/tmp", "/root", "/var/tmp", "/run", "/dev/shm", "/etc")
+        for place in places:
+            result = await sandbox.exec(f"head -c 8M /dev/zero > {place}/file", timeout_s=20)
+        assert "No space left on device" in result.stderr
+        sizes = await output(sandbox, f"stat -c %s {' '.join(f'{each}/file' for each in places)}")
+        assert 30 << 20 < sum(map(int, sizes.split())) <= 32 << 20
+        assert await output(sandbox, "rm /tmp/file && head -c 1M /dev/zero > /tmp/again") == ""
+
+
+async def test_empty_files_are_bounded_too() -> None:
+    async with new_sandbox(Isolation(disk_mib=1)) as sandbox:
+        result = await sandbox.exec("for n in {1..200}; do : > file$n || exit; done", timeout_s=20)
+        assert "No space left on device" in result.stderr
+        assert int(await output(sandbox, "ls | wc -l")) < 128
+
+
+@needs_cgroups
+async def test_a_full_disk_leaves_memory_to_say_so() -> None:
+    async with new_sandbox(Isolation(memory_mib=128, disk_mib=4096)) as sandbox:
+        result = await sandbox.exec("head -c 200M /dev/zero > file", timeout_s=20)
+        assert "No space left on device" in result.stderr
+        assert await output(sandbox, "echo alive") == "alive"
+
+
+TOO_LARGE_TOGETHER = """
+import os, signal
+for _ in range(4):
+    if os.fork() == 0:
+        block = b"x" * (100 << 20)
+        signal.pause()
+print(os.wait()[1])
+"""
+
+
+@needs_cgroups
+async def test_who_takes_more_memory_than_there_is_gets_killed() -> None:
+    async with new_sandbox() as sandbox:
+        command = "python3 -c 'len(bytearray(512 << 20))'"
+        assert (await sandbox.exec(command, timeout_s=20)).exit_code == 128 + signal.SIGKILL
+        assert await python(sandbox, TOO_LARGE_TOGETHER) == str(int(signal.SIGKILL))
+        assert await output(sandbox, "echo alive") == "alive"
+
+
+FORK_UNTIL_REFUSED = """
+import os, signal
+made = 0
+try:
+    while made < 100:
+        if os.fork() == 0:
+            signal.pause()
+        made += 1
+except BlockingIOError:
+    print(made)
+"""
+
+
+@needs_cgroups
+async def test_processes_are_counted() -> None:
+    async with new_sandbox() as sandbox:
+        made = int(await python(sandbox, FORK_UNTIL_REFUSED))
+        assert 20 <= made < SMALL.pids
+
+
+async def test_open_files_are_counted_and_no_core_is_written() -> None:
+    async with new_sandbox() as sandbox:
+        assert await output(sandbox, "ulimit -Hn; ulimit -Hc") == f"{SMALL.open_files}\n0"
+
+
+UNPRIVILEGED = """
+import asyncio, concurrent.futures.thread, json, os, sys
+from pathlib import Path
+from policies.isolation import Isolation
+from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest.bootstrap import GuestConfig, program
+program(GuestConfig())  # imports late what only root may be able to read
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+async def main():
+    backend = BubblewrapBackend(state_dir=Path("/nonexistent"))
+    checks = {check.name: (check.ok, check.detail) for check in await backend.check()}
+    sandbox = await start_sandbox(backend, Isolation(memory_mib=256, pids=32))
+    results = []
+    for stdin in json.loads(sys.argv[1]):
+        results.append(await sandbox.exec("python3 -", timeout_s=20, stdin=stdin.encode()))
+    await sandbox.close()
+    print(json.dumps([checks, *[[r.exit_code, r.stdout, r.stderr] for r in results]]))
+asyncio.run(main())
+"""
+
+
+async def test_an_unprivileged_owner_has_bounds_per_process() -> None:
+    memory = "try: bytearray(512 << 20)\nexcept MemoryError: print('refused')"
+    programs = [memory, FORK_UNTIL_REFUSED]
+    with anyio.fail_after(30):
+        done = await anyio.run_process(
+            [sys.executable, "-c", UNPRIVILEGED, json.dumps(programs)], stderr=None, cwd=PROJECT
+        )
+    checks, allocation, forks = json.loads(done.stdout)
+    assert [name for name, (ok, _) in checks.items() if not ok] == []
+    if "per process only" in checks["bounds"][1]:
+        assert allocation == [0, "refused\n", ""]
+    assert forks[0] == 0
+    assert 20 <= int(forks[1]) < 32

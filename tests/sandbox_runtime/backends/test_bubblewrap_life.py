@@ -1,0 +1,195 @@
+"""How sandboxes begin, fail to, and end without leaving anything behind."""
+
+import asyncio
+import os
+import select
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+from sandbox_runtime.backends.bubblewrap_check import Observed, hindrance, walls
+from sandbox_runtime.backends.cgroups import find_cgroups
+from sandbox_runtime.backends.process_guest import ProcessGuest
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.lending import start_sandbox
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+needs_cgroups = pytest.mark.skipif(find_cgroups() is None, reason="no cgroup can be written here")
+
+SMALL = Isolation(memory_mib=256, disk_mib=32, pids=32)
+NOWHERE = Path("/nonexistent")
+PROJECT = Path(__file__).parents[3]
+
+
+def descendants(pid: int) -> Iterator[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in map(int, children):
+        yield child
+        yield from descendants(child)
+
+
+def cgroups_of(id: str) -> list[Path]:
+    cgroups = find_cgroups()
+    hierarchies = cgroups.hierarchies if cgroups else ()
+    return [path for each in hierarchies for path in each.folder.glob(f"*-{id}")]
+
+
+def all_end(pidfds: list[int]) -> bool:
+    for pidfd in pidfds:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(5000):
+            return False
+        os.close(pidfd)
+    return True
+
+
+async def test_killing_ends_all_processes_and_leaves_no_cgroup() -> None:
+    guest = await BubblewrapBackend(state_dir=NOWHERE).start(SMALL)
+    with anyio.fail_after(10):
+        assert await guest.receive()
+        pidfds = [os.pidfd_open(pid) for pid in (guest.pid, *descendants(guest.pid))]
+        await guest.kill()
+        await guest.kill()
+        assert await guest.receive() == b""
+        with pytest.raises(OSError, match="gone"):
+            await guest.send(b"more")
+    assert all_end(pidfds)
+    assert cgroups_of(guest.id) == []
+    assert not Path(f"/proc/{guest.pid}").exists()
+
+
+async def test_killing_at_any_moment_of_the_start_leaves_nothing() -> None:
+    backend = BubblewrapBackend(state_dir=NOWHERE)
+    with anyio.fail_after(30):
+        for turns in range(0, 400, 20):
+            guest = await backend.start(SMALL)
+            for _ in range(turns):
+                await asyncio.to_thread(os.getpid)
+            await guest.kill()
+            assert cgroups_of(guest.id) == []
+            assert not Path(f"/proc/{guest.pid}").exists()
+
+
+async def test_many_start_side_by_side() -> None:
+    backend = BubblewrapBackend(state_dir=NOWHERE)
+    guests: list[ProcessGuest] = []
+
+    async def start() -> None:
+        guests.append(await backend.start(SMALL))
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            for _ in range(8):
+                group.start_soon(start)
+        for guest in guests:
+            assert b"version" in await guest.receive()
+            await guest.kill()
+    assert len({guest.id for guest in guests}) == 8
+
+
+@needs_cgroups
+async def test_an_agent_that_dies_for_want_of_memory_says_so() -> None:
+    with anyio.fail_after(10), pytest.raises(SandboxStartError, match="memory ran out"):
+        await start_sandbox(BubblewrapBackend(state_dir=NOWHERE), Isolation(memory_mib=4))
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from policies.isolation import Isolation
+from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+async def main():
+    guest = await BubblewrapBackend(state_dir=Path("/nonexistent")).start(Isolation())
+    await guest.receive()
+    print(guest.pid, guest.id, flush=True)
+    await asyncio.get_running_loop().create_future()
+asyncio.run(main())
+"""
+
+
+async def test_a_sandbox_dies_with_its_owner_and_the_next_one_sweeps() -> None:
+    command = [sys.executable, "-c", OWNER]
+    async with await anyio.open_process(command, cwd=PROJECT, stderr=None) as owner:
+        try:
+            assert owner.stdout is not None
+            with anyio.fail_after(10):
+                line = await BufferedByteReceiveStream(owner.stdout).receive_until(b"\n", 100)
+            pid, id = line.decode().split()
+            pidfds = [os.pidfd_open(each) for each in (int(pid), *descendants(int(pid)))]
+        finally:
+            owner.kill()
+    assert len(pidfds) == 3
+    assert all_end(pidfds)
+    with anyio.fail_after(10):
+        await BubblewrapBackend(state_dir=NOWHERE).sweep()
+    assert cgroups_of(id) == []
+
+
+async def test_a_start_that_fails_says_what_bubblewrap_said(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 65534, -1)
+    backend = BubblewrapBackend(rootfs=tmp_path, state_dir=NOWHERE)
+    with (
+        anyio.fail_after(10),
+        pytest.raises(SandboxStartError, match="bwrap: execvp python3: No such"),
+    ):
+        await start_sandbox(backend, SMALL)
+
+
+async def test_the_check_tries_a_sandbox_and_tells_every_wall() -> None:
+    with anyio.fail_after(20):
+        checks = await BubblewrapBackend(state_dir=NOWHERE).check()
+    assert [(check.name, check.ok) for check in checks] == [
+        ("bubblewrap", True),
+        ("user", True),
+        ("trial", True),
+        ("capabilities", True),
+        ("system calls", True),
+        ("network", True),
+        ("host kernel", True),
+        ("bounds", True),
+    ]
+
+
+def test_a_wall_that_does_not_stand_is_told() -> None:
+    observed = Observed(
+        capabilities="0000000000000001",
+        no_new_privileges=True,
+        filtered=False,
+        interfaces=["lo", "eth0"],
+        switches=["/proc/sys/kernel/core_pattern"],
+    )
+    assert [(check.ok, check.detail) for check in walls(observed)] == [
+        (False, "some are left"),
+        (False, "not filtered"),
+        (False, "interfaces lo, eth0"),
+        (False, "opens for writing: /proc/sys/kernel/core_pattern"),
+    ]
+
+
+def test_known_reasons_why_no_sandbox_starts_are_told_with_their_cure(tmp_path: Path) -> None:
+    settings = tmp_path / "sys/kernel"
+    settings.mkdir(parents=True)
+    assert hindrance(tmp_path, tmp_path) == "for no known reason"
+    (tmp_path / ".dockerenv").touch()
+    assert "--security-opt" in hindrance(tmp_path, tmp_path)
+    (settings / "apparmor_restrict_unprivileged_userns").write_text("1\n")
+    cure = "set sysctl kernel.apparmor_restrict_unprivileged_userns to 0"
+    assert cure in hindrance(tmp_path, tmp_path)
+
+
+async def test_the_check_says_why_no_sandbox_starts(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 65534, -1)
+    checks = await BubblewrapBackend(rootfs=tmp_path, state_dir=NOWHERE).check()
+    (trial,) = [check for check in checks if check.name == "trial"]
+    assert not trial.ok
+    assert trial.detail.startswith("no sandbox starts: bwrap: execvp python3: No such file")

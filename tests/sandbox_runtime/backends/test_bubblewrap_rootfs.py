@@ -1,0 +1,159 @@
+"""A root file system of one's own: unpacked once, whole or not at all, written only in memory."""
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.sandbox import Sandbox
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+
+SMALL = Isolation(memory_mib=256, disk_mib=32)
+PROGRAMS = ("python3", "bash", "cat", "head", "ls", "mkdir", "rm")
+OWNER = os.geteuid() or 65534
+
+
+def libraries(binary: Path) -> set[Path]:
+    found = subprocess.run(["ldd", binary], capture_output=True, check=True, text=True).stdout
+    return {Path(each) for each in re.findall(r"(/\S+) \(0x", found)}
+
+
+def without_ballast(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if re.search(r"/(dist-packages|test|tkinter|config-3)", member.name) else member
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The host's Python and a few programs, as `docker export` would write them."""
+    archive = tmp_path_factory.mktemp("image") / "image.tar"
+    where = "import os; print(os.path.dirname(os.__file__))"
+    stdlib = subprocess.run(
+        ["/usr/bin/python3", "-c", where], capture_output=True, check=True, text=True
+    ).stdout.strip()
+    with tarfile.open(archive, "w") as tar:
+        for name in PROGRAMS:
+            binary = Path("/usr/bin", name)
+            tar.add(binary.resolve(), f"usr/bin/{name}")
+            for library in libraries(binary):
+                tar.add(library.resolve(), str(library).lstrip("/").removeprefix("usr/"))
+        tar.add(stdlib, stdlib.lstrip("/"), filter=without_ballast)
+        link = tarfile.TarInfo("bin")
+        link.type, link.linkname = tarfile.SYMTYPE, "usr/bin"
+        tar.addfile(link)
+        for name in ("opt", "testbed"):
+            directory = tarfile.TarInfo(name)
+            directory.type, directory.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(directory)
+        kept = tarfile.TarInfo("testbed/from-the-image")
+        kept.uid, kept.mode = 4321, 0o644
+        tar.addfile(kept)
+        device = tarfile.TarInfo("dev/sda")
+        device.type, device.devmajor, device.devminor = tarfile.BLKTYPE, 8, 0
+        tar.addfile(device)
+    # Only its owner may read it, and only he may walk to the state directory, as below /root.
+    archive.chmod(0o600)
+    archive.parent.chmod(0o700)
+    return archive
+
+
+@asynccontextmanager
+async def new_sandbox(rootfs: Path, state_dir: Path) -> AsyncIterator[Sandbox]:
+    with anyio.fail_after(30):
+        backend = BubblewrapBackend(rootfs=rootfs, state_dir=state_dir)
+        sandbox = await start_sandbox(backend, SMALL)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+
+async def output(sandbox: Sandbox, command: str) -> str:
+    result = await sandbox.exec(command, timeout_s=20)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout.strip()
+
+
+async def test_everything_in_it_can_be_changed_and_the_next_one_finds_it_unchanged(
+    image: Path, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    async with new_sandbox(image, tmp_path) as sandbox:
+        assert "from-the-image" in (await output(sandbox, "ls /testbed")).split()
+        change = (
+            "echo more >> from-the-image; rm -r /opt; mkdir /opt; echo new > /opt/new; rm /bin/ls"
+        )
+        assert await output(sandbox, change) == ""
+        assert await output(sandbox, "cat from-the-image /opt/new") == "more\nnew"
+    async with new_sandbox(image, tmp_path) as sandbox:
+        assert await output(sandbox, "ls -A /opt; cat from-the-image") == ""
+
+
+async def test_its_disk_is_bounded_as_a_whole(image: Path, tmp_path: Path) -> None:
+    async with new_sandbox(image, tmp_path) as sandbox:
+        result = await sandbox.exec("head -c 20M /dev/zero > /opt/a", timeout_s=20)
+        assert result.exit_code == 0
+        for place in ("/tmp", "/root", "/dev/shm", "/usr/bin"):
+            result = await sandbox.exec(f"head -c 20M /dev/zero > {place}/b", timeout_s=20)
+            assert "No space left on device" in result.stderr
+
+
+async def test_neither_the_way_to_it_nor_its_devices_get_inside(
+    image: Path, tmp_path: Path
+) -> None:
+    async with new_sandbox(image, tmp_path) as sandbox:
+        told = "cat /proc/self/mountinfo /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
+        assert str(tmp_path) not in await output(sandbox, told)
+        devices = (await output(sandbox, "ls /dev")).split()
+        assert "null" in devices
+        assert "sda" not in devices
+        assert "localhost" in await output(sandbox, "cat /etc/hosts")
+
+
+async def test_many_who_start_at_once_unpack_it_once(image: Path, tmp_path: Path) -> None:
+    async def start() -> None:
+        async with new_sandbox(image, tmp_path) as sandbox:
+            assert await output(sandbox, "echo alive") == "alive"
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(start)
+    (unpacked,) = [each for each in (tmp_path / "rootfs").iterdir() if each.is_dir()]
+    assert re.fullmatch(r"[0-9a-f]{64}", unpacked.name)
+    assert unpacked.stat().st_uid == OWNER
+
+
+async def test_half_a_tar_is_a_start_error_and_leaves_nothing(image: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half.tar"
+    half.write_bytes(image.read_bytes()[: 1 << 20])
+    with pytest.raises(SandboxStartError, match=r"cannot unpack .*half.tar'"):
+        await BubblewrapBackend(rootfs=half, state_dir=tmp_path).start(SMALL)
+    assert [each for each in (tmp_path / "rootfs").iterdir() if each.is_dir()] == []
+
+
+async def test_a_directory_serves_if_it_belongs_to_the_user_of_sandboxes(
+    image: Path, tmp_path: Path
+) -> None:
+    async with new_sandbox(image, tmp_path):
+        (unpacked,) = [each for each in (tmp_path / "rootfs").iterdir() if each.is_dir()]
+    async with new_sandbox(unpacked, Path("/nonexistent")) as sandbox:
+        assert await output(sandbox, "echo alive") == "alive"
+    with pytest.raises(SandboxStartError, match=r"'/usr' belongs to uid 0, but sandboxes run as"):
+        await BubblewrapBackend(rootfs=Path("/usr"), state_dir=tmp_path).start(SMALL)
+
+
+async def test_a_root_file_system_that_is_not_there_is_a_start_error(tmp_path: Path) -> None:
+    backend = BubblewrapBackend(rootfs=tmp_path / "none", state_dir=tmp_path)
+    with pytest.raises(SandboxStartError, match=r"cannot use rootfs .*none'.*No such file"):
+        await backend.start(SMALL)

@@ -1,0 +1,236 @@
+"""Bounds written where the kernel reads them, and nothing left behind, nothing else touched."""
+
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.cgroups import FOLDER, Cgroups, Hierarchy, find_cgroups, owner
+from sandbox_runtime.errors import SandboxStartError
+
+ISOLATION = Isolation(memory_mib=64, pids=16, cpus=0.5)
+
+
+def pretend_proc(tmp_path: Path, mountinfo: str, own_cgroup: str) -> Path:
+    proc = tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/mountinfo").write_text(mountinfo)
+    (proc / "self/cgroup").write_text(own_cgroup)
+    return proc
+
+
+def pretend_cgroup(directory: Path, controllers: str = "") -> Path:
+    directory.mkdir(parents=True)
+    (directory / "cgroup.procs").write_text("")
+    (directory / "cgroup.subtree_control").write_text(controllers)
+    return directory
+
+
+def usable(folder: Path, controllers: str) -> Path:
+    """Our folder, as the kernel would have filled it."""
+    folder.mkdir(parents=True)
+    (folder / "cgroup.subtree_control").write_text(controllers)
+    return folder
+
+
+def test_version_1_has_a_place_in_each_controllers_mount(tmp_path: Path) -> None:
+    for name in ("memory", "pids", "cpu,cpuacct"):
+        pretend_cgroup(tmp_path / name)
+    lines = [
+        f"3{n} 31 0:3{n} / {tmp_path}/{name} rw,relatime - cgroup cgroup rw,{name}"
+        for n, name in enumerate(("memory", "pids", "cpu,cpuacct"))
+    ]
+    proc = pretend_proc(tmp_path, "\n".join(lines), "1:memory:/elsewhere\n")
+
+    cgroups = find_cgroups(proc)
+
+    assert cgroups is not None
+    assert (cgroups.version, cgroups.controllers) == (1, ("memory", "pids", "cpu"))
+    assert [each.folder for each in cgroups.hierarchies] == [
+        tmp_path / name / FOLDER for name in ("memory", "pids", "cpu,cpuacct")
+    ]
+
+
+def test_version_1_bounds_memory_with_swap_processes_and_processor_time(tmp_path: Path) -> None:
+    hierarchy = Hierarchy(tmp_path, frozenset({"memory", "pids", "cpu"}))
+    (directory,) = Cgroups(1, (hierarchy,)).create("a1", ISOLATION).directories
+    assert {file.name: file.read_text() for file in directory.iterdir()} == {
+        "memory.limit_in_bytes": "67108864",
+        "pids.max": "16",
+        "cpu.cfs_period_us": "100000",
+        "cpu.cfs_quota_us": "50000",
+    }
+
+
+def test_version_2_bounds_memory_processes_and_processor_time(tmp_path: Path) -> None:
+    hierarchy = Hierarchy(tmp_path, frozenset({"memory", "pids", "cpu"}))
+    (directory,) = Cgroups(2, (hierarchy,)).create("a1", ISOLATION).directories
+    assert directory.name == f"{owner()}-a1"
+    assert {file.name: file.read_text() for file in directory.iterdir()} == {
+        "memory.max": "67108864",
+        "pids.max": "16",
+        "cpu.max": "50000 100000",
+    }
+
+
+def test_version_2_is_used_at_the_top_where_that_is_ours(tmp_path: Path) -> None:
+    top = pretend_cgroup(tmp_path / "cgroup", "cpu memory pids")
+    folder = usable(top / FOLDER, "cpu memory pids")
+    proc = pretend_proc(tmp_path, f"30 1 0:26 / {top} rw - cgroup2 cgroup2 rw", "0::/a.service\n")
+    assert find_cgroups(proc) == Cgroups(
+        2, (Hierarchy(folder, frozenset({"memory", "pids", "cpu"})),)
+    )
+
+
+def test_version_2_is_used_in_the_part_that_a_user_was_given(tmp_path: Path) -> None:
+    top = tmp_path / "cgroup"
+    given = pretend_cgroup(top / "user.slice/user@1.service", "memory pids")
+    folder = usable(given / FOLDER, "memory pids")
+    pretend_cgroup(given / "app.slice/a.scope")
+    own = "0::/user.slice/user@1.service/app.slice/a.scope\n"
+    proc = pretend_proc(tmp_path, f"30 1 0:26 / {top} rw - cgroup2 cgroup2 rw", own)
+    # The top is not ours to write: it is passed by and left clean.
+    assert find_cgroups(proc) == Cgroups(2, (Hierarchy(folder, frozenset({"memory", "pids"})),))
+    assert not (top / FOLDER).exists()
+
+
+def test_without_a_memory_and_a_pids_controller_there_are_no_cgroups(tmp_path: Path) -> None:
+    cpu = pretend_cgroup(tmp_path / "cpu")
+    proc = pretend_proc(tmp_path, f"32 31 0:29 / {cpu} rw - cgroup cgroup rw,cpu", "1:cpu:/\n")
+    assert find_cgroups(proc) is None
+
+
+def test_a_cgroup_that_cannot_be_made_is_a_start_error_and_leaves_nothing(tmp_path: Path) -> None:
+    there, not_there = Hierarchy(tmp_path, frozenset()), Hierarchy(tmp_path / "no", frozenset())
+    with pytest.raises(SandboxStartError, match="No such file or directory"):
+        Cgroups(1, (there, not_there)).create("a1", ISOLATION)
+    assert list(tmp_path.iterdir()) == []
+
+
+def version_2_without_controllers() -> Cgroups | None:
+    """Where version 1 has the controllers, version 2 still holds processes."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if "cgroup2" in fields and os.access(fields[4], os.W_OK):
+            return Cgroups(2, (Hierarchy(Path(fields[4]), frozenset()),))
+    return None
+
+
+@pytest.fixture(params=[find_cgroups, version_2_without_controllers])
+def cgroups(request: pytest.FixtureRequest) -> Iterator[Cgroups]:
+    """Real ones, in a folder of their own that no other sweep looks into."""
+    found: Cgroups | None = request.param()
+    if found is None:
+        pytest.skip("no cgroup can be written here")
+    name = f"test-{secrets.token_hex(4)}"
+    hierarchies = tuple(
+        Hierarchy(each.folder / name, each.controllers) for each in found.hierarchies
+    )
+    for each in hierarchies:
+        each.folder.mkdir()
+        if found.version == 2:
+            for controller in each.controllers:
+                (each.folder / "cgroup.subtree_control").write_text(f"+{controller}")
+    yield Cgroups(found.version, hierarchies)
+    for each in hierarchies:
+        for directory in (*each.folder.glob("*/"), each.folder):
+            directory.rmdir()
+
+
+def start_in(entrances: tuple[str, ...], *command: str) -> subprocess.Popen[bytes]:
+    """A process that has entered the cgroup when this returns."""
+    enter = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done; shift; echo; exec "$@"'
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", enter, "sh", *entrances, "--", *command], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+@contextmanager
+def killed_at_last(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(5000))
+
+
+async def test_removing_a_cgroup_ends_what_runs_in_it(cgroups: Cgroups) -> None:
+    cgroup = cgroups.create("a1", ISOLATION)
+    with killed_at_last(start_in(cgroup.entrances, "sleep", "1000")) as process:
+        assert cgroup.kills() == 0
+        with anyio.fail_after(10):
+            await cgroup.remove()
+            await cgroup.remove()
+        assert process.wait(5) == -signal.SIGKILL
+    assert [each for each in cgroup.directories if each.exists()] == []
+
+
+LEAVE_BEHIND = """
+import subprocess, sys
+from pathlib import Path
+from policies.isolation import Isolation
+from sandbox_runtime.backends.cgroups import Cgroups, Hierarchy
+version, *folders = sys.argv[1:]
+cgroups = Cgroups(int(version), tuple(Hierarchy(Path(each), frozenset()) for each in folders))
+cgroup = cgroups.create("left", Isolation())
+sleeper = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
+for entrance in cgroup.entrances:
+    Path(entrance).write_text(str(sleeper.pid))
+print(sleeper.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def start_owner(cgroups: Cgroups) -> subprocess.Popen[bytes]:
+    folders = [str(each.folder) for each in cgroups.hierarchies]
+    return subprocess.Popen(
+        [sys.executable, "-c", LEAVE_BEHIND, str(cgroups.version), *folders],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+
+
+async def test_a_sweep_removes_what_dead_owners_left_and_nothing_else(cgroups: Cgroups) -> None:
+    folders = [each.folder for each in cgroups.hierarchies]
+    ours = cgroups.create("ours", ISOLATION)
+    for folder in folders:
+        (folder / "somebody-elses").mkdir()
+    with killed_at_last(start_owner(cgroups)) as helper:
+        assert helper.stdout is not None
+        left_running = os.pidfd_open(int(helper.stdout.readline()))
+        assert await cgroups.sweep() == 0
+        helper.kill()
+        helper.wait(5)
+        with anyio.fail_after(10):
+            assert await cgroups.sweep() == 1
+    assert has_ended(left_running)
+    os.close(left_running)
+    for folder in folders:
+        names = {each.name for each in folder.iterdir() if each.is_dir()}
+        assert names == {ours.directories[0].name, "somebody-elses"}
+
+
+def test_an_owner_is_known_by_its_start_time_too() -> None:
+    pid, start = owner().split("-")
+    assert int(pid) == os.getpid()
+    assert int(start) > 0
+    assert owner(2**22 + 1) == ""

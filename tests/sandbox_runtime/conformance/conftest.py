@@ -1,0 +1,15 @@
+"""The suite every Sandbox passes: each test runs on each backend, on a sandbox of its own."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sandbox_runtime.sandbox import Sandbox
+from tests.sandbox_runtime.conformance.backends import open_backend
+
+
+@pytest.fixture(params=["memory", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Sandbox]:
+    async with open_backend(request.param, tmp_path) as opened:
+        yield opened

@@ -1,0 +1,178 @@
+"""Files go in whole or not at all, and come out only if they are regular ones."""
+
+import shlex
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from sandbox_runtime.errors import (
+    FileMissingError,
+    FileTooLargeError,
+    NotARegularFileError,
+    SandboxFileError,
+)
+from sandbox_runtime.sandbox import Sandbox
+from tests.sandbox_runtime.transfer import output, pieces, read, write
+
+AWKWARD_PATHS = [
+    "/testbed/two words.txt",
+    "/testbed/quotes ' \" ` $HOME \\ ; & | *.txt",
+    "/testbed/new\nline.txt",
+    "/testbed/Größe/数 🎉.txt",
+    "/testbed/-rf",
+]
+
+
+class SourceError(Exception):
+    pass
+
+
+async def _failing_source() -> AsyncIterator[bytes]:
+    yield b"x" * 100_000
+    raise SourceError
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"small", b"no\r\nchange\t\n\n", bytes(range(256)) * 300, b"0123456789abcdef" * 327_680],
+    ids=["empty", "small", "text", "binary", "5 MiB"],
+)
+async def test_a_file_comes_out_as_it_went_in(sandbox: Sandbox, data: bytes) -> None:
+    await write(sandbox, "/testbed/file", data)
+    assert await read(sandbox, "/testbed/file") == data
+
+
+async def test_a_file_may_come_in_pieces_of_any_size(sandbox: Sandbox) -> None:
+    source = pieces(b"a", b"", b"b" * 3_000_000, b"c")
+    assert await sandbox.put("/testbed/file", source) == 3_000_002
+    assert await read(sandbox, "/testbed/file") == b"a" + b"b" * 3_000_000 + b"c"
+
+
+async def test_commands_see_what_was_put_and_their_files_can_be_got(sandbox: Sandbox) -> None:
+    await write(sandbox, "/testbed/documents/in.txt", b"from outside")
+    await output(sandbox, "cat documents/in.txt > output/out.txt; echo '!' >> output/out.txt")
+    assert await read(sandbox, "/testbed/output/out.txt") == b"from outside!\n"
+
+
+@pytest.mark.parametrize("path", AWKWARD_PATHS)
+async def test_any_path_is_taken_literally(sandbox: Sandbox, path: str) -> None:
+    await write(sandbox, path, b"content")
+    assert await read(sandbox, path) == b"content"
+    assert await output(sandbox, f"cat -- {shlex.quote(path)}") == "content"
+
+
+async def test_putting_makes_the_parent_directories(sandbox: Sandbox) -> None:
+    await write(sandbox, "/testbed/new/and deeper/file", b"x")
+    assert await output(sandbox, "cat 'new/and deeper/file'; ls") == "xdocuments\nnew\noutput\n"
+
+
+async def test_putting_replaces_the_whole_file(sandbox: Sandbox) -> None:
+    await write(sandbox, "/testbed/file", b"a long first version")
+    await write(sandbox, "/testbed/file", b"short")
+    assert await read(sandbox, "/testbed/file") == b"short"
+
+
+async def test_an_existing_file_keeps_its_mode_and_a_new_one_is_not_executable(
+    sandbox: Sandbox,
+) -> None:
+    await output(sandbox, "printf 'echo old' > script; chmod 755 script")
+    await write(sandbox, "/testbed/script", b"echo new")
+    await write(sandbox, "/testbed/plain", b"echo plain")
+    assert await output(sandbox, "./script; [ -x plain ] || echo not executable") == (
+        "new\nnot executable\n"
+    )
+
+
+async def test_putting_over_a_directory_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxFileError):
+        await sandbox.put("/testbed/output", pieces(b"x"))
+    assert await output(sandbox, "[ -d output ] && ls -A") == "documents\noutput\n"
+
+
+async def test_putting_below_a_file_is_refused(sandbox: Sandbox) -> None:
+    await write(sandbox, "/testbed/file", b"x")
+    with pytest.raises(SandboxFileError):
+        await sandbox.put("/testbed/file/below", pieces(b"y"))
+    assert await read(sandbox, "/testbed/file") == b"x"
+
+
+async def test_a_source_that_fails_midway_leaves_the_old_file_and_nothing_else(
+    sandbox: Sandbox,
+) -> None:
+    await write(sandbox, "/testbed/file", b"old")
+    with pytest.raises(SourceError):
+        await sandbox.put("/testbed/file", _failing_source())
+    with pytest.raises(SourceError):
+        await sandbox.put("/testbed/other", _failing_source())
+    assert await read(sandbox, "/testbed/file") == b"old"
+    assert await output(sandbox, "ls -A") == "documents\nfile\noutput\n"
+
+
+async def test_a_put_that_is_cancelled_leaves_the_old_file_and_nothing_else(
+    sandbox: Sandbox,
+) -> None:
+    await write(sandbox, "/testbed/file", b"old")
+    with anyio.CancelScope() as scope:
+
+        async def cancelling_source() -> AsyncIterator[bytes]:
+            yield b"x" * 100_000
+            scope.cancel()
+            await anyio.Event().wait()
+
+        await sandbox.put("/testbed/file", cancelling_source())
+    assert await output(sandbox, "ls -A; cat file") == "documents\nfile\noutput\nold"
+
+
+async def test_getting_what_is_missing_is_refused(sandbox: Sandbox) -> None:
+    for path in ("/testbed/missing", "/no/such/directory/file"):
+        with pytest.raises(FileMissingError):
+            await read(sandbox, path)
+
+
+@pytest.mark.parametrize(
+    "making",
+    [
+        "mkdir it",
+        "echo secret > target; ln -s target it",
+        "ln -s nowhere it",
+        "ln -s documents it",
+        "mkfifo it",
+        "ln -s /dev/zero it",
+    ],
+)
+async def test_getting_anything_but_a_regular_file_is_refused_at_once(
+    sandbox: Sandbox, making: str
+) -> None:
+    await output(sandbox, making)
+    with anyio.fail_after(20), pytest.raises(NotARegularFileError):
+        await read(sandbox, "/testbed/it")
+
+
+async def test_a_device_is_no_regular_file(sandbox: Sandbox) -> None:
+    with anyio.fail_after(20), pytest.raises(NotARegularFileError):
+        await read(sandbox, "/dev/zero")
+
+
+async def test_a_file_larger_than_allowed_is_refused_and_one_just_as_large_is_not(
+    sandbox: Sandbox,
+) -> None:
+    await write(sandbox, "/testbed/file", b"x" * 100_000)
+    with pytest.raises(FileTooLargeError):
+        await read(sandbox, "/testbed/file", max_bytes=99_999)
+    assert len(await read(sandbox, "/testbed/file", max_bytes=100_000)) == 100_000
+    await write(sandbox, "/testbed/empty", b"")
+    assert await read(sandbox, "/testbed/empty", max_bytes=0) == b""
+
+
+async def test_a_sink_that_fails_is_heard_of_and_harms_nothing(sandbox: Sandbox) -> None:
+    class SinkError(Exception):
+        pass
+
+    async def sink(piece: bytes) -> None:
+        raise SinkError
+
+    await write(sandbox, "/testbed/file", b"x" * 1_000_000)
+    with pytest.raises(SinkError):
+        await sandbox.get("/testbed/file", sink, max_bytes=1 << 20)
+    assert len(await read(sandbox, "/testbed/file")) == 1_000_000

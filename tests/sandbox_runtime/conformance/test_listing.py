@@ -1,0 +1,91 @@
+"""A directory is listed as it is, and no link leads out of it."""
+
+import pytest
+
+from sandbox_runtime.errors import FileMissingError, NotARegularFileError
+from sandbox_runtime.sandbox import Entry, Sandbox
+from tests.sandbox_runtime.transfer import output, write
+
+
+async def _names(sandbox: Sandbox, path: str) -> list[str]:
+    return [entry.path for entry in (await sandbox.list(path)).entries]
+
+
+async def test_everything_below_is_listed_by_relative_path_and_sorted(sandbox: Sandbox) -> None:
+    await output(sandbox, "mkdir -p d/sub/deep d/sub-1; touch d/sub/b d/sub/deep/c d/z d/A d/.h")
+    names = ["A", ".h", "sub", "sub-1", "sub/b", "sub/deep", "sub/deep/c", "z"]
+    listing = await sandbox.list("/testbed/d")
+    assert [entry.path for entry in listing.entries] == sorted(names)
+    assert not listing.truncated
+
+
+async def test_files_have_their_size_and_directories_are_told_apart(sandbox: Sandbox) -> None:
+    await output(sandbox, "mkdir -p d/empty; printf 12345 > d/five; touch d/none")
+    listing = await sandbox.list("/testbed/d")
+    assert {entry.path: entry.kind for entry in listing.entries} == {
+        "empty": "directory",
+        "five": "file",
+        "none": "file",
+    }
+    assert Entry("five", "file", 5) in listing.entries
+    assert Entry("none", "file", 0) in listing.entries
+
+
+async def test_an_empty_directory_has_no_entries(sandbox: Sandbox) -> None:
+    listing = await sandbox.list("/testbed/output")
+    assert (listing.entries, listing.truncated) == ((), False)
+
+
+async def test_links_and_fifos_are_other_and_no_link_is_followed(sandbox: Sandbox) -> None:
+    await output(sandbox, "mkdir -p real d; touch real/file; mkfifo d/fifo")
+    await output(sandbox, "ln -s ../real d/to-directory; ln -s ../real/file d/to-file")
+    await output(sandbox, "ln -s nowhere d/to-nothing; ln -s . d/loop")
+    listing = await sandbox.list("/testbed/d")
+    assert [(entry.path, entry.kind) for entry in listing.entries] == [
+        ("fifo", "other"),
+        ("loop", "other"),
+        ("to-directory", "other"),
+        ("to-file", "other"),
+        ("to-nothing", "other"),
+    ]
+
+
+async def test_a_listing_stops_at_its_number_of_entries_and_says_so(sandbox: Sandbox) -> None:
+    await output(sandbox, "mkdir d; cd d; for n in 1 2 3 4 5; do touch $n; done")
+    cut = await sandbox.list("/testbed/d", max_entries=3)
+    assert (len(cut.entries), cut.truncated) == (3, True)
+    assert list(cut.entries) == sorted(cut.entries, key=lambda entry: entry.path)
+    whole = await sandbox.list("/testbed/d", max_entries=5)
+    assert (len(whole.entries), whole.truncated) == (5, False)
+
+
+async def test_a_listing_goes_as_deep_as_asked(sandbox: Sandbox) -> None:
+    await output(sandbox, "mkdir -p d/1/2/3; touch d/1/2/3/file")
+    for depth, names in ((1, ["1"]), (2, ["1", "1/2"]), (3, ["1", "1/2", "1/2/3"])):
+        listing = await sandbox.list("/testbed/d", max_depth=depth)
+        assert [entry.path for entry in listing.entries] == names
+        assert not listing.truncated
+
+
+async def test_names_come_as_they_are(sandbox: Sandbox) -> None:
+    names = ["new\nline", "quote ' \" \\", "Größe 数 🎉", " blank ", "-dash"]
+    for name in names:
+        await write(sandbox, f"/testbed/d/{name}", b"")
+    assert await _names(sandbox, "/testbed/d") == sorted(names)
+
+
+async def test_a_name_that_is_not_utf_8_comes_with_its_bytes_escaped(sandbox: Sandbox) -> None:
+    await output(sandbox, "mkdir d; touch \"d/$(printf 'caf\\351')\"")
+    assert await _names(sandbox, "/testbed/d") == ["caf\udce9"]
+
+
+async def test_listing_what_is_missing_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(FileMissingError):
+        await sandbox.list("/testbed/missing")
+
+
+@pytest.mark.parametrize("making", ["touch it", "ln -s output it", "mkfifo it"])
+async def test_listing_what_is_no_directory_is_refused(sandbox: Sandbox, making: str) -> None:
+    await output(sandbox, making)
+    with pytest.raises(NotARegularFileError):
+        await sandbox.list("/testbed/it")

@@ -1,0 +1,207 @@
+"""No byte from inside is trusted: who breaks the protocol loses its sandbox, and only that."""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from sandbox_runtime.channel import Channel
+from sandbox_runtime.errors import SandboxLostError, SandboxStartError
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.protocol import (
+    CREDIT,
+    DATA,
+    END,
+    HEADER,
+    HELLO,
+    MAX_REPORT_BYTES,
+    OPEN,
+    PONG,
+    RESET,
+    STDERR,
+    VERSION,
+    WINDOW,
+    WINDOW_BYTES,
+    Decoder,
+    frame,
+    json_frame,
+)
+from sandbox_runtime.sandbox import OutputCap
+from tests.sandbox_runtime.transfer import read
+
+REPORT = {
+    "exit_code": 0,
+    "timed_out": False,
+    "duration_s": 0.1,
+    "cpu_s": 0.1,
+    "peak_memory_bytes": 1,
+    "stdout_bytes": 0,
+    "stderr_bytes": 0,
+    "stdout_omitted_lines": 0,
+    "stderr_omitted_lines": 0,
+}
+
+
+class PuppetGuest:
+    """A guest that answers every request with the bytes it was given."""
+
+    id = "puppet"
+
+    def __init__(self, answer: Callable[[int], bytes], hello: bytes | None = None) -> None:
+        self._answer = answer
+        self._output: asyncio.Queue[bytes] = asyncio.Queue()
+        self._decoder = Decoder(1 << 24)
+        self._output.put_nowait(
+            json_frame(0, HELLO, {"version": VERSION}) if hello is None else hello
+        )
+        self.kinds: list[int] = []
+        self.killed = 0
+
+    async def receive(self) -> bytes:
+        return await self._output.get()
+
+    async def send(self, data: bytes) -> None:
+        for stream, kind, _ in self._decoder.feed(data):
+            self.kinds.append(kind)
+            if kind == OPEN and (answer := self._answer(stream)):
+                self._output.put_nowait(answer)
+
+    async def kill(self) -> None:
+        self.killed += 1
+        self._output.put_nowait(b"")
+
+    def last_words(self) -> str:
+        return ""
+
+
+async def _sandbox(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, PuppetGuest]:
+    guest = PuppetGuest(answer)
+    channel = Channel(guest)
+    await channel.connect(timeout_s=5)
+    return GuestSandbox(channel), guest
+
+
+def _report(**changes: object) -> Callable[[int], bytes]:
+    return lambda stream: json_frame(stream, END, {**REPORT, **changes})
+
+
+def _raw_json(text: bytes) -> Callable[[int], bytes]:
+    return lambda stream: frame(stream, END, text)
+
+
+GARBAGE: dict[str, Callable[[int], bytes]] = {
+    "a frame longer than any may be": lambda n: HEADER.pack(n, DATA, MAX_REPORT_BYTES + 1),
+    "a frame of four gigabytes": lambda n: HEADER.pack(n, DATA, 0xFFFFFFFF),
+    "bytes that are no frames": lambda n: b"Traceback (most recent call last)",
+    "an unknown frame type": lambda n: frame(n, 99, b"x"),
+    "a host's frame type": lambda n: frame(n, RESET),
+    "a stream never opened": lambda n: frame(n + 2, DATA, b"x"),
+    "a stream of its own": lambda n: frame(4, DATA, b"x"),
+    "empty data without end": lambda n: frame(n, DATA, b""),
+    "more than its credit": lambda n: frame(n, DATA, b"x" * 65536) * 5,
+    "more output than the cap": lambda n: frame(n, DATA, b"x" * 4000),
+    "credit for more than was sent": lambda n: frame(n, WINDOW, CREDIT.pack(WINDOW_BYTES)),
+    "credit of a wrong size": lambda n: frame(n, WINDOW, b"\0"),
+    "a second greeting": lambda n: json_frame(0, HELLO, {"version": VERSION}),
+    "a report that is no JSON": _raw_json(b"{"),
+    "a report that is no object": _raw_json(b"[]"),
+    "a report nested without end": _raw_json(b"[" * 60_000),
+    "a report without an exit code": _raw_json(b"{}"),
+    "a number that is none": _report(exit_code="0"),
+    "a number that is not finite": _report(cpu_s=float("nan")),
+    "an endless number": _raw_json(b'{"exit_code": ' + b"9" * 5000 + b"}"),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+async def test_garbage_from_inside_kills_that_sandbox_with_a_clear_error(
+    garbage: Callable[[int], bytes],
+) -> None:
+    sandbox, guest = await _sandbox(garbage)
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="sandbox puppet is gone"):
+        await sandbox.exec("true", timeout_s=100, cap=OutputCap(max_bytes=1000))
+    await sandbox.close()
+    assert guest.killed
+
+
+LISTINGS = {
+    "a path that climbs": b'["../etc", "file", 1]',
+    "an absolute path": b'["/etc/passwd", "file", 1]',
+    "an empty path": b'["", "file", 1]',
+    "an unknown kind": b'["a", "link", 1]',
+    "a negative size": b'["a", "file", -1]',
+    "no JSON": b"a file",
+    "more entries than asked for": b"\n".join(b'["a", "file", 1]' for _ in range(4)),
+}
+
+
+@pytest.mark.parametrize("listing", LISTINGS.values(), ids=LISTINGS.keys())
+async def test_a_listing_that_cannot_be_true_is_not_believed(listing: bytes) -> None:
+    sandbox, _ = await _sandbox(
+        lambda n: frame(n, DATA, listing) + json_frame(n, END, {"truncated": False})
+    )
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="malformed listing"):
+        await sandbox.list("/testbed", max_entries=3)
+
+
+async def test_a_file_longer_than_asked_for_is_cut_off_at_the_source() -> None:
+    sandbox, _ = await _sandbox(lambda n: frame(n, DATA, b"x" * 11))
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more of a file"):
+        await read(sandbox, "/testbed/file", max_bytes=10)
+
+
+async def test_a_file_shorter_than_reported_is_no_file() -> None:
+    sandbox, _ = await _sandbox(
+        lambda n: frame(n, DATA, b"x" * 9) + json_frame(n, END, {"bytes": 10})
+    )
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="less of a file"):
+        await read(sandbox, "/testbed/file", max_bytes=10)
+
+
+async def test_a_guest_that_never_ends_a_command_is_killed_after_its_time() -> None:
+    sandbox, guest = await _sandbox(lambda n: frame(n, STDERR, b"working"))
+    with anyio.fail_after(20), pytest.raises(SandboxLostError, match="did not end a command"):
+        await sandbox.exec("true", timeout_s=-3.9)
+    assert guest.killed
+
+
+async def test_one_sandbox_breaking_the_protocol_leaves_others_alone() -> None:
+    broken, _ = await _sandbox(lambda n: b"garbage garbage")
+    sound, _ = await _sandbox(_report(exit_code=7))
+    with anyio.fail_after(5), pytest.raises(SandboxLostError):
+        await broken.exec("true", timeout_s=5)
+    assert (await sound.exec("true", timeout_s=5)).exit_code == 7
+
+
+async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None:
+    answers = iter([lambda n: b"", _report(exit_code=3)])
+    sandbox, guest = await _sandbox(lambda n: next(answers)(n))
+    with anyio.move_on_after(0.01):
+        await sandbox.exec("sleep 100", timeout_s=100)
+    assert RESET in guest.kinds
+    guest._output.put_nowait(frame(1, DATA, b"late") + json_frame(1, END, REPORT))
+    assert (await sandbox.exec("true", timeout_s=5)).exit_code == 3
+
+
+async def test_another_protocol_version_is_no_agent_of_ours() -> None:
+    guest = PuppetGuest(_report(), hello=json_frame(0, HELLO, {"version": 99}))
+    with anyio.fail_after(5), pytest.raises(SandboxStartError, match="version 99, 1 expected"):
+        await Channel(guest).connect(timeout_s=5)
+    assert guest.killed
+
+
+async def test_an_agent_that_says_nothing_is_given_up() -> None:
+    guest = PuppetGuest(_report(), hello=frame(0, PONG))
+    with anyio.fail_after(5), pytest.raises(SandboxStartError, match=r"not ready after 0\.01 s"):
+        await Channel(guest).connect(timeout_s=0.01)
+    assert guest.killed
+
+
+async def test_a_guest_that_does_not_answer_a_ping_is_lost() -> None:
+    guest = PuppetGuest(_report())
+    channel = Channel(guest)
+    await channel.connect(timeout_s=5)
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="no answer"):
+        await channel.ping(timeout_s=0.01)
+    assert guest.killed

@@ -1,0 +1,51 @@
+"""Files of a sandbox as bytes, and what a test hears of a command while it runs."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+
+from sandbox_runtime.sandbox import Sandbox, StreamName
+
+PLENTY_S = 60.0
+"""A timeout that no command of a passing test reaches."""
+
+
+async def pieces(*data: bytes) -> AsyncIterator[bytes]:
+    for piece in data:
+        yield piece
+
+
+async def write(sandbox: Sandbox, path: str, data: bytes) -> None:
+    assert await sandbox.put(path, pieces(data)) == len(data)
+
+
+async def read(sandbox: Sandbox, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+    received = bytearray()
+
+    async def sink(piece: bytes) -> None:
+        received.extend(piece)
+
+    assert await sandbox.get(path, sink, max_bytes=max_bytes) == len(received)
+    return bytes(received)
+
+
+async def output(sandbox: Sandbox, command: str) -> str:
+    """The stdout of a command that must succeed."""
+    result = await sandbox.exec(command, timeout_s=PLENTY_S)
+    assert (result.exit_code, result.timed_out) == (0, False), result
+    return result.stdout
+
+
+class Heard:
+    """An OnOutput that keeps what it hears and can be waited for."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[StreamName, str]] = []
+        self.something = anyio.Event()
+
+    async def __call__(self, stream: StreamName, text: str) -> None:
+        self.pieces.append((stream, text))
+        self.something.set()
+
+    def text(self, stream: StreamName = "stdout") -> str:
+        return "".join(text for name, text in self.pieces if name == stream)
