@@ -1,0 +1,132 @@
+"""What the model sees of output: the outcome first, terminal noise gone, never too much."""
+
+import pytest
+
+from policies.observation import (
+    DEFAULT_LIMITS,
+    ObservationLimits,
+    bash_observation,
+    clip,
+    output_cap,
+    printable,
+    readable,
+)
+
+
+def _observed(
+    *,
+    exit_code: int = 0,
+    stdout: str = "",
+    stderr: str = "",
+    timed_out: bool = False,
+    limits: ObservationLimits = DEFAULT_LIMITS,
+) -> str:
+    return bash_observation(
+        exit_code=exit_code,
+        stdout=stdout,
+        stderr=stderr,
+        timed_out=timed_out,
+        timeout_s=120.0,
+        limits=limits,
+    )
+
+
+def test_a_success_shows_its_exit_code_and_its_output() -> None:
+    assert _observed(stdout="one\ntwo\n") == "Exit code: 0\n[stdout]\none\ntwo"
+
+
+def test_a_failure_shows_its_exit_code_and_both_streams() -> None:
+    text = _observed(exit_code=2, stdout="partly\n", stderr="no such thing\n")
+    assert text == "Exit code: 2\n[stdout]\npartly\n[stderr]\nno such thing"
+
+
+def test_a_blank_stream_has_no_section() -> None:
+    assert _observed(stdout=" \n\t\n", stderr="warning") == "Exit code: 0\n[stderr]\nwarning"
+
+
+def test_no_output_at_all_is_said() -> None:
+    assert _observed(stdout="\n") == "Exit code: 0\n(no output)"
+
+
+def test_blank_lines_inside_and_indentation_stay() -> None:
+    assert _observed(stdout="  a\n\n\n\tb  \n\n") == "Exit code: 0\n[stdout]\n  a\n\n\n\tb  \n"
+
+
+def test_a_timeout_shows_what_was_printed_and_what_to_do() -> None:
+    text = _observed(exit_code=137, stdout="half\n", timed_out=True)
+    assert text.startswith("Exit code: 137 (timed out)\n[stdout]\nhalf\n[timed out after 120 s:")
+    assert "the command was stopped; partial output above" in text
+
+
+def test_a_program_that_exits_with_124_has_not_timed_out() -> None:
+    assert _observed(exit_code=124, stdout="x") == "Exit code: 124\n[stdout]\nx"
+
+
+def test_a_killed_program_is_not_called_a_timeout() -> None:
+    assert _observed(exit_code=137) == (
+        "Exit code: 137 (killed; often for want of memory)\n(no output)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("\x1b[1;31mred\x1b[0m \x1b[38;2;1;2;3mtrue\x1b[m", "red true"),
+        ("\x1b]0;title\x07text\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "textlink"),
+        ("\x1b[2K\x1b[1Gline\x1b[?25h\x1b(B", "line"),
+        ("10%\r50%\r100%\ndone\n", "100%\ndone\n"),
+        ("working...\rdone\r", "done"),
+        ("windows\r\nlines\r\n", "windows\nlines\n"),
+        ("a\r\r\nb", "a\nb"),
+        ("nul \0 bell \x07 half \ud800", "nul \ufffd bell \ufffd half \ufffd"),
+        ("tab\tü 数 🎉\n", "tab\tü 数 🎉\n"),
+    ],
+)
+def test_output_is_shown_as_a_terminal_would_leave_it(raw: str, shown: str) -> None:
+    assert readable(raw) == shown
+
+
+def test_an_unfinished_escape_sequence_eats_nothing_else() -> None:
+    assert readable("before \x1b]0;never closed\nafter") == "before \nafter"
+    assert readable("cut \x1b") == "cut \ufffd"
+
+
+def test_what_is_printable_can_be_encoded() -> None:
+    assert printable("caf\udce9\r\x1b").encode() == "caf\ufffd\ufffd\ufffd".encode()
+
+
+def test_text_within_the_limits_is_not_touched() -> None:
+    limits = ObservationLimits(max_chars=20, max_lines=4)
+    for text in ("", "a\nb\nc\nd", "x" * 20, "\n\n\n"):
+        assert clip(text, limits) == text
+
+
+def test_one_endless_line_is_cut_in_its_middle() -> None:
+    clipped = clip("a" * 500 + "b" * 500, ObservationLimits(max_chars=100))
+    assert clipped == "a" * 50 + "\n[... 900 characters left out ...]\n" + "b" * 50
+
+
+def test_too_many_lines_are_cut_in_the_middle() -> None:
+    text = "\n".join(str(number) for number in range(1, 101))
+    clipped = clip(text, ObservationLimits(max_lines=4))
+    left_out = len(text) - len("1\n2") - len("99\n100")
+    assert clipped == f"1\n2\n[... {left_out} characters left out ...]\n99\n100"
+
+
+def test_each_stream_is_bounded() -> None:
+    limits = ObservationLimits(max_chars=1000, max_lines=50)
+    text = _observed(stdout="out\n" * 1000, stderr="e" * 100_000, limits=limits)
+    assert len(text) < 1600
+    assert text.count("characters left out") == 2
+
+
+def test_what_the_sandbox_lets_through_is_not_cut_again() -> None:
+    limits = ObservationLimits()
+    cap = output_cap(limits)
+    marker = "[... 1000000000000 bytes, 1000000000000 lines left out ...]"
+    half = "x" * (cap.max_bytes // 2)
+    text = f"{half}\n{marker}\n{half}"
+    assert clip(text, limits) == text
+    lines = ["x"] * (cap.max_lines // 2)
+    text = "\n".join([*lines, marker, *lines])
+    assert clip(text, limits) == text

@@ -1,0 +1,109 @@
+"""A tool call's arguments are taken where they can only mean one thing, else explained."""
+
+import pytest
+
+from sandbox_runtime.tools.arguments import checked, expected_shape
+from sandbox_runtime.tools.base import Mistake, ToolSchema
+from sandbox_runtime.tools.execute_bash import SCHEMA as BASH
+
+SCHEMA: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "example",
+        "description": "",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "mode": {"type": "string", "enum": ["read", "write"]},
+                "count": {"type": "integer"},
+                "range": {"type": "array", "items": {"type": "integer"}},
+                "note": {"type": "string"},
+            },
+            "required": ["mode"],
+        },
+    },
+}
+SHAPE = (
+    '{"mode": <read | write>, "count": <integer, optional>,'
+    ' "range": <array of integers, optional>, "note": <string, optional>}'
+)
+
+
+def test_right_arguments_pass_as_they_are() -> None:
+    given = {"mode": "read", "count": 3, "range": [1, -1], "note": " as\nit is "}
+    assert checked(SCHEMA, given) == given
+
+
+def test_a_null_is_as_good_as_absent() -> None:
+    assert checked(SCHEMA, {"mode": "read", "count": None, "range": None}) == {"mode": "read"}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"count": "3"}, {"count": 3}),
+        ({"count": " -12 "}, {"count": -12}),
+        ({"count": 3.0}, {"count": 3}),
+        ({"range": "[1, 5]"}, {"range": [1, 5]}),
+        ({"range": ["1", 5.0]}, {"range": [1, 5]}),
+    ],
+)
+def test_what_can_only_mean_one_thing_is_accepted(
+    given: dict[str, object], taken: dict[str, object]
+) -> None:
+    assert checked(SCHEMA, {"mode": "read", **given}) == {"mode": "read", **taken}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"count": True}, "'count' must be an integer, not a boolean"),
+        ({"count": 2.5}, "'count' must be an integer, not a number"),
+        ({"count": "three"}, "'count' must be an integer, not a string"),
+        ({"count": "9" * 5000}, "'count' must be an integer, not a string"),
+        ({"range": 5}, "'range' must be an array of integers, not a number"),
+        ({"range": "[" * 100_000}, "'range' must be an array of integers, not a string"),
+        ({"range": "1-5"}, "'range' must be an array of integers, not a string"),
+        ({"range": [1, [2]]}, "'range' must be an integer, not an array"),
+        ({"note": ["ls"]}, "'note' must be a string, not an array"),
+        ({"note": {"a": 1}}, "'note' must be a string, not an object"),
+        ({"note": "half \ud83d"}, "'note' holds half of a surrogate pair"),
+        ({"mode": "delete"}, "'mode' must be one of read, write, not 'delete'"),
+        ({"speed": 1}, "'speed' is unknown"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_was_expected(
+    given: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(Mistake) as caught:
+        checked(SCHEMA, {"mode": "read", **given})
+    assert problem in str(caught.value)
+    assert str(caught.value).endswith(f"Expected {SHAPE}.")
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(Mistake) as caught:
+        checked(BASH, {"cmd": "ls"})
+    assert str(caught.value) == (
+        "Nothing was done: the arguments of execute_bash are wrong: 'cmd' is unknown;"
+        " 'command' is missing. Expected {\"command\": <string>}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [("ls", "a string"), (["ls"], "an array"), (3, "a number"), (True, "a boolean")],
+)
+def test_arguments_that_are_no_object_are_refused(arguments: object, kind: str) -> None:
+    with pytest.raises(Mistake, match=f"they are {kind}, not an object") as caught:
+        checked(BASH, arguments)
+    assert '{"command": <string>}' in str(caught.value)
+
+
+def test_no_arguments_are_an_empty_object() -> None:
+    with pytest.raises(Mistake, match="'mode' is missing"):
+        checked(SCHEMA, None)
+
+
+def test_the_expected_shape_is_one_line() -> None:
+    assert expected_shape(SCHEMA) == SHAPE

@@ -1,0 +1,94 @@
+"""The model's commands run, and it learns what came of them."""
+
+import pytest
+
+from policies.observation import ObservationLimits
+from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.tools import make_tools
+from sandbox_runtime.tools.base import Observation
+from sandbox_runtime.tools.execute_bash import ExecuteBash
+from tests.fakes.memory_sandbox import MemoryLease, MemorySandbox
+from tests.sandbox_runtime.transfer import PLENTY_S, Heard
+
+BASH = ExecuteBash(ObservationLimits())
+
+
+async def _run(sandbox: MemorySandbox, command: object, timeout_s: float = PLENTY_S) -> Observation:
+    return await BASH.run(MemoryLease(sandbox), {"command": command}, timeout_s=timeout_s)
+
+
+def test_the_tools_come_in_the_papers_order_and_new_for_each_run() -> None:
+    tools = make_tools()
+    names = ["str_replace_editor", "execute_bash", "submit"]
+    assert [tool.name for tool in tools] == names
+    assert [tool.schema["function"]["name"] for tool in tools] == names
+    assert not any(one is other for one, other in zip(tools, make_tools(), strict=True))
+
+
+async def test_a_commands_output_and_exit_code_are_observed() -> None:
+    observation = await _run(MemorySandbox(), "echo hello; echo oh >&2; exit 3")
+    text = "Exit code: 3\n[stdout]\nhello\n[stderr]\noh"
+    assert observation == Observation(text, exit_code=3, output_lines=2)
+
+
+async def test_state_carries_over_from_call_to_call() -> None:
+    sandbox = MemorySandbox()
+    await _run(sandbox, "cd /tmp; export X=1; exit 1")
+    assert (await _run(sandbox, "echo $X; pwd")).text == "Exit code: 0\n[stdout]\n1\n/tmp"
+
+
+async def test_a_timeout_keeps_what_was_printed() -> None:
+    observation = await _run(MemorySandbox(), "echo half; sleep 1000", timeout_s=120)
+    assert observation.text.startswith("Exit code: 137 (timed out)\n[stdout]\nhalf\n[timed out")
+    assert observation.exit_code == 137
+
+
+async def test_an_exit_code_of_124_is_no_timeout() -> None:
+    observation = await _run(MemorySandbox(), "echo x; exit 124")
+    assert observation.text == "Exit code: 124\n[stdout]\nx"
+
+
+async def test_one_line_of_300_000_characters_is_cut() -> None:
+    command = "printf start; head -c 300000 /dev/zero | tr '\\0' x; printf end"
+    observation = await _run(MemorySandbox(), command)
+    assert len(observation.text) <= 30_100
+    assert observation.text.startswith("Exit code: 0\n[stdout]\nstartxxx")
+    assert observation.text.endswith("xxxend")
+    assert observation.text.count("left out") == 1
+
+
+async def test_many_lines_are_cut_in_their_middle() -> None:
+    observation = await _run(MemorySandbox(), "seq 1 10000")
+    lines = observation.text.splitlines()
+    assert (lines[2], lines[-1]) == ("1", "10000")
+    assert len(lines) <= 2003
+    assert observation.text.count("left out") == 1
+
+
+async def test_output_is_heard_while_it_comes() -> None:
+    heard = Heard()
+    arguments = {"command": "echo one; echo two >&2"}
+    await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S, on_output=heard)
+    assert heard.pieces == [("stdout", "one\n"), ("stderr", "two\n")]
+
+
+@pytest.mark.parametrize("arguments", ["ls", ["ls"], {"command": ["ls"]}, {}, None, {"cmd": "ls"}])
+async def test_wrong_arguments_run_nothing_and_show_the_right_ones(arguments: object) -> None:
+    observation = await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S)
+    assert observation.exit_code is None
+    assert observation.text.startswith("Nothing was done")
+    assert '{"command": <string>}' in observation.text
+
+
+@pytest.mark.parametrize("command", ["", " \n ", "printf 'a\0b'"])
+async def test_a_command_that_cannot_be_meant_is_explained(command: str) -> None:
+    observation = await _run(MemorySandbox(), command)
+    assert observation.exit_code is None
+    assert observation.text.startswith("Nothing was run")
+
+
+async def test_a_lost_sandbox_is_no_observation() -> None:
+    sandbox = MemorySandbox()
+    await sandbox.close()
+    with pytest.raises(SandboxLostError):
+        await _run(sandbox, "echo hello")
