@@ -105,3 +105,8 @@ class SandboxUnavailableError(ProxyError):
             code="sandbox_unavailable",
             headers={"Retry-After": "5"},
         )
+
+
+def internal_error() -> ProxyError:
+    """What the client hears of what is our fault; the log has the rest."""
+    return ProxyError("The proxy failed.", status=500, type="server_error", code="internal_error")

@@ -70,6 +70,8 @@ class ToolCallFinished:
     name: str
     observation: str
     exit_code: int | None
+    output_lines: int | None
+    """What a command wrote; None where no command ran."""
     duration_s: float
 
 

@@ -25,6 +25,15 @@ class Reply:
     """The response's other fields, such as `model` and `system_fingerprint`."""
 
 
+class RelayedBody(Protocol):
+    """A body on its way."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None:
+        """End the backend's work, whether or not iteration ever began. Safe to call twice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Relayed:
     """A backend's response passed on as bytes."""
@@ -32,8 +41,8 @@ class Relayed:
     status: int
     headers: Mapping[str, str]
     """Only those that mean something to the client (content-type, request ids, rate limits)."""
-    body: AsyncIterator[bytes]
-    """To be read to its end or closed with `aclose()`, which ends the backend's work too."""
+    body: RelayedBody
+    """To be closed in any case."""
 
 
 class Model(Protocol):

@@ -1,0 +1,130 @@
+"""A reply out of a backend's JSON: whole, or put together from streamed chunks. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta
+from proxy.agent.model import Reply
+from proxy.models.backend_errors import bad_response
+from proxy.models.merging import REPLACED, merge
+from proxy.models.tool_call_assembly import ToolCallAssembly
+
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""SGLang's (and litellm's) name and vLLM's."""
+
+
+def reply_of(completion: Any) -> Reply:
+    """The reply in a chat completion that came whole. Raises BackendError."""
+    choices = completion.get("choices") if isinstance(completion, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise bad_response("it has no choices")
+    message = choices[0].get("message")
+    if not isinstance(message, dict):
+        raise bad_response("its choice has no message")
+    return Reply(
+        message=message,
+        finish_reason=choices[0].get("finish_reason") or _natural_end(message),
+        usage=completion.get("usage") or {},
+        choice=_without(choices[0], "message", "finish_reason"),
+        response=_without(completion, "choices", "usage"),
+    )
+
+
+def deltas_of(reply: Reply) -> list[ModelDelta]:
+    """The pieces of a reply that came whole although it was to be streamed."""
+    calls = reply.message.get("tool_calls") or []
+    delta = {**reply.message, "tool_calls": [{**call, "index": i} for i, call in enumerate(calls)]}
+    return Assembly().add({"choices": [{**reply.choice, "index": 0, "delta": delta}]})
+
+
+class Assembly:
+    """Puts the chunks of one streamed reply together."""
+
+    def __init__(self) -> None:
+        self.finish_reason: str | None = None
+        self._message: dict[str, Any] = {"role": "assistant", "content": None}
+        self._texts: dict[str, list[str]] = {}
+        self._calls = ToolCallAssembly()
+        self._choice: dict[str, Any] = {}
+        self._response: dict[str, Any] = {}
+        self._usage: Mapping[str, Any] = {}
+
+    def add(self, chunk: Any) -> list[ModelDelta]:
+        """Take one chunk in; gives what it adds. Raises BackendError."""
+        if not isinstance(chunk, dict):
+            raise bad_response("a chunk is not a JSON object")
+        self._usage = chunk.get("usage") or self._usage
+        self._response.update(_without(chunk, "choices", "usage"))
+        deltas: list[ModelDelta] = []
+        for choice in chunk.get("choices") or []:
+            if isinstance(choice, dict) and choice.get("index") in (0, None):
+                deltas += self._add_choice(choice)
+        return deltas
+
+    def reply(self) -> Reply:
+        """What the chunks so far amount to."""
+        message = {**self._message, **{key: "".join(self._texts[key]) for key in self._texts}}
+        if calls := self._calls.whole():
+            message["tool_calls"] = calls
+        response = dict(self._response)
+        if "object" in response:
+            response["object"] = "chat.completion"
+        return Reply(
+            message=message,
+            finish_reason=self.finish_reason or _natural_end(message),
+            usage=self._usage,
+            choice=self._choice,
+            response=response,
+        )
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> list[ModelDelta]:
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        merge(self._choice, _without(choice, "delta", "finish_reason"))
+        delta = choice.get("delta") or {}
+        self._add_to_message(delta)
+        pieces: list[ModelDelta] = [ReasoningDelta(text) for text in _reasoning_in(delta)]
+        called = self._calls.add(delta.get("tool_calls") or [])
+        text, logprobs = delta.get("content"), choice.get("logprobs")
+        # A token that is only half a character comes as an empty text with its log probabilities.
+        if isinstance(text, str) and (text or (logprobs and not pieces and not called)):
+            pieces.append(TextDelta(text, logprobs))
+        return pieces + called
+
+    def _add_to_message(self, delta: Mapping[str, Any]) -> None:
+        for key, value in delta.items():
+            if key == "tool_calls":
+                continue
+            if key == "thinking_blocks":
+                self._add_thinking_blocks(value or [])
+            elif isinstance(value, str) and key not in REPLACED:
+                self._message.setdefault(key, None)
+                self._texts.setdefault(key, []).append(value)
+            else:
+                merge(self._message, {key: value})
+
+    def _add_thinking_blocks(self, blocks: list[dict[str, Any]]) -> None:
+        """Anthropic's signed thinking, through litellm: a signature ends a block."""
+        kept = self._message.setdefault("thinking_blocks", [])
+        for block in blocks:
+            if block.get("type") == "thinking" and kept and _goes_on(kept[-1]):
+                merge(kept[-1], block)
+            else:
+                kept.append(dict(block))
+
+
+def _goes_on(block: Mapping[str, Any]) -> bool:
+    return block.get("type") == "thinking" and not block.get("signature")
+
+
+def _reasoning_in(delta: Mapping[str, Any]) -> Iterator[str]:
+    """Each different text once: some servers say the same under both names."""
+    texts = (delta.get(field) for field in REASONING_FIELDS)
+    return iter(dict.fromkeys(text for text in texts if text and isinstance(text, str)))
+
+
+def _natural_end(message: Mapping[str, Any]) -> str:
+    return "tool_calls" if message.get("tool_calls") else "stop"
+
+
+def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in names}

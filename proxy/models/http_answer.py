@@ -1,0 +1,106 @@
+"""A backend's HTTP answer, read piece by piece, its failures in our words."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+
+from proxy.errors import BackendError
+from proxy.models.backend_errors import (
+    backend_error_from_response,
+    bad_response,
+    cut_off,
+    timed_out,
+    unreachable,
+)
+
+MAX_ERROR_BYTES = 64 * 1024
+_DRAIN_TIMEOUT_S = 0.5
+"""For the end of a stream that has said [DONE]."""
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn aiohttp's failures into ours."""
+    try:
+        yield
+    except aiohttp.ClientPayloadError as error:
+        raise cut_off() from error
+    except TimeoutError as error:
+        raise timed_out(_reason(error)) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise unreachable(_reason(error)) from error
+
+
+class HTTPAnswer:
+    """The bytes of an answer as they arrive. Closing it early ends the backend's work."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self._response = response
+
+    def __aiter__(self) -> "HTTPAnswer":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            with translated():
+                piece = await self._response.content.readany()
+        except BackendError:
+            self._response.close()
+            raise
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Give the connection back if the answer was read to its end, else close it. Safe to call
+        twice."""
+        self._response.close()
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it calls itself JSON."""
+        return self.headers.get("content-type", "").startswith("application/json")
+
+    async def json(self) -> Any:
+        """The whole answer, decoded. Raises BackendError."""
+        with translated():
+            body = await self._response.read()
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise bad_response("it is not JSON") from error
+
+    async def raise_for_error(self, secret: str | None) -> None:
+        """Raise the BackendError that any status but 2xx means."""
+        if 200 <= self.status < 300:
+            return
+        body = bytearray()
+        async for piece in self:
+            body += piece
+            if len(body) >= MAX_ERROR_BYTES:
+                break
+        raise backend_error_from_response(
+            self.status,
+            self.headers,
+            bytes(body[:MAX_ERROR_BYTES]),
+            now=datetime.now(UTC),
+            secret=secret,
+        )
+
+    async def drain(self) -> None:
+        """Read what is left, so that the connection can be used again, but do not wait for it."""
+        with suppress(BackendError, TimeoutError):
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                async for _ in self:
+                    pass
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,132 @@
+"""The door to any server that speaks OpenAI's chat completions: vLLM, SGLang, OpenAI itself."""
+
+import io
+import json
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+
+from proxy.agent.events import OnDelta
+from proxy.agent.model import Relayed, Reply
+from proxy.models.assembly import deltas_of, reply_of
+from proxy.models.backend_errors import backend_error, bad_response, is_error
+from proxy.models.http_answer import HTTPAnswer, translated
+from proxy.models.relay import request_headers, response_headers
+from proxy.models.streamed_reply import StreamedReply
+
+_CONNECT_TIMEOUT_S = 10.0
+_KEEPALIVE_TIMEOUT_S = 4.0
+"""Below uvicorn's 5 s: a request must not go out on a connection that is just being closed."""
+
+
+class OpenAIHTTPModel:
+    """A model behind an OpenAI-compatible `base_url` (the one that SDKs are given, with /v1).
+
+    `timeout_s` bounds every wait for the next byte of an answer, not the answer.
+    """
+
+    def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._api_key = api_key
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s
+        )
+        self._session: aiohttp.ClientSession | None = None
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        """See Model."""
+        if on_delta is None:
+            return await self._complete_whole(body)
+        options = {**(body.get("stream_options") or {}), "include_usage": True}
+        answer = await self._ask({**body, "stream": True, "stream_options": options})
+        async with aclosing(answer):
+            await answer.raise_for_error(self._api_key)
+            if answer.is_json:
+                return await self._pass_on_whole(answer, on_delta)
+            return await self._pass_on_stream(answer, on_delta)
+
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+        """See Model."""
+        answer = await self._ask(body, request_headers(headers))
+        return Relayed(answer.status, response_headers(answer.headers), answer)
+
+    async def models(self) -> list[dict[str, Any]]:
+        """See Model."""
+        answer = await self._send("GET", "/models", headers={})
+        async with aclosing(answer):
+            await answer.raise_for_error(self._api_key)
+            listing = await answer.json()
+        models = listing.get("data") if isinstance(listing, dict) else None
+        if not isinstance(models, list):
+            raise bad_response("it lists no models")
+        return models
+
+    async def aclose(self) -> None:
+        """See Model. The next call would open new connections."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def _complete_whole(self, body: Mapping[str, Any]) -> Reply:
+        answer = await self._ask(body)
+        async with aclosing(answer):
+            await answer.raise_for_error(self._api_key)
+            return self._reply_in(await answer.json())
+
+    async def _pass_on_whole(self, answer: HTTPAnswer, on_delta: OnDelta) -> Reply:
+        reply = self._reply_in(await answer.json())
+        for delta in deltas_of(reply):
+            await on_delta(delta)
+        return reply
+
+    async def _pass_on_stream(self, answer: HTTPAnswer, on_delta: OnDelta) -> Reply:
+        stream = StreamedReply(secret=self._api_key)
+        async for piece in answer:
+            for delta in stream.feed(piece):
+                await on_delta(delta)
+            if stream.done:
+                await answer.drain()
+                break
+        for delta in stream.end():
+            await on_delta(delta)
+        return stream.reply()
+
+    def _reply_in(self, completion: Any) -> Reply:
+        if is_error(completion):
+            raise backend_error(completion, status=None, secret=self._api_key)
+        return reply_of(completion)
+
+    async def _ask(
+        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> HTTPAnswer:
+        # A BytesIO is written in pieces; aiohttp warns of bytes beyond 1 MiB, such as images.
+        return await self._send(
+            "POST",
+            "/chat/completions",
+            headers={**(headers or {}), "content-type": "application/json"},
+            data=io.BytesIO(json.dumps(body).encode()),
+        )
+
+    async def _send(
+        self, method: str, path: str, *, headers: dict[str, str], data: io.BytesIO | None = None
+    ) -> HTTPAnswer:
+        if self._api_key is not None:
+            headers["authorization"] = f"Bearer {self._api_key}"
+        with translated():
+            response = await self._connections().request(
+                method, self._base_url + path, headers=headers, data=data, allow_redirects=False
+            )
+        return HTTPAnswer(response)
+
+    def _connections(self) -> aiohttp.ClientSession:
+        """The one session, made in the loop that uses it."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=self._timeout,
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_TIMEOUT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"accept-encoding": "identity"},
+            )
+        return self._session

@@ -1,0 +1,93 @@
+"""Asking again when a backend fails for the moment."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from proxy.agent.events import ModelDelta, OnDelta
+from proxy.agent.model import Model, Relayed, Reply
+from proxy.errors import BackendError, ContextOverflowError
+
+_LOG = logging.getLogger(__name__)
+_PASSING_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
+"""Those that OpenAI's SDKs try again."""
+
+
+class RetryingModel:
+    """A model asked up to `attempts` times, with exponential backoff and full jitter between.
+
+    A `Retry-After` is waited for, or the error raised at once where it is beyond `max_delay_s`.
+    An answer whose first piece was passed on is never asked for again.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attempts: int = 5,
+        base_delay_s: float = 0.5,
+        max_delay_s: float = 30.0,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._model = model
+        self._attempts = attempts
+        self._base_delay_s = base_delay_s
+        self._max_delay_s = max_delay_s
+        self._sleep = sleep
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        """See Model."""
+        watched = None if on_delta is None else _Watched(on_delta)
+        attempt = 1
+        while True:
+            try:
+                return await self._model.complete(body, watched)
+            except BackendError as error:
+                has_begun = watched is not None and watched.has_begun
+                if has_begun or attempt >= self._attempts or not self._may_pass(error):
+                    raise
+                delay_s = self._delay_s(attempt, error)
+                _LOG.warning(
+                    "backend failed with %s (%s), attempt %d of %d, next in %.1f s",
+                    error.status,
+                    error.code,
+                    attempt,
+                    self._attempts,
+                    delay_s,
+                )
+            await self._sleep(delay_s)
+            attempt += 1
+
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+        """See Model. The client sees every failure and asks again itself."""
+        return await self._model.relay(body, headers)
+
+    async def models(self) -> list[dict[str, Any]]:
+        """See Model."""
+        return await self._model.models()
+
+    async def aclose(self) -> None:
+        """See Model."""
+        await self._model.aclose()
+
+    def _may_pass(self, error: BackendError) -> bool:
+        if isinstance(error, ContextOverflowError) or error.status not in _PASSING_STATUSES:
+            return False
+        return error.retry_after_s is None or error.retry_after_s <= self._max_delay_s
+
+    def _delay_s(self, attempt: int, error: BackendError) -> float:
+        ceiling_s = min(self._max_delay_s, self._base_delay_s * 2 ** (attempt - 1))
+        return max(error.retry_after_s or 0.0, random.uniform(0.0, ceiling_s))
+
+
+class _Watched:
+    """Notes whether anything was passed on."""
+
+    def __init__(self, on_delta: OnDelta) -> None:
+        self.has_begun = False
+        self._on_delta = on_delta
+
+    async def __call__(self, delta: ModelDelta) -> None:
+        self.has_begun = True
+        await self._on_delta(delta)

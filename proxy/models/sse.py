@@ -1,0 +1,38 @@
+"""Server-sent events, decoded as the bytes arrive."""
+
+
+class SSEDecoder:
+    """Turns bytes, split at any place, into the `data` of each event."""
+
+    def __init__(self) -> None:
+        self._unfinished_line: list[bytes] = []
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The events that these bytes complete."""
+        head, newline, tail = piece.rpartition(b"\n")
+        if not newline:
+            self._unfinished_line.append(tail)
+            return []
+        lines = b"".join([*self._unfinished_line, head]).split(b"\n")
+        self._unfinished_line = [tail]
+        return [event for line in lines if (event := self._event_ended_by(line)) is not None]
+
+    def flush(self) -> list[bytes]:
+        """The event that the end of the stream completes: some servers omit the last empty line.
+        A line without its end is a cut one and means nothing."""
+        event = self._event_ended_by(b"")
+        return [] if event is None else [event]
+
+    def _event_ended_by(self, line: bytes) -> bytes | None:
+        line = line.removesuffix(b"\r")
+        if line:
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._data.append(value.removeprefix(b" "))
+            return None
+        if not self._data:
+            return None
+        event = b"\n".join(self._data)
+        self._data = []
+        return event

@@ -1,0 +1,23 @@
+"""A listener that remembers."""
+
+from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, ToolCallDelta
+
+
+class Heard(list[ModelDelta]):
+    """What a model passed on, piece by piece."""
+
+    async def __call__(self, delta: ModelDelta) -> None:
+        self.append(delta)
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self if isinstance(delta, TextDelta))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(delta.text for delta in self if isinstance(delta, ReasoningDelta))
+
+    def arguments(self, index: int) -> str:
+        """The arguments of one tool call."""
+        calls = [delta for delta in self if isinstance(delta, ToolCallDelta)]
+        return "".join(delta.arguments for delta in calls if delta.index == index)

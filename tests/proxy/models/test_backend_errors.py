@@ -1,0 +1,152 @@
+"""What backends say when they fail."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from proxy.errors import BackendError, ContextOverflowError
+from proxy.models.backend_errors import backend_error, backend_error_from_response, retry_after_s
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+
+
+def said(error: BackendError) -> tuple[int, str, str, str | None, str | None]:
+    return error.status, error.message, error.type, error.code, error.param
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        pytest.param(
+            {"error": {"message": "no", "type": "t", "param": "p", "code": "c"}},
+            (400, "no", "t", "c", "p"),
+            id="OpenAI",
+        ),
+        pytest.param(
+            {"error": {"message": "no", "type": "BadRequestError", "param": None, "code": 400}},
+            (400, "no", "BadRequestError", "400", None),
+            id="vLLM",
+        ),
+        pytest.param(
+            {"object": "error", "message": "no", "type": "BadRequest", "param": None, "code": 400},
+            (400, "no", "BadRequest", "400", None),
+            id="SGLang",
+        ),
+        pytest.param({"detail": "no"}, (400, "no", "backend_error", None, None), id="FastAPI"),
+        pytest.param(
+            {"detail": [{"loc": ["body", "n"], "msg": "too small", "type": "value_error"}]},
+            (400, "body.n: too small", "backend_error", None, None),
+            id="FastAPI's validation",
+        ),
+        pytest.param(
+            {"error": "no", "error_type": "overloaded"},
+            (400, "no", "overloaded", None, None),
+            id="TGI",
+        ),
+        pytest.param(
+            [{"error": {"message": "no", "code": 400, "status": "INVALID_ARGUMENT"}}],
+            (400, "no", "backend_error", "400", None),
+            id="Gemini",
+        ),
+        pytest.param(
+            {"type": "error", "error": {"type": "overloaded_error", "message": "no"}},
+            (400, "no", "overloaded_error", None, None),
+            id="Anthropic",
+        ),
+        pytest.param("no", (400, "no", "backend_error", None, None), id="text"),
+        pytest.param({"a": 1}, (400, '{"a": 1}', "backend_error", None, None), id="other JSON"),
+        pytest.param(
+            None, (400, "the backend failed with 400 and no message", "backend_error", None, None)
+        ),
+    ],
+)
+def test_every_known_shape_is_read(payload: Any, expected: tuple[Any, ...]) -> None:
+    assert said(backend_error(payload, status=400)) == expected
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.",
+        "The decoder prompt (length 9000) is longer than the maximum model length of 4096.",
+        "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
+        "Requested token count exceeds the model's maximum context length of 4096 tokens.",
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",
+        "Input is too long for requested model.",
+        "The input token count (99) exceeds the maximum number of tokens allowed (9).",
+        "too many tokens",
+        "prompt length 9000 exceeds the server's max_model_len 4096",
+        "the request exceeds the available context size, try increasing it",
+    ],
+)
+def test_an_overflow_is_told_by_its_words(message: str) -> None:
+    error = backend_error({"error": {"message": message, "code": 400}}, status=400)
+    assert isinstance(error, ContextOverflowError)
+    assert (error.status, error.code, error.message) == (400, "context_length_exceeded", message)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (429, "Request too large: this model's maximum context length per minute is reached"),
+        (500, "context length"),
+        (400, "Invalid 'messages[1].tool_calls[0].id': string too long."),
+        (400, "max_tokens: 99999 > 8192, the maximum allowed number of output tokens"),
+    ],
+)
+def test_other_refusals_are_no_overflow(status: int, message: str) -> None:
+    error = backend_error({"error": {"message": message}}, status=status)
+    assert not isinstance(error, ContextOverflowError)
+
+
+def test_an_overflow_is_told_by_its_code_too() -> None:
+    payload = {"error": {"message": "no", "code": "context_length_exceeded"}}
+    assert isinstance(backend_error(payload, status=None), ContextOverflowError)
+    assert backend_error(payload, status=None).status == 400
+    assert backend_error(payload, status=413).status == 413
+
+
+@pytest.mark.parametrize(("code", "status"), [(503, 503), ("429", 429), ("c", 502), (None, 502)])
+def test_inside_a_stream_the_code_is_the_status_where_it_is_one(code: Any, status: int) -> None:
+    assert backend_error({"error": {"message": "no", "code": code}}, status=None).status == status
+
+
+def test_a_secret_does_not_get_into_the_message() -> None:
+    payload = {"error": {"message": "wrong key sk-12345678."}}
+    error = backend_error(payload, status=401, secret="sk-12345678")
+    assert error.message == "wrong key [key]."
+
+
+def test_a_placeholder_is_no_secret() -> None:
+    error = backend_error({"error": {"message": "EMPTY input"}}, status=400, secret="EMPTY")
+    assert error.message == "EMPTY input"
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, None),
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": " 0.5 "}, 0.5),
+        ({"retry-after": "-3"}, 0.0),
+        ({"retry-after": "Fri, 20 Nov 2026 12:00:30 GMT"}, 30.0),
+        ({"retry-after": "Fri, 20 Nov 2026 11:00:00 GMT"}, 0.0),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "2", "retry-after-ms": "1500"}, 1.5),
+    ],
+)
+def test_retry_after_is_read_as_seconds_or_date(
+    headers: dict[str, str], expected: float | None
+) -> None:
+    assert retry_after_s(headers, NOW) == expected
+
+
+def test_an_http_error_has_its_headers_and_its_body_read() -> None:
+    body = json.dumps({"error": {"message": "slow down", "code": "rate_limited"}}).encode()
+    error = backend_error_from_response(429, {"retry-after": "2"}, body, now=NOW)
+    assert said(error) == (429, "slow down", "backend_error", "rate_limited", None)
+    assert (error.retry_after_s, error.headers) == (2.0, {"Retry-After": "2"})

@@ -1,0 +1,159 @@
+"""The script in the place of a model."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.agent.events import ReasoningDelta, TextDelta, ToolCallDelta
+from proxy.errors import BackendError, ContextOverflowError
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.proxy.models.heard import Heard
+
+
+def after(*said: str) -> dict[str, Any]:
+    """A request in whose history the assistant has said this."""
+    user = {"role": "user", "content": "And?"}
+    turns = [turn for text in said for turn in ({"role": "assistant", "content": text}, user)]
+    return {"messages": [user, *turns]}
+
+
+async def content(model: ScriptedModel, body: dict[str, Any]) -> Any:
+    return (await model.complete(body, None)).message["content"]
+
+
+async def test_the_history_says_which_reply_is_next() -> None:
+    model = ScriptedModel([text_reply("one"), text_reply("two")])
+    assert await content(model, after("one")) == "two"
+    assert await content(model, after()) == "one"
+
+
+async def test_conversations_do_not_disturb_each_other() -> None:
+    model = ScriptedModel([text_reply("one"), text_reply("two"), text_reply("three")])
+
+    async def converse() -> list[str]:
+        said: list[str] = []
+        while len(said) < 3:
+            said.append(await content(model, after(*said)))
+            await asyncio.sleep(0)
+        return said
+
+    assert await asyncio.gather(*(converse() for _ in range(5))) == [["one", "two", "three"]] * 5
+
+
+async def test_a_script_that_has_ended_is_an_error() -> None:
+    with pytest.raises(BackendError, match="the script has no more replies"):
+        await content(ScriptedModel([text_reply("one")]), after("one"))
+
+
+async def test_a_cycling_script_starts_over() -> None:
+    model = ScriptedModel([text_reply("one"), text_reply("two")], cycle=True)
+    assert await content(model, after("one", "two", "one")) == "two"
+
+
+async def test_a_cycling_script_without_replies_is_an_error() -> None:
+    with pytest.raises(BackendError, match="the script has no more replies"):
+        await content(ScriptedModel([], cycle=True), after())
+
+
+async def test_an_error_is_raised_once_before_the_reply_it_delays() -> None:
+    error = {"error": {"status": 429, "message": "slow down", "retry_after_s": 2}}
+    model = ScriptedModel([text_reply("one"), error, text_reply("two")])
+    assert await content(model, after()) == "one"
+    with pytest.raises(BackendError, match="slow down") as raised:
+        await content(model, after("one"))
+    assert (raised.value.status, raised.value.retry_after_s) == (429, 2)
+    assert await content(model, after("one")) == "two"
+
+
+async def test_an_overflow_can_be_scripted() -> None:
+    error = {"status": 400, "message": "too long", "code": "context_length_exceeded"}
+    with pytest.raises(ContextOverflowError):
+        await content(ScriptedModel([{"error": error}]), after())
+
+
+async def test_pieces_are_small() -> None:
+    heard = Heard()
+    reply = {
+        **tool_reply(call("bash", command="ls -l"), content="Looking."),
+        "reasoning": "Hm, look",
+    }
+    await ScriptedModel([reply]).complete(after(), heard)
+    assert heard == [
+        ReasoningDelta("Hm, look"),
+        TextDelta("Looking."),
+        ToolCallDelta(0, "bash", ""),
+        ToolCallDelta(0, "bash", '{"comman'),
+        ToolCallDelta(0, "bash", 'd": "ls '),
+        ToolCallDelta(0, "bash", '-l"}'),
+    ]
+
+
+async def test_it_keeps_copies_of_what_it_was_asked() -> None:
+    model, body = ScriptedModel([text_reply("one")]), after()
+    await model.complete(body, None)
+    body["messages"].append({"role": "user", "content": "changed later"})
+    assert model.requests == [after()]
+
+
+async def test_it_says_that_it_is_a_script() -> None:
+    models = await ScriptedModel([], name="demo").models()
+    assert models == [{"id": "demo", "object": "model", "created": 0, "owned_by": "script"}]
+
+
+async def test_raw_arguments_and_messages_are_played_as_they_stand() -> None:
+    raw_call = {"name": "bash", "arguments": '{"broken', "id": "mine"}
+    message = {"role": "assistant", "content": None, "odd": [1]}
+    model = ScriptedModel([tool_reply(raw_call), {"message": message, "finish_reason": "length"}])
+    first = await model.complete(after(), None)
+    second = await model.complete(after("x"), None)
+    assert first.message["tool_calls"] == [
+        {"id": "mine", "type": "function", "function": {"name": "bash", "arguments": '{"broken'}}
+    ]
+    assert (second.message, second.finish_reason) == (message, "length")
+
+
+async def test_a_yaml_script_is_played_over_and_over(tmp_path: Path) -> None:
+    path = tmp_path / "script.yaml"
+    path.write_text(
+        """
+model: demo
+replies:
+  - reasoning: I should compute.
+    tool_calls:
+      - {name: bash, arguments: {command: echo 42}}
+    usage: {total_tokens: 12}
+  - content: It is 42.
+""",
+        encoding="utf-8",
+    )
+    model = ScriptedModel.from_yaml(path)
+    first = await model.complete(after(), None)
+    assert first.message["tool_calls"][0]["function"] == {
+        "name": "bash",
+        "arguments": '{"command": "echo 42"}',
+    }
+    assert first.usage == {"total_tokens": 12}
+    assert await content(model, after("x", "y", "z")) == "It is 42."
+    assert (await model.models())[0]["id"] == "demo"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("replies: [", "not YAML: while parsing a flow"),
+        ("", "the script: Input should be"),
+        ("model: x", "replies: Field required"),
+        ("replies: [{contents: x}]", "replies.0.contents: Extra inputs are not permitted"),
+        ("replies: [{tool_calls: [{}]}]", "replies.0.tool_calls.0.name: Field required"),
+    ],
+)
+def test_a_malformed_script_is_told_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "script.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"script\.yaml") as raised:
+        ScriptedModel.from_yaml(path)
+    line = str(raised.value)
+    assert line.startswith(f"{path}: {complaint}")
+    assert "\n" not in line
