@@ -1,0 +1,42 @@
+"""The words that go to the model beside the client's own."""
+
+from policies.limits import Limits, StopReason
+from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
+
+NUDGE = (
+    "No tool was called. If there is work left, go on with the tools. If you are done, call submit"
+    " with the complete final answer."
+)
+FINAL_ANSWER = (
+    "Tools are no longer available. Write the final answer to the request now, complete and in the"
+    " form it asked for, from what you have found out."
+)
+WHY_NO_MORE_TOOLS = {
+    StopReason.MAX_TURNS: "The limit of steps is reached.",
+    StopReason.WALL_TIME: "The time is up.",
+    StopReason.TOKEN_BUDGET: "The token budget is used up.",
+    StopReason.TOOL_OUTPUT_BUDGET: "The budget for tool output is used up.",
+    StopReason.CONTEXT_WINDOW: "The context window is full.",
+}
+NOT_RUN = "Not run: the work was already submitted."
+
+
+def system_prompt(limits: Limits) -> str:
+    """What the model is told of its computer."""
+    return (
+        "You have a computer of your own: an isolated Linux sandbox that you use through the tools"
+        " execute_bash and str_replace_editor. Use it whenever computing, checking, searching or"
+        " writing files gives a better answer than memory; answer simple things directly.\n"
+        f"- Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}. Put every file the"
+        f" user should receive into {OUTPUT_DIR}; nothing else is kept.\n"
+        "- The sandbox has no network. The shell's directory, variables and functions carry over"
+        f" between commands; one command may take {limits.command_timeout_s:g} s.\n"
+        "- Nobody can answer questions while you work. When you are done, call submit with the"
+        " complete final answer as the user should read it; refer to produced files by their path."
+    )
+
+
+def final_request(stop: StopReason) -> str:
+    """How the model is asked for its last words."""
+    why = WHY_NO_MORE_TOOLS.get(stop)
+    return f"{why} {FINAL_ANSWER}" if why else FINAL_ANSWER

@@ -1,0 +1,314 @@
+"""The loop: ask the model, do what it calls for, tell it what came of that, until it is done."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from policies.artifacts import ArtifactLimits, Selection, select
+from policies.completion import is_answer
+from policies.isolation import Isolation
+from policies.limits import Limits, Spent, StopReason, exceeded
+from policies.prompts import NOT_RUN, NUDGE, WHY_NO_MORE_TOOLS
+from proxy.agent.answer import AnswerWriter, answer_file, produced_files
+from proxy.agent.conversation import Conversation
+from proxy.agent.events import (
+    Emit,
+    FileProduced,
+    ModelDelta,
+    ReasoningDelta,
+    RunFinished,
+    RunStarted,
+    TextDelta,
+    TurnStarted,
+)
+from proxy.agent.history import text_of
+from proxy.agent.listener import TurnListener, think_aloud
+from proxy.agent.model import Model, Reply
+from proxy.agent.submit_stream import recovered_answer
+from proxy.agent.task import Artifact, Result, Task
+from proxy.agent.tool_calls import ToolCall, Turn, understand
+from proxy.agent.toolbox import Toolbox
+from proxy.errors import BackendError, ContextOverflowError
+from sandbox_runtime.errors import SandboxFileError
+from sandbox_runtime.sandbox import Lease, Sandboxes
+from sandbox_runtime.tools.base import Observation, Tool
+
+FINAL_ANSWER_S = 600.0
+"""How long the one last question may take, the run's own time being up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A model, a place for computers, and what a run may use of both."""
+
+    model: Model
+    sandboxes: Sandboxes
+    make_tools: Callable[[], Sequence[Tool]]
+    limits: Limits = Limits()
+    isolation: Isolation = Isolation()
+    artifact_limits: ArtifactLimits = ArtifactLimits()
+
+    async def run(self, task: Task, emit: Emit) -> Result:
+        """Answer one request; what happens on the way goes to `emit`.
+
+        Raises BackendError when the model fails for good, SandboxError when the sandbox does.
+        """
+        async with self.sandboxes.lease(self.isolation) as lease:
+            return await _Run(self, task, emit, lease).go()
+
+
+@dataclass
+class _Ending:
+    """How a run ends, as far as is known."""
+
+    submitted: str | None = None
+    prose: str = ""
+    """The model's last words that were no tool call."""
+    prose_reply: Reply | None = None
+    """The reply they came in, where they show that the model is done."""
+    finish_reason: str = "stop"
+    client_calls: list[ToolCall] = field(default_factory=list)
+    reply: Reply | None = None
+    """The reply that wrote the answer, or the last one."""
+
+
+class _Run:
+    """One run of the loop."""
+
+    def __init__(self, agent: Agent, task: Task, emit: Emit, lease: Lease) -> None:
+        self._agent = agent
+        self._task = task
+        self._emit = emit
+        self._limits = agent.limits
+        self._toolbox = Toolbox(agent.make_tools(), lease, emit)
+        self._talk = Conversation(agent.model, task, self._toolbox.schemas, agent.limits)
+        self._writer = AnswerWriter(
+            emit, task.outbox, agent.artifact_limits, rewrite_links=task.rewrite_links
+        )
+        self._ending = _Ending()
+        self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
+        self._client_names = [_tool_name(tool) for tool in task.client_tools]
+        self._started = time.monotonic()
+        self._turns = 0
+        self._nudged = False
+
+    async def go(self) -> Result:
+        await self._emit(RunStarted(self._task.run_id))
+        stop = None
+        while stop is None:
+            stop = exceeded(self._limits, self._spent()) or await self._turn()
+        answer = await self._answer(stop)
+        await self._writer.finish(answer, self._toolbox.computer)
+        return await self._result(stop, answer)
+
+    def _spent(self) -> Spent:
+        return Spent(
+            turns=self._turns,
+            wall_time_s=time.monotonic() - self._started,
+            tokens=self._talk.tokens,
+            tool_output_chars=self._toolbox.output_chars,
+        )
+
+    def _time_left_s(self) -> float:
+        return max(0.001, self._limits.wall_time_s - self._spent().wall_time_s)
+
+    # One turn
+
+    async def _turn(self) -> StopReason | None:
+        self._turns += 1
+        await self._emit(TurnStarted(self._turns))
+        await self._writer.begin()
+        live = not self._task.final_only
+        listener = TurnListener(self._emit, self._writer, self._toolbox, answer_live=live)
+        try:
+            async with asyncio.timeout(self._time_left_s()):
+                reply = await self._talk.ask(listener.hear if self._task.stream else None)
+        except TimeoutError:
+            return StopReason.WALL_TIME
+        except ContextOverflowError:
+            if self._turns == 1:
+                raise  # the request itself is too long
+            return StopReason.CONTEXT_WINDOW
+        self._ending.reply = reply
+        names = [*self._toolbox.names, *self._client_names]
+        turn = understand(reply.message, names, self._call_ids)
+        self._talk.history.append(turn.message)
+        is_final = self._hear_out(turn, reply)
+        if not self._task.stream:
+            narration = "" if is_final else text_of(reply.message)
+            await listener.hear_whole(reply, narration=narration)
+        elif not is_final:
+            await listener.narrate()
+        if turn.calls:
+            return await self._act(turn, reply)
+        if is_final:
+            return StopReason.ANSWERED
+        self._nudge()
+        return None
+
+    def _hear_out(self, turn: Turn, reply: Reply) -> bool:
+        """Note the turn's prose; whether it ends the run."""
+        prose = "" if turn.as_text else text_of(reply.message).strip()
+        is_final = not turn.calls and (self._nudged or is_answer(prose, reply.finish_reason))
+        if prose:
+            is_whole = is_final or is_answer(prose, "stop")
+            self._ending.prose = prose
+            self._ending.prose_reply = reply if is_whole else None
+        return is_final
+
+    def _nudge(self) -> None:
+        self._nudged = True
+        self._talk.history.append({"role": "user", "content": NUDGE})
+
+    async def _act(self, turn: Turn, reply: Reply) -> StopReason | None:
+        """Run every call of a turn, in order, and answer each; the client's are left to it."""
+        self._nudged = False
+        ending = self._ending
+        told: list[tuple[ToolCall, str]] = []
+        for call in turn.calls:
+            if ending.submitted is not None:
+                told.append((call, NOT_RUN))
+            elif call.name in self._client_names:
+                ending.client_calls.append(call)
+            else:
+                observation = await self._run_tool(call, reply)
+                told.append((call, observation.text))
+                if observation.finished:
+                    ending.submitted = observation.answer or ""
+        if ending.submitted is not None:
+            told += [(call, NOT_RUN) for call in ending.client_calls]
+            ending.client_calls.clear()
+        self._talk.history.append(*_told(told, as_text=turn.as_text))
+        if ending.submitted is not None:
+            return StopReason.SUBMITTED
+        return StopReason.CLIENT_TOOL_CALLS if ending.client_calls else None
+
+    async def _run_tool(self, call: ToolCall, reply: Reply) -> Observation:
+        answer = recovered_answer(call.written) if call.name == "submit" and call.written else ""
+        if answer:  # it is there, though its JSON is cut off or wrongly escaped
+            call = replace(call, arguments={"answer": answer}, mistake=None)
+        timeout_s = min(self._limits.command_timeout_s, self._time_left_s())
+        observation = await self._toolbox.run(call, timeout_s)
+        if answer and observation.finished:
+            self._ending.finish_reason = reply.finish_reason
+        return observation
+
+    # The answer
+
+    async def _answer(self, stop: StopReason) -> str:
+        """The best answer there is: the one handed in, one in a file, the last prose, or one
+        asked for. A limit, or a form that holds for the answer alone, has it asked for first."""
+        if stop is StopReason.CLIENT_TOOL_CALLS:
+            return ""
+        must_ask = bool(self._task.final_only) or stop in WHY_NO_MORE_TOOLS
+        found = await self._found_answer()
+        if found and not must_ask:
+            return found
+        best = found or self._ending.prose
+        return await self._asked_answer(stop, best) or best
+
+    async def _found_answer(self) -> str:
+        ending = self._ending
+        if ending.submitted:
+            return ending.submitted
+        sandbox = self._toolbox.computer
+        if in_file := await answer_file(sandbox) if sandbox else "":
+            return in_file
+        if ending.prose_reply is None:
+            return ""
+        ending.finish_reason = ending.prose_reply.finish_reason
+        return ending.prose
+
+    async def _asked_answer(self, stop: StopReason, fallback: str) -> str:
+        await self._writer.begin()
+        hear = self._hear_final if self._task.stream else None
+        try:
+            async with asyncio.timeout(FINAL_ANSWER_S):
+                reply = await self._talk.ask_final(stop, hear)
+        except BackendError:
+            if not fallback or self._writer.text:
+                raise
+            return fallback
+        except TimeoutError as error:
+            self._ending.finish_reason = "length"
+            if best := self._writer.given or fallback:
+                return best
+            raise BackendError("the model did not answer in time", status=504) from error
+        self._ending.reply = reply
+        self._ending.finish_reason = reply.finish_reason
+        if not self._task.stream:
+            await think_aloud(reply, self._emit)
+        return text_of(reply.message)
+
+    async def _hear_final(self, delta: ModelDelta) -> None:
+        if isinstance(delta, TextDelta):
+            await self._writer.write(delta.text, self._toolbox.computer, delta.logprobs)
+        elif isinstance(delta, ReasoningDelta):
+            await self._emit(delta)
+
+    # The end
+
+    async def _result(self, stop: StopReason, answer: str) -> Result:
+        artifacts, selection = await self._collect()
+        await self._emit(RunFinished(stop, self._talk.usage))
+        reply = self._ending.reply
+        return Result(
+            run_id=self._task.run_id,
+            container_id=self._task.outbox.container_id,
+            model=self._task.model,
+            answer=self._writer.text,
+            stop_reason=stop,
+            finish_reason=self._finish_reason(stop, answer),
+            tool_calls=[call.raw for call in self._ending.client_calls],
+            usage=self._talk.usage,
+            tally=replace(
+                self._talk.tally,
+                tool_calls=self._toolbox.steps,
+                wall_ms=int(self._spent().wall_time_s * 1000),
+                sandbox_ms=int(self._toolbox.spent_s * 1000),
+                cpu_ms=int(self._toolbox.cpu_s * 1000),
+                peak_mem_bytes=self._toolbox.peak_memory_bytes,
+            ),
+            artifacts=artifacts,
+            left_out=selection.left_out,
+            choice=reply.choice if reply else {},
+            response=reply.response if reply else {},
+        )
+
+    def _finish_reason(self, stop: StopReason, answer: str) -> str:
+        if stop is StopReason.CLIENT_TOOL_CALLS:
+            return "tool_calls"
+        if not answer:
+            return "length"
+        ended = self._ending.finish_reason
+        return ended if ended in ("length", "content_filter") else "stop"
+
+    async def _collect(self) -> tuple[list[Artifact], Selection]:
+        sandbox = self._toolbox.computer
+        if sandbox is None:
+            return [], Selection((), ())
+        selection = select(await produced_files(sandbox), self._agent.artifact_limits)
+        artifacts = []
+        for file in selection.chosen:
+            try:
+                artifact = await self._task.outbox.save(sandbox, file)
+            except SandboxFileError:
+                continue  # it changed under our hands: a process still runs
+            artifacts.append(artifact)
+            await self._emit(FileProduced(artifact.file_id, artifact.path, artifact.bytes))
+        return artifacts, selection
+
+
+def _told(told: Sequence[tuple[ToolCall, str]], *, as_text: bool) -> list[dict[str, Any]]:
+    if as_text and told:
+        # One message: many chat templates want user and assistant to alternate.
+        results = (f"Result of {call.name}:\n{text}" for call, text in told)
+        return [{"role": "user", "content": "\n\n".join(results)}]
+    return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in told]
+
+
+def _tool_name(tool: Any) -> str:
+    return str(tool.get("function", {}).get("name", ""))

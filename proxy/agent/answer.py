@@ -1,0 +1,110 @@
+"""The answer on its way to the client: links made good, pieces passed on as they come."""
+
+from typing import Any
+
+from policies.artifacts import ArtifactLimits, Produced, output_path, select
+from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES, OUTPUT_DIR
+from proxy.agent.events import AnswerDelta, Emit
+from proxy.agent.links import LinkWriter
+from proxy.agent.submit_stream import SubmitStream
+from proxy.agent.task import Outbox
+from sandbox_runtime.errors import SandboxFileError
+from sandbox_runtime.sandbox import Sandbox
+
+
+class AnswerWriter:
+    """Writes one answer, at once or piece by piece.
+
+    What was sent cannot be taken back: where a begun answer is given up, the next one follows it,
+    set apart by an empty line.
+    """
+
+    def __init__(
+        self, emit: Emit, outbox: Outbox, limits: ArtifactLimits, *, rewrite_links: bool
+    ) -> None:
+        self._emit = emit
+        self._outbox = outbox
+        self._limits = limits
+        self._rewrite = rewrite_links
+        self._links: LinkWriter | None = None
+        self._submit = SubmitStream()
+        self.given = ""
+        """The answer so far, before its links are made good."""
+        self.text = ""
+        """What the client has been sent."""
+
+    async def begin(self) -> None:
+        """Make ready for an answer, giving up one that was begun."""
+        await self._end()
+        self._submit = SubmitStream()
+        self.given = ""
+
+    async def write(self, piece: str, sandbox: Sandbox | None, logprobs: Any = None) -> None:
+        """Pass a piece of the answer on."""
+        if self._links is None:
+            self._links = LinkWriter(await self._linkable(sandbox), self._outbox.url)
+            await self._send("\n\n" if self.text else "", None)
+        self.given += piece
+        await self._send(self._links.feed(piece), logprobs)
+
+    async def write_submit(self, arguments: str, sandbox: Sandbox | None) -> None:
+        """Pass on the answer inside a piece of submit's arguments."""
+        if piece := self._submit.feed(arguments):
+            await self.write(piece, sandbox)
+
+    async def finish(self, answer: str, sandbox: Sandbox | None) -> None:
+        """Pass on what is missing of `answer`."""
+        if not answer.startswith(self.given.rstrip()):
+            await self.begin()
+        if missing := answer[len(self.given) :]:
+            await self.write(missing, sandbox)
+        await self._end()
+
+    async def _linkable(self, sandbox: Sandbox | None) -> list[str]:
+        """The files that will be handed back: a link to any other would be dead."""
+        if sandbox is None or not self._rewrite:
+            return []
+        chosen = select(await produced_files(sandbox), self._limits).chosen
+        return [file.path for file in chosen]
+
+    async def _end(self) -> None:
+        if self._links is not None:
+            links, self._links = self._links, None
+            await self._send(links.finish(), None)
+
+    async def _send(self, text: str, logprobs: Any) -> None:
+        if text:
+            text = text.encode(errors="replace").decode()  # half a surrogate pair is no text
+            self.text += text
+            await self._emit(AnswerDelta(text, logprobs))
+
+
+async def produced_files(sandbox: Sandbox) -> list[Produced]:
+    """The regular files in the output directory."""
+    try:
+        listing = await sandbox.list(OUTPUT_DIR)
+    except SandboxFileError:
+        return []
+    return [
+        Produced(output_path(entry.path), entry.bytes)
+        for entry in listing.entries
+        if entry.kind == "file"
+    ]
+
+
+async def answer_file(sandbox: Sandbox) -> str:
+    """The text of the first answer file that has any; only a regular file of sane size counts."""
+    for path in ANSWER_FILES:
+        pieces: list[bytes] = []
+
+        async def keep(piece: bytes, into: list[bytes] = pieces) -> None:
+            into.append(piece)
+
+        try:
+            await sandbox.get(path, keep, max_bytes=MAX_ANSWER_BYTES)
+        except SandboxFileError:
+            continue
+        text = b"".join(pieces).decode(errors="replace").strip("\n")
+        if text.strip():
+            return text
+    return ""

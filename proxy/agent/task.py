@@ -1,0 +1,107 @@
+"""What the agent is asked for and what it gives back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from policies.artifacts import Produced
+from policies.limits import StopReason
+from proxy.agent.model import Message
+from sandbox_runtime.sandbox import Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A produced file as it is handed back."""
+
+    file_id: str
+    container_id: str
+    path: str
+    bytes: int
+    mime_type: str
+    sha256: str
+    url: str
+    data_url: str | None
+    """The content itself, for a picture small enough to travel inside the message."""
+
+
+class Outbox(Protocol):
+    """Where one run's produced files go."""
+
+    @property
+    def container_id(self) -> str:
+        """The name under which the files are found."""
+
+    def url(self, path: str) -> str:
+        """Where a file will be found, once saved."""
+
+    async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
+        """Take a file out of the sandbox. Raises SandboxFileError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request, split into what the loop needs."""
+
+    run_id: str
+    outbox: Outbox
+    model: str
+    messages: Sequence[Message]
+    client_tools: Sequence[Mapping[str, Any]] = ()
+    """Tools that only the client can run."""
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    """Whether the client can answer several calls of its tools in one turn."""
+    every_turn: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters that go with each model call."""
+    final_only: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters that go with the call that writes the visible answer, and with no other."""
+    final_budget: Mapping[str, Any] = field(default_factory=dict)
+    """The client's token limit, under the name it used; it bounds the visible answer alone."""
+    stream: bool = False
+    """Whether the model is asked to stream, because someone watches."""
+    rewrite_links: bool = True
+    """Whether the answer is prose, in which links to produced files may be put."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a run has cost beside model tokens."""
+
+    llm_calls: int = 0
+    tool_calls: int = 0
+    context_tokens: int = 0
+    """The last prompt's length."""
+    env_tokens: int = 0
+    """How much of the prompts the sandbox's output was, by the backend's own count."""
+    wall_ms: int = 0
+    sandbox_ms: int = 0
+    """Time spent in tools."""
+    cpu_ms: int = 0
+    """Processor time of the commands."""
+    peak_mem_bytes: int = 0
+    """The largest command's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended."""
+
+    run_id: str
+    container_id: str
+    model: str
+    answer: str
+    stop_reason: StopReason
+    finish_reason: str
+    """OpenAI's: stop, length, tool_calls, content_filter."""
+    tool_calls: Sequence[Mapping[str, Any]]
+    """Calls of the client's own tools, for the client to run."""
+    usage: Mapping[str, Any]
+    """Summed over all model calls."""
+    tally: Tally
+    artifacts: Sequence[Artifact]
+    left_out: Sequence[Produced]
+    choice: Mapping[str, Any]
+    """Other fields of the last reply's choice, such as logprobs."""
+    response: Mapping[str, Any]
+    """Other fields of the last reply, such as system_fingerprint."""

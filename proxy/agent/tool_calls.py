@@ -1,0 +1,199 @@
+"""From a model's reply to the tool calls in it, well formed or not."""
+
+import copy
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.agent.history import text_of
+from proxy.agent.model import Message
+
+_TAG = re.compile(r"<tool_call>\s*")
+_FENCE = re.compile(r"```(?:json|tool_call|tool_code)?\s*\n\s*")
+_DECODER = json.JSONDecoder()
+_SHOWN_CHARS = 200
+_Written = tuple[str, Any] | str
+"""A name and arguments, or what cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call, as far as it can be understood."""
+
+    id: str
+    name: str
+    arguments: Any
+    """Parsed JSON of whatever type; None where `mistake` says why."""
+    raw: Mapping[str, Any]
+    """The entry of `tool_calls` it came from, the arguments as the model wrote them."""
+    written: str = ""
+    """The arguments' text, where it is a mistake."""
+    mistake: str | None = None
+    """What the model must mend, where the call cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A reply understood: what to echo and what to do."""
+
+    message: Message
+    """As the backend sent it, but for what backends refuse to take back: see `repaired`."""
+    calls: tuple[ToolCall, ...]
+    as_text: bool
+    """Whether the calls were written as text, so that no `tool` message can answer them."""
+
+
+def understand(message: Message, names: Collection[str], new_id: "Iterator[str]") -> Turn:
+    """Find the tool calls of a reply; `names` are the tools there are."""
+    entries = message.get("tool_calls")
+    if isinstance(entries, list) and entries:
+        fixed = repaired(message, new_id)
+        return Turn(fixed, tuple(_parse(entry) for entry in fixed["tool_calls"]), as_text=False)
+    written = _written_calls(text_of(message), names)
+    calls = tuple(_call_in_text(call, next(new_id)) for call in written)
+    return Turn(message, calls, as_text=bool(calls))
+
+
+def may_call(prose: str) -> bool:
+    """Whether prose that is not whole yet may turn out to be a tool call written as text."""
+    return prose.lstrip().startswith(("{", "[", "```")) or _TAG.search(prose) is not None
+
+
+def repaired(message: Message, new_id: "Iterator[str]") -> Message:
+    """The message itself, or a copy with what no backend takes back made good.
+
+    A call without an id of its own cannot be answered, and chat templates fail on arguments that
+    are no JSON object; both would end the run at the next request.
+    """
+    seen: set[str] = set()
+    entries = []
+    for entry in message["tool_calls"]:
+        fixed = _repaired_entry(entry, seen, new_id)
+        seen.add(fixed["id"])
+        entries.append(fixed)
+    if entries == message["tool_calls"]:
+        return message
+    return {**message, "tool_calls": entries}
+
+
+def _repaired_entry(entry: Any, seen: set[str], new_id: "Iterator[str]") -> dict[str, Any]:
+    fixed = copy.deepcopy(entry) if isinstance(entry, dict) else {}
+    if not isinstance(fixed.get("id"), str) or not fixed["id"] or fixed["id"] in seen:
+        fixed["id"] = next(new_id)
+    function = fixed.get("function")
+    if not isinstance(function, dict):
+        function = fixed["function"] = {}
+    fixed.setdefault("type", "function")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        function["name"] = "unknown"
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        function["arguments"] = json.dumps(arguments)
+    elif arguments is None or arguments == "":
+        function["arguments"] = "{}"  # how some models call a tool without parameters
+    elif not isinstance(arguments, str) or not isinstance(_loads(arguments), dict):
+        function["arguments"] = json.dumps({"invalid_arguments": arguments})
+    return fixed
+
+
+def _parse(entry: Mapping[str, Any]) -> ToolCall:
+    function = entry["function"]
+    arguments = _loads(function["arguments"])
+    if isinstance(arguments, dict) and set(arguments) == {"invalid_arguments"}:
+        invalid = arguments["invalid_arguments"]
+        written = invalid if isinstance(invalid, str) else json.dumps(invalid)
+        raw = {**entry, "function": {**function, "arguments": written}}
+        return ToolCall(entry["id"], function["name"], None, raw, written, _explain(written))
+    return ToolCall(entry["id"], function["name"], arguments, entry)
+
+
+def _explain(written: str) -> str:
+    shown = written[:_SHOWN_CHARS]
+    try:
+        value = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        return (
+            f"The arguments are not valid JSON ({error}), so nothing was run: {shown!r}. Call the"
+            ' tool again with a JSON object; inside strings write \\n for a newline and \\" for a'
+            " quote."
+        )
+    return (
+        f"The arguments must be a JSON object, got {type(value).__name__}, so nothing was run:"
+        f" {shown!r}. Call the tool again with its parameters by name."
+    )
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _written_calls(text: str, names: Collection[str]) -> list[_Written]:
+    """Calls that the model wrote into its prose: tagged, fenced, or nothing but the call."""
+    if tagged := _after_each(_TAG, text):
+        # A tag can only mean a call, so what cannot be understood is the model's to mend.
+        return _different(_as_calls(value) or [written] for value, written in tagged)
+    candidates = [value for value, _ in _after_each(_FENCE, text)] or [_loads(text.strip())]
+    found = _different(_as_calls(value) for value in candidates)
+    return [call for call in found if isinstance(call, tuple) and call[0] in names]
+
+
+def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, str]]:
+    """The JSON value after each opening, None where there is none, and the text up to its end."""
+    found = []
+    position = 0
+    while start := opening.search(text, position):
+        try:
+            value, position = _DECODER.raw_decode(text, start.end())
+        except (ValueError, RecursionError):
+            value, position = None, start.end()
+        written = text[start.end() :].partition("</tool_call>")[0]
+        found.append((value, written.strip()))
+    return found
+
+
+def _different(found: Iterable[list[_Written]]) -> list[_Written]:
+    calls: list[_Written] = []
+    for call in itertools.chain.from_iterable(found):
+        if call not in calls:
+            calls.append(call)
+    return calls
+
+
+def _as_calls(value: Any) -> list[_Written]:
+    values = value if isinstance(value, list) else [value]
+    return [call for call in map(_as_call, values) if call]
+
+
+def _as_call(value: Any) -> tuple[str, Any] | None:
+    """`{"name": …, "arguments": …}`, the same in a `function`, or the arguments beside the name."""
+    if not isinstance(value, dict):
+        return None
+    if isinstance(value.get("function"), dict):
+        value = value["function"]
+    name = value.get("name") or value.get("tool") or value.get("function")
+    if not isinstance(name, str):
+        return None
+    for key in ("arguments", "parameters", "args", "input"):
+        if key in value:
+            arguments = value[key]
+            return name, _loads(arguments) if isinstance(arguments, str) else arguments
+    return name, {k: v for k, v in value.items() if k not in ("name", "tool", "function", "type")}
+
+
+def _call_in_text(written: _Written, id: str) -> ToolCall:
+    if isinstance(written, str):
+        mistake = (
+            f"This is no tool call: {written[:_SHOWN_CHARS]!r}. Write one JSON object with the"
+            ' tool\'s name and its arguments: {"name": ..., "arguments": {...}}.'
+        )
+        return ToolCall(id, "unknown", None, {}, written, mistake)
+    name, arguments = written
+    text = json.dumps(arguments if isinstance(arguments, dict) else {})
+    raw = {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
+    return ToolCall(id, name, arguments, raw)

@@ -1,0 +1,80 @@
+"""The tools of one run and the sandbox they work in."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
+from proxy.agent.tool_calls import ToolCall
+from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
+from sandbox_runtime.tools.base import Observation, Tool
+
+
+class Toolbox:
+    """Does what the model calls for; whatever the model did wrong is an observation."""
+
+    def __init__(self, tools: Sequence[Tool], lease: Lease, emit: Emit) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._lease = lease
+        self._emit = emit
+        self.computer: Sandbox | None = None
+        """The sandbox, once a tool has asked for it."""
+        self.steps = 0
+        self.spent_s = 0.0
+        self.cpu_s = 0.0
+        self.peak_memory_bytes = 0
+        self.output_chars = 0
+
+    @property
+    def names(self) -> list[str]:
+        """What the model may call."""
+        return list(self._tools)
+
+    @property
+    def schemas(self) -> list[Mapping[str, Any]]:
+        """The tools as the model is told of them, always in this order."""
+        return [tool.schema for tool in self._tools.values()]
+
+    async def run(self, call: ToolCall, timeout_s: float) -> Observation:
+        """Do one call and tell the listeners. Raises SandboxError."""
+        self.steps += 1
+        step = self.steps
+        shown = call.arguments if isinstance(call.arguments, dict) else {}
+        await self._emit(ToolCallStarted(step, call.id, call.name, shown))
+        started = time.monotonic()
+        observation = await self._observe(call, step, timeout_s)
+        duration_s = time.monotonic() - started
+        self.spent_s += duration_s
+        self.cpu_s += observation.cpu_s
+        self.peak_memory_bytes = max(self.peak_memory_bytes, observation.peak_memory_bytes)
+        self.output_chars += len(observation.text)
+        await self._emit(
+            ToolCallFinished(
+                step=step,
+                call_id=call.id,
+                name=call.name,
+                observation=observation.text,
+                exit_code=observation.exit_code,
+                output_lines=observation.output_lines,
+                duration_s=duration_s,
+            )
+        )
+        return observation
+
+    async def _observe(self, call: ToolCall, step: int, timeout_s: float) -> Observation:
+        if call.mistake:
+            return Observation(call.mistake)
+        tool = self._tools.get(call.name)
+        if tool is None:
+            names = ", ".join(self._tools)
+            return Observation(f"There is no tool {call.name!r}. The tools are: {names}.")
+
+        async def on_output(stream: StreamName, text: str) -> None:
+            await self._emit(ToolOutput(step, stream, text))
+
+        return await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
+
+    async def sandbox(self) -> Sandbox:
+        """The run's lease, as the tools see it."""
+        self.computer = await self._lease.sandbox()
+        return self.computer

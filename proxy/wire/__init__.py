@@ -1,0 +1,1 @@
+"""Pure: OpenAI's JSON to our values and back."""

@@ -1,0 +1,158 @@
+"""One run of the loop, and everything that can be seen of it."""
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from policies.artifacts import ArtifactLimits, Produced
+from policies.limits import Limits
+from proxy.agent.agent import Agent
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    FileProduced,
+    ReasoningDelta,
+    ToolCallFinished,
+)
+from proxy.agent.model import Model
+from proxy.agent.task import Artifact, Result, Task
+from proxy.models.scripted import ScriptedModel, call, tool_reply
+from sandbox_runtime.sandbox import Sandbox, Sandboxes
+from sandbox_runtime.tools import make_tools
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.sandbox_runtime.transfer import read
+
+USER = {"role": "user", "content": "How many?"}
+SUBMIT = tool_reply(call("submit", answer="42"))
+OVERFLOW = {"error": {"status": 400, "message": "too long", "code": "context_length_exceeded"}}
+FAILURE = {"error": {"status": 500, "message": "the backend is on fire"}}
+LOOKUP = {
+    "type": "function",
+    "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}},
+}
+"""A tool that only the client can run."""
+
+
+def bash(command: str) -> dict[str, Any]:
+    """A call of execute_bash."""
+    return call("execute_bash", command=command)
+
+
+class MemoryOutbox:
+    """An Outbox that keeps files in memory."""
+
+    container_id = "cntr_test"
+
+    def __init__(self) -> None:
+        self.saved: dict[str, bytes] = {}
+
+    def url(self, path: str) -> str:
+        return f"https://files.test/{path.rpartition('/')[2]}"
+
+    async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
+        data = await read(sandbox, file.path, max_bytes=file.bytes)
+        self.saved[file.path] = data
+        return Artifact(
+            file_id=f"cfile_{len(self.saved)}",
+            container_id=self.container_id,
+            path=file.path,
+            bytes=len(data),
+            mime_type="text/plain",
+            sha256=hashlib.sha256(data).hexdigest(),
+            url=self.url(file.path),
+            data_url=None,
+        )
+
+
+class Events(list[Event]):
+    """A listener that remembers; `then` hears each event after it."""
+
+    def __init__(self, then: Callable[[Event], Awaitable[None]] | None = None) -> None:
+        super().__init__()
+        self._then = then
+
+    async def __call__(self, event: Event) -> None:
+        if isinstance(event, ToolCallFinished):
+            event = replace(event, duration_s=0.0)
+        self.append(event)
+        if self._then is not None:
+            await self._then(event)
+
+    @property
+    def answer(self) -> str:
+        return "".join(event.text for event in self if isinstance(event, AnswerDelta))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(event.text for event in self if isinstance(event, ReasoningDelta))
+
+    @property
+    def observations(self) -> list[str]:
+        return [event.observation for event in self if isinstance(event, ToolCallFinished)]
+
+    @property
+    def files(self) -> list[str]:
+        return [event.path for event in self if isinstance(event, FileProduced)]
+
+
+@dataclass
+class Run:
+    """What a run needs, and after `go` what came of it."""
+
+    model: Model
+    sandboxes: Sandboxes = field(default_factory=MemorySandboxes)
+    limits: Limits = Limits()
+    artifact_limits: ArtifactLimits = ArtifactLimits()
+    events: Events = field(default_factory=Events)
+    outbox: MemoryOutbox = field(default_factory=MemoryOutbox)
+
+    async def go(self, **fields: Any) -> Result:
+        """Answer a request; `fields` are the task's."""
+        task = Task(
+            **{
+                "run_id": "r1",
+                "outbox": self.outbox,
+                "model": "m",
+                "messages": [USER],
+                **fields,
+            }
+        )
+        agent = Agent(
+            self.model,
+            self.sandboxes,
+            make_tools,
+            limits=self.limits,
+            artifact_limits=self.artifact_limits,
+        )
+        return await agent.run(task, self.events)
+
+
+async def answered(replies: Sequence[Mapping[str, Any]], **fields: Any) -> Result:
+    """The result of a run that needs nothing else."""
+    return await Run(ScriptedModel(replies)).go(**fields)
+
+
+def valid(body: Mapping[str, Any]) -> bool:
+    """Whether a backend takes the messages: each tool call answered once, before anyone else
+    speaks, its arguments a JSON object."""
+    open_calls: list[str] = []
+    for message in body["messages"]:
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in open_calls:
+                return False
+            open_calls.remove(message["tool_call_id"])
+            continue
+        calls = message.get("tool_calls") or []
+        ids = [call["id"] for call in calls]
+        if open_calls or len(set(ids)) < len(ids) or not all(ids):
+            return False
+        if not all(_takes(call["function"]) for call in calls):
+            return False
+        open_calls = ids
+    return not open_calls
+
+
+def _takes(function: Mapping[str, Any]) -> bool:
+    return bool(function["name"]) and isinstance(json.loads(function["arguments"]), dict)

@@ -1,0 +1,136 @@
+"""Paths in an answer become links that open, wherever its pieces end."""
+
+import random
+
+import pytest
+
+from proxy.agent.links import LinkWriter
+from tests.proxy.agent.cuts import cuts
+
+OUT = "/testbed/output"
+PATHS = [f"{OUT}/plot.png", f"{OUT}/a b.csv", f"{OUT}/sub/plot.png", f"{OUT}/plot", f"{OUT}/ü.txt"]
+
+
+def url(path: str) -> str:
+    return f"https://x/{PATHS.index(path)}"
+
+
+def linked(text: str, paths: list[str] = PATHS) -> str:
+    writer = LinkWriter(paths, url)
+    return writer.feed(text) + writer.finish()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{OUT}/plot.png", "[plot.png](https://x/0)"),
+        (f"See {OUT}/plot.png.", "See [plot.png](https://x/0)."),
+        (f"See `{OUT}/plot.png`!", "See [plot.png](https://x/0)!"),
+        (f"({OUT}/plot.png)", "([plot.png](https://x/0))"),
+        (f"**{OUT}/plot.png**", "**[plot.png](https://x/0)**"),
+        (f"[the plot]({OUT}/plot.png)", "[the plot](https://x/0)"),
+        (f"![the plot](sandbox:{OUT}/plot.png)", "![the plot](https://x/0)"),
+        ("[the plot](sandbox:/mnt/data/plot.png)", "[the plot](https://x/0)"),
+        ("at /mnt/data/plot.png", "at [plot.png](https://x/0)"),
+        (f'<img src="{OUT}/plot.png">', '<img src="https://x/0">'),
+        (f"<{OUT}/plot.png>", "<https://x/0>"),
+        (f"{OUT}/a b.csv", "[a b.csv](https://x/1)"),
+        (f"[t](sandbox:{OUT}/a%20b.csv)", "[t](https://x/1)"),
+        (f"{OUT}/sub/plot.png", "[plot.png](https://x/2)"),
+        (f"{OUT}/plot, {OUT}/plot.", "[plot](https://x/3), [plot](https://x/3)."),
+        (f"{OUT}/ü.txt and {OUT}/%C3%BC.txt", "[ü.txt](https://x/4) and [ü.txt](https://x/4)"),
+        (f"{OUT}/plot.png\n{OUT}/plot.png", "[plot.png](https://x/0)\n[plot.png](https://x/0)"),
+    ],
+)
+def test_every_way_to_write_a_produced_path_becomes_a_link(text: str, expected: str) -> None:
+    assert linked(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{OUT}/plot.png.gz",
+        f"{OUT}/plot.pngx",
+        f"{OUT}/plot-2",
+        f"{OUT}/plot/x",
+        f"{OUT}/other.png",
+        f"{OUT}/",
+        OUT,
+        "plot.png",
+        "sandbox:/etc/passwd",
+        "/testbed/documents/plot.png",
+        "",
+    ],
+)
+def test_other_paths_are_left_alone(text: str) -> None:
+    assert linked(text) == text
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_pieces_do_not_matter(seed: int) -> None:
+    rng = random.Random(seed)
+    words = [
+        *PATHS,
+        "sandbox:",
+        "/mnt/data/plot.png",
+        f"`{OUT}/plot.png`",
+        "`",
+        "](",
+        "[x](",
+        ")",
+        " ",
+        "\n",
+        ".",
+        "<",
+        '"',
+        OUT,
+        "/testbed/out",
+        "/plot.png",
+        ".gz",
+        "-",
+        "sandbox",
+        "s",
+        "😀",
+    ]
+    text = "".join(rng.choice(words) for _ in range(rng.randint(1, 25)))
+    writer = LinkWriter(PATHS, url)
+    written = [writer.feed(piece) for piece in cuts(text, seed)]
+    assert "".join([*written, writer.finish()]) == linked(text)
+
+
+def test_text_that_cannot_become_a_path_is_not_held_back() -> None:
+    writer = LinkWriter(PATHS, url)
+    assert writer.feed("There are 42 of them, see /") == "There are 42 of them, see "
+    assert writer.feed("dev/null") == "/dev/null"
+    assert writer.feed(f" or {OUT}/plo") == " or "
+    assert writer.feed("t.png") == ""
+    assert writer.feed(", that it") == "[plot.png](https://x/0), that it"
+    assert writer.finish() == ""
+
+
+def test_a_name_that_goes_on_is_no_path_though_another_path_may_begin_there() -> None:
+    writer = LinkWriter(PATHS, url)
+    written = [writer.feed(piece) for piece in (f"{OUT}/plot", "s", "a", "lad")]
+    assert "".join([*written, writer.finish()]) == f"{OUT}/plotsalad"
+
+
+def test_without_files_every_piece_passes_as_it_is() -> None:
+    writer = LinkWriter([], url)
+    assert [writer.feed(piece) for piece in ("a /testbed/outp", "ut/x")] == [
+        "a /testbed/outp",
+        "ut/x",
+    ]
+    assert writer.finish() == ""
+
+
+def test_names_that_are_not_utf_8_or_full_of_symbols_are_linked() -> None:
+    for name in ("caf\udce9.csv", "a+b (1) [2] $x.csv", "100%.csv", "'q'.csv"):
+        writer = LinkWriter([f"{OUT}/{name}"], lambda path: "https://x")
+        assert writer.feed(f"{OUT}/{name} ") + writer.finish() == f"[{name}](https://x) "
+
+
+def test_the_longest_of_several_names_is_meant() -> None:
+    paths = [f"{OUT}/a", f"{OUT}/a b", f"{OUT}/a b c"]
+    writer = LinkWriter(paths, lambda path: path[-5:].replace("/", ""))
+    text = writer.feed(f"{OUT}/a b c.") + writer.finish()
+    assert text == "[a b c](a b c)."

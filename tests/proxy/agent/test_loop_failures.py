@@ -1,0 +1,259 @@
+"""What fails besides the model: the context, the backend, the sandbox, the client."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from policies.limits import StopReason
+from policies.prompts import final_request
+from proxy.agent.events import Event, OnDelta, ToolCallStarted
+from proxy.agent.model import Reply
+from proxy.errors import BackendError, ContextOverflowError
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from sandbox_runtime.errors import SandboxLostError, SandboxStartError
+from sandbox_runtime.sandbox import Sandbox
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.proxy.agent.runs import FAILURE, OVERFLOW, SUBMIT, USER, Events, Run, bash, valid
+
+LONG = bash("seq 100001 101900")
+SHORT = bash("echo short")
+
+
+# The context is full
+
+
+async def test_an_overflow_shortens_the_largest_old_observation_and_goes_on() -> None:
+    model = ScriptedModel([tool_reply(SHORT), tool_reply(LONG), OVERFLOW, SUBMIT])
+    run = Run(model)
+    result = await run.go()
+    assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+    refused, taken = model.requests[2]["messages"], model.requests[3]["messages"]
+    assert taken[:-1] == refused[:-1]
+    assert (taken[-1]["tool_call_id"], taken[-1]["role"]) == ("call_1_0", "tool")
+    assert len(refused[-1]["content"]) > 10_000
+    assert "characters of this result were left out" in taken[-1]["content"]
+    assert len(taken[-1]["content"]) < 700
+
+
+async def test_what_follows_an_overflow_builds_on_the_shortened_history() -> None:
+    model = ScriptedModel([tool_reply(LONG), OVERFLOW, tool_reply(SHORT), SUBMIT])
+    await Run(model).go()
+    shortened, after = model.requests[2]["messages"], model.requests[3]["messages"]
+    assert after[: len(shortened)] == shortened
+
+
+async def test_the_clients_own_messages_are_never_shortened() -> None:
+    client = [
+        {"role": "user", "content": "x" * 50_000},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "tool_call_id": "theirs", "content": "y" * 50_000},
+        USER,
+    ]
+
+    class Positioned(ScriptedModel):
+        """Counts only the assistant's messages of this run."""
+
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+            self.seen.append(body["messages"])
+            ours = [body["messages"][0], *body["messages"][5:]]
+            return await super().complete({**body, "messages": ours}, on_delta)
+
+        seen: list[Any]
+
+    model = Positioned([tool_reply(LONG), OVERFLOW, SUBMIT])
+    model.seen = []
+    result = await Run(model).go(messages=client)
+    assert result.answer == "42"
+    assert all(messages[1:5] == client for messages in model.seen)
+
+
+async def test_repeated_overflows_shorten_one_observation_after_the_other() -> None:
+    model = ScriptedModel([tool_reply(LONG), tool_reply(LONG), OVERFLOW, OVERFLOW, SUBMIT])
+    await Run(model).go()
+    lengths = [
+        [len(m["content"]) for m in request["messages"] if m["role"] == "tool"]
+        for request in model.requests[2:]
+    ]
+    assert [[n > 10_000 for n in row] for row in lengths] == [
+        [True, True],
+        [False, True],
+        [False, False],
+    ]
+
+
+async def test_a_request_that_is_too_long_itself_is_the_clients_to_hear_of() -> None:
+    sandboxes = MemorySandboxes()
+    with pytest.raises(ContextOverflowError):
+        await Run(ScriptedModel([OVERFLOW, SUBMIT]), sandboxes).go()
+    assert (sandboxes.opened, sandboxes.closed) == (1, 1)
+
+
+async def test_a_context_with_nothing_to_shorten_ends_in_a_last_answer() -> None:
+    model = ScriptedModel([tool_reply(SHORT), OVERFLOW, text_reply("About 42.")])
+    result = await Run(model).go()
+    assert (result.answer, result.stop_reason) == ("About 42.", StopReason.CONTEXT_WINDOW)
+    last = model.requests[-1]
+    assert last["messages"][-1]["content"] == final_request(StopReason.CONTEXT_WINDOW)
+    assert "tools" not in last
+
+
+async def test_a_context_too_full_for_a_last_answer_leaves_what_was_found() -> None:
+    steps = tool_reply(bash("echo 42 > output/answer.txt"))
+    result = await Run(ScriptedModel([steps, OVERFLOW, OVERFLOW, text_reply("")])).go()
+    assert (result.answer, result.stop_reason) == ("42", StopReason.CONTEXT_WINDOW)
+
+
+async def test_a_context_too_full_for_any_answer_is_an_error() -> None:
+    with pytest.raises(ContextOverflowError):
+        await Run(ScriptedModel([tool_reply(SHORT), OVERFLOW, OVERFLOW, text_reply("")])).go()
+
+
+# The backend fails
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_backend_that_fails_is_never_an_answer(stream: bool) -> None:
+    sandboxes = MemorySandboxes()
+    steps = tool_reply(bash("echo 42 > output/answer.txt"), content="There are 42.")
+    run = Run(ScriptedModel([steps, FAILURE, SUBMIT]), sandboxes)
+    with pytest.raises(BackendError, match="on fire") as raised:
+        await run.go(stream=stream)
+    assert raised.value.status == 500
+    assert (sandboxes.opened, sandboxes.closed) == (1, 1)
+    assert run.events.answer == ""
+
+
+async def test_a_failure_of_the_last_call_with_nothing_found_is_an_error() -> None:
+    with pytest.raises(BackendError, match="on fire"):
+        await Run(ScriptedModel([tool_reply(call("submit")), FAILURE, SUBMIT])).go()
+
+
+class BreakingModel(ScriptedModel):
+    """Fails in the middle of its last answer, once words have been passed on."""
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        reply = await super().complete(body, on_delta)
+        if "tools" not in body:
+            raise BackendError("the connection broke")
+        return reply
+
+
+async def test_a_failure_in_the_middle_of_the_last_answer_is_not_covered_up() -> None:
+    steps = tool_reply(bash("echo 41 > output/answer.txt"))
+    run = Run(BreakingModel([steps, SUBMIT, text_reply("Forty-")]))
+    with pytest.raises(BackendError, match="broke"):
+        await run.go(stream=True, final_only={"stop": ["\n"]})
+    assert run.events.answer == "Forty-"
+
+
+# The sandbox fails
+
+
+async def test_a_sandbox_that_cannot_start_fails_the_run_that_needs_it() -> None:
+    sandboxes = MemorySandboxes(SandboxStartError("no room"))
+    with pytest.raises(SandboxStartError, match="no room"):
+        await Run(ScriptedModel([tool_reply(SHORT), SUBMIT]), sandboxes).go()
+
+
+@pytest.mark.parametrize("reply", [SUBMIT, text_reply("42"), text_reply("")])
+async def test_a_sandbox_that_cannot_start_does_not_matter_to_a_run_without_one(
+    reply: dict[str, Any],
+) -> None:
+    sandboxes = MemorySandboxes(SandboxStartError("no room"))
+    model = ScriptedModel([reply, reply, text_reply("42")])
+    assert (await Run(model, sandboxes).go()).answer == "42"
+
+
+class NeverReady:
+    """Sandboxes that are still starting."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    async def sandbox(self) -> Sandbox:
+        await anyio.Event().wait()
+        raise AssertionError
+
+    @asynccontextmanager
+    async def lease(self, isolation: Isolation) -> AsyncIterator["NeverReady"]:
+        try:
+            yield self
+        finally:
+            self.ended = True
+
+
+@pytest.mark.parametrize("reply", [SUBMIT, text_reply("42"), tool_reply(call("nonsense"))])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_run_without_commands_waits_for_no_sandbox(
+    reply: dict[str, Any], stream: bool
+) -> None:
+    sandboxes = NeverReady()
+    with anyio.fail_after(5):
+        result = await Run(ScriptedModel([reply, SUBMIT]), sandboxes).go(stream=stream)
+    assert (result.answer, sandboxes.ended) == ("42", True)
+
+
+async def test_a_sandbox_that_is_lost_fails_the_run() -> None:
+    sandboxes = MemorySandboxes()
+
+    async def lose(event: Event) -> None:
+        if isinstance(event, ToolCallStarted) and event.step == 2:
+            await sandboxes.lent[0].close()
+
+    model = ScriptedModel([tool_reply(SHORT), tool_reply(SHORT), SUBMIT])
+    with pytest.raises(SandboxLostError):
+        await Run(model, sandboxes, events=Events(lose)).go()
+    assert (sandboxes.opened, sandboxes.closed) == (1, 1)
+
+
+# The client leaves, or its connection breaks
+
+
+async def test_the_sandbox_is_closed_when_the_run_succeeds() -> None:
+    sandboxes = MemorySandboxes()
+    await Run(ScriptedModel([tool_reply(SHORT), SUBMIT]), sandboxes).go()
+    assert (sandboxes.opened, sandboxes.closed) == (1, 1)
+
+
+async def test_the_sandbox_is_closed_when_the_run_is_cancelled() -> None:
+    sandboxes = MemorySandboxes()
+    started = anyio.Event()
+
+    async def tell(event: Event) -> None:
+        if isinstance(event, ToolCallStarted):
+            started.set()
+
+    model = ScriptedModel([tool_reply(bash("mkfifo pipe; cat pipe")), SUBMIT])
+    run = Run(model, sandboxes, events=Events(tell))
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run.go)
+            await started.wait()
+            assert (sandboxes.opened, sandboxes.closed) == (1, 0)
+            group.cancel_scope.cancel()
+    assert (sandboxes.opened, sandboxes.closed) == (1, 1)
+    assert len(model.requests) == 1
+
+
+async def test_a_listener_that_fails_ends_the_run() -> None:
+    sandboxes = MemorySandboxes()
+
+    async def fail(event: Event) -> None:
+        if isinstance(event, ToolCallStarted):
+            raise ConnectionResetError
+
+    model = ScriptedModel([tool_reply(SHORT), SUBMIT])
+    with pytest.raises(ConnectionResetError):
+        await Run(model, sandboxes, events=Events(fail)).go()
+    assert (sandboxes.closed, len(model.requests)) == (1, 1)
+
+
+async def test_every_request_of_a_run_that_overflows_is_valid() -> None:
+    turn = tool_reply(LONG, SHORT, LONG)
+    model = ScriptedModel([turn, OVERFLOW, turn, OVERFLOW, OVERFLOW, SUBMIT])
+    await Run(model).go()
+    assert all(valid(request) for request in model.requests)

@@ -1,0 +1,140 @@
+"""A limit withdraws the tools, asks for the answer once, and says why the run ended."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.limits import Limits, StopReason
+from policies.prompts import final_request
+from proxy.agent.events import OnDelta
+from proxy.agent.model import Reply
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.proxy.agent.runs import FAILURE, SUBMIT, Run, bash, valid
+
+COUNTED = {"prompt_tokens": 600, "completion_tokens": 400, "total_tokens": 1000}
+
+
+class StuckModel(ScriptedModel):
+    """Never comes to the end of a turn with tools, after the first `turns`."""
+
+    def __init__(self, replies: list[dict[str, Any]], *, turns: int = 0) -> None:
+        super().__init__(replies)
+        self._turns = turns
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        position = sum(message["role"] == "assistant" for message in body["messages"])
+        reply = None if "tools" in body else await super().complete(body, on_delta)
+        if reply is None and position < self._turns:
+            reply = await super().complete(body, on_delta)
+        if reply is None:
+            await anyio.Event().wait()
+        assert reply is not None
+        return reply
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "stop"),
+    [
+        (Limits(max_turns=2), StopReason.MAX_TURNS),
+        (Limits(max_tokens=2000), StopReason.TOKEN_BUDGET),
+        (Limits(max_tool_output_chars=30), StopReason.TOOL_OUTPUT_BUDGET),
+    ],
+)
+async def test_a_limit_ends_the_run_in_a_last_answer(
+    limits: Limits, stop: StopReason, stream: bool
+) -> None:
+    step = {**tool_reply(bash("echo a")), "usage": COUNTED}
+    model = ScriptedModel([step, step, text_reply("About 42.")])
+    run = Run(model, limits=limits)
+    result = await run.go(stream=stream)
+    assert (result.answer, result.stop_reason, result.finish_reason) == ("About 42.", stop, "stop")
+    assert run.events.answer == "About 42."
+    assert [("tools" in request) for request in model.requests] == [True, True, False]
+    last = model.requests[-1]
+    assert last["messages"][-1] == {"role": "user", "content": final_request(stop)}
+    assert valid(last)
+
+
+async def test_a_model_that_takes_too_long_is_asked_for_what_it_has() -> None:
+    run = Run(StuckModel([text_reply("About 42.")]), limits=Limits(wall_time_s=0.01))
+    with anyio.fail_after(5):
+        result = await run.go()
+    assert (result.answer, result.stop_reason) == ("About 42.", StopReason.WALL_TIME)
+
+
+async def test_the_time_also_ends_a_later_turn() -> None:
+    model = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
+    run = Run(model, limits=Limits(wall_time_s=0.2))
+    with anyio.fail_after(5):
+        result = await run.go()
+    assert (result.answer, result.stop_reason) == ("About 42.", StopReason.WALL_TIME)
+
+
+async def test_a_command_gets_no_more_time_than_the_run_has_left() -> None:
+    run = Run(
+        ScriptedModel([tool_reply(bash("echo a; sleep 100")), SUBMIT]),
+        limits=Limits(wall_time_s=50, command_timeout_s=120),
+    )
+    await run.go()
+    assert "(timed out)" in run.events.observations[0]
+
+
+async def test_every_call_of_the_last_turn_is_still_answered() -> None:
+    model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), text_reply("42")])
+    await Run(model, limits=Limits(max_turns=1)).go()
+    assert [m["content"] for m in model.requests[1]["messages"] if m["role"] == "tool"] == [
+        "Exit code: 0\n[stdout]\na",
+        "Exit code: 0\n[stdout]\nb",
+    ]
+
+
+async def test_a_last_reply_that_is_empty_leaves_what_was_found() -> None:
+    steps = tool_reply(bash("echo 42 > output/answer.txt"))
+    result = await Run(ScriptedModel([steps, text_reply("")]), limits=Limits(max_turns=1)).go()
+    assert (result.answer, result.stop_reason) == ("42", StopReason.MAX_TURNS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failure_of_the_last_call_leaves_what_was_found(stream: bool) -> None:
+    steps = tool_reply(bash("echo 42 > output/answer.txt"))
+    model = ScriptedModel([steps, FAILURE, text_reply("too late")])
+    result = await Run(model, limits=Limits(max_turns=1)).go(stream=stream)
+    assert (result.answer, result.stop_reason) == ("42", StopReason.MAX_TURNS)
+
+
+async def test_even_unfinished_words_are_better_than_none() -> None:
+    model = ScriptedModel([tool_reply(bash("ls"), content="I will count:"), text_reply("")])
+    result = await Run(model, limits=Limits(max_turns=1)).go()
+    assert (result.answer, result.stop_reason) == ("I will count:", StopReason.MAX_TURNS)
+
+
+async def test_a_run_that_has_nothing_to_show_says_so() -> None:
+    model = ScriptedModel([tool_reply(bash("ls")), text_reply("")])
+    result = await Run(model, limits=Limits(max_turns=1)).go()
+    assert (result.answer, result.finish_reason) == ("", "length")
+
+
+async def test_a_last_answer_that_is_cut_off_is_called_cut_off() -> None:
+    cut = {"content": "About for", "finish_reason": "length"}
+    model = ScriptedModel([tool_reply(bash("ls")), cut])
+    result = await Run(model, limits=Limits(max_turns=1)).go()
+    assert (result.answer, result.finish_reason) == ("About for", "length")
+
+
+async def test_what_the_model_thinks_over_its_last_answer_is_heard() -> None:
+    last = {"content": "42", "reasoning": "So, then."}
+    for stream in (False, True):
+        model = ScriptedModel([tool_reply(bash("ls")), last])
+        run = Run(model, limits=Limits(max_turns=1))
+        await run.go(stream=stream)
+        assert run.events.reasoning == "So, then."
+
+
+async def test_a_submit_in_the_last_turn_needs_no_last_call() -> None:
+    model = ScriptedModel([tool_reply(call("submit", answer="42")), text_reply("never asked")])
+    result = await Run(model, limits=Limits(max_turns=1)).go()
+    assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+    assert len(model.requests) == 1

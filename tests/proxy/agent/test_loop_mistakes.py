@@ -1,0 +1,276 @@
+"""What the model does wrong is an observation: it is told, and the run goes on."""
+
+from typing import Any
+
+import pytest
+
+from policies.limits import StopReason
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.proxy.agent.runs import SUBMIT, Run, bash, valid
+
+
+def raw(arguments: object, name: object = "execute_bash", id: object = "c1") -> dict[str, Any]:
+    """An entry of `tool_calls` as no schema would have it."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def saying(*entries: object) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": None, "tool_calls": list(entries)}}
+
+
+async def told(reply: dict[str, Any]) -> list[str]:
+    """What a reply is answered with in a run that then goes on to its end."""
+    model = ScriptedModel([reply, SUBMIT])
+    run = Run(model)
+    result = await run.go()
+    assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+    assert valid(model.requests[1])
+    return [m["content"] for m in model.requests[1]["messages"] if m["role"] == "tool"]
+
+
+@pytest.mark.parametrize("arguments", ['{"command": "ls', "ls -l", "{'command': 'ls'}", "[1", "{]"])
+async def test_malformed_json_is_shown_and_nothing_is_run(arguments: str) -> None:
+    [observation] = await told(saying(raw(arguments)))
+    assert observation.startswith("The arguments are not valid JSON")
+    assert repr(arguments) in observation
+
+
+async def test_json_too_deep_to_parse_is_malformed() -> None:
+    [observation] = await told(saying(raw("[" * 100_000)))
+    assert observation.startswith("The arguments are not valid JSON")
+    assert len(observation) < 1000
+
+
+@pytest.mark.parametrize("arguments", ['"ls"', "[1]", "42", "null", "true", [1], 42, True])
+async def test_arguments_that_are_no_object_run_nothing(arguments: object) -> None:
+    [observation] = await told(saying(raw(arguments)))
+    assert observation.startswith("The arguments must be a JSON object, got")
+
+
+@pytest.mark.parametrize("arguments", ["", None, "{}", {}])
+async def test_absent_arguments_are_none_at_all(arguments: object) -> None:
+    [observation] = await told(saying(raw(arguments)))
+    assert "'command' is missing" in observation
+
+
+async def test_arguments_that_came_parsed_are_taken() -> None:
+    [observation] = await told(saying(raw({"command": "echo hello"})))
+    assert observation == "Exit code: 0\n[stdout]\nhello"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "complaint"),
+    [
+        ("execute_bash", {"command": ["ls"]}, "'command' must be a string"),
+        ("execute_bash", {"cmd": "ls"}, "'cmd' is unknown"),
+        ("str_replace_editor", {"command": "fly", "path": "/x"}, "must be one of view, create"),
+        (
+            "str_replace_editor",
+            {"command": "insert", "path": "/x", "insert_line": "top", "new_str": ""},
+            "'insert_line' must be an integer",
+        ),
+    ],
+)
+async def test_wrong_types_are_named(name: str, arguments: dict[str, Any], complaint: str) -> None:
+    [observation] = await told(tool_reply(call(name, **arguments)))
+    assert complaint in observation
+
+
+async def test_a_line_number_written_as_text_is_understood() -> None:
+    path = "/testbed/a.txt"
+    model = ScriptedModel(
+        [
+            tool_reply(
+                call("str_replace_editor", command="create", path=path, file_text="b\n"),
+                call(
+                    "str_replace_editor", command="insert", path=path, insert_line="0", new_str="a"
+                ),
+                bash(f"cat {path}"),
+            ),
+            SUBMIT,
+        ]
+    )
+    run = Run(model)
+    await run.go()
+    assert run.events.observations[2] == "Exit code: 0\n[stdout]\na\nb"
+
+
+@pytest.mark.parametrize("name", ["python", "EXECUTE_BASH", "functions.execute_bash"])
+async def test_an_unknown_tool_is_answered_with_the_known_ones(name: str) -> None:
+    assert await told(tool_reply(call(name))) == [
+        f"There is no tool {name!r}. The tools are: str_replace_editor, execute_bash, submit."
+    ]
+
+
+@pytest.mark.parametrize("name", [None, "", 7])
+async def test_a_call_without_a_name_is_answered(name: object) -> None:
+    [observation] = await told(saying(raw("{}", name=name)))
+    assert "There is no tool 'unknown'" in observation
+
+
+@pytest.mark.parametrize("id", [None, "", 7])
+async def test_a_call_without_an_id_gets_one(id: object) -> None:
+    assert await told(saying(raw('{"command": "echo a"}', id=id))) == ["Exit code: 0\n[stdout]\na"]
+
+
+async def test_calls_that_share_an_id_are_told_apart() -> None:
+    first, second = raw('{"command": "echo a"}'), raw('{"command": "echo b"}')
+    assert await told(saying(first, second)) == [
+        "Exit code: 0\n[stdout]\na",
+        "Exit code: 0\n[stdout]\nb",
+    ]
+
+
+@pytest.mark.parametrize("entry", [None, "ls", {}, {"function": None}, {"function": "ls"}])
+async def test_an_entry_that_is_no_call_is_answered(entry: object) -> None:
+    [observation] = await told(saying(entry))
+    assert "There is no tool 'unknown'" in observation
+
+
+async def test_good_and_bad_calls_of_one_turn_are_answered_side_by_side() -> None:
+    observations = await told(saying(raw("{", id="a"), raw('{"command": "echo b"}', id="b")))
+    assert observations[0].startswith("The arguments are not valid JSON")
+    assert observations[1] == "Exit code: 0\n[stdout]\nb"
+
+
+# Calls written as text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "execute_bash", "arguments": {"command": "echo a"}}</tool_call>',
+        'I will look.\n<tool_call>\n{"name":"execute_bash","command":"echo a"}\n</tool_call>',
+        '<tool_call>{"name": "execute_bash", "arguments": "{\\"command\\": \\"echo a\\"}"}',
+        '```json\n{"name": "execute_bash", "arguments": {"command": "echo a"}}\n```',
+        'Look:\n```\n{"tool": "execute_bash", "input": {"command": "echo a"}}\n```\nThen more.',
+        '```json\n[{"name": "execute_bash", "parameters": {"command": "echo a"}}]\n```',
+        '{"function": {"name": "execute_bash", "arguments": {"command": "echo a"}}}',
+        ' {"name": "execute_bash", "command": "echo a"} ',
+        '{"function": "execute_bash", "args": {"command": "echo a"}}',
+    ],
+)
+async def test_a_call_written_as_text_is_run(text: str) -> None:
+    model = ScriptedModel([text_reply(text), SUBMIT])
+    result = await Run(model).go()
+    assert result.answer == "42"
+    assert model.requests[1]["messages"][-2:] == [
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "Result of execute_bash:\nExit code: 0\n[stdout]\na"},
+    ]
+
+
+async def test_several_calls_written_as_text_are_answered_in_one_message() -> None:
+    def tagged(command: str) -> str:
+        return f'<tool_call>{{"name": "execute_bash", "command": "{command}"}}</tool_call>\n'
+
+    model = ScriptedModel([text_reply(tagged("echo a") + tagged("echo b")), SUBMIT])
+    await Run(model).go()
+    assert model.requests[1]["messages"][-1] == {
+        "role": "user",
+        "content": (
+            "Result of execute_bash:\nExit code: 0\n[stdout]\na\n\n"
+            "Result of execute_bash:\nExit code: 0\n[stdout]\nb"
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "execute_bash", "arguments": {"comm</tool_call>',
+        "<tool_call>execute_bash(ls)</tool_call>",
+        '<tool_call>{"command": "ls"}</tool_call>',
+        "<tool_call>",
+    ],
+)
+async def test_a_tagged_call_that_cannot_be_read_is_no_answer(text: str) -> None:
+    model = ScriptedModel([text_reply(text), SUBMIT])
+    assert (await Run(model).go()).answer == "42"
+    told = model.requests[1]["messages"][-1]
+    assert told["role"] == "user"
+    assert "This is no tool call" in told["content"]
+
+
+async def test_a_tagged_call_of_an_unknown_tool_is_no_answer() -> None:
+    text = '<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>'
+    model = ScriptedModel([text_reply(text), SUBMIT])
+    assert (await Run(model).go()).answer == "42"
+    assert "There is no tool 'python'" in model.requests[1]["messages"][-1]["content"]
+
+
+async def test_submit_written_as_text_ends_the_run() -> None:
+    text = '<tool_call>{"name": "submit", "arguments": {"answer": "42"}}</tool_call>'
+    model = ScriptedModel([text_reply(text)])
+    result = await Run(model).go()
+    assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+
+
+async def test_the_text_of_a_written_call_is_never_the_answer() -> None:
+    text = '<tool_call>{"name": "submit", "arguments": {}}</tool_call>'
+    model = ScriptedModel([text_reply(text), text_reply("There are 42.")])
+    assert (await Run(model).go()).answer == "There are 42."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Ada", "arguments": {"command": "ls"}}',
+        '{"n": 42}',
+        '```json\n{"name": "Ada", "age": 36}\n```',
+        '```json\n{"name": ["execute_bash"], "arguments": {}}\n```',
+        "```python\nexecute_bash('ls')\n```",
+        'Run `execute_bash` with {"command": "ls"} to see.',
+        "[1, 2]",
+        "42",
+    ],
+)
+async def test_json_and_code_in_an_answer_are_no_call(text: str) -> None:
+    model = ScriptedModel([text_reply(text)])
+    result = await Run(model).go()
+    assert (result.answer, result.stop_reason) == (text, StopReason.ANSWERED)
+
+
+# submit with broken JSON: the answer is there all the same
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (r'{"answer": "so \(x\) is \[y\]"}', r"so \(x\) is \[y\]"),
+        (r'{"answer": "C:\users\me"}', r"C:\users\me"),
+        ('{"answer": "two\nlines"}', "two\nlines"),
+        ('{"answer": "whole", "more', "whole"),
+    ],
+)
+async def test_a_wrongly_escaped_answer_is_taken(arguments: str, answer: str, stream: bool) -> None:
+    model = ScriptedModel([tool_reply({"name": "submit", "arguments": arguments})])
+    run = Run(model)
+    result = await run.go(stream=stream)
+    assert (result.answer, run.events.answer) == (answer, answer)
+    assert (result.stop_reason, result.finish_reason) == (StopReason.SUBMITTED, "stop")
+    assert result.tally.tool_calls == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_cut_off_inside_submit_is_called_cut_off(stream: bool) -> None:
+    cut = tool_reply({"name": "submit", "arguments": '{"answer": "It is 42 bec\\u00'})
+    result = await Run(ScriptedModel([{**cut, "finish_reason": "length"}])).go(stream=stream)
+    assert (result.answer, result.stop_reason, result.finish_reason) == (
+        "It is 42 bec",
+        StopReason.SUBMITTED,
+        "length",
+    )
+
+
+async def test_an_answer_that_a_stray_quote_ends_is_not_taken_for_whole() -> None:
+    broken = tool_reply({"name": "submit", "arguments": '{"answer": "He said "hi" to me."}'})
+    mended = tool_reply(call("submit", answer='He said "hi" to me.'))
+    assert (await Run(ScriptedModel([broken, mended])).go()).answer == 'He said "hi" to me.'
+
+
+@pytest.mark.parametrize("arguments", ['{"answer": ', '{"answer": ""', "{", '{"result": "4'])
+async def test_submit_without_a_readable_answer_is_to_be_mended(arguments: str) -> None:
+    broken = tool_reply({"name": "submit", "arguments": arguments})
+    assert (await Run(ScriptedModel([broken, SUBMIT])).go()).answer == "42"

@@ -1,0 +1,156 @@
+"""Whose parameters go where, and whose tools are run by whom."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.limits import Limits, StopReason
+from policies.prompts import NOT_RUN
+from proxy.agent.events import OnDelta
+from proxy.agent.model import Reply
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, bash, valid
+
+
+async def asked(**fields: Any) -> list[dict[str, Any]]:
+    """The three requests of a run with two turns and a last call, without their messages."""
+    model = ScriptedModel([tool_reply(bash("ls")), tool_reply(bash("ls")), text_reply("42")])
+    await Run(model, limits=Limits(max_turns=2)).go(**fields)
+    return [
+        {key: value for key, value in request.items() if key not in ("messages", "tools", "model")}
+        for request in model.requests
+    ]
+
+
+async def test_what_holds_for_every_turn_goes_with_each_call() -> None:
+    given = {"temperature": 0.7, "seed": 1, "chat_template_kwargs": {"thinking": True}}
+    assert await asked(every_turn=given) == [given] * 3
+
+
+async def test_what_shapes_the_answer_goes_with_the_last_call_alone() -> None:
+    given = {"response_format": {"type": "json_object"}, "stop": ["\n"], "logprobs": True}
+    assert await asked(final_only=given) == [{}, {}, given]
+
+
+async def test_the_clients_token_limit_bounds_the_answer_alone() -> None:
+    assert await asked(final_budget={"max_tokens": 5}) == [{}, {}, {"max_tokens": 5}]
+
+
+async def test_a_forced_call_is_forced_once() -> None:
+    choice = {"type": "function", "function": {"name": "lookup"}}
+    assert await asked(tool_choice=choice) == [{"tool_choice": choice}, {}, {}]
+
+
+async def test_whether_calls_may_be_parallel_goes_with_the_tools() -> None:
+    given = {"parallel_tool_calls": False}
+    assert await asked(parallel_tool_calls=False) == [given, given, {}]
+
+
+async def test_the_model_is_the_backends_in_every_call() -> None:
+    model = ScriptedModel([tool_reply(bash("ls")), SUBMIT])
+    await Run(model).go(model="qwen3")
+    assert [request["model"] for request in model.requests] == ["qwen3", "qwen3"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reply", [SUBMIT, text_reply("There are 42.")])
+async def test_an_answer_of_a_given_form_is_asked_for_in_a_call_without_tools(
+    reply: dict[str, Any], stream: bool
+) -> None:
+    form = {"response_format": {"type": "json_object"}}
+    model = ScriptedModel([reply, text_reply('{"n": 42}')])
+    run = Run(model)
+    result = await run.go(final_only=form, stream=stream)
+    assert (result.answer, run.events.answer) == ('{"n": 42}', '{"n": 42}')
+    first, last = model.requests
+    assert ("tools" in first, "tools" in last) == (True, False)
+    assert ("response_format" in first, last["response_format"]) == (False, form["response_format"])
+    assert valid(last)
+
+
+async def test_log_probabilities_of_the_answer_come_with_it() -> None:
+    class WithLogprobs(ScriptedModel):
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+            reply = await super().complete(body, on_delta)
+            return replace(reply, choice={"logprobs": {"content": [{"token": "42"}]}})
+
+    result = await Run(WithLogprobs([SUBMIT, text_reply("42")])).go(final_only={"logprobs": True})
+    assert result.choice["logprobs"] == {"content": [{"token": "42"}]}
+
+
+# The client's own tools
+
+
+async def test_the_clients_calls_are_left_to_the_client() -> None:
+    run = Run(ScriptedModel([tool_reply(call("lookup", key="x"), content="I will look.")]))
+    result = await run.go(client_tools=[LOOKUP])
+    assert (result.answer, result.stop_reason, result.finish_reason) == (
+        "",
+        StopReason.CLIENT_TOOL_CALLS,
+        "tool_calls",
+    )
+    assert result.tool_calls == [
+        {
+            "id": "call_0_0",
+            "type": "function",
+            "function": {"name": "lookup", "arguments": '{"key": "x"}'},
+        }
+    ]
+    assert run.events.answer == ""
+    assert run.events.reasoning == "I will look."
+
+
+async def test_a_mixed_turn_runs_ours_and_returns_theirs_as_they_stand() -> None:
+    theirs = {
+        "id": "t1",
+        "type": "function",
+        "function": {"name": "lookup", "arguments": '{ "key" : "x" }'},
+        "extra_content": {"signature": "abc"},
+    }
+    ours = {
+        "id": "o1",
+        "type": "function",
+        "function": {"name": "execute_bash", "arguments": '{"command": "echo 1 > output/a"}'},
+    }
+    message = {"role": "assistant", "content": None, "tool_calls": [theirs, ours]}
+    run = Run(ScriptedModel([{"message": message}]))
+    result = await run.go(client_tools=[LOOKUP])
+    assert result.tool_calls == [theirs]
+    assert (run.events.observations, list(run.outbox.saved)) == (
+        ["Exit code: 0\n(no output)"],
+        ["/testbed/output/a"],
+    )
+
+
+async def test_the_client_sees_the_arguments_the_model_wrote_even_malformed() -> None:
+    broken = tool_reply({"name": "lookup", "arguments": '{"key": '})
+    result = await Run(ScriptedModel([broken])).go(client_tools=[LOOKUP])
+    assert result.tool_calls[0]["function"] == {"name": "lookup", "arguments": '{"key": '}
+
+
+async def test_a_client_call_written_as_text_becomes_a_real_one() -> None:
+    text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
+    result = await Run(ScriptedModel([text_reply(text)])).go(client_tools=[LOOKUP])
+    assert result.finish_reason == "tool_calls"
+    assert result.tool_calls == [
+        {
+            "id": "call_r1_1",
+            "type": "function",
+            "function": {"name": "lookup", "arguments": '{"key": "x"}'},
+        }
+    ]
+
+
+@pytest.mark.parametrize("submit_first", [False, True])
+async def test_a_submit_beside_a_client_call_ends_the_run(submit_first: bool) -> None:
+    calls = [call("lookup", key="x"), call("submit", answer="42")]
+    if submit_first:
+        calls.reverse()
+    model = ScriptedModel([tool_reply(*calls), text_reply('{"n": 42}')])
+    result = await Run(model).go(client_tools=[LOOKUP], final_only={"stop": ["\n"]})
+    assert (result.stop_reason, result.finish_reason) == (StopReason.SUBMITTED, "stop")
+    assert (result.answer, list(result.tool_calls)) == ('{"n": 42}', [])
+    assert valid(model.requests[1])
+    assert NOT_RUN in [message["content"] for message in model.requests[1]["messages"]]

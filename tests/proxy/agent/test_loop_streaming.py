@@ -1,0 +1,214 @@
+"""The same loop with someone watching: what is the answer goes out while it is written."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.limits import Limits, StopReason
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    ModelDelta,
+    OnDelta,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from proxy.agent.model import Reply
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.proxy.agent.runs import SUBMIT, Events, Run, bash
+
+STEPS = tool_reply(bash("echo 1 > output/plot.png; echo 2 > 'output/a b.csv'"))
+PROSE = (
+    "See ![plot](sandbox:/mnt/data/plot.png), `/testbed/output/a b.csv` and"
+    " /testbed/output/plot.png. Not /testbed/output/plot.png.gz. \N{PARTY POPPER}"
+)
+LINKED = (
+    "See ![plot](https://files.test/plot.png), [a b.csv](https://files.test/a b.csv) and"
+    " [plot.png](https://files.test/plot.png). Not /testbed/output/plot.png.gz. \N{PARTY POPPER}"
+)
+
+
+class HalfWay(ScriptedModel):
+    """Writes half of its first call's arguments and then waits to be allowed the rest."""
+
+    def __init__(self, replies: list[dict[str, Any]]) -> None:
+        super().__init__(replies)
+        self.go_on = anyio.Event()
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        reply = await super().complete(body, None)
+        function = reply.message["tool_calls"][0]["function"]
+        half = len(function["arguments"]) // 2
+        assert on_delta is not None
+        await on_delta(ToolCallDelta(0, function["name"], function["arguments"][:half]))
+        await self.go_on.wait()
+        await on_delta(ToolCallDelta(0, function["name"], function["arguments"][half:]))
+        return reply
+
+
+async def test_the_answer_is_heard_while_the_model_still_writes_it() -> None:
+    model = HalfWay([tool_reply(call("submit", answer="There are forty-two of them."))])
+
+    async def allow(event: Event) -> None:
+        if isinstance(event, AnswerDelta):
+            model.go_on.set()
+
+    run = Run(model, events=Events(allow))
+    with anyio.fail_after(5):
+        result = await run.go(stream=True)
+    pieces = [event.text for event in run.events if isinstance(event, AnswerDelta)]
+    assert len(pieces) == 2
+    assert "".join(pieces) == result.answer == "There are forty-two of them."
+
+
+async def test_thinking_is_heard_as_it_comes_and_prose_before_a_call_is_thinking() -> None:
+    steps = {**tool_reply(bash("ls"), content="I look first."), "reasoning": "Hm, let me see."}
+    run = Run(ScriptedModel([steps, SUBMIT]))
+    result = await run.go(stream=True)
+    before = run.events[: next(i for i, e in enumerate(run.events) if isinstance(e, AnswerDelta))]
+    thoughts = [event.text for event in before if isinstance(event, ReasoningDelta)]
+    assert len(thoughts) > 2
+    assert "".join(thoughts) == "Hm, let me see.I look first."
+    assert (result.answer, run.events.answer) == ("42", "42")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [tool_reply(call("submit", answer=PROSE)), text_reply(PROSE)],
+    ids=["submit", "prose"],
+)
+async def test_a_streamed_answer_is_the_one_that_would_come_whole(last: dict[str, Any]) -> None:
+    whole, streamed = Run(ScriptedModel([STEPS, last])), Run(ScriptedModel([STEPS, last]))
+    result = await whole.go()
+    assert result.answer == LINKED
+    assert (await streamed.go(stream=True)).answer == LINKED
+    assert whole.events.answer == streamed.events.answer == LINKED
+
+
+async def test_a_streamed_last_answer_is_linked_too() -> None:
+    run = Run(ScriptedModel([STEPS, text_reply(PROSE)]), limits=Limits(max_turns=1))
+    assert (await run.go(stream=True)).answer == LINKED
+    pieces = [event for event in run.events if isinstance(event, AnswerDelta)]
+    assert len(pieces) > 5
+
+
+async def test_a_streamed_last_answer_that_is_one_path_is_not_said_twice() -> None:
+    path = "/testbed/output/plot.png"
+    run = Run(ScriptedModel([STEPS, text_reply(path)]), limits=Limits(max_turns=1))
+    await run.go(stream=True)
+    assert run.events.answer == "[plot.png](https://files.test/plot.png)"
+
+
+async def test_submit_may_answer_with_what_is_no_string() -> None:
+    run = Run(ScriptedModel([tool_reply(call("submit", answer={"n": 42}))]))
+    assert (await run.go(stream=True)).answer == '{"n": 42}'
+    assert run.events.answer == '{"n": 42}'
+
+
+async def test_only_the_first_call_of_a_turn_is_heard_before_its_turn() -> None:
+    model = ScriptedModel([tool_reply(bash("echo 7 > x"), call("submit", answer="42"))])
+    run = Run(model)
+    assert (await run.go(stream=True)).answer == "42"
+    assert run.events.answer == "42"
+
+
+async def test_an_answer_that_was_begun_and_refused_is_followed_by_the_mended_one() -> None:
+    refused = tool_reply(call("submit", answer="About \ud800 41."))
+    run = Run(ScriptedModel([refused, tool_reply(call("submit", answer="There are 42."))]))
+    result = await run.go(stream=True)
+    assert result.answer == run.events.answer == "About ? 41.\n\nThere are 42."
+
+
+ESSAY = "\n\n" + "Sandboxes are older than models. " * 60 + "\n"
+
+
+class Typist(ScriptedModel):
+    """Writes the first reply's prose and then waits to be allowed the rest of the reply."""
+
+    def __init__(self, replies: list[dict[str, Any]]) -> None:
+        super().__init__(replies)
+        self.go_on = anyio.Event()
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        async def hear(delta: ModelDelta) -> None:
+            assert on_delta is not None
+            if isinstance(delta, TextDelta):
+                self.written += len(delta.text)
+                if self.written > len(ESSAY) - 20:
+                    await self.go_on.wait()
+            await on_delta(delta)
+
+        self.written = 0
+        return await super().complete(body, hear)
+
+
+async def test_long_prose_is_heard_while_the_model_still_writes_it() -> None:
+    model = Typist([text_reply(ESSAY)])
+
+    async def allow(event: Event) -> None:
+        if isinstance(event, AnswerDelta):
+            model.go_on.set()
+
+    run = Run(model, events=Events(allow))
+    with anyio.fail_after(5):
+        result = await run.go(stream=True)
+    assert result.answer == run.events.answer
+    assert result.answer.strip() == ESSAY.strip()
+
+
+async def test_long_prose_that_a_call_follows_is_set_apart_from_the_answer() -> None:
+    planning = {**tool_reply(bash("ls")), "content": ESSAY}
+    model = ScriptedModel([planning, tool_reply(call("submit", answer="42."))])
+    run = Run(model)
+    result = await run.go(stream=True)
+    assert result.answer == run.events.answer == ESSAY.lstrip() + "\n\n42."
+
+
+async def test_long_prose_after_a_tool_was_used_waits_for_the_end_of_its_turn() -> None:
+    to_file = tool_reply(bash("echo better > output/answer.txt"))
+    run = Run(ScriptedModel([to_file, text_reply(ESSAY)]))
+    result = await run.go(stream=True)
+    assert result.answer == run.events.answer == "better"
+
+
+async def test_a_long_call_written_as_text_is_not_taken_for_prose() -> None:
+    written = json.dumps({"name": "execute_bash", "arguments": {"command": "echo " + "a" * 2000}})
+    model = ScriptedModel([text_reply(written), tool_reply(call("submit", answer="42."))])
+    run = Run(model)
+    assert (await run.go(stream=True)).answer == run.events.answer == "42."
+
+
+async def test_an_answer_the_time_ran_out_on_is_followed_by_the_last_one() -> None:
+    class Slow(HalfWay):
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+            if "tools" in body:
+                return await super().complete(body, on_delta)
+            return await ScriptedModel([text_reply("So: 42.")]).complete({"messages": []}, on_delta)
+
+    model = Slow([tool_reply(call("submit", answer="There are forty-two of them."))])
+    run = Run(model, limits=Limits(wall_time_s=0.5))
+    with anyio.fail_after(5):
+        result = await run.go(stream=True)
+    assert result.stop_reason == StopReason.WALL_TIME
+    assert result.answer == run.events.answer
+    assert result.answer.endswith("\n\nSo: 42.")
+
+
+async def test_a_streamed_run_is_told_as_one_that_is_not_but_for_its_pieces() -> None:
+    script = [
+        {**tool_reply(bash("echo 1 > output/a"), content="Counting."), "reasoning": "Hm."},
+        text_reply("Let me check:"),
+        tool_reply(call("submit", answer="There are 42.")),
+    ]
+    whole, streamed = Run(ScriptedModel(script)), Run(ScriptedModel(script))
+    first, second = await whole.go(), await streamed.go(stream=True)
+    pieces = (AnswerDelta, ReasoningDelta)
+    assert [event for event in streamed.events if not isinstance(event, pieces)] == [
+        event for event in whole.events if not isinstance(event, pieces)
+    ]
+    assert streamed.events.reasoning == whole.events.reasoning
+    assert (second.answer, second.stop_reason) == (first.answer, first.stop_reason)

@@ -1,0 +1,130 @@
+"""The answer inside submit's arguments, read while it is written, wherever the pieces end."""
+
+import json
+import random
+
+import pytest
+
+from proxy.agent.submit_stream import SubmitStream, recovered_answer
+from tests.proxy.agent.cuts import cuts
+
+ALPHABET = [
+    "a",
+    " ",
+    '"',
+    "\\",
+    "/",
+    "\n",
+    "\t",
+    "\0",
+    "\x1f",
+    "é",
+    "数",
+    "😀",
+    "👩‍👩‍👧",
+    "u",
+    "\ud83d",
+    "{",
+    "}",
+]
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_any_answer_in_any_pieces_is_read_as_json_means_it(seed: int, ascii_only: bool) -> None:
+    rng = random.Random(seed)
+    answer = "".join(rng.choice(ALPHABET) for _ in range(rng.randint(0, 60)))
+    answer = json.loads(json.dumps(answer))  # two halves that met by chance are one character
+    text = json.dumps({"answer": answer, "more": "x"}, ensure_ascii=ascii_only)
+    stream = SubmitStream()
+    read = "".join(stream.feed(piece) for piece in cuts(text, seed))
+    assert (read, stream.text) == (answer, answer)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_half_of_a_character_is_ever_given_out(seed: int) -> None:
+    text = json.dumps({"answer": "😀" * 20})
+    stream = SubmitStream()
+    for piece in cuts(text, seed, longest=3):
+        stream.feed(piece).encode()
+    assert stream.text == "😀" * 20
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_read_only_grows_towards_the_answer(seed: int) -> None:
+    answer = 'One "two"\n\\three\\ \u00e9😀 four.'
+    stream = SubmitStream()
+    for piece in cuts(json.dumps({"answer": answer}), seed):
+        stream.feed(piece)
+        assert answer.startswith(stream.text)
+    assert stream.text == answer
+
+
+@pytest.mark.parametrize(
+    "head", ['{"answer":"', '{ "answer" : "', ' \n{\n  "answer":\n "', '{"answer": "']
+)
+def test_blanks_around_the_names_do_not_matter(head: str) -> None:
+    for seed in range(10):
+        stream = SubmitStream()
+        for piece in cuts(head + 'yes"}', seed, longest=4):
+            stream.feed(piece)
+        assert stream.text == "yes"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "{",
+        "{}",
+        '{"answer": 42}',
+        '{"answer": null}',
+        '{"answer": ["a"]}',
+        '{"result": "a"}',
+        '["answer", "a"]',
+        '"answer"',
+        '{"answers": "a"}',
+        '{"": "a"}',
+        "answer: a",
+    ],
+)
+def test_arguments_without_a_text_as_answer_give_nothing(arguments: str) -> None:
+    for seed in range(5):
+        stream = SubmitStream()
+        assert "".join(stream.feed(piece) for piece in cuts(arguments, seed, longest=4)) == ""
+
+
+def test_nothing_after_the_answer_is_read() -> None:
+    stream = SubmitStream()
+    assert stream.feed('{"answer": "a"') == "a"
+    assert stream.feed(', "answer": "b"}') == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (r'{"answer": "\(x\) \[y\]"}', r"\(x\) \[y\]"),
+        (r'{"answer": "\underline{x} \u12"}', r"\underline{x} \u12"),
+        (r'{"answer": "C:\Users\me"}', r"C:\Users\me"),
+        ('{"answer": "tab\there, line\nthere"}', "tab\there, line\nthere"),
+        ('{"answer": "cut off in the mid', "cut off in the mid"),
+        ('{"answer": "cut in an escape \\', "cut in an escape "),
+        ('{"answer": "cut in an escape \\u00', "cut in an escape "),
+        ('{"answer": "cut in a pair \\ud83d\\ude', "cut in a pair "),
+        ('{"answer": "whole"', "whole"),
+        ('{"answer": "whole" ', "whole"),
+        ('{"answer": "whole", "x": ', "whole"),
+        ('{"answer": "whole"}}', "whole"),
+        ('{"answer": "a "quoted" word"}', ""),
+        ('{"answer": "', ""),
+        ('{"ans', ""),
+        ("", ""),
+    ],
+)
+def test_what_is_recovered_from_broken_json(arguments: str, answer: str) -> None:
+    assert recovered_answer(arguments) == answer
+    for seed in range(20):
+        stream = SubmitStream()
+        for piece in cuts(arguments, seed):
+            stream.feed(piece)
+        assert (stream.text if stream.is_whole else "") == answer

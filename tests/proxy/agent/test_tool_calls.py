@@ -1,0 +1,212 @@
+"""From a reply to its calls: what is well formed stays as it is, byte for byte."""
+
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+
+from proxy.agent.tool_calls import ToolCall, Turn, understand
+
+NAMES = ["str_replace_editor", "execute_bash", "submit", "lookup"]
+
+
+def understood(message: dict[str, Any]) -> Turn:
+    return understand(message, NAMES, (f"call_{n}" for n in itertools.count(1)))
+
+
+def entry(arguments: Any = "{}", **fields: Any) -> dict[str, Any]:
+    function = {"name": "execute_bash", "arguments": arguments}
+    return {"id": "c1", "type": "function", "function": function, **fields}
+
+
+def message(*entries: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(entries)}
+
+
+def test_a_well_formed_message_is_the_very_same_object() -> None:
+    said = message(entry('{"command" : "ls"}', index=0, extra={"x": 1}))
+    turn = understood(said)
+    assert turn.message is said
+    assert turn.calls == (
+        ToolCall("c1", "execute_bash", {"command": "ls"}, raw=said["tool_calls"][0]),
+    )
+    assert not turn.as_text
+
+
+@pytest.mark.parametrize("calls", [None, [], "none", {}])
+def test_a_message_without_calls_has_none(calls: object) -> None:
+    said = {"role": "assistant", "content": "42", "tool_calls": calls}
+    assert understood(said) == Turn(said, (), as_text=False)
+
+
+def test_a_repair_leaves_the_original_alone_and_every_other_field_in_place() -> None:
+    said = {**message(entry("{broken", extra={"x": 1}), entry("{}", id="c2")), "reasoning": "Hm."}
+    before = json.dumps(said)
+    turn = understood(said)
+    assert json.dumps(said) == before
+    assert turn.message == {
+        **said,
+        "tool_calls": [
+            entry('{"invalid_arguments": "{broken"}', extra={"x": 1}),
+            entry("{}", id="c2"),
+        ],
+    }
+
+
+def test_a_client_can_see_what_the_model_wrote() -> None:
+    [call] = understood(message(entry("{broken"))).calls
+    assert (call.raw, call.written) == (entry("{broken"), "{broken")
+
+
+def test_missing_and_repeated_ids_are_replaced_by_new_ones() -> None:
+    turn = understood(message(entry(), entry(), entry(id=""), entry(id=None), entry(id="c2")))
+    assert [call.id for call in turn.calls] == ["c1", "call_1", "call_2", "call_3", "c2"]
+    assert [made["id"] for made in turn.message["tool_calls"]] == [c.id for c in turn.calls]
+
+
+def test_a_missing_type_is_added() -> None:
+    bare = {"id": "c1", "function": {"name": "execute_bash", "arguments": "{}"}}
+    assert understood(message(bare)).message["tool_calls"] == [entry()]
+
+
+SCRAPS: list[Any] = [
+    None,
+    0,
+    7.5,
+    True,
+    "",
+    "x",
+    "{}",
+    "[]",
+    "null",
+    '{"a": 1}',
+    '{"a": ',
+    "\ud800",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    "execute_bash",
+    "c1",
+    "function",
+    {"name": "submit"},
+    '"\\ud800"',
+    "NaN",
+    "1" * 5000,
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_model_sends_can_be_answered_and_sent_back(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def scrap() -> Any:
+        return rng.choice(SCRAPS)
+
+    def call() -> Any:
+        if rng.random() < 0.2:
+            return scrap()
+        fields = {
+            "id": scrap(),
+            "type": "function",
+            "function": {"name": scrap(), "arguments": scrap()},
+        }
+        return {key: value for key, value in fields.items() if rng.random() < 0.9}
+
+    turn = understood(message(*(call() for _ in range(rng.randint(1, 5)))))
+    made = turn.message["tool_calls"]
+    json.dumps(made)
+    assert [call.id for call in turn.calls] == [call["id"] for call in made]
+    assert len({call["id"] for call in made}) == len(made)
+    for call_made, understood_call in zip(made, turn.calls, strict=True):
+        assert call_made["function"]["name"]
+        assert isinstance(json.loads(call_made["function"]["arguments"]), dict)
+        assert isinstance(understood_call.arguments, dict) or understood_call.mistake
+
+
+def written(text: Any) -> list[tuple[str, Any]]:
+    turn = understood({"role": "assistant", "content": text})
+    assert turn.as_text == bool(turn.calls)
+    return [(call.name, call.arguments) for call in turn.calls]
+
+
+BASH = {"name": "execute_bash", "arguments": {"command": "ls"}}
+CALLED = [("execute_bash", {"command": "ls"})]
+
+
+def test_calls_in_tags_are_found_in_order() -> None:
+    other = {"name": "submit", "arguments": {"answer": "42"}}
+    text = f"<tool_call>{json.dumps(BASH)}</tool_call> and\n<tool_call>\n{json.dumps(other)}"
+    assert written(text) == [*CALLED, ("submit", {"answer": "42"})]
+
+
+def test_the_same_call_written_twice_is_one() -> None:
+    assert written(f"<tool_call>{json.dumps(BASH)}</tool_call>" * 2) == CALLED
+
+
+def test_text_in_parts_is_read_as_one() -> None:
+    half = len(json.dumps(BASH)) // 2
+    parts = [json.dumps(BASH)[:half], json.dumps(BASH)[half:]]
+    assert written([{"type": "text", "text": part} for part in parts]) == CALLED
+
+
+@pytest.mark.parametrize("mark", ["```", "</tool_call>", "<tool_call>"])
+def test_a_mark_inside_an_argument_does_not_end_the_call(mark: str) -> None:
+    arguments = {"command": "create", "path": "/x", "file_text": f"a\n{mark}\nb"}
+    call = json.dumps({"name": "str_replace_editor", "arguments": arguments})
+    expected = [("str_replace_editor", arguments)]
+    assert written(f"<tool_call>{call}</tool_call>") == expected
+    if mark == "```":
+        assert written(f"```json\n{call}\n```") == expected
+
+
+def test_several_fences_and_a_list_in_one() -> None:
+    other = {"name": "submit", "answer": "42"}
+    text = f"```json\n{json.dumps(BASH)}\n```\nthen\n```json\n{json.dumps(other)}\n```"
+    assert written(text) == [*CALLED, ("submit", {"answer": "42"})]
+    assert written(f"```json\n{json.dumps([BASH, other])}\n```") == [
+        *CALLED,
+        ("submit", {"answer": "42"}),
+    ]
+
+
+def test_a_tool_with_a_parameter_called_command_keeps_it() -> None:
+    text = '{"name": "str_replace_editor", "command": "view", "path": "/x"}'
+    assert written(text) == [("str_replace_editor", {"command": "view", "path": "/x"})]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_prose_never_breaks_it(seed: int) -> None:
+    rng = random.Random(seed)
+    scraps = [
+        "<tool_call>",
+        "</tool_call>",
+        "```json\n",
+        "```",
+        "\n",
+        "{",
+        "}",
+        '{"name": ',
+        '"submit"',
+        json.dumps(BASH),
+        "[",
+        "]",
+        "text ",
+        "\ud800",
+        "\\",
+        '"',
+        ":",
+        "{}" * 3,
+        "[" * 2000,
+    ]
+    text = "".join(rng.choice(scraps) for _ in range(rng.randint(0, 20)))
+    turn = understood({"role": "assistant", "content": text})
+    assert turn.message["content"] == text
+    assert all(call.name for call in turn.calls)
+
+
+@pytest.mark.parametrize("content", [None, 42, {"text": "x"}, [None, {"text": 7}, "x"], []])
+def test_content_that_is_no_text_holds_no_call(content: object) -> None:
+    assert written(content) == []

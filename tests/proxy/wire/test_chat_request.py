@@ -1,0 +1,230 @@
+"""What we read of a request, what we refuse, and that everything else travels on."""
+
+from typing import Any
+
+import pytest
+
+from policies.artifacts import Produced
+from proxy.agent.task import Artifact, Task
+from proxy.errors import BadRequestError
+from proxy.wire.chat_request import check, to_task, wants_usage
+from sandbox_runtime.sandbox import Sandbox
+
+MESSAGES = [{"role": "user", "content": "Hi", "name": "ada", "x_unknown": [1]}]
+
+
+class NoOutbox:
+    container_id = "cntr_test"
+
+    def url(self, path: str) -> str:
+        raise AssertionError(path)
+
+    async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
+        raise AssertionError(file)
+
+
+OUTBOX = NoOutbox()
+EVERY_TURN = {
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.1,
+    "seed": 7,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.1,
+    "repetition_penalty": 1.1,
+    "reasoning_effort": "high",
+    "chat_template_kwargs": {"enable_thinking": True},
+    "priority": 1,
+    "cache_salt": "abc",
+    "session_id": "s",
+    "user": "ada",
+    "metadata": {"a": "b"},
+    "lora_path": None,
+    "x_unheard_of": {"nested": [1, None]},
+}
+FINAL_ONLY = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"json": {}},
+    "guided_json": {},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": "a",
+    "regex": "a",
+    "ebnf": "a",
+    "stop": ["\n"],
+    "stop_token_ids": [1],
+    "logprobs": True,
+    "top_logprobs": 2,
+    "prompt_logprobs": 1,
+    "logit_bias": {"1": 2},
+    "echo": False,
+    "return_token_ids": True,
+    "prediction": {"type": "content", "content": "x"},
+}
+
+
+def task_of(**fields: Any) -> Task:
+    body = check({"model": "m", "messages": MESSAGES, **fields})
+    return to_task(body, model="backend-m", run_id="r1", outbox=OUTBOX)
+
+
+def tool(name: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {}}}
+
+
+def test_a_bare_request_becomes_a_bare_task() -> None:
+    assert task_of() == Task(
+        run_id="r1", outbox=OUTBOX, model="backend-m", messages=MESSAGES, client_tools=[]
+    )
+
+
+def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
+    final_budget = {"max_tokens": 5, "max_completion_tokens": 6}
+    tools = [tool("lookup")]
+    assert task_of(
+        **EVERY_TURN,
+        **FINAL_ONLY,
+        **final_budget,
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        stream=True,
+        stream_options={"include_usage": True},
+        n=1,
+        sandbox={"steps": "off"},
+    ) == Task(
+        run_id="r1",
+        outbox=OUTBOX,
+        model="backend-m",
+        messages=MESSAGES,
+        client_tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        every_turn=EVERY_TURN,
+        final_only=FINAL_ONLY,
+        final_budget=final_budget,
+        stream=True,
+        rewrite_links=False,
+    )
+
+
+def test_a_null_shapes_no_answer_and_sets_no_limit() -> None:
+    nulls = {"response_format": None, "stop": None, "max_tokens": None, "tools": None, "n": None}
+    task = task_of(**nulls, stream=None, stream_options=None)
+    assert (task.final_only, task.final_budget, task.client_tools, task.stream) == (
+        {},
+        {},
+        [],
+        False,
+    )
+
+
+def test_parallel_calls_mean_nothing_without_tools_of_the_clients() -> None:
+    task = task_of(parallel_tool_calls=True)
+    assert (task.parallel_tool_calls, task.every_turn) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "rewritten"),
+    [
+        ({}, True),
+        ({"response_format": {"type": "text"}}, True),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, False),
+        ({"structured_outputs": {"regex": "a"}}, False),
+        ({"guided_regex": "a"}, False),
+        ({"guided_choice": ["a"]}, False),
+        ({"regex": "a"}, False),
+        ({"stop": ["a"]}, True),
+    ],
+)
+def test_links_are_put_only_where_the_form_of_the_answer_is_free(
+    fields: dict[str, Any], rewritten: bool
+) -> None:
+    assert task_of(**fields).rewrite_links is rewritten
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ([], None, None),
+        ("text", None, None),
+        (None, None, None),
+        ({"messages": MESSAGES}, "model", "missing_required_parameter"),
+        ({"model": None, "messages": MESSAGES}, "model", "invalid_type"),
+        ({"model": 7, "messages": MESSAGES}, "model", "invalid_type"),
+        ({"model": "m"}, "messages", "missing_required_parameter"),
+        ({"model": "m", "messages": None}, "messages", "invalid_type"),
+        ({"model": "m", "messages": "Hi"}, "messages", "invalid_type"),
+        ({"model": "m", "messages": []}, "messages", "empty_array"),
+        ({"model": "m", "messages": ["Hi"]}, "messages[0]", None),
+        ({"model": "m", "messages": [*MESSAGES, {"content": "Hi"}]}, "messages[1]", None),
+        ({"model": "m", "messages": [{"role": 7}]}, "messages[0]", None),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(
+    body: object, param: str | None, code: str | None
+) -> None:
+    with pytest.raises(BadRequestError) as raised:
+        check(body)
+    error = raised.value
+    assert (error.status, error.type) == (400, "invalid_request_error")
+    assert (error.param, error.code) == (param, code)
+    assert error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"stream": "yes"}, "stream", "invalid_type"),
+        ({"stream": 1}, "stream", "invalid_type"),
+        ({"stream_options": True}, "stream_options", "invalid_type"),
+        ({"tools": {}}, "tools", "invalid_type"),
+        ({"n": "1"}, "n", "invalid_type"),
+        ({"n": True}, "n", "invalid_type"),
+        ({"n": 1.0}, "n", "invalid_type"),
+        ({"n": 2}, "n", "unsupported_value"),
+        ({"n": 0}, "n", "unsupported_value"),
+        ({"tools": ["lookup"]}, "tools[0].function.name", None),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.name", None),
+        ({"tools": [tool("lookup"), tool("")]}, "tools[1].function.name", None),
+        ({"tools": [tool(7)]}, "tools[0].function.name", None),
+        ({"tools": [tool("submit")]}, "tools[0].function.name", None),
+        ({"tools": [tool("execute_bash")]}, "tools[0].function.name", None),
+        ({"tools": [tool("str_replace_editor")]}, "tools[0].function.name", None),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(
+    fields: dict[str, Any], param: str, code: str | None
+) -> None:
+    with pytest.raises(BadRequestError) as raised:
+        task_of(**fields)
+    assert (raised.value.status, raised.value.param, raised.value.code) == (400, param, code)
+
+
+def test_the_message_says_what_was_expected_and_what_came() -> None:
+    with pytest.raises(BadRequestError) as raised:
+        task_of(stream="yes")
+    assert raised.value.body() == {
+        "error": {
+            "message": "Invalid type for 'stream': expected a boolean, but got str instead.",
+            "type": "invalid_request_error",
+            "param": "stream",
+            "code": "invalid_type",
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, False),
+        ({"stream_options": None}, False),
+        ({"stream_options": {}}, False),
+        ({"stream_options": {"include_usage": False}}, False),
+        ({"stream_options": {"include_usage": True}}, True),
+    ],
+)
+def test_usage_is_sent_to_streams_that_ask_for_it(options: dict[str, Any], wanted: bool) -> None:
+    assert wants_usage(options) is wanted
