@@ -1,0 +1,33 @@
+"""GET /v1/models: the backend's models, each also as `<model>:plain`."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from policies.routing import PLAIN_SUFFIX
+from proxy.api.connection import authorize, services
+from proxy.errors import NotFoundError
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> JSONResponse:
+    authorize(request)
+    return JSONResponse({"object": "list", "data": await _all(request)})
+
+
+@router.get("/v1/models/{model:path}")
+async def retrieve_model(request: Request, model: str) -> JSONResponse:
+    authorize(request)
+    for entry in await _all(request):
+        if entry.get("id") == model:
+            return JSONResponse(entry)
+    raise NotFoundError(f"The model {model!r} does not exist.", code="model_not_found")
+
+
+async def _all(request: Request) -> list[dict[str, Any]]:
+    served = await services(request).model.models()
+    return served + [{**entry, "id": f"{entry.get('id')}{PLAIN_SUFFIX}"} for entry in served]

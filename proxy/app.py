@@ -1,0 +1,65 @@
+"""The web application: its routes, and every error in OpenAI's words."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from proxy.api import chat, containers, health, models
+from proxy.errors import ProxyError, internal_error
+from proxy.services import Services
+
+log = logging.getLogger(__name__)
+
+CLIENT_LEFT = 499
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
+    """The application over the given parts."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.state.services = services
+    for surface in (chat, models, containers, health):
+        app.include_router(surface.router)
+    app.add_exception_handler(ProxyError, _told)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(ClientDisconnect, _left)
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+def _error(error: ProxyError) -> Response:
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProxyError)
+    return _error(error)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """The router's own 404 and 405."""
+    assert isinstance(error, HTTPException)
+    words = f"{error.detail}: {request.method} {request.url.path}."
+    return _error(
+        ProxyError(
+            words,
+            status=error.status_code,
+            type="invalid_request_error",
+            code="unknown_url" if error.status_code == 404 else None,
+            headers=error.headers,
+        )
+    )
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Ours; Starlette logs the traceback."""
+    return _error(internal_error())

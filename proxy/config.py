@@ -1,0 +1,139 @@
+"""config.yaml as one frozen tree; unknown keys are refused with their path."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from policies.artifacts import ArtifactLimits
+from policies.isolation import Isolation
+from policies.limits import Limits
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; one line for each mistake."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _unquoted_off(value: Any) -> Any:
+    return "off" if value is False else value  # YAML 1.1 takes the bare word `off` for a boolean
+
+
+class ServerConfig(_Section):
+    """How clients reach the proxy."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    """0 takes a free one."""
+    api_key_env: str | None = None
+    """Name of the environment variable with the key clients must send; null lets everyone in."""
+    public_url: str | None = None
+    """How clients reach this server, for file links; null takes it from each request."""
+    state_dir: Path | None = None
+    """Produced files and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
+    steps: Annotated[Literal["off", "reasoning"], BeforeValidator(_unquoted_off)] = "reasoning"
+    """Whether steps are shown as thinking."""
+
+
+class BackendConfig(_Section):
+    """The language model's server."""
+
+    kind: Literal["openai", "litellm", "scripted"] = "openai"
+    """openai: any OpenAI-compatible URL; litellm: any of its providers; scripted: no model."""
+    base_url: str | None = Field(default="http://127.0.0.1:8000/v1", pattern="^https?://")
+    api_key_env: str | None = None
+    """Name of the environment variable with the backend's key."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Longest silence of the backend."""
+    attempts: int = Field(default=5, ge=1)
+    """How often a call that failed for a passing reason is tried."""
+    models: tuple[str, ...] = ()
+    """litellm: what GET /v1/models lists."""
+    script: Path | None = None
+    """scripted: the YAML file to play."""
+
+
+class DockerConfig(_Section):
+    """Sandboxes in containers."""
+
+    image: str = "llm-sandbox-proxy/sandbox:latest"
+    """Any image with python3; `make image` builds this one."""
+    runtime: str | None = None
+    """One of the engine's runtimes, such as runsc; null is the engine's default."""
+    host: str | None = None
+    """The engine's URL; null takes DOCKER_HOST or the local socket."""
+
+
+class BubblewrapConfig(_Section):
+    """Sandboxes without an engine."""
+
+    rootfs: Path | None = None
+    """A directory or a tar (`docker export`) to run in; null shows the host's /usr read-only."""
+    uid: int = Field(default=65534, ge=1)
+    """Host uid of the sandboxes where the proxy runs as root."""
+
+
+class SandboxConfig(_Section):
+    """Where the computers are."""
+
+    backend: Literal["auto", "docker", "bubblewrap"] = "auto"
+    """auto: docker where an engine answers, else bubblewrap."""
+    docker: DockerConfig = DockerConfig()
+    bubblewrap: BubblewrapConfig = BubblewrapConfig()
+    isolation: Isolation = Isolation()
+
+
+class Config(_Section):
+    """The whole of config.yaml."""
+
+    server: ServerConfig = ServerConfig()
+    backend: BackendConfig = BackendConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    limits: Limits = Limits()
+    artifacts: ArtifactLimits = ArtifactLimits()
+
+
+def load(path: Path | None) -> Config:
+    """Read a file, or take the defaults. Raises ConfigError."""
+    if path is None:
+        return Config()
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    return parse(tree if tree is not None else {}, str(path))
+
+
+def parse(tree: Any, source: str) -> Config:
+    """A tree as configuration. Raises ConfigError."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        lines = (
+            f"{source}: {'.'.join(str(part) for part in mistake['loc']) or 'top'}: {mistake['msg']}"
+            for mistake in error.errors()
+        )
+        raise ConfigError("\n".join(lines)) from error
+
+
+def secret(variable: str | None) -> str | None:
+    """The value of an environment variable that the configuration names. Raises ConfigError."""
+    if variable is None:
+        return None
+    value = os.environ.get(variable)
+    if not value:
+        raise ConfigError(f"the environment variable {variable} is not set, and config names it")
+    return value
+
+
+def state_dir(config: Config) -> Path:
+    """Where files and locks are kept."""
+    if config.server.state_dir:
+        return config.server.state_dir
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "llm-sandbox-proxy"

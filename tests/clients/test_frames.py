@@ -1,0 +1,264 @@
+"""The raw server-sent events of a run, as any client reads them: the wire, field by field."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from proxy.models.scripted import call, text_reply
+from tests.fakes.backend import Backend, Frames, Held, by_history, chunk, frames, scripted_backend
+from tests.fakes.server import house
+
+COMMAND = "printf 'GIF89a;' > output/dot.gif"
+USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+SCRIPT = [
+    {
+        "reasoning": "A dot.",
+        "tool_calls": [call("execute_bash", command=COMMAND)],
+        "usage": USAGE,
+    },
+    {
+        "tool_calls": [call("submit", answer="See /testbed/output/dot.gif")],
+        "usage": USAGE,
+    },
+]
+BODY = {
+    "model": "fake-model",
+    "messages": [{"role": "user", "content": "A dot, please."}],
+    "stream": True,
+}
+KEEP_ALIVE = ": keep-alive"
+DATA_URL = "data:image/gif;base64,R0lGODlhOw=="
+Frame = dict[str, Any]
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[Backend]:
+    with anyio.fail_after(10):
+        async with scripted_backend(by_history(SCRIPT)) as running:
+            yield running
+
+
+async def ask(url: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    async with httpx.AsyncClient(headers=headers) as client:
+        return await client.post(f"{url}/v1/chat/completions", json={**BODY, **body})
+
+
+def frames_in(text: str) -> list[Frame]:
+    """Every frame but [DONE], which must be the last."""
+    events = text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: ") for event in events[:-1])
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+def deltas(found: list[Frame]) -> list[dict[str, Any]]:
+    return [frame["choices"][0]["delta"] for frame in found]
+
+
+def thought(text: str) -> dict[str, str]:
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def outcome(run_id: str, url: str) -> Frame:
+    """The `sandbox` object of the run, whose one file is to be had at `url`."""
+    file = {
+        "id": url.split("/")[-2],
+        "filename": "dot.gif",
+        "path": "/testbed/output/dot.gif",
+        "bytes": 7,
+        "mime_type": "image/gif",
+        "sha256": "a95fb9e1bcb6dfbd670260be7616d62aee27563d6ea7baf82deb48bf7cf03541",
+        "url": url,
+    }
+    ended = {"container_id": f"cntr_{run_id}", "stop_reason": "submitted", "steps": 2}
+    return {"v": 1, "run_id": run_id, **ended, "files": [file]}
+
+
+async def test_the_frames_of_a_run_are_those_of_the_wire(backend: Backend, tmp_path: Path) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        answer = await ask(url)
+        found = frames_in(answer.text)
+    # What cannot be known beforehand.
+    run_id = answer.headers["x-sandbox-run"]
+    created = found[0]["created"]
+    ms = found[3]["sandbox"]["ms"]
+    link = found[-1]["sandbox"]["files"][0]["url"]
+
+    def frame(delta: Any, finish_reason: str | None = None, **beside: Any) -> Frame:
+        return {
+            "id": f"chatcmpl-{run_id}",
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": "fake-model",
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
+            **beside,
+        }
+
+    start = {"v": 1, "run": run_id, "step": 1, "kind": "tool_start", "tool": "execute_bash"}
+    end = {"v": 1, "step": 1, "kind": "tool_end", "exit_code": 0, "ms": ms}
+    picture = {"type": "image_url", "index": 0, "image_url": {"url": DATA_URL}}
+    citation = {"url": link, "title": "dot.gif", "start_index": 5, "end_index": 12}
+    assert found == [
+        frame({"role": "assistant", "content": ""}),
+        frame(thought("A dot.")),
+        frame(thought(f"\n$ {COMMAND}\n"), sandbox=start),
+        frame(thought(f"[exit 0, {ms / 1000:.1f} s, 0 lines]\n"), sandbox=end),
+        frame({"content": "See "}),
+        frame({"content": f"[dot.gif]({link})"}),
+        frame({"images": [picture]}),
+        frame(
+            {"annotations": [{"type": "url_citation", "url_citation": citation}]},
+            "stop",
+            sandbox=outcome(run_id, link),
+        ),
+    ]
+
+
+async def test_no_thinking_follows_once_the_answer_has_begun(
+    backend: Backend, tmp_path: Path
+) -> None:
+    """A chat UI would put it back into the block above the answer."""
+    async with house(backend, "memory", tmp_path) as url:
+        found = deltas(frames_in((await ask(url)).text))
+    begun = next(number for number, delta in enumerate(found) if delta.get("content"))
+    assert [delta for delta in found[begun:] if "reasoning" in delta] == []
+
+
+async def test_the_headers_say_what_it_is_and_which_run(backend: Backend, tmp_path: Path) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        headers = (await ask(url)).headers
+    run_id = headers["x-sandbox-run"]
+    assert headers["content-type"].split(";")[0] == "text/event-stream"
+    assert headers["cache-control"] == "no-cache"
+    assert headers["x-accel-buffering"] == "no"
+    assert headers["x-sandbox-container"] == f"cntr_{run_id}"
+
+
+async def test_every_frame_is_a_chunk_of_the_same_completion(
+    backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        answer = await ask(url, stream_options={"include_usage": True})
+    found = frames_in(answer.text)
+    chunks = [ChatCompletionChunk.model_validate(frame) for frame in found]
+    assert {chunk.id for chunk in chunks} == {f"chatcmpl-{answer.headers['x-sandbox-run']}"}
+    assert len({(chunk.object, chunk.created, chunk.model) for chunk in chunks}) == 1
+    roles = [chunk.choices[0].delta.role for chunk in chunks if chunk.choices]
+    assert roles == ["assistant"] + [None] * (len(roles) - 1)
+
+
+async def test_usage_comes_once_and_last_and_only_when_asked_for(
+    backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        asked = frames_in((await ask(url, stream_options={"include_usage": True})).text)
+        declined = frames_in((await ask(url, stream_options={"include_usage": False})).text)
+        unasked = frames_in((await ask(url)).text)
+    assert ["usage" in frame for frame in asked] == [False] * (len(asked) - 1) + [True]
+    usage = asked[-1]["usage"]
+    summed = {key: usage[key] for key in USAGE}
+    assert summed == {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}
+    assert asked[-1]["choices"] == []
+    assert not any("usage" in frame for frame in [*declined, *unasked])
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        {"sandbox": {"steps": "off"}},
+        {"headers": {"X-Sandbox-Steps": "off"}},
+        {"sandbox": {"steps": "off"}, "headers": {"X-Sandbox-Steps": "reasoning"}},
+    ],
+)
+async def test_with_steps_off_only_the_models_own_thinking_shows(
+    asking: dict[str, Any], backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        found = frames_in((await ask(url, **asking)).text)
+    thinking = [delta for delta in deltas(found) if "reasoning" in delta]
+    assert thinking == [thought("A dot.")]
+    assert ["sandbox" in frame for frame in found] == [False] * (len(found) - 1) + [True]
+    assert all("sandbox" not in request.body for request in backend.requests)
+
+
+async def test_steps_are_off_where_the_server_says_so_and_the_client_says_nothing(
+    backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path, steps="off") as url:
+        silent = deltas(frames_in((await ask(url)).text))
+        outspoken = deltas(frames_in((await ask(url, sandbox={"steps": "reasoning"})).text))
+    assert [delta for delta in silent if "reasoning" in delta] == [thought("A dot.")]
+    assert thought(f"\n$ {COMMAND}\n") in outspoken
+
+
+async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path) -> None:
+    speak = asyncio.Event()
+    async with (
+        scripted_backend([Held(text_reply("Done."), speak)]) as backend,
+        house(backend, "memory", tmp_path, keep_alive_s=0.02) as url,
+        httpx.AsyncClient() as client,
+    ):
+        with anyio.fail_after(10):
+            path = f"{url}/v1/chat/completions"
+            async with client.stream("POST", path, json=BODY) as answer:
+                lines = answer.aiter_lines()
+                first = await anext(lines)
+                silence = [await anext(lines) for _ in range(6)]
+                speak.set()
+                rest = [line async for line in lines if line not in ("", KEEP_ALIVE)]
+    role = {"role": "assistant", "content": ""}
+    assert deltas([json.loads(first.removeprefix("data: "))]) == [role]
+    assert [line for line in silence if line] == [KEEP_ALIVE] * 3
+    assert deltas([json.loads(line.removeprefix("data: ")) for line in rest[:-1]]) == [
+        {"content": "Done."},
+        {},
+    ]
+
+
+async def test_an_error_in_the_midst_is_one_frame_and_then_the_end(tmp_path: Path) -> None:
+    broken = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
+    script = [Frames(frames(chunk({"reasoning": "Let me see."}), broken, "[DONE]"))]
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        with anyio.fail_after(10):
+            answer = await ask(url, stream_options={"include_usage": True})
+    role, thinking, error = frames_in(answer.text)
+    assert deltas([role, thinking]) == [
+        {"role": "assistant", "content": ""},
+        thought("Let me see."),
+    ]
+    assert error == {
+        "error": {
+            "message": "engine died",
+            "type": "InternalServerError",
+            "param": None,
+            "code": "500",
+        }
+    }
+
+
+async def test_calls_of_the_clients_own_tools_come_in_one_frame_before_the_end(
+    tmp_path: Path,
+) -> None:
+    weather = {"name": "weather", "arguments": '{"city": "Bonn"}'}
+    own = {"id": "call_w", "type": "function", "function": weather}
+    script = [{"content": "I ask.", "message": {"role": "assistant", "tool_calls": [own]}}]
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        with anyio.fail_after(10):
+            tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+            found = frames_in((await ask(url, tools=tools)).text)
+    assert deltas(found)[1:] == [{"tool_calls": [{"index": 0, **own}]}, {}]
+    assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert found[-1]["sandbox"]["stop_reason"] == "client_tool_calls"

@@ -1,0 +1,394 @@
+"""What goes wrong reaches the openai SDK as the exception it has for that."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import openai
+import pytest
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from sandbox_runtime.errors import SandboxStartError
+from tests.fakes.backend import Backend, Frames, Held, Refusal, chunk, frames, scripted_backend
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.server import ATTEMPTS, door_to, house, join, serve
+
+ASKED: list[Any] = [{"role": "user", "content": "Hello."}]
+A_TOOL = {"type": "function", "function": {"name": "submit", "parameters": {}}}
+
+
+def client_of(url: str, api_key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0)
+
+
+async def refused(client: openai.AsyncOpenAI, **body: Any) -> openai.APIStatusError:
+    """The error of one request that must fail before anything is streamed."""
+    asked = {"model": "fake-model", "messages": ASKED, **body}
+    with anyio.fail_after(10), pytest.raises(openai.APIStatusError) as caught:
+        await client.chat.completions.create(**asked)
+    return caught.value
+
+
+async def failed_stream(
+    client: openai.AsyncOpenAI, body: dict[str, Any]
+) -> tuple[list[str], openai.APIError]:
+    """The text that came, and the error that ended the stream."""
+    pieces: list[str] = []
+
+    async def read() -> None:
+        async for piece in await client.chat.completions.create(**body, stream=True):
+            delta = piece.choices[0].delta
+            pieces.append(delta.content or (delta.model_extra or {}).get("reasoning", ""))
+
+    with anyio.fail_after(10), pytest.raises(openai.APIError) as caught:
+        await read()
+    return pieces, caught.value
+
+
+# The request is wrong
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"messages": []}, "messages", "empty_array"),
+        ({"messages": "Hello."}, "messages", "invalid_type"),
+        ({"messages": [{"content": "Hello."}]}, "messages[0]", None),
+        ({"model": 7}, "model", "invalid_type"),
+        ({"n": 2}, "n", "unsupported_value"),
+        ({"tools": [A_TOOL]}, "tools[0].function.name", None),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.name", None),
+        ({"extra_body": {"stream": "yes"}}, "stream", "invalid_type"),
+        ({"extra_body": {"sandbox": {"steps": "all"}}}, "sandbox.steps", "invalid_value"),
+        ({"extra_headers": {"X-Sandbox-Steps": "all"}}, "sandbox.steps", "invalid_value"),
+    ],
+)
+async def test_a_bad_request_names_the_field(
+    body: dict[str, Any], param: str, code: str | None, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        error = await refused(client, **body)
+    assert isinstance(error, openai.BadRequestError)
+    assert (error.status_code, error.type) == (400, "invalid_request_error")
+    assert (error.param, error.code) == (param, code)
+    assert backend.requests == []
+
+
+async def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.post("/chat/completions", cast_to=object, body={"model": "fake-model"})
+    found = caught.value
+    assert (found.param, found.code) == ("messages", "missing_required_parameter")
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[]", b"null", b"[" * 100_000])
+async def test_what_is_no_json_object_is_refused(content: bytes, tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with anyio.fail_after(10), pytest.raises(openai.BadRequestError) as caught:
+            await client.post("/chat/completions", cast_to=object, content=content)
+    assert "JSON" in caught.value.message
+
+
+# The key and the way
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.post("/chat/completions", cast_to=object, content=b"{"),
+        lambda client: client.get("/models", cast_to=object),
+        lambda client: client.get("/models/fake-model", cast_to=object),
+    ],
+)
+async def test_a_wrong_key_is_refused_before_anything_else(ask: Any, tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path, api_key="sk-right") as url,
+        client_of(url, "sk-wrong") as client,
+    ):
+        with anyio.fail_after(10), pytest.raises(openai.AuthenticationError) as caught:
+            await ask(client)
+    error = caught.value
+    assert (error.status_code, error.code, error.param) == (401, "invalid_api_key", None)
+    assert error.response.headers["www-authenticate"] == "Bearer"
+    assert "sk-right" not in error.response.text
+    assert backend.requests == []
+
+
+async def test_the_right_key_opens(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply("Hello you.")]) as backend,
+        house(backend, "memory", tmp_path, api_key="sk-right") as url,
+        client_of(url, "sk-right") as client,
+    ):
+        completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
+    assert completion.choices[0].message.content == "Hello you."
+
+
+async def test_an_unknown_route_and_an_unknown_model_are_not_found(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with pytest.raises(openai.NotFoundError) as no_route:
+            await client.post("/nonsense", cast_to=object, body={})
+        with pytest.raises(openai.NotFoundError) as no_model:
+            await client.models.retrieve("gpt-of-others")
+    assert (no_route.value.code, no_route.value.type) == ("unknown_url", "invalid_request_error")
+    assert no_route.value.body == {
+        "message": "Not Found: POST /v1/nonsense.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "unknown_url",
+    }
+    assert no_model.value.code == "model_not_found"
+    assert "'gpt-of-others'" in no_model.value.message
+
+
+async def test_a_wrong_method_is_not_allowed(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.get("/chat/completions", cast_to=object)
+    assert (caught.value.status_code, caught.value.type) == (405, "invalid_request_error")
+    assert caught.value.response.headers["allow"] == "POST"
+
+
+# The backend fails
+
+
+def server_error() -> Refusal:
+    return Refusal(500, "CUDA out of memory", type="InternalServerError")
+
+
+async def test_a_backend_that_recovers_in_time_is_not_heard_of(tmp_path: Path) -> None:
+    script = [*[server_error()] * (ATTEMPTS - 1), text_reply("Here I am.")]
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
+    assert completion.choices[0].message.content == "Here I am."
+
+
+async def test_a_backend_that_goes_on_failing_keeps_its_status(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([server_error()] * 9) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        error = await refused(client)
+    assert isinstance(error, openai.InternalServerError)
+    assert (error.status_code, error.type, error.code) == (500, "InternalServerError", "500")
+    assert error.body == {
+        "message": "CUDA out of memory",
+        "type": "InternalServerError",
+        "param": None,
+        "code": "500",
+    }
+    assert len(backend.requests) == ATTEMPTS
+
+
+async def test_an_overloaded_backend_says_when_to_come_again(tmp_path: Path) -> None:
+    too_many = Refusal(429, "too many requests", headers={"Retry-After": "120"})
+    async with (
+        scripted_backend([too_many]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        error = await refused(client)
+    assert isinstance(error, openai.RateLimitError)
+    assert (error.status_code, error.code) == (429, "429")
+    assert error.response.headers["retry-after"] == "120"
+    assert len(backend.requests) == 1
+
+
+async def test_a_run_that_failed_after_work_was_done_is_not_started_anew(tmp_path: Path) -> None:
+    """The SDK would do all of it again, twice, unasked."""
+    script = [tool_reply(call("execute_bash", command="true")), *[server_error()] * 9]
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url).with_options(max_retries=2) as client,
+    ):
+        error = await refused(client)
+    assert (error.status_code, error.response.headers["x-should-retry"]) == (500, "false")
+    assert len(backend.requests) == 1 + ATTEMPTS
+
+
+async def test_a_request_the_backend_refuses_is_not_sent_again(tmp_path: Path) -> None:
+    no = Refusal(400, "temperature must be at most 2", code="invalid_value")
+    async with (
+        scripted_backend([no]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        error = await refused(client, temperature=3)
+    assert isinstance(error, openai.BadRequestError)
+    assert error.code == "invalid_value"
+    assert "temperature must be at most 2" in error.message
+    assert len(backend.requests) == 1
+
+
+async def test_an_unreachable_backend_is_a_bad_gateway(tmp_path: Path) -> None:
+    nowhere = Backend("vllm", "fake-model")
+    nowhere.base_url = "http://127.0.0.1:1/v1"
+    async with house(nowhere, "memory", tmp_path) as url, client_of(url) as client:
+        error = await refused(client)
+        plain = await refused(client, model="fake-model:plain")
+        with pytest.raises(openai.InternalServerError) as listing:
+            await client.models.list()
+    for found in (error, plain, listing.value):
+        assert (found.status_code, found.code) == (502, "backend_unreachable")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_too_long_for_the_model_is_the_clients_mistake(
+    stream: bool, tmp_path: Path
+) -> None:
+    too_long = Refusal(400, "This model's maximum context length is 4096 tokens.")
+    async with (
+        scripted_backend([too_long]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        if stream:
+            _, error = await failed_stream(client, {"model": "fake-model", "messages": ASKED})
+        else:
+            error = await refused(client)
+    assert error.code == "context_length_exceeded"
+
+
+# Once the stream has begun
+
+
+async def test_a_backend_that_fails_in_the_midst_ends_the_stream_in_an_error(
+    tmp_path: Path,
+) -> None:
+    broken = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
+    thought = chunk({"reasoning": "Let me see."})
+    script = [Frames(frames(thought, broken, "[DONE]"))]
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        body = {"model": "fake-model", "messages": ASKED}
+        pieces, error = await failed_stream(client, body)
+    assert pieces == ["", "Let me see."]
+    assert (error.message, error.type, error.code) == ("engine died", "InternalServerError", "500")
+    assert len(backend.requests) == 1
+
+
+async def test_a_backend_whose_connection_breaks_ends_the_stream_in_an_error(
+    tmp_path: Path,
+) -> None:
+    script = [Frames(frames(chunk({"reasoning": "Let me see."})), cut=True)]
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        body = {"model": "fake-model", "messages": ASKED}
+        pieces, error = await failed_stream(client, body)
+    assert pieces == ["", "Let me see."]
+    assert error.code == "backend_unreachable"
+
+
+async def test_an_error_before_the_first_piece_is_in_the_stream_too(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([server_error()] * 9) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        body = {"model": "fake-model", "messages": ASKED}
+        pieces, error = await failed_stream(client, body)
+    assert (pieces, error.message, error.code) == ([""], "CUDA out of memory", "500")
+    assert len(backend.requests) == ATTEMPTS
+
+
+# The sandbox and the proxy itself
+
+
+async def test_without_a_sandbox_the_service_is_unavailable(tmp_path: Path) -> None:
+    script = [tool_reply(call("execute_bash", command="true"))] * 2
+    async with scripted_backend(script) as backend:
+        model = door_to(backend)
+        sandboxes = MemorySandboxes(SandboxStartError("no engine answers"))
+        services = join(model, sandboxes, tmp_path)
+        async with serve(services) as url, client_of(url) as client:
+            error = await refused(client)
+            body = {"model": "fake-model", "messages": ASKED}
+            pieces, streamed = await failed_stream(client, body)
+        await model.aclose()
+    assert isinstance(error, openai.InternalServerError)
+    assert (error.status_code, error.code) == (503, "sandbox_unavailable")
+    assert error.response.headers["retry-after"] == "5"
+    assert pieces[:2] == ["", "$ true\n"]
+    assert (streamed.code, streamed.message) == ("sandbox_unavailable", "no engine answers")
+
+
+async def test_a_sandbox_that_is_lost_makes_the_service_unavailable(tmp_path: Path) -> None:
+    again = asyncio.Event()
+    use = tool_reply(call("execute_bash", command="true"))
+    async with scripted_backend([use, Held(use, again)]) as backend:
+        model = door_to(backend)
+        sandboxes = MemorySandboxes()
+        async with (
+            serve(join(model, sandboxes, tmp_path)) as url,
+            client_of(url) as client,
+            anyio.create_task_group() as group,
+        ):
+
+            async def lose() -> None:
+                await backend.arrived(2)
+                await sandboxes.lent[0].close()
+                again.set()
+
+            group.start_soon(lose)
+            error = await refused(client)
+        await model.aclose()
+    assert (error.status_code, error.code) == (503, "sandbox_unavailable")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_the_inside(
+    stream: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scripted_backend([text_reply("Hello.")]) as backend:
+        model = door_to(backend)
+        broken: Any = object()  # a place for sandboxes that is none
+        services = join(model, broken, tmp_path)
+        async with serve(services) as url, client_of(url) as client:
+            if stream:
+                _, error = await failed_stream(client, {"model": "fake-model", "messages": ASKED})
+            else:
+                error = await refused(client)
+        await model.aclose()
+    assert (error.code, error.type) == ("internal_error", "server_error")
+    assert error.body == {
+        "message": "The proxy failed.",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+    assert "'object' object has no attribute 'lease'" in caplog.text

@@ -1,0 +1,82 @@
+"""What is there that could be left behind: processes, containers, open files, tasks."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.utils import kwargs_from_env
+
+from sandbox_runtime.backends.cgroups import find_cgroups, owner
+from sandbox_runtime.backends.docker import INSTALL_LABEL
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that `pid` started, and those that they started."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, _read(children).split()):
+            yield child
+            yield from descendants(child)
+
+
+def command_line(pid: int) -> str:
+    """A living process's command line; "" when it is gone or a mere zombie."""
+    return _read(Path(f"/proc/{pid}/cmdline"))
+
+
+def running(marker: str) -> bool:
+    """Whether a process on this host, in a sandbox or not, has that word on its command line."""
+    return any(marker in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def cgroups_of(pid: int) -> list[Path]:
+    """The cgroups of that owner's sandboxes."""
+    cgroups = find_cgroups()
+    hierarchies = cgroups.hierarchies if cgroups else ()
+    return [path for each in hierarchies for path in each.folder.glob(f"{owner(pid)}-*")]
+
+
+class Engine:
+    """The Docker engine, seen past the proxy."""
+
+    def __init__(self) -> None:
+        self.client: Any = docker.APIClient(version="auto", timeout=30, **kwargs_from_env())
+
+    def containers(self, state_dir: Path) -> list[str]:
+        """The containers of the installation whose state is there, running or not."""
+        file = state_dir / "install-id"
+        if not file.exists():
+            return []
+        ours = {"label": f"{INSTALL_LABEL}={file.read_text(encoding='ascii')}"}
+        return [found["Id"] for found in self.client.containers(all=True, filters=ours)]
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def open_files() -> Counter[str]:
+    """What this process holds open, by kind; each file that is a file by its path."""
+    found: Counter[str] = Counter()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except FileNotFoundError:
+            continue  # the directory itself, while it was listed
+        found[re.sub(r":\[\d+\]$", "", target)] += 1
+    return found
+
+
+def tasks() -> Counter[str]:
+    """What runs in this loop, by the name of its coroutine."""
+    return Counter(str(task.get_coro()).split(" at 0x")[0] for task in asyncio.all_tasks())
+
+
+def _read(path: Path) -> str:
+    """Its text, or nothing when the process has just gone."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,206 @@
+"""The command line: what it says at start, when something is missing, and in the end."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.e2e.proxy_process import ROOT, configured, environment, run
+
+NOWHERE = "http://127.0.0.1:1/v1"
+
+
+async def loaded_by(program: str, home: Path) -> set[str]:
+    """The packages a fresh interpreter has loaded after it ran the program."""
+    listing = "; import json, sys; print(json.dumps(list(sys.modules)), file=sys.stderr)"
+    with anyio.fail_after(60):
+        done = await anyio.run_process(
+            [sys.executable, "-c", program + listing], cwd=home, env=environment(home)
+        )
+    return {name.partition(".")[0] for name in json.loads(done.stderr)}
+
+
+# What is loaded
+
+
+async def test_help_tells_the_commands_and_loads_nothing_of_weight(tmp_path: Path) -> None:
+    ask = "import contextlib, proxy.__main__\nwith contextlib.suppress(SystemExit): "
+    loaded = await loaded_by(f"{ask}proxy.__main__.main(['--help'])\nimport json", tmp_path)
+    heavy = {"aiohttp", "docker", "fastapi", "litellm", "openai", "pydantic", "uvicorn", "yaml"}
+    assert loaded & heavy == set()
+    done = await run(tmp_path, "--help")
+    assert done.returncode == 0
+    for command in (b"serve", b"demo", b"doctor"):
+        assert command in done.stdout
+
+
+async def test_the_application_loads_neither_litellm_nor_docker(tmp_path: Path) -> None:
+    loaded = await loaded_by("import proxy.app", tmp_path)
+    assert loaded & {"litellm", "docker", "openai"} == set()
+
+
+# What is missing is one clear line
+
+
+async def told(home: Path, *arguments: str, **variables: str) -> str:
+    """The one line with which a command gives up."""
+    done = await run(home, *arguments, **variables)
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("sandbox-proxy: ")
+    return line.removeprefix("sandbox-proxy: ")
+
+
+async def test_a_missing_engine_is_told(tmp_path: Path) -> None:
+    line = await told(tmp_path, "serve", "--sandbox", "docker", DOCKER_HOST="tcp://127.0.0.1:1")
+    assert line.startswith("no Docker engine answers: ")
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+async def test_a_missing_image_is_told(tmp_path: Path) -> None:
+    config = configured(tmp_path, {"sandbox": {"docker": {"image": "no/such:image"}}})
+    line = await told(tmp_path, "serve", "--config", config, "--sandbox", "docker")
+    assert line == "docker image: 'no/such:image' is missing: build it with `make image`"
+
+
+@pytest.mark.parametrize("section", ["server", "backend"])
+async def test_a_missing_key_is_told(section: str, tmp_path: Path) -> None:
+    config = configured(tmp_path, {section: {"api_key_env": "NO_SUCH_KEY"}})
+    line = await told(tmp_path, "serve", "--config", config, "--sandbox", "bubblewrap")
+    assert line == "the environment variable NO_SUCH_KEY is not set, and config names it"
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"server": {"prot": 1}}, "config.yaml: server.prot: Extra inputs are not permitted"),
+        ({"limits": {"max_turn": 3}}, "config.yaml: limits.max_turn: "),
+        ({"server": {"port": 70000}}, "config.yaml: server.port: "),
+        ({"backend": {"kind": "magic"}}, "config.yaml: backend.kind: "),
+        ("server: [\n", "config.yaml: while parsing"),
+        ("- a list\n", "config.yaml: top: "),
+        ({"backend": {"kind": "scripted"}}, "backend.script: name the YAML file to play"),
+        ({"backend": {"kind": "scripted", "script": "none.yaml"}}, "backend.script: "),
+        ({"backend": {"base_url": None}}, "backend.base_url: name the OpenAI-compatible server"),
+    ],
+)
+async def test_a_mistake_in_the_configuration_is_told_with_its_place(
+    tree: dict[str, Any] | str, words: str, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, tree)
+    line = await told(tmp_path, "serve", "--config", config, "--sandbox", "bubblewrap")
+    assert words in line
+
+
+async def test_a_missing_configuration_is_told(tmp_path: Path) -> None:
+    line = await told(tmp_path, "serve", "--config", "none.yaml")
+    assert line == "none.yaml: [Errno 2] No such file or directory: 'none.yaml'"
+
+
+async def test_a_place_for_its_state_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = configured(tmp_path, {"server": {"state_dir": str(tmp_path / "file" / "state")}})
+    line = await told(tmp_path, "serve", "--config", config, "--sandbox", "bubblewrap")
+    assert line.startswith("server.state_dir: [Errno 20] Not a directory")
+
+
+async def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = await told(tmp_path, "serve", "--sandbox", "bubblewrap", "--port", str(port))
+    assert line.startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
+
+
+async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
+    line = await told(tmp_path, "serve", "--sandbox", "bubblewrap", "--host", "192.0.2.1")
+    assert line.startswith("cannot listen on 192.0.2.1:8080: Cannot assign requested address")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--sandbox", "chroot"]])
+async def test_a_command_that_is_none_is_told_with_the_usage(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    done = await run(tmp_path, *arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"usage: sandbox-proxy")
+
+
+# demo
+
+
+async def test_the_demo_answers_right_and_leaves_its_files(tmp_path: Path) -> None:
+    done = await run(tmp_path, "demo")
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    printed = done.stdout.decode()
+    assert "a script plays its part" in printed
+    assert "$ python3 primes.py" in printed
+    assert "There are 78,498 primes up to 1,000,000" in printed
+    files = {path.name: path.read_text() for path in (tmp_path / "demo-output").iterdir()}
+    assert set(files) == {"primes.csv", "primes.svg"}
+    assert files["primes.csv"].splitlines()[-1].startswith("1000000,78498,72382.4,")
+    assert files["primes.svg"].startswith("<svg ")
+    assert [path.name for path in tmp_path.iterdir()] == ["demo-output"]
+
+
+async def test_the_demo_takes_a_question_only_with_a_model(tmp_path: Path) -> None:
+    line = await told(tmp_path, "demo", "What is 6 * 7?")
+    assert "--backend-url" in line
+    assert "--model" in line
+
+
+async def test_a_demo_whose_model_does_not_answer_says_so(tmp_path: Path) -> None:
+    config = configured(tmp_path, {"backend": {"attempts": 1}})
+    asked = ("demo", "What is 6 * 7?", "--config", config)
+    done = await run(tmp_path, *asked, "--backend-url", NOWHERE, "--model", "any")
+    assert done.returncode == 1
+    assert b"the backend cannot be reached" in done.stderr.splitlines()[-1]
+    assert b"Traceback" not in done.stderr
+
+
+# doctor
+
+
+def findings(done: subprocess.CompletedProcess[bytes]) -> dict[str, bool]:
+    """Every check by name, and whether it passed."""
+    lines = [line.partition(":")[0].split(maxsplit=1) for line in done.stdout.decode().splitlines()]
+    return {name: verdict == "ok" for verdict, name in lines}
+
+
+async def test_the_doctor_finds_all_well(tmp_path: Path) -> None:
+    script = str(ROOT / "proxy" / "demo.yaml")
+    config = configured(tmp_path, {"backend": {"kind": "scripted", "script": script}})
+    done = await run(tmp_path, "doctor", "--config", config, "--sandbox", "bubblewrap")
+    found = findings(done)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert {"model backend", "bubblewrap", "user", "network", "trial sandbox"} <= set(found)
+    assert all(found.values())
+
+
+async def test_the_doctor_finds_what_is_missing_and_goes_on(tmp_path: Path) -> None:
+    done = await run(tmp_path, "doctor", "--sandbox", "bubblewrap", "--backend-url", NOWHERE)
+    found = findings(done)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert [name for name, ok in found.items() if not ok] == ["model backend"]
+    assert found["trial sandbox"]
+
+
+async def test_the_doctor_finds_no_engine(tmp_path: Path) -> None:
+    done = await run(tmp_path, "doctor", "--sandbox", "docker", DOCKER_HOST="tcp://127.0.0.1:1")
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert findings(done) == {"model backend": False, "sandbox": False}
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+async def test_the_doctor_finds_no_image(tmp_path: Path) -> None:
+    config = configured(tmp_path, {"sandbox": {"docker": {"image": "no/such:image"}}})
+    done = await run(tmp_path, "doctor", "--config", config, "--sandbox", "docker")
+    found = findings(done)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert (found["docker engine"], found["docker image"]) == (True, False)

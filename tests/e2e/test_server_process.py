@@ -1,0 +1,173 @@
+"""The server as a process: it serves, and however it ends nothing of it stays."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import openai
+import pytest
+
+from proxy.models.scripted import call, tool_reply
+from sandbox_runtime.backends.docker import INSTALL_LABEL, OWNER_LABEL
+from tests.e2e.leftovers import Engine, cgroups_of, command_line, descendants, running
+from tests.e2e.proxy_process import Server, serving, state_dir
+from tests.fakes.backend import by_history, scripted_backend
+from tests.fakes.server import REAL_KINDS, Kind
+from tests.fakes.waiting import until
+from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
+
+ASKED: list[Any] = [{"role": "user", "content": "Work."}]
+
+
+@pytest.fixture(params=REAL_KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    chosen: Kind = request.param
+    if chosen == "docker":
+        request.getfixturevalue("engine")
+    return chosen
+
+
+@asynccontextmanager
+async def busy(home: Path, kind: Kind, marker: str, *, stream: bool) -> AsyncIterator[Server]:
+    """A server that is in the midst of a run, whose command does not end by itself."""
+    command = f"trap '' TERM INT; sleep {marker}0 & sleep {marker}"
+    script = by_history([tool_reply(call("execute_bash", command=command))])
+    async with (
+        scripted_backend(script) as backend,
+        serving(home, kind, backend.base_url) as server,
+        httpx.AsyncClient(timeout=None) as client,
+        anyio.create_task_group() as group,
+    ):
+
+        async def ask() -> None:
+            body = {"model": "fake-model", "messages": ASKED, "stream": stream}
+            try:
+                await client.post(f"{server.url}/v1/chat/completions", json=body)
+            except httpx.TransportError:
+                return  # the server ended
+
+        group.start_soon(ask)
+        with anyio.fail_after(30):
+            await until(lambda: running(marker))
+        yield server
+        group.cancel_scope.cancel()
+
+
+async def nothing_is_left(home: Path, marker: str, pids: list[int]) -> None:
+    """Return when the processes and the containers of the server at `home` are gone."""
+    await until(lambda: not running(marker))
+    await until(lambda: not any(map(command_line, pids)))
+    if (state_dir(home) / "install-id").exists():
+        engine = Engine()
+        await until(lambda: not engine.containers(state_dir(home)))
+        engine.close()
+
+
+async def test_a_server_says_where_it_is_and_answers_there(kind: Kind, tmp_path: Path) -> None:
+    script = [
+        tool_reply(call("execute_bash", command="echo $((6 * 7)) > output/answer.csv")),
+        tool_reply(call("submit", answer="See [it](/testbed/output/answer.csv).")),
+    ]
+    with anyio.fail_after(60):
+        async with (
+            scripted_backend(script) as backend,
+            serving(tmp_path, kind, backend.base_url) as server,
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+        ):
+            completion = await client.chat.completions.create(model="fake-model", messages=ASKED)
+            (file,) = (completion.model_extra or {})["sandbox"]["files"]
+            async with httpx.AsyncClient() as browser:
+                assert (await browser.get(file["url"])).text == "42\n"
+    assert completion.choices[0].message.content == f"See [it]({file['url']})."
+
+
+async def test_a_server_whose_backend_does_not_answer_yet_serves_all_the_same(
+    tmp_path: Path,
+) -> None:
+    with anyio.fail_after(30):
+        async with (
+            serving(tmp_path, "bubblewrap", "http://127.0.0.1:1/v1") as server,
+            httpx.AsyncClient() as client,
+        ):
+            assert (await client.get(f"{server.url}/health")).json() == {"status": "ok"}
+
+
+async def test_a_server_that_is_killed_leaves_no_sandbox(kind: Kind, tmp_path: Path) -> None:
+    marker = f"5{os.getpid()}"
+    async with busy(tmp_path, kind, marker, stream=True) as server:
+        pids = list(descendants(server.process.pid))
+        server.process.kill()
+        with anyio.fail_after(2):
+            await server.ended()
+            await nothing_is_left(tmp_path, marker, pids)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_server_told_to_stop_ends_its_runs_and_goes(
+    kind: Kind, signal_number: int, tmp_path: Path
+) -> None:
+    marker = f"6{os.getpid()}{signal_number}"
+    async with busy(tmp_path, kind, marker, stream=True) as server:
+        pids = list(descendants(server.process.pid))
+        server.process.send_signal(signal_number)
+        with anyio.fail_after(15):
+            code = await server.ended()
+            await nothing_is_left(tmp_path, marker, pids)
+        assert cgroups_of(server.process.pid) == []
+    assert code == {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 130}[signal_number]
+
+
+async def test_a_server_told_to_stop_gives_up_a_run_that_does_not_end(tmp_path: Path) -> None:
+    marker = f"7{os.getpid()}"
+    async with busy(tmp_path, "bubblewrap", marker, stream=False) as server:
+        pids = list(descendants(server.process.pid))
+        server.process.terminate()
+        with anyio.fail_after(15):
+            await server.ended()
+            await nothing_is_left(tmp_path, marker, pids)
+
+
+# Several owners on one engine
+
+
+@pytest.fixture
+def stray(engine: Engine) -> Iterator[Any]:
+    """Makes containers that do not end with whoever made them."""
+    made: list[str] = []
+
+    def make(install_id: str, owner_id: str) -> str:
+        labels = {INSTALL_LABEL: install_id, OWNER_LABEL: owner_id}
+        container = engine.client.create_container(
+            DOCKER_IMAGE, ["sleep", "600"], labels=labels, network_disabled=True
+        )
+        made.append(container["Id"])
+        engine.client.start(container)
+        return str(container["Id"])
+
+    yield make
+    present = {found["Id"] for found in engine.client.containers(all=True)}
+    for container in present.intersection(made):
+        engine.client.remove_container(container, force=True)
+
+
+@pytest.mark.docker
+async def test_a_start_sweeps_what_the_dead_left_and_nothing_else(
+    engine: Engine, stray: Any, tmp_path: Path
+) -> None:
+    marker = f"4{os.getpid()}"
+    with anyio.fail_after(60):
+        async with busy(tmp_path, "docker", marker, stream=True):
+            install_id = (state_dir(tmp_path) / "install-id").read_text(encoding="ascii")
+            (of_the_living,) = engine.containers(state_dir(tmp_path))
+            dead = {stray(install_id, "0123456789abcdef"), stray(install_id, "fedcba9876543210")}
+            of_another_host = stray("another-installation", "0123456789abcdef")
+            async with serving(tmp_path, "docker", "http://127.0.0.1:1/v1"):
+                await until(lambda: not dead.intersection(engine.containers(state_dir(tmp_path))))
+            assert engine.containers(state_dir(tmp_path)) == [of_the_living]
+            assert running(marker)
+            assert engine.client.inspect_container(of_another_host)["State"]["Running"]

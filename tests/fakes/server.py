@@ -1,0 +1,126 @@
+"""The house on a real socket, for clients that know nothing of its inside.
+
+async with (
+    scripted_backend([...]) as backend,
+    house(backend, "bubblewrap", tmp_path) as url,
+    openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
+):
+    ...
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import pytest
+import uvicorn
+
+from policies.artifacts import ArtifactLimits
+from proxy.agent.agent import Agent
+from proxy.agent.model import Model
+from proxy.app import create_app
+from proxy.files import FileStore
+from proxy.models.openai_http import OpenAIHTTPModel
+from proxy.models.retry import RetryingModel
+from proxy.services import Services
+from sandbox_runtime.backends.base import Backend
+from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.lending import FreshSandboxes
+from sandbox_runtime.sandbox import Sandboxes
+from sandbox_runtime.tools import make_tools
+from tests.fakes.backend import Backend as ScriptedBackend
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
+
+Kind = Literal["memory", "bubblewrap", "docker"]
+KINDS = ("memory", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker))
+REAL_KINDS = KINDS[1:]
+
+BACKEND_KEY = "sk-the-backends-own-key"
+ATTEMPTS = 3
+
+
+@asynccontextmanager
+async def serve(services: Services) -> AsyncIterator[str]:
+    """A server on a free port of this loop; gives its address, without /v1."""
+    # It listens before the server runs, so the first client need not wait for that.
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    app = create_app(services)
+    settings = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(settings)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        with anyio.CancelScope(shield=True):
+            await serving
+        listener.close()
+
+
+@asynccontextmanager
+async def house(
+    backend: ScriptedBackend, kind: Kind, state_dir: Path, **changes: Any
+) -> AsyncIterator[str]:
+    """The whole of it before a scripted backend; `changes` are fields of Services."""
+    model = door_to(backend)
+    try:
+        async with open_sandboxes(kind, state_dir) as sandboxes:
+            services = join(model, sandboxes, state_dir, **changes)
+            async with serve(services) as url:
+                yield url
+    finally:
+        await model.aclose()
+
+
+def door_to(backend: ScriptedBackend) -> Model:
+    """The backend as __main__ reaches it, but asked again at once when it fails."""
+    model = OpenAIHTTPModel(backend.base_url, api_key=BACKEND_KEY, timeout_s=20)
+    return RetryingModel(model, attempts=ATTEMPTS, base_delay_s=0)
+
+
+def join(model: Model, sandboxes: Sandboxes, state_dir: Path, **changes: Any) -> Services:
+    """The parts in their places."""
+    services = Services(
+        model=model,
+        agent=Agent(model, sandboxes, make_tools),
+        files=FileStore(state_dir / "files", limits=ArtifactLimits()),
+    )
+    return replace(services, **changes)
+
+
+@asynccontextmanager
+async def open_sandboxes(kind: Kind, state_dir: Path) -> AsyncIterator[Sandboxes]:
+    """Sandboxes of the named kind; when it returns the last one has ended."""
+    if kind == "memory":
+        yield MemorySandboxes()
+        return
+    backend = open_backend(kind, state_dir)
+    sandboxes = FreshSandboxes(backend)
+    try:
+        yield sandboxes
+    finally:
+        with anyio.CancelScope(shield=True):
+            await sandboxes.aclose()
+            await backend.aclose()
+
+
+def open_backend(kind: Kind, state_dir: Path) -> Backend:
+    """A real place for sandboxes; without an engine the test is skipped, or fails if told to."""
+    if kind == "bubblewrap":
+        return BubblewrapBackend(state_dir=state_dir)
+    try:
+        return DockerBackend(DOCKER_IMAGE, state_dir=state_dir)
+    except SandboxStartError as error:
+        if os.environ.get("REQUIRE_DOCKER"):
+            raise
+        pytest.skip(str(error))
