@@ -1,0 +1,1 @@
+"""Measures the house beside its peers: `python -m bench`."""

@@ -1,0 +1,104 @@
+"""A language model that takes no time: `python -m bench.backend PORT`.
+
+Plays the three-turn script to whoever brings the paper's tools, and to everybody else one short
+answer, streamed in 64 chunks on demand. Bare asyncio, so that it is never what limits a relay.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+CHUNKS = 64
+ANSWER = "42"
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: "
+SCRIPT: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("execute_bash", {"command": "echo $((6 * 7))"}),
+    (
+        "str_replace_editor",
+        {"command": "create", "path": "/testbed/output/answer.txt", "file_text": ANSWER},
+    ),
+    ("submit", {}),
+)
+
+
+def _completion(message: dict[str, Any], reason: str) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-bench",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "bench",
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+    }
+
+
+def _turn(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"id": f"call_{name}", "type": "function", "function": function}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return _completion(message, "tool_calls")
+
+
+def _whole(value: Any) -> bytes:
+    body = json.dumps(value).encode()
+    return HEAD + b"application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+def _piece(event: str) -> bytes:
+    data = f"data: {event}\n\n".encode()
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def _chunk(number: int) -> bytes:
+    choice = {"index": 0, "delta": {"content": f"word {number} "}, "finish_reason": None}
+    return _piece(
+        json.dumps({**_completion({}, ""), "object": "chat.completion.chunk", "choices": [choice]})
+    )
+
+
+MODELS = _whole({"object": "list", "data": [{"id": "bench", "object": "model"}]})
+TURNS = [_whole(_turn(*turn)) for turn in SCRIPT]
+SHORT = _whole(_completion({"role": "assistant", "content": "word " * CHUNKS}, "stop"))
+STREAM_HEAD = HEAD + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM = [_chunk(number) for number in range(CHUNKS)]
+STREAM_END = _piece("[DONE]") + b"0\r\n\r\n"
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One connection, kept alive."""
+    try:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if head.startswith(b"get"):
+                writer.write(MODELS)
+                continue
+            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            await _answer(json.loads(await reader.readexactly(length)), writer)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return
+    finally:
+        writer.close()
+
+
+async def _answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    if body.get("tools"):
+        said = sum(message["role"] == "assistant" for message in body["messages"])
+        writer.write(TURNS[min(said, len(TURNS) - 1)])
+    elif not body.get("stream"):
+        writer.write(SHORT)
+    else:
+        writer.write(STREAM_HEAD)
+        for chunk in STREAM:
+            writer.write(chunk)
+            await asyncio.sleep(0)  # each its own packet, as from a model
+        writer.write(STREAM_END)
+
+
+async def _main(port: int) -> None:
+    server = await asyncio.start_server(_serve, "127.0.0.1", port, backlog=1024)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1])))

@@ -1,0 +1,77 @@
+"""What starting costs: the command, the import, an idle server."""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+from bench.places import places
+from bench.plan import Plan, Way, interleave, milliseconds
+from bench.servers import ROOT, model_backend, process, proxy
+from bench.table import Part, Row
+
+ROUNDS = 10
+SERVER_ROUNDS = 5
+COMMANDS = {
+    "python -m proxy --help": ("-m", "proxy", "--help"),
+    "import proxy.app": ("-c", "import proxy.app"),
+    "import fastapi, aiohttp": ("-c", "import fastapi, aiohttp"),
+    "python -c pass": ("-c", "pass"),
+}
+HELP, APP, LIBRARIES, NOTHING = COMMANDS
+HELP_MS = 500
+HEAVY = ("litellm", "docker", "openai", "httpx")
+LIST_HEAVY = f"import sys, proxy.app; print(*[m for m in {HEAVY} if m in sys.modules])"
+READY, READY_CPU, RSS = "serve: to /health", "serve: CPU to /health", "serve: RSS, idle"
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Commands in turn, then servers."""
+    ways: dict[str, Way] = {name: partial(_command, name) for name in COMMANDS}
+    measured = await interleave(plan.rounds or ROUNDS, ways)
+    async with places(plan.image) as found:
+        names = list(found.backends)
+    servers: dict[str, Way] = {name: partial(_serve, name, plan.image) for name in names}
+    measured |= await interleave(min(plan.rounds or SERVER_ROUNDS, SERVER_ROUNDS), servers)
+    heavy = await _imported()
+    rows = [
+        Row(HELP, measured[HELP], target=HELP_MS, peers=(LIBRARIES,)),
+        Row(APP, measured[APP], peers=(LIBRARIES,), note=f"it imports of {HEAVY}: {heavy}"),
+        Row(LIBRARIES, measured[LIBRARIES]),
+        Row(NOTHING, measured[NOTHING]),
+    ]
+    for name in names:
+        ready, cpu, rss = _names(name)
+        rows += [
+            Row(ready, measured[ready], "s"),
+            Row(cpu, measured[cpu], "s", 1.0),
+            Row(rss, measured[rss], "MiB", 90),
+        ]
+    return [Part("imports: what starting costs", [*rows, *found.missing])]
+
+
+def _names(backend: str) -> tuple[str, str, str]:
+    return f"{READY} ({backend})", f"{READY_CPU} ({backend})", f"{RSS} ({backend})"
+
+
+async def _command(name: str) -> Mapping[str, float]:
+    async def run() -> None:
+        async with process([sys.executable, *COMMANDS[name]]) as child:
+            if await child.wait():
+                raise RuntimeError(f"{name} failed")
+
+    return {name: await milliseconds(run())}
+
+
+async def _imported() -> str:
+    output = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LIST_HEAVY, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await output.communicate()
+    return printed.decode().strip() or "none"
+
+
+async def _serve(backend: str, image: str) -> Mapping[str, float]:
+    ready, cpu, rss = _names(backend)
+    async with model_backend() as model, proxy(model, sandbox=backend, image=image) as server:
+        return {ready: server.ready_s, cpu: server.cpu_s(), rss: server.rss_mib()}

@@ -1,0 +1,74 @@
+"""A client that costs next to nothing: prepared requests over kept-alive connections."""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """How a number of requests went."""
+
+    requests_per_s: float
+    latencies_ms: list[float]
+
+
+def post(path: str, body: dict[str, Any], key: str) -> bytes:
+    """A request, ready to be written."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {key}\r\n"
+    return (
+        f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
+
+
+async def answers(port: int, path: str) -> bool:
+    """Whether a server is there and content."""
+    try:
+        connection = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        head, _ = await _ask(connection, f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+    except (OSError, EOFError):
+        return False
+    finally:
+        connection[1].close()
+    return head.startswith(b"HTTP/1.1 200")
+
+
+async def burst(port: int, request: bytes, *, count: int, at_once: int) -> Burst:
+    """Send `count` requests, `at_once` at any time. Raises RuntimeError at a refusal."""
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(at_once)]
+    left = iter(range(count))
+    latencies: list[float] = []
+
+    async def work(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        for _ in left:
+            started = time.perf_counter()
+            head, body = await _ask(connection, request)
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(f"port {port}: {head[:100]!r} {body[:300]!r}")
+            latencies.append((time.perf_counter() - started) * 1000)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(work(connection) for connection in connections))
+    took_s = time.perf_counter() - started
+    for _, writer in connections:
+        writer.close()
+    return Burst(count / took_s, latencies)
+
+
+async def _ask(
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], request: bytes
+) -> tuple[bytes, bytes]:
+    reader, writer = connection
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    _, measured, rest = head.lower().partition(b"content-length:")
+    if measured:
+        return head, await reader.readexactly(int(rest.partition(b"\r\n")[0]))
+    return head, await reader.readuntil(b"\r\n0\r\n\r\n")

@@ -1,0 +1,130 @@
+"""What `:plain` costs: ours, the least relay on the same libraries, and the backend itself."""
+
+import asyncio
+import json
+import secrets
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.load import burst, post
+from bench.plan import Plan, Way, interleave
+from bench.servers import Server, free_port, model_backend, proxy, running
+from bench.table import Part, Row
+from bench.venvs import PeerMissingError, peer_python
+
+ROUNDS = 9
+OURS, LEAST, BACKEND, LITELLM = "proxy", "starlette + aiohttp", "backend itself", "LiteLLM proxy"
+PEER = Path(__file__).parent / "peers" / "relay.py"
+PATH = "/v1/chat/completions"
+COUNTS = {("whole", 1): 300, ("stream", 1): 100, ("whole", 64): 1000, ("stream", 64): 400}
+"""Requests in one round, by kind of answer and how many at once."""
+SLOW = 10
+"""What the counts of LiteLLM are divided by."""
+KEY = f"sk-{secrets.token_hex(16)}"
+"""LiteLLM does not start without one."""
+LEAST_SHARE = 0.7
+ADDED_MS = 1.0
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Every kind of answer, one and many at once."""
+    async with AsyncExitStack() as opened:
+        model = await opened.enter_async_context(model_backend())
+        ours = proxy(model, sandbox="bubblewrap", image=plan.image)
+        servers = {
+            OURS: await opened.enter_async_context(ours),
+            LEAST: await opened.enter_async_context(_least_relay(model)),
+            BACKEND: model,
+        }
+        missing = []
+        if plan.litellm:
+            try:
+                servers[LITELLM] = await opened.enter_async_context(_litellm(model))
+            except (PeerMissingError, RuntimeError) as error:
+                missing.append(Row(LITELLM, note=str(error).splitlines()[-1]))
+        parts = []
+        for shape in COUNTS:
+            ways: dict[str, Way] = {
+                name: partial(_burst, name, server, shape) for name, server in servers.items()
+            }
+            measured = await interleave(plan.rounds or ROUNDS, ways)
+            parts.append(_part(shape, measured, list(servers), missing))
+    return parts
+
+
+async def _burst(name: str, server: Server, shape: tuple[str, int]) -> Mapping[str, float]:
+    kind, at_once = shape
+    body: dict[str, Any] = {
+        "model": "bench:plain" if name == OURS else "bench",
+        "messages": [{"role": "user", "content": "Tell me something."}],
+        "stream": kind == "stream",
+    }
+    count = max(COUNTS[shape] // (SLOW if name == LITELLM else 1), at_once)
+    before_s = server.cpu_s()
+    sent = await burst(server.port, post(PATH, body, KEY), count=count, at_once=at_once)
+    cpu_ms = (server.cpu_s() - before_s) * 1000 / count
+    return {name: sent.requests_per_s, _cpu(name): cpu_ms, _p50(name): median(sent.latencies_ms)}
+
+
+def _cpu(name: str) -> str:
+    return f"{name}, CPU"
+
+
+def _p50(name: str) -> str:
+    return f"{name}, p50"
+
+
+def _part(
+    shape: tuple[str, int],
+    measured: Mapping[str, list[float]],
+    names: list[str],
+    missing: list[Row],
+) -> Part:
+    kind, at_once = shape
+    others = tuple(name for name in names if name != OURS)
+    rows = [
+        Row(OURS, measured[OURS], "req/s", LEAST_SHARE * median(measured[LEAST]), others),
+        Row(_cpu(OURS), measured[_cpu(OURS)], "CPU ms", peers=(_cpu(LEAST), _cpu(LITELLM))),
+    ]
+    if at_once == 1:
+        pairs = zip(measured[_p50(OURS)], measured[_p50(BACKEND)], strict=True)
+        added = [ours - theirs for ours, theirs in pairs]
+        target = ADDED_MS if kind == "whole" else None
+        rows.append(Row("proxy, p50 above the backend's", added, "ms", target))
+    for name in others:
+        rows.append(Row(name, measured[name], "req/s"))
+        if name != BACKEND:  # too little for the kernel's clock
+            rows.append(Row(_cpu(name), measured[_cpu(name)], "CPU ms"))
+    return Part(f"relay: `:plain`, {kind}, {at_once} at once", [*rows, *missing])
+
+
+@asynccontextmanager
+async def _least_relay(model: Server) -> AsyncIterator[Server]:
+    port = free_port()
+    command = [sys.executable, str(PEER), model.base_url, str(port)]
+    async with running(command, port, path="/health") as server:
+        yield server
+
+
+@asynccontextmanager
+async def _litellm(model: Server) -> AsyncIterator[Server]:
+    python = await asyncio.to_thread(peer_python, "litellm", "litellm[proxy]==1.106.2")
+    port = free_port()
+    behind = {"model": "openai/bench", "api_base": model.base_url, "api_key": "none"}
+    config = {
+        "model_list": [{"model_name": "bench", "litellm_params": behind}],
+        "general_settings": {"master_key": KEY},
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(json.dumps(config))
+        file.flush()
+        command = [str(python.with_name("litellm")), "--config", file.name]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        async with running(command, port, path="/health/liveliness") as server:
+            yield server

@@ -1,0 +1,120 @@
+"""Servers in processes of their own, and what they use."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bench.load import answers
+
+ROOT = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 10
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that answers."""
+
+    pid: int
+    port: int
+    ready_s: float
+    """From its start to its first answer."""
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def cpu_s(self) -> float:
+        """Processor time of the process so far, all its threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    def rss_mib(self) -> float:
+        """Memory it holds."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def process(
+    command: Sequence[str],
+    *,
+    stdin: int = asyncio.subprocess.DEVNULL,
+    stdout: int | IO[bytes] = asyncio.subprocess.DEVNULL,
+    stderr: int | IO[bytes] = asyncio.subprocess.DEVNULL,
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A child of ours that ends with the block."""
+    child = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, stdin=stdin, stdout=stdout, stderr=stderr
+    )
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await child.wait()
+        except TimeoutError:
+            child.kill()
+            await child.wait()
+
+
+@asynccontextmanager
+async def running(command: Sequence[str], port: int, *, path: str) -> AsyncIterator[Server]:
+    """A server, once it answers at `path`. Raises RuntimeError when it does not."""
+    started = time.perf_counter()
+    with tempfile.TemporaryFile() as log:
+        async with process(command, stdout=log, stderr=log) as child:
+            while not await answers(port, path):
+                took_s = time.perf_counter() - started
+                if child.returncode is not None or took_s > START_TIMEOUT_S:
+                    log.seek(0)
+                    said = log.read().decode(errors="replace")[-2000:]
+                    raise RuntimeError(f"{' '.join(command)} does not answer: {said}")
+                await asyncio.sleep(0.01)
+            yield Server(child.pid, port, time.perf_counter() - started)
+
+
+@asynccontextmanager
+async def model_backend() -> AsyncIterator[Server]:
+    """The language model that takes no time."""
+    port = free_port()
+    command = [sys.executable, "-m", "bench.backend", str(port)]
+    async with running(command, port, path="/v1/models") as server:
+        yield server
+
+
+@asynccontextmanager
+async def proxy(model: Server, *, sandbox: str, image: str) -> AsyncIterator[Server]:
+    """Our own server as its command starts it."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        config: dict[str, Any] = {
+            "server": {"port": port, "state_dir": directory},
+            "backend": {"base_url": model.base_url},
+            "sandbox": {"backend": sandbox, "docker": {"image": image}},
+        }
+        file = Path(directory, "config.yaml")
+        await asyncio.to_thread(file.write_text, json.dumps(config))
+        command = [sys.executable, "-m", "proxy", "serve", "--config", str(file)]
+        async with running(command, port, path="/health") as server:
+            yield server

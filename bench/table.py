@@ -1,0 +1,99 @@
+"""What was measured, and the one table it is printed as."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["ms", "s", "req/s", "CPU ms", "MiB"]
+HEADINGS = ("", "n", "median", "min", "p90", "", "target", "times better than (ratio of medians)")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that was measured, or the reason why it was not."""
+
+    what: str
+    samples: Sequence[float] = ()
+    unit: Unit = "ms"
+    target: float | None = None
+    """At most this, at least this for a rate."""
+    peers: tuple[str, ...] = ()
+    """The rows of the same part that it is compared with, by name."""
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    def times_better_than(self, peer: "Row") -> float:
+        """How many of this one make up one of the other."""
+        if self.unit == "req/s":
+            return self.median / peer.median
+        return peer.median / self.median if self.median else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that were measured in turn, in one loop."""
+
+    name: str
+    rows: Sequence[Row]
+
+
+def render(parts: Iterable[Part]) -> str:
+    """The table."""
+    lines: list[tuple[str, ...]] = [HEADINGS]
+    for part in parts:
+        lines.append((part.name.upper(),))
+        lines += [_cells(row, part.rows) for row in part.rows]
+    widths = [
+        max(len(line[column]) for line in lines if len(line) > column)
+        for column in range(len(HEADINGS) - 1)
+    ]
+    return "\n".join(_aligned(line, widths) for line in lines) + "\n"
+
+
+def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
+    if not row.samples:
+        return (f"  {row.what}", *("" for _ in HEADINGS[2:]), row.note)
+    numbers = (row.median, min(row.samples), _p90(row.samples))
+    known = {other.what: other for other in others if other.samples}
+    ratios = [
+        f"{row.times_better_than(known[name]):.3g}x {name}" for name in row.peers if name in known
+    ]
+    return (
+        f"  {row.what}",
+        str(len(row.samples)),
+        *map(_number, numbers),
+        row.unit,
+        _verdict(row),
+        "; ".join([*ratios, *([row.note] if row.note else [])]),
+    )
+
+
+def _verdict(row: Row) -> str:
+    if row.target is None:
+        return ""
+    rate = row.unit == "req/s"
+    met = row.median >= row.target if rate else row.median <= row.target
+    return f"{'>=' if rate else '<='} {_number(row.target)} {'met' if met else 'MISSED'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _p90(samples: Sequence[float]) -> float:
+    if len(samples) < 2:
+        return samples[0]
+    return statistics.quantiles(samples, n=10, method="inclusive")[-1]
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    numeric = range(1, 5)
+    cells = [
+        cell.rjust(width) if column in numeric else cell.ljust(width)
+        for column, (cell, width) in enumerate(zip(line, widths, strict=False))
+    ]
+    return "  ".join([*cells, *line[len(widths) :]]).rstrip()
