@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import socket
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,26 @@ class DockerGuest:
         return self.attachment.last_words() if self.attachment else ""
 
 
+def connect(host: str | None = None) -> tuple[Any, str]:
+    """A client of the engine at `host`, or where DOCKER_HOST says, and that engine's address.
+
+    The client is a docker.APIClient, half of whose methods have no types. Raises SandboxStartError.
+    """
+    engine = {"DOCKER_HOST": host} if host else {}
+    settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
+    url = settings.get("base_url") or "unix:///var/run/docker.sock"
+    if "tls" in settings:
+        url = url.replace("tcp://", "https://")
+    try:
+        if url.startswith("unix://"):
+            # The SDK forgets to close a socket that nobody listens to.
+            with socket.socket(socket.AF_UNIX) as trial:
+                trial.connect(url.removeprefix("unix://"))
+        return docker.APIClient(version="auto", timeout=30, **settings), url
+    except (*ENGINE_ERRORS, OSError) as error:
+        raise SandboxStartError(f"no Docker engine answers at {url}: {error}") from error
+
+
 class DockerBackend:
     """A Docker engine and an image. `runtime` names one of the engine's, such as `runsc`."""
 
@@ -85,16 +106,7 @@ class DockerBackend:
     ) -> None:
         self._image = image
         self._runtime = runtime
-        engine = {"DOCKER_HOST": host} if host else {}
-        settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
-        try:
-            # Half of its methods are untyped.
-            self._client: Any = docker.APIClient(version="auto", timeout=30, **settings)
-        except ENGINE_ERRORS as error:
-            raise SandboxStartError(f"no Docker engine answers: {error}") from error
-        self._url = settings.get("base_url") or "unix:///var/run/docker.sock"
-        if "tls" in settings:
-            self._url = self._url.replace("tcp://", "https://")
+        self._client, self._url = connect(host)
         self._owner = Owner(state_dir)
 
     @property

@@ -3,10 +3,9 @@
 import os
 from collections.abc import Iterator
 
-import docker
-import docker.errors
 import pytest
 
+from sandbox_runtime.errors import SandboxStartError
 from tests.e2e.leftovers import Engine
 
 
@@ -15,9 +14,9 @@ def engine() -> Iterator[Engine]:
     """The Docker engine; without one the test is skipped, or fails if told to."""
     try:
         found = Engine()
-    except docker.errors.DockerException as error:
+    except SandboxStartError as error:
         if os.environ.get("REQUIRE_DOCKER"):
             raise
-        pytest.skip(f"no Docker engine answers: {error}")
+        pytest.skip(str(error))
     yield found
     found.close()

@@ -5,13 +5,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import docker
-from docker.utils import kwargs_from_env
 
 from sandbox_runtime.backends.cgroups import find_cgroups, owner
-from sandbox_runtime.backends.docker import INSTALL_LABEL
+from sandbox_runtime.backends.docker import INSTALL_LABEL, connect
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -43,7 +39,7 @@ class Engine:
     """The Docker engine, seen past the proxy."""
 
     def __init__(self) -> None:
-        self.client: Any = docker.APIClient(version="auto", timeout=30, **kwargs_from_env())
+        self.client, _ = connect()
 
     def containers(self, state_dir: Path) -> list[str]:
         """The containers of the installation whose state is there, running or not."""
