@@ -133,17 +133,25 @@ class Agent:
             self._send(frame(0, PONG))
         elif operation is None:
             pass  # it ended while the host was still writing
-        elif kind == DATA:
-            operation.feed(payload)
-            self._send(frame(stream, WINDOW, CREDIT.pack(len(payload))))
-        elif kind == EOF:
-            operation.finish_input()
+        elif kind in (DATA, EOF):
+            self._feed(stream, operation, kind, payload)
         elif kind == WINDOW:
             self._credit[stream] += CREDIT.unpack(payload)[0]
             self.pump(stream)
         elif kind == RESET:
             del self._operations[stream], self._credit[stream]
             operation.reset()
+
+    def _feed(self, stream: int, operation: Any, kind: int, payload: bytes) -> None:
+        try:
+            if kind == EOF:
+                operation.finish_input()
+            else:
+                operation.feed(payload)
+                self._send(frame(stream, WINDOW, CREDIT.pack(len(payload))))
+        except (OSError, ValueError) as error:
+            operation.reset()
+            self.fail(stream, "io", str(error))
 
     def _open(self, stream: int, request: dict[str, Any]) -> None:
         self._operations[stream] = None
@@ -159,12 +167,22 @@ class Agent:
     def _pump_all(self) -> None:
         while self._ready and len(self._unsent) < MAX_UNSENT_BYTES:
             stream = self._ready.popleft()
-            operation, credit = self._operations.get(stream), self._credit.get(stream, 0)
-            piece = operation.pump(min(credit, MAX_DATA_BYTES)) if operation and credit else None
-            if piece:
+            if piece := self._next_piece(stream):
                 self._credit[stream] -= len(piece[1])
                 self._send(frame(stream, *piece))
                 self._ready.append(stream)
+
+    def _next_piece(self, stream: int) -> tuple[int, bytes] | None:
+        operation, credit = self._operations.get(stream), self._credit.get(stream, 0)
+        if not operation or not credit:
+            return None
+        try:
+            piece: tuple[int, bytes] | None = operation.pump(min(credit, MAX_DATA_BYTES))
+        except OSError as error:  # the disk itself fails
+            operation.reset()
+            self.fail(stream, "io", str(error))
+            return None
+        return piece
 
     def _send(self, data: bytes) -> None:
         self._unsent += data

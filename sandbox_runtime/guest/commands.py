@@ -193,33 +193,27 @@ class Command:
             self._stdin = os.open(os.devnull, os.O_RDONLY)
         else:
             os.lseek(self._stdin, 0, os.SEEK_SET)
-        fds = [self._stdin]
-        for kind in (DATA, STDERR):
-            read, write = os.pipe()
-            os.set_blocking(read, False)
-            fds.append(write)
-            self._pipes[kind] = read
-            self._captures[kind] = Capture(self._request["max_bytes"], self._request["max_lines"])
-        self._started = time.monotonic()
+        theirs = [self._stdin]
         try:
-            self._pid, self._snapshot = self._agent.shell.spawn(self._request, fds)
-        except (OSError, ValueError) as error:
-            self._fail(error)
-            return
+            for kind in (DATA, STDERR):
+                self._pipes[kind], write = os.pipe()
+                theirs.append(write)
+                os.set_blocking(self._pipes[kind], False)
+            self._started = time.monotonic()
+            self._pid, self._snapshot = self._agent.shell.spawn(self._request, theirs)
+        except (OSError, ValueError):
+            for fd in self._pipes.values():
+                os.close(fd)
+            raise
         finally:
-            for fd in fds:
+            self._stdin = -1
+            for fd in theirs:
                 os.close(fd)
         self._agent.children[self._pid] = self._exited
         for kind, fd in self._pipes.items():
+            self._captures[kind] = Capture(self._request["max_bytes"], self._request["max_lines"])
             self._agent.watch(fd, partial(self._read, kind))
         self._agent.after(self._request["timeout_s"], self._expire)
-
-    def _fail(self, error: Exception) -> None:
-        for fd in self._pipes.values():
-            os.close(fd)
-        self._pipes.clear()
-        self._ended = True
-        self._agent.fail(self._stream, "exec", str(error))
 
     def _read(self, kind: int) -> bool:
         """Take what one pipe holds; returns whether there may be more."""
@@ -313,6 +307,7 @@ class Command:
         """The next piece of output to send, no longer than `credit`."""
         if not self._outbox:
             if self._ended:
+                self._captures.clear()  # our timer may keep us for long
                 self._agent.finish(self._stream, self._report)
             return None
         kind, data = self._outbox.popleft()
@@ -323,6 +318,8 @@ class Command:
     def reset(self) -> None:
         """The host has lost interest."""
         self._timed_out = True
+        if self._stdin >= 0:
+            os.close(self._stdin)
         self.kill()
 
 

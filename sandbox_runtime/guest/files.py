@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
@@ -24,41 +25,27 @@ class Put:
         self._stream = stream
         self._path = request["path"]
         self._bytes = 0
-        self._part = ""
-        self._fd = -1
         if os.path.isdir(self._path):
             raise IsADirectoryError(f"{self._path} is a directory")
-        parent = os.path.dirname(self._path)
+        parent = os.path.dirname(self._path) or "."
         os.makedirs(parent, exist_ok=True)
-        part = f"{parent}/.put-{os.urandom(8).hex()}"
-        self._fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._part = part
+        self._part = f"{parent}/.put-{os.urandom(8).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd = os.open(self._part, flags, 0o644)
 
     def feed(self, data: bytes) -> None:
         """More of the file."""
-        try:
-            while data and self._fd >= 0:
-                written = os.write(self._fd, data)
-                self._bytes += written
-                data = data[written:]
-        except OSError as error:
-            self.reset()
-            self._agent.fail(self._stream, "io", str(error))
+        while data:
+            written = os.write(self._fd, data)
+            self._bytes += written
+            data = data[written:]
 
     def finish_input(self) -> None:
         """Put the whole file in its place."""
-        if self._fd < 0:
-            return
-        try:
-            if os.path.isfile(self._path):
-                os.fchmod(self._fd, stat.S_IMODE(os.stat(self._path).st_mode))
-            os.rename(self._part, self._path)
-        except OSError as error:
-            self.reset()
-            self._agent.fail(self._stream, "io", str(error))
-            return
+        if os.path.isfile(self._path):
+            os.fchmod(self._fd, stat.S_IMODE(os.stat(self._path).st_mode))
+        os.rename(self._part, self._path)
         os.close(self._fd)
-        self._fd = -1
         self._agent.finish(self._stream, {"bytes": self._bytes})
 
     def pump(self, credit: int) -> None:
@@ -66,10 +53,11 @@ class Put:
 
     def reset(self) -> None:
         """Leave no trace."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        os.close(self._fd)
+        try:
             os.unlink(self._part)
+        except OSError:
+            pass  # a command has removed it, or its directory
 
 
 class Get:
@@ -126,7 +114,7 @@ class Walk:
         root = request["path"]
         if not stat.S_ISDIR(os.lstat(root).st_mode):
             raise NotADirectoryError(f"{root} is not a directory")
-        found = _below(root, "", request["max_depth"])
+        found = _below(root, request["max_depth"], request["max_entries"])
         lines: list[str] = []
         self._truncated = False
         for entry in found:
@@ -156,21 +144,25 @@ class Walk:
         """Nothing is held."""
 
 
-def _below(root: str, prefix: str, depth: int | None) -> Iterator[tuple[str, str, int]]:
-    """Everything below a directory, depth first."""
-    try:
-        entries = list(os.scandir(os.path.join(root, prefix)))
-    except OSError:
-        return  # gone or unreadable since its parent was read
-    for entry in entries:
-        path = prefix + entry.name
+def _below(root: str, max_depth: int | None, max_entries: int) -> Iterator[tuple[str, str, int]]:
+    """Everything below a directory; of one directory no more than `max_entries` and one."""
+    waiting = [("", 1)]
+    while waiting:
+        prefix, depth = waiting.pop()
         try:
-            facts = entry.stat(follow_symlinks=False)
+            with os.scandir(os.path.join(root, prefix)) as found:
+                entries = list(itertools.islice(found, max_entries + 1))
         except OSError:
-            continue
-        if stat.S_ISDIR(facts.st_mode):
-            yield path, "directory", 0
-            if depth is None or depth > 1:
-                yield from _below(root, path + "/", None if depth is None else depth - 1)
-        else:
-            yield path, "file" if stat.S_ISREG(facts.st_mode) else "other", facts.st_size
+            continue  # gone or unreadable since its parent was read
+        for entry in entries:
+            path = prefix + entry.name
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.S_ISDIR(facts.st_mode):
+                yield path, "directory", 0
+                if max_depth is None or depth < max_depth:
+                    waiting.append((path + "/", depth + 1))
+            else:
+                yield path, "file" if stat.S_ISREG(facts.st_mode) else "other", facts.st_size
