@@ -1,5 +1,6 @@
 """The command line: what it says at start, when something is missing, and in the end."""
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from proxy.__main__ import listen
 from tests.e2e.proxy_process import ROOT, configured, environment, run
 
 NOWHERE = "http://127.0.0.1:1/v1"
@@ -204,3 +206,18 @@ async def test_the_doctor_finds_no_image(tmp_path: Path) -> None:
     found = findings(done)
     assert (done.returncode, done.stderr) == (1, b"")
     assert (found["docker engine"], found["docker image"]) == (True, False)
+
+
+async def test_an_answer_is_not_held_back_until_more_follows() -> None:
+    """Nagle's algorithm costs 40 ms a request; asyncio turns it off where it sees TCP."""
+    accepted: asyncio.Queue[int] = asyncio.Queue()
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        accepted.put_nowait(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with listen("127.0.0.1", 0) as listener, anyio.fail_after(5):
+        server = await asyncio.start_server(note, sock=listener)
+        async with server, await anyio.connect_tcp(*listener.getsockname()):
+            assert await accepted.get() == 1

@@ -10,7 +10,6 @@ async with (
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ import pytest
 import uvicorn
 
 from policies.artifacts import ArtifactLimits
+from proxy.__main__ import listen
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.app import create_app
@@ -52,7 +52,7 @@ ATTEMPTS = 3
 async def serve(services: Services) -> AsyncIterator[str]:
     """A server on a free port of this loop; gives its address, without /v1."""
     # It listens before the server runs, so the first client need not wait for that.
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     app = create_app(services)
     settings = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)

@@ -16,8 +16,8 @@ from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandbox
 
-DOCKER_IMAGE = os.environ.get("SANDBOX_TEST_IMAGE", "debian:bookworm-slim")
-"""Any image with bash and python3."""
+DOCKER_IMAGE = os.environ.get("SANDBOX_TEST_IMAGE", "llm-sandbox-proxy/test:latest")
+"""Any image with bash and python3; `make test-image` builds this one."""
 Opening = Callable[[Path], AbstractAsyncContextManager[Sandbox]]
 
 
