@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -261,7 +262,20 @@ def doctor(arguments: argparse.Namespace) -> int:
     from proxy.doctor import diagnose
 
     config = _config(arguments)
-    return asyncio.run(diagnose(build_model(config), lambda: build_backend(config)))
+    asked = config.sandbox.backend
+    builders = {
+        name: partial(build_backend, _with_backend(config, name))
+        for name in (("docker", "bubblewrap") if asked == "auto" else (asked,))
+    }
+    return asyncio.run(diagnose(build_model(config), builders))
+
+
+def _with_backend(config: "Config", name: str) -> "Config":
+    from proxy.config import parse
+
+    tree = config.model_dump()
+    tree["sandbox"]["backend"] = name
+    return parse(tree, "command line")
 
 
 def demo(arguments: argparse.Namespace) -> int:

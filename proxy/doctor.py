@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from socket import socket
 
 from policies.isolation import Isolation
@@ -36,21 +36,39 @@ def announce(listener: socket, backend: str, model: Check) -> None:
     log.info("serving at http://%s:%d/v1", f"[{host}]" if ":" in host else host, port)
 
 
-async def diagnose(model: Model, build_backend: Callable[[], Backend]) -> int:
-    """Print every check; the exit code is 1 if one failed."""
-    checks = [await check_model(model)]
+async def diagnose(model: Model, builders: Mapping[str, Callable[[], Backend]]) -> int:
+    """Print every check; the exit code is 1 if one failed that `serve` stands on.
+
+    `builders` makes each kind of sandbox that may be taken; the first that can be made is.
+    """
+    answers = [_line(await check_model(model), needed=True)]
     await model.aclose()
+    taken = ""
+    for name, build in builders.items():
+        checks, there = await _examine(name, build)
+        needed = not taken and (there or name == list(builders)[-1])
+        taken = name if needed and there else taken
+        answers += [_line(check, needed=needed) for check in checks]
+    answers.append(_line(Check("sandboxes", bool(taken), taken or "none"), needed=True))
+    sys.stdout.writelines(text for text, _ in answers)
+    return 0 if all(fine for _, fine in answers) else 1
+
+
+def _line(check: Check, *, needed: bool) -> tuple[str, bool]:
+    """A finding in words, and whether one can live with it."""
+    mark = "ok  " if check.ok else "FAIL" if needed else "--  "
+    return f"{mark}  {check.name}: {check.detail}\n", check.ok or not needed
+
+
+async def _examine(name: str, build: Callable[[], Backend]) -> tuple[list[Check], bool]:
+    """What one kind of sandbox is worth here, and whether there is one at all."""
     try:
-        backend = build_backend()
+        backend = build()
     except SandboxStartError as error:
-        checks.append(Check("sandbox", False, str(error)))
-    else:
-        checks += await backend.check()
-        checks.append(await _trial(backend))
-        await backend.aclose()
-    for check in checks:
-        sys.stdout.write(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}\n")
-    return 0 if all(check.ok for check in checks) else 1
+        return [Check(name, False, str(error))], False
+    checks = [*await backend.check(), await _trial(backend)]
+    await backend.aclose()
+    return checks, True
 
 
 async def _trial(backend: Backend) -> Check:
@@ -59,7 +77,9 @@ async def _trial(backend: Backend) -> Check:
         sandbox = await start_sandbox(backend, Isolation())
         result = await sandbox.exec("echo $((6 * 7)); id -u; uname -sr", timeout_s=10)
     except SandboxError as error:
-        return Check("trial sandbox", False, str(error))
+        return Check(f"{backend.name} sandbox", False, str(error))
     await sandbox.close()
     works = result.stdout.startswith("42\n")
-    return Check("trial sandbox", works, " ".join((result.stdout + result.stderr).split()))
+    return Check(
+        f"{backend.name} sandbox", works, " ".join((result.stdout + result.stderr).split())
+    )

@@ -264,6 +264,7 @@ class _Run:
             finish_reason=self._finish_reason(stop, answer),
             tool_calls=[call.raw for call in self._ending.client_calls],
             usage=self._talk.usage,
+            segments=len(self._talk.history.segments),
             tally=replace(
                 self._talk.tally,
                 tool_calls=self._toolbox.steps,

@@ -98,6 +98,8 @@ class Result:
     """Calls of the client's own tools, for the client to run."""
     usage: Mapping[str, Any]
     """Summed over all model calls."""
+    segments: int
+    """1, and one more for each time the history had to be shortened."""
     tally: Tally
     artifacts: Sequence[Artifact]
     left_out: Sequence[Produced]

@@ -66,6 +66,8 @@ def sandbox_object(result: Result) -> dict[str, Any]:
         "steps": result.tally.tool_calls,
         "files": [file_object(artifact) for artifact in result.artifacts],
     }
+    if result.segments > 1:
+        shown["segments"] = result.segments
     if result.left_out:
         shown["files_left_out"] = [
             {"path": _printable(file.path), "bytes": file.bytes} for file in result.left_out

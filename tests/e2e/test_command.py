@@ -180,7 +180,7 @@ async def test_the_doctor_finds_all_well(tmp_path: Path) -> None:
     done = await run(tmp_path, "doctor", "--config", config, "--sandbox", "bubblewrap")
     found = findings(done)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert {"model backend", "bubblewrap", "user", "network", "trial sandbox"} <= set(found)
+    assert {"model backend", "bubblewrap", "user", "network", "bubblewrap sandbox"} <= set(found)
     assert all(found.values())
 
 
@@ -189,13 +189,25 @@ async def test_the_doctor_finds_what_is_missing_and_goes_on(tmp_path: Path) -> N
     found = findings(done)
     assert (done.returncode, done.stderr) == (1, b"")
     assert [name for name, ok in found.items() if not ok] == ["model backend"]
-    assert found["trial sandbox"]
+    assert found["bubblewrap sandbox"]
 
 
 async def test_the_doctor_finds_no_engine(tmp_path: Path) -> None:
     done = await run(tmp_path, "doctor", "--sandbox", "docker", DOCKER_HOST="tcp://127.0.0.1:1")
     assert (done.returncode, done.stderr) == (1, b"")
-    assert findings(done) == {"model backend": False, "sandbox": False}
+    assert findings(done) == {"model backend": False, "docker": False, "sandboxes": False}
+
+
+async def test_the_doctor_can_live_without_an_engine_where_bubblewrap_works(
+    tmp_path: Path,
+) -> None:
+    script = str(ROOT / "proxy" / "demo.yaml")
+    config = configured(tmp_path, {"backend": {"kind": "scripted", "script": script}})
+    done = await run(tmp_path, "doctor", "--config", config, DOCKER_HOST="tcp://127.0.0.1:1")
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = done.stdout.decode().splitlines()
+    assert [line for line in lines if line.startswith("--    docker: ")]
+    assert lines[-1] == "ok    sandboxes: bubblewrap"
 
 
 @pytest.mark.docker

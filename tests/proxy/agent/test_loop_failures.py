@@ -31,6 +31,7 @@ async def test_an_overflow_shortens_the_largest_old_observation_and_goes_on() ->
     run = Run(model)
     result = await run.go()
     assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+    assert result.segments == 2
     refused, taken = model.requests[2]["messages"], model.requests[3]["messages"]
     assert taken[:-1] == refused[:-1]
     assert (taken[-1]["tool_call_id"], taken[-1]["role"]) == ("call_1_0", "tool")

@@ -56,6 +56,7 @@ RESULT = Result(
         "total_tokens": 34,
         "prompt_tokens_details": {"cached_tokens": 20},
     },
+    segments=1,
     tally=Tally(2, 3, 18, 6, 1200, 300, 40, 4096),
     artifacts=[PICTURE, TABLE],
     left_out=[Produced("/testbed/output/huge", 1 << 40)],
@@ -351,3 +352,8 @@ def test_every_chunk_is_one_line_of_ascii() -> None:
     made = [writer.role(), *writer.finish(RESULT), writer.usage(RESULT)]
     made += [writer.event(event) or "" for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
     assert all(frame.isascii() and "\n" not in frame for frame in made)
+
+
+def test_a_history_that_was_shortened_is_told_of() -> None:
+    assert "segments" not in whole(RESULT)["sandbox"]
+    assert whole(replace(RESULT, segments=2))["sandbox"]["segments"] == 2
