@@ -7,9 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from proxy.api import chat, containers, health, models
+from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error
 from proxy.services import Services
 
@@ -33,7 +34,7 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
 
 
 def _error(error: ProxyError) -> Response:
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+    return JSON(error.body(), status_code=error.status, headers=error.headers)
 
 
 async def _told(request: Request, error: Exception) -> Response:

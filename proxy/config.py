@@ -125,7 +125,9 @@ def secret(variable: str | None) -> str | None:
     """The value of an environment variable that the configuration names. Raises ConfigError."""
     if variable is None:
         return None
-    value = os.environ.get(variable)
+    value = os.environ.get(variable, "").strip()
+    if not value.isprintable():
+        raise ConfigError(f"the environment variable {variable} holds a control character")
     if not value:
         raise ConfigError(f"the environment variable {variable} is not set, and config names it")
     return value

@@ -9,6 +9,7 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 └ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
 """
 
+import math
 from collections.abc import Mapping
 
 
@@ -85,7 +86,7 @@ class BackendError(ProxyError):
         param: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        headers = {} if retry_after_s is None else {"Retry-After": f"{retry_after_s:g}"}
+        headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
         super().__init__(message, status=status, type=type, code=code, param=param, headers=headers)
         self.retry_after_s = retry_after_s
 
@@ -109,4 +110,10 @@ class SandboxUnavailableError(ProxyError):
 
 def internal_error() -> ProxyError:
     """What the client hears of what is our fault; the log has the rest."""
-    return ProxyError("The proxy failed.", status=500, type="server_error", code="internal_error")
+    return ProxyError(
+        "The proxy failed.",
+        status=500,
+        type="server_error",
+        code="internal_error",
+        headers={"Connection": "close"},  # the server ends it, which the client must know
+    )

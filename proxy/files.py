@@ -129,7 +129,7 @@ class RunFiles:
             raise
         part.rename(folder / file_id)
         name = os.fsencode(file.path.rpartition("/")[2]).decode(errors="replace")
-        mime_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        mime_type = _mime_type(name)
         artifact = Artifact(
             file_id=file_id,
             container_id=self._container_id,
@@ -176,6 +176,13 @@ class _Writer:
         data, self._buffer = bytes(self._buffer), bytearray()
         self.digest.update(data)
         await asyncio.to_thread(self._target.write, data)
+
+
+def _mime_type(name: str) -> str:
+    kind, encoding = mimetypes.guess_type(name)
+    if encoding:  # what is inside cannot be shown as it is
+        return "application/gzip" if encoding == "gzip" else "application/octet-stream"
+    return kind or "application/octet-stream"
 
 
 def _is_id(text: str) -> bool:

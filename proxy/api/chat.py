@@ -13,12 +13,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from fastapi import APIRouter
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from policies.routing import route
 from proxy.agent.events import Emit, Event, ToolCallFinished
 from proxy.agent.task import Result, Task
 from proxy.api.connection import authorize, base_url, json_body, services, while_connected
+from proxy.api.json_response import JSON
 from proxy.api.relay import relay
 from proxy.errors import BadRequestError, ProxyError, SandboxUnavailableError, internal_error
 from proxy.wire.chat_request import check, to_task, wants_usage
@@ -41,7 +42,8 @@ async def chat_completions(request: Request) -> Response:
     body = check(await json_body(request))
     way = route(body)
     if way.kind == "plain":
-        return await relay(request, {**body, "model": way.model})
+        plain = {key: value for key, value in body.items() if key != "sandbox"}
+        return await relay(request, {**plain, "model": way.model})
     run_id = uuid.uuid4().hex
     outbox = services(request).files.outbox(run_id, base_url(request))
     task = to_task(body, model=way.model, run_id=run_id, outbox=outbox)
@@ -91,7 +93,7 @@ class _Answer:
                 error.headers["x-should-retry"] = "false"
             raise
         content = completion(result, **self._names, reasoning="".join(reasoning))
-        return JSONResponse(content, headers=self._headers)
+        return JSON(content, headers=self._headers)
 
     def streamed(self) -> Response:
         """The completion as server-sent events."""

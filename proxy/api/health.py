@@ -6,6 +6,6 @@ from starlette.responses import JSONResponse
 router = APIRouter()
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health() -> JSONResponse:
     return JSONResponse({"status": "ok"})

@@ -4,27 +4,27 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 from policies.routing import PLAIN_SUFFIX
 from proxy.api.connection import authorize, services
+from proxy.api.json_response import JSON
 from proxy.errors import NotFoundError
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(request: Request) -> JSONResponse:
+async def list_models(request: Request) -> JSON:
     authorize(request)
-    return JSONResponse({"object": "list", "data": await _all(request)})
+    return JSON({"object": "list", "data": await _all(request)})
 
 
 @router.get("/v1/models/{model:path}")
-async def retrieve_model(request: Request, model: str) -> JSONResponse:
+async def retrieve_model(request: Request, model: str) -> JSON:
     authorize(request)
     for entry in await _all(request):
         if entry.get("id") == model:
-            return JSONResponse(entry)
+            return JSON(entry)
     raise NotFoundError(f"The model {model!r} does not exist.", code="model_not_found")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta
 from proxy.agent.model import Reply
-from proxy.models.backend_errors import bad_response
+from proxy.models.backend_errors import bad_response, expected
 from proxy.models.merging import REPLACED, merge
 from proxy.models.tool_call_assembly import ToolCallAssembly
 
@@ -21,10 +21,11 @@ def reply_of(completion: Any) -> Reply:
     message = choices[0].get("message")
     if not isinstance(message, dict):
         raise bad_response("its choice has no message")
+    usage = completion.get("usage")
     return Reply(
         message=message,
         finish_reason=choices[0].get("finish_reason") or _natural_end(message),
-        usage=completion.get("usage") or {},
+        usage=usage if isinstance(usage, dict) else {},
         choice=_without(choices[0], "message", "finish_reason"),
         response=_without(completion, "choices", "usage"),
     )
@@ -33,7 +34,9 @@ def reply_of(completion: Any) -> Reply:
 def deltas_of(reply: Reply) -> list[ModelDelta]:
     """The pieces of a reply that came whole although it was to be streamed."""
     calls = reply.message.get("tool_calls") or []
-    delta = {**reply.message, "tool_calls": [{**call, "index": i} for i, call in enumerate(calls)]}
+    with expected("the message"):
+        indexed = [{**call, "index": index} for index, call in enumerate(calls)]
+    delta = {**reply.message, "tool_calls": indexed}
     return Assembly().add({"choices": [{**reply.choice, "index": 0, "delta": delta}]})
 
 
@@ -53,12 +56,14 @@ class Assembly:
         """Take one chunk in; gives what it adds. Raises BackendError."""
         if not isinstance(chunk, dict):
             raise bad_response("a chunk is not a JSON object")
-        self._usage = chunk.get("usage") or self._usage
+        if isinstance(usage := chunk.get("usage"), dict) and usage:
+            self._usage = usage
         self._response.update(_without(chunk, "choices", "usage"))
         deltas: list[ModelDelta] = []
-        for choice in chunk.get("choices") or []:
-            if isinstance(choice, dict) and choice.get("index") in (0, None):
-                deltas += self._add_choice(choice)
+        with expected("a chunk"):
+            for choice in chunk.get("choices") or []:
+                if isinstance(choice, dict) and choice.get("index") in (0, None):
+                    deltas += self._add_choice(choice)
         return deltas
 
     def reply(self) -> Reply:

@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -138,6 +139,23 @@ def is_no_answer(error: BackendError) -> bool:
     return error.code in ("backend_unreachable", "backend_timeout")
 
 
+def parsed(text: bytes) -> Any:
+    """A backend's JSON; what JSON does not have (NaN, Infinity) is null. Raises BackendError."""
+    try:
+        return json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise bad_response("it is not JSON") from error
+
+
+@contextmanager
+def expected(what: str) -> Iterator[None]:
+    """Tell of a field that has another type than the API says, wherever in `what` it is met."""
+    try:
+        yield
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise bad_response(f"{what} has a field of a wrong type") from error
+
+
 def bad_response(reason: str) -> BackendError:
     """The backend answered, but not as its API says."""
     return BackendError(
@@ -194,7 +212,7 @@ def _status_in(code: str | None) -> int | None:
 
 def _error_status(status: int | None, overflows: bool) -> int:
     """A redirect or a 200 with an error inside is no status for an error."""
-    if status is not None and status >= 400:
+    if status is not None and 400 <= status < 600:
         return status
     return 400 if overflows else 502
 

@@ -1,7 +1,6 @@
 """A backend's HTTP answer, read piece by piece, its failures in our words."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -12,8 +11,8 @@ import aiohttp
 from proxy.errors import BackendError
 from proxy.models.backend_errors import (
     backend_error_from_response,
-    bad_response,
     cut_off,
+    parsed,
     timed_out,
     unreachable,
 )
@@ -66,16 +65,13 @@ class HTTPAnswer:
     @property
     def is_json(self) -> bool:
         """Whether it calls itself JSON."""
-        return self.headers.get("content-type", "").startswith("application/json")
+        return self.headers.get("content-type", "").lower().startswith("application/json")
 
     async def json(self) -> Any:
         """The whole answer, decoded. Raises BackendError."""
         with translated():
             body = await self._response.read()
-        try:
-            return json.loads(body)
-        except ValueError as error:
-            raise bad_response("it is not JSON") from error
+        return parsed(body)
 
     async def raise_for_error(self, secret: str | None) -> None:
         """Raise the BackendError that any status but 2xx means."""

@@ -61,7 +61,9 @@ class OpenAIHTTPModel:
         models = listing.get("data") if isinstance(listing, dict) else None
         if not isinstance(models, list):
             raise bad_response("it lists no models")
-        return models
+        return [
+            each for each in models if isinstance(each, dict) and isinstance(each.get("id"), str)
+        ]
 
     async def aclose(self) -> None:
         """See Model. The next call would open new connections."""
@@ -117,6 +119,14 @@ class OpenAIHTTPModel:
         with translated():
             response = await self._connections().request(
                 method, self._base_url + path, headers=headers, data=data, allow_redirects=False
+            )
+        if not 200 <= response.status < 300 and not 400 <= response.status < 600:
+            response.close()
+            where = response.headers.get("location")
+            raise bad_response(
+                f"it redirects to {where}: correct backend.base_url"
+                if where
+                else f"its status is {response.status}"
             )
         return HTTPAnswer(response)
 

@@ -15,7 +15,7 @@ _CLIENTS_OWN = frozenset(
         *("proxy-authenticate", "proxy-authorization", "proxy-connection"),
         # of the client's account with us
         *("authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"),
-        *("openai-organization", "openai-project"),
+        *("openai-organization", "openai-project", "x-sandbox-steps"),
     }
 )
 _ANSWERED = frozenset(

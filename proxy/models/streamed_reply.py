@@ -1,13 +1,12 @@
 """A reply that arrives as server-sent events. Pure: bytes in, deltas out."""
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from proxy.agent.events import ModelDelta
 from proxy.agent.model import Reply
 from proxy.models.assembly import Assembly
-from proxy.models.backend_errors import backend_error, bad_response, cut_off, is_error
+from proxy.models.backend_errors import backend_error, cut_off, is_error, parsed
 from proxy.models.sse import SSEDecoder
 
 _DONE = b"[DONE]"
@@ -46,10 +45,7 @@ class StreamedReply:
             yield from self._assembly.add(self._chunk(event))
 
     def _chunk(self, event: bytes) -> Any:
-        try:
-            chunk = json.loads(event)
-        except ValueError as error:
-            raise bad_response("a chunk is not JSON") from error
+        chunk = parsed(event)
         if is_error(chunk):
             raise backend_error(chunk, status=None, secret=self._secret)
         return chunk

@@ -62,6 +62,10 @@ def check(body: object) -> dict[str, Any]:
             raise BadRequestError(f"Invalid '{param}': an object with a 'role'.", param=param)
     _optional(body, "stream", bool, "a boolean")
     _optional(body, "stream_options", dict, "an object")
+    _optional(body.get("stream_options") or {}, "include_usage", bool, "a boolean")
+    _optional(body, "sandbox", dict, "an object")
+    for name in TOKEN_LIMITS:
+        _optional(body, name, int, "an integer")
     _optional(body, "tools", list, "an array of tools")
     _optional(body, "n", int, "an integer")
     return body
@@ -80,6 +84,8 @@ def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox)
         )
     given = {key: value for key, value in body.items() if value is not None}
     final_only = {key: value for key, value in given.items() if key in FINAL_ONLY}
+    if not any(_shapes(key, value) for key, value in final_only.items()):
+        final_only = {}
     return Task(
         run_id=run_id,
         outbox=outbox,
@@ -104,6 +110,11 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
     """Whether a streaming client asked for the usage chunk."""
     options = body.get("stream_options") or {}
     return bool(options.get("include_usage"))
+
+
+def _shapes(key: str, value: object) -> bool:
+    """Whether a parameter changes anything; many clients send the defaults along."""
+    return bool(value) and not (key == "response_format" and _is_text(value))
 
 
 def _is_text(response_format: object) -> bool:

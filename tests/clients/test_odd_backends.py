@@ -1,0 +1,132 @@
+"""Backends that answer otherwise than their API says, seen from a client on the other side."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.fakes.backend import Frames, Item, Raw, frames, scripted_backend
+from tests.fakes.server import house
+
+JSON = {"content-type": "application/json"}
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
+
+
+async def ask(tmp_path: Path, script: list[Item], **body: Any) -> tuple[httpx.Response, list[Any]]:
+    async with scripted_backend(script) as backend, house(backend, "memory", tmp_path) as url:
+        async with httpx.AsyncClient(timeout=20) as client:
+            response = await client.post(f"{url}/v1/chat/completions", json={**BODY, **body})
+        return response, [request.body for request in backend.requests]
+
+
+def answered(message: Any, **fields: Any) -> Raw:
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return Raw(200, json.dumps({"choices": [choice], **fields}).encode(), JSON)
+
+
+SAID = {"role": "assistant", "content": "It is 42."}
+ODD_CHUNKS: list[Any] = [
+    {"choices": 5},
+    {"choices": [{"index": 0, "delta": "text"}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": {"a": 1}}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": ["x"]}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": "x"}]}}]},
+]
+
+
+@pytest.mark.parametrize("chunk", ODD_CHUNKS, ids=json.dumps)
+async def test_a_chunk_of_another_shape_is_the_backends_fault(chunk: Any, tmp_path: Path) -> None:
+    response, _ = await ask(tmp_path, [Frames(frames(chunk))] * 3, stream=True)
+    events = [line for line in response.text.splitlines() if line.startswith("data: {")]
+    assert json.loads(events[-1][6:])["error"]["code"] == "backend_bad_response"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        Raw(200, b"[" * 100_000, JSON),
+        Raw(999, b"{}", JSON),
+        Raw(302, b"", {"location": "https://elsewhere.test/v1"}),
+    ],
+    ids=["nested", "status 999", "redirect"],
+)
+@pytest.mark.parametrize("model", ["m", "m:plain"])
+async def test_an_answer_that_is_none_is_a_bad_gateway(
+    raw: Raw, model: str, tmp_path: Path
+) -> None:
+    response, _ = await ask(tmp_path, [raw] * 3, model=model)
+    if model == "m" or raw.status != 200:
+        assert response.status_code == 502
+        assert response.json()["error"]["code"] == "backend_bad_response"
+    else:
+        assert response.content == raw.body
+
+
+async def test_usage_of_another_type_is_no_usage(tmp_path: Path) -> None:
+    response, _ = await ask(tmp_path, [answered(SAID, usage=["a"])])
+    assert response.json()["choices"][0]["message"]["content"] == "It is 42."
+
+
+async def test_numbers_and_text_that_json_does_not_have_reach_the_client_as_json(
+    tmp_path: Path,
+) -> None:
+    choice = {"index": 0, "message": SAID, "finish_reason": "stop"}
+    logprobs = {"content": [{"token": "\ud83d", "logprob": float("-inf")}]}
+    script = {"choices": [{**choice, "logprobs": logprobs}], "system_fingerprint": "\ud83d"}
+    raw = Raw(200, json.dumps(script).encode(), JSON)
+    response, _ = await ask(tmp_path, [text_reply("It is 42."), raw], logprobs=True)
+    assert response.status_code == 200
+    assert response.json()["choices"][0]["logprobs"]["content"][0]["logprob"] is None
+
+
+@pytest.mark.parametrize(
+    "default",
+    [{"stop": []}, {"logprobs": False}, {"logit_bias": {}}, {"response_format": {"type": "text"}}],
+    ids=json.dumps,
+)
+async def test_a_parameter_at_its_default_costs_no_call(
+    default: dict[str, Any], tmp_path: Path
+) -> None:
+    submit = tool_reply(call("submit", answer="SUBMITTED"))
+    response, requests = await ask(tmp_path, [submit, text_reply("asked again")], **default)
+    assert response.json()["choices"][0]["message"]["content"] == "SUBMITTED"
+    assert len(requests) == 1
+
+
+async def test_our_own_field_does_not_reach_the_backend(tmp_path: Path) -> None:
+    for model in ("m", "m:plain"):
+        _, requests = await ask(
+            tmp_path, [text_reply("Yes.")], model=model, sandbox={"steps": "off"}
+        )
+        assert "sandbox" not in requests[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sandbox", 5),
+        ("max_tokens", "abc"),
+        ("include_usage", "yes"),
+        ("stream", "yes"),
+    ],
+)
+async def test_a_value_of_a_wrong_type_is_named(field: str, value: Any, tmp_path: Path) -> None:
+    body = {"stream_options": {field: value}} if field == "include_usage" else {field: value}
+    response, requests = await ask(tmp_path, [], **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+    assert requests == []
+
+
+async def test_a_model_name_that_is_no_text_is_an_answer_all_the_same(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply("Yes.")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient() as client,
+    ):
+        content = json.dumps({**BODY, "model": "\ud800"}).encode()
+        response = await client.post(f"{url}/v1/chat/completions", content=content)
+        assert response.status_code == 200
+        assert (await client.head(f"{url}/health")).status_code == 200
