@@ -5,7 +5,6 @@ killed, and only that guest: its sandbox's callers get SandboxLostError.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Mapping
 
@@ -39,6 +38,10 @@ from sandbox_runtime.protocol import (
 )
 
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
+
+
+PATIENCE_S = 10.0
+"""How long the agent may be silent, or not read, before it must show that it is alive."""
 
 
 class Stream:
@@ -90,7 +93,11 @@ class Stream:
         if self._channel.lost:
             raise self._channel.lost_error()
         self._arrived.clear()
-        await self._arrived.wait()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._arrived.wait()
+        except TimeoutError:
+            await self._channel.ping(PATIENCE_S)
 
     def wake(self) -> None:
         """Something has changed."""
@@ -127,6 +134,7 @@ class Channel:
         self._next = 1
         self._hello = asyncio.Event()
         self._pong = asyncio.Event()
+        self._pongs_due = 0
         self._reader: asyncio.Task[None] | None = None
 
     async def connect(self, timeout_s: float) -> None:
@@ -158,20 +166,22 @@ class Channel:
         await self.send(json_frame(number, OPEN, request))
         return stream
 
-    async def reset(self, stream: Stream) -> None:
+    def reset(self, stream: Stream) -> None:
         """Give an operation up; nothing happens when it is over."""
         numbers = [number for number, open_one in self._streams.items() if open_one is stream]
         for number in numbers:
             del self._streams[number]
-            with contextlib.suppress(SandboxLostError):
-                await self.send(frame(number, RESET))
+            if not self.lost:
+                # Without waiting: an agent that does not read must not hold up who gave up on it.
+                self.guest.write(frame(number, RESET))
 
     async def ping(self, timeout_s: float) -> None:
         """Return when the agent answers. Raises SandboxLostError when it does not."""
         self._pong.clear()
-        await self.send(frame(0, PING))
+        self._pongs_due += 1
         try:
             async with asyncio.timeout(timeout_s):
+                await self.send(frame(0, PING))
                 await self._pong.wait()
         except TimeoutError:
             await self.fail(f"no answer in {timeout_s:g} s")
@@ -187,7 +197,11 @@ class Channel:
         if self.lost:
             raise self.lost_error()
         try:
-            await self.guest.send(data)
+            async with asyncio.timeout(PATIENCE_S):
+                await self.guest.send(data)
+        except TimeoutError:
+            await self.fail("it does not read")
+            raise self.lost_error() from None
         except OSError as error:
             self._lose(f"its input is closed: {error}")
             raise self.lost_error() from error
@@ -233,7 +247,8 @@ class Channel:
             if version != VERSION:
                 raise ProtocolError(f"protocol version {version!r}, {VERSION} expected")
             self._hello.set()
-        elif kind == PONG:
+        elif kind == PONG and self._pongs_due:
+            self._pongs_due -= 1
             self._pong.set()
         else:
             raise ProtocolError(f"frame type {kind} on stream 0")

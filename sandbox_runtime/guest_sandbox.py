@@ -3,9 +3,8 @@
 import asyncio
 import codecs
 import json
-import math
-from collections.abc import AsyncIterable, Mapping
-from typing import NoReturn
+from collections.abc import AsyncIterable, Awaitable, Mapping
+from typing import NoReturn, TypeVar
 
 from sandbox_runtime.channel import Channel, Stream
 from sandbox_runtime.errors import (
@@ -26,8 +25,12 @@ from sandbox_runtime.sandbox import (
     StreamName,
 )
 
+T = TypeVar("T")
+
 ANSWER_S = 4.0
 """How long after a command's time is up its outcome is awaited; the agent needs about 0.7 s."""
+MAX_NUMBER = 1e18
+"""Beyond any count of bytes or seconds; NaN is not below it either."""
 MAX_LISTING_BYTES = 32 << 20
 FILE_ERRORS: Mapping[object, type[SandboxFileError]] = {
     "missing": FileMissingError,
@@ -68,38 +71,40 @@ class GuestSandbox:
         shell_state: ShellState = "snapshot",
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        stream = await self._channel.open(
-            {
-                "op": "exec",
-                "command": command,
-                "timeout_s": timeout_s,
-                "cwd": cwd,
-                "env": dict(env or {}),
-                "has_stdin": bool(stdin),
-                "max_bytes": cap.max_bytes,
-                "max_lines": cap.max_lines,
-                "shell_state": shell_state,
-            }
-        )
+        request = {
+            "op": "exec",
+            "command": command,
+            "timeout_s": timeout_s,
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "has_stdin": bool(stdin),
+            "max_bytes": cap.max_bytes,
+            "max_lines": cap.max_lines,
+            "shell_state": shell_state,
+        }
         output = _Output(cap, on_output)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s + ANSWER_S
+        stream = await self._before(deadline, self._channel.open(request))
         try:
             if stdin:
-                await stream.send(stdin)
-                await stream.finish_input()
-            deadline = asyncio.get_running_loop().time() + timeout_s + ANSWER_S
-            while piece := await self._before(deadline, stream):
+                await self._before(deadline, stream.send(stdin))
+                await self._before(deadline, stream.finish_input())
+            while piece := await self._before(deadline, stream.receive()):
+                arrived = clock()
                 if not await output.take(*piece):
                     await self._distrust("it sent more output than allowed")
+                deadline += clock() - arrived  # the listener's time is not the agent's
         finally:
-            await self._channel.reset(stream)
+            self._channel.reset(stream)
         if "error" in stream.report:
             return _not_started(str(stream.report.get("message")))
         return await self._result(stream.report, output)
 
-    async def _before(self, deadline: float, stream: Stream) -> tuple[int, bytes] | None:
+    async def _before(self, deadline: float, work: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout_at(deadline):
-                return await stream.receive()
+                return await work
         except TimeoutError:
             await self._distrust("the agent did not end a command in time")
 
@@ -107,7 +112,7 @@ class GuestSandbox:
         numbers: dict[str, float] = {}
         for key in REPORTED:
             value = report.get(key)
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            if not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
                 await self._distrust(f"it reported {key} as {str(value)[:80]!r}")
             numbers[key] = value
         return ExecResult(
@@ -132,7 +137,7 @@ class GuestSandbox:
             while await stream.receive():
                 await self._distrust("it sent data where none was asked for")
         finally:
-            await self._channel.reset(stream)
+            self._channel.reset(stream)
         return await self._size(stream)
 
     async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:
@@ -145,7 +150,7 @@ class GuestSandbox:
                     await self._distrust("it sent more of a file than asked for")
                 await sink(piece[1])
         finally:
-            await self._channel.reset(stream)
+            self._channel.reset(stream)
         if await self._size(stream) != received:
             await self._distrust("it sent less of a file than it says")
         return received
@@ -163,7 +168,7 @@ class GuestSandbox:
                 if len(text) > MAX_LISTING_BYTES:
                     await self._distrust("it sent an endless listing")
         finally:
-            await self._channel.reset(stream)
+            self._channel.reset(stream)
         self._raise_file_error(stream.report)
         entries = [_entry(line) for line in bytes(text).split(b"\n") if line]
         known = [entry for entry in entries if entry]

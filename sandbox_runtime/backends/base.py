@@ -16,6 +16,9 @@ class Guest(Protocol):
     async def receive(self) -> bytes:
         """The next bytes the agent wrote; b"" when it is gone."""
 
+    def write(self, data: bytes) -> None:
+        """Queue for the agent without waiting; lost when it is gone."""
+
     async def send(self, data: bytes) -> None:
         """Write to the agent, waiting while its pipe is full. Raises OSError when it is gone."""
 

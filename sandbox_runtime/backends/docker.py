@@ -57,6 +57,10 @@ class DockerGuest:
         assert self.attachment
         return await self.attachment.receive()
 
+    def write(self, data: bytes) -> None:
+        assert self.attachment
+        self.attachment.write(data)
+
     async def send(self, data: bytes) -> None:
         assert self.attachment
         await self.attachment.send(data)
@@ -117,7 +121,7 @@ class DockerBackend:
         name = f"sandbox-{self._owner.id}-{uuid.uuid4().hex[:12]}"
         guest = DockerGuest(name, functools.partial(self._remove, name))
         try:
-            await anyio.to_thread.run_sync(self._create, name, isolation)
+            await self._created(name, isolation)
             guest.attachment = await attach(self._url, self._client.api_version, name)
             await anyio.to_thread.run_sync(self._client.start, name)
             await guest.send(program(GuestConfig()))
@@ -131,6 +135,16 @@ class DockerBackend:
                 await guest.kill()
             raise
         return guest
+
+    async def _created(self, name: str, isolation: Isolation) -> None:
+        """Have the container made, and come back only when that is over, also when cancelled."""
+        creating = asyncio.ensure_future(asyncio.to_thread(self._create, name, isolation))
+        try:
+            await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([creating])
+            raise
 
     def _create(self, name: str, isolation: Isolation) -> None:
         config = self._client.create_container_config(

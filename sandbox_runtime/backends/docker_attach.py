@@ -58,6 +58,10 @@ class Attachment:
                 self._errors = (self._errors + piece)[-LAST_WORDS_BYTES:]
         return bytes(output)
 
+    def write(self, data: bytes) -> None:
+        """Queue for standard input without waiting."""
+        self._writer.write(data)
+
     async def send(self, data: bytes) -> None:
         """Write to standard input. Raises OSError when the connection is gone."""
         self._writer.write(data)

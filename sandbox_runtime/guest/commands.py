@@ -31,11 +31,20 @@ MAX_ARGUMENT_BYTES = 100_000
 
 # `set --` hides our argument from the command. All is one line, so bash counts the command's
 # lines from 1. The save runs twice at most: as EXIT trap, and for commands that replace that trap.
-_RESTORE = "source {state} 2>/dev/null; hash -r"
-_SAVE = (
-    "{{ set -- $?; set +eux; [[ -e {new} ]] || {{ printf 'cd -- %q\\n' \"$PWD\"; umask -p; "
-    "shopt -p; declare -p; declare -f; }} >{new}; }} 2>/dev/null"
+_RESTORE = (
+    "builtin source {state} >/dev/null 2>&1; builtin hash -r; [[ $PWD -ef . ]] || "
+    '{{ builtin cd -P .; builtin echo "bash: the directory was removed, this is $PWD" >&2; }}'
 )
+_SAVE = (
+    '{{ builtin set -- "$?"; builtin set +eux; builtin trap - DEBUG ERR RETURN; [[ -e {new} ]] || '
+    "{{ builtin printf 'builtin cd -- %q\\n' \"$PWD\"; builtin umask -p; builtin shopt -p; "
+    "builtin declare -p; builtin echo 'builtin set +o posix'; builtin declare -f; "
+    "builtin echo ': whole'; }} >{new}; }} 2>/dev/null"
+)
+
+
+WHOLE = b": whole\n"
+"""The last line of every snapshot."""
 
 
 class Shell:
@@ -51,6 +60,9 @@ class Shell:
     def spawn(self, request: dict[str, Any], fds: list[int]) -> tuple[int, str | None]:
         """Start a command as leader of its own session; returns its pid and its snapshot's path."""
         self._count += 1
+        if not os.path.isdir(self._directory):  # a command has removed it
+            self._directory = _private_directory()
+            self._state = self._directory + "/state"
         restore = save = False
         if self._bash and request["shell_state"] == "snapshot":
             restore = os.path.exists(self._state)
@@ -85,10 +97,11 @@ class Shell:
             path = f"{self._directory}/{self._count}.command"
             with open(path, "wb") as file:
                 file.write(command)
-            command = b'eval "$(<' + path.encode() + b')"'
-        steps.append('eval "set -- ; $1"')
+            command = b'builtin eval "$(<' + path.encode() + b')"'
+        builtin = "builtin " if self._bash else ""
+        steps.append(f'{builtin}eval "set -- ; $1"')
         if new:
-            steps.append(_SAVE.format(new=new) + "; exit $1")
+            steps.append(_SAVE.format(new=new) + '; builtin exit "$1"')
         return [shell, *self._options(), "-c", "; ".join(steps), "bash", command]
 
     def _options(self) -> list[str]:
@@ -97,7 +110,7 @@ class Shell:
     def commit(self, new: str | None, keep: bool) -> None:
         """Make a command's snapshot the state of the next, or drop it."""
         try:
-            if new and keep:
+            if new and keep and _is_whole(new):
                 os.rename(new, self._state)
             elif new:
                 os.unlink(new)
@@ -140,7 +153,7 @@ class Capture:
             head = _without_cut_character(head)
         lines = head.count(b"\n")
         if lines > self._head_lines:
-            head = b"".join(head.splitlines(keepends=True)[: self._head_lines])
+            head = b"".join(line + b"\n" for line in head.split(b"\n")[: self._head_lines])
             lines = self._head_lines
         self._head_bytes -= len(head)
         self._head_lines -= lines
@@ -329,6 +342,13 @@ def _which(program: str, env: dict[str, str]) -> str | None:
         if os.access(path, os.X_OK) and os.path.isfile(path):
             return path
     return None
+
+
+def _is_whole(snapshot: str) -> bool:
+    """Whether a snapshot was written to its end, which a full disk prevents."""
+    with open(snapshot, "rb") as file:
+        file.seek(-min(len(WHOLE), os.fstat(file.fileno()).st_size), os.SEEK_END)
+        return file.read() == WHOLE
 
 
 def _private_directory() -> str:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from sandbox_runtime.guest.agent import Agent
 
 
+MAX_LISTING_BYTES = 16 << 20
+
+
 class Put:
     """A file being written."""
 
@@ -116,12 +119,15 @@ class Walk:
             raise NotADirectoryError(f"{root} is not a directory")
         found = _below(root, request["max_depth"], request["max_entries"])
         lines: list[str] = []
+        room = MAX_LISTING_BYTES
         self._truncated = False
         for entry in found:
-            if len(lines) == request["max_entries"]:
+            line = json.dumps(entry)
+            room -= len(line) + 1
+            if len(lines) == request["max_entries"] or room < 0:
                 self._truncated = True
                 break
-            lines.append(json.dumps(entry))
+            lines.append(line)
         self._text = "\n".join(lines).encode()
         agent.pump(stream)
 

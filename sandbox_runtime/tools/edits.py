@@ -1,5 +1,6 @@
 """Edits of a file's bytes; nothing is read as text, so nothing but the edit changes."""
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -115,11 +116,13 @@ def _whitespace_hint(data: bytes, old: bytes) -> str | None:
     words = old.split()
     if not words or len(old) > _MAX_COMPARED_BYTES:
         return None
-    found = re.search(rb"\s+".join(re.escape(word) for word in words), data)
-    if found is None:
+    # By words, not by a pattern: the time must not grow as the product of both lengths.
+    before, found, _ = b" ".join([b"", *data.split(), b""]).partition(b" ".join([b"", *words, b""]))
+    if not found:
         return None
+    word = next(itertools.islice(re.finditer(rb"\S+", data), before.count(b" "), None))
     return (
-        f"It differs only in whitespace from the text at line {_line_at(data, found.start())}:"
+        f"It differs only in whitespace from the text at line {_line_at(data, word.start())}:"
         " compare spaces, tabs and line breaks."
     )
 

@@ -245,6 +245,10 @@ async def _exists(sandbox: Sandbox, path: str) -> bool:
     return True
 
 
+MAX_COMPARED_CHARS = 64
+MAX_COMPARED_NAMES = 200
+
+
 async def _missing(sandbox: Sandbox, path: str) -> str:
     """That nothing has that path, and what may have been meant."""
     parent, name = posixpath.split(path)
@@ -252,8 +256,8 @@ async def _missing(sandbox: Sandbox, path: str) -> str:
         listing = await sandbox.list(parent, max_depth=1)
     except SandboxFileError:
         return f"{printable(path)} does not exist, nor does the directory {printable(parent)}."
-    names = [entry.path for entry in listing.entries]
-    near = difflib.get_close_matches(name, names, n=3)
+    names = [entry.path for entry in listing.entries if len(entry.path) <= MAX_COMPARED_CHARS]
+    near = difflib.get_close_matches(name[:MAX_COMPARED_CHARS], names[:MAX_COMPARED_NAMES], n=3)
     if not near:
         return f"{printable(path)} does not exist."
     found = ", ".join(printable(posixpath.join(parent, other)) for other in near)

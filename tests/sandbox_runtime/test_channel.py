@@ -1,6 +1,7 @@
 """No byte from inside is trusted: who breaks the protocol loses its sandbox, and only that."""
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import anyio
@@ -61,6 +62,9 @@ class PuppetGuest:
     async def receive(self) -> bytes:
         return await self._output.get()
 
+    def write(self, data: bytes) -> None:
+        self.kinds += [kind for _, kind, _ in self._decoder.feed(data)]
+
     async def send(self, data: bytes) -> None:
         for stream, kind, _ in self._decoder.feed(data):
             self.kinds.append(kind)
@@ -103,6 +107,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "more output than the cap": lambda n: frame(n, DATA, b"x" * 4000),
     "credit for more than was sent": lambda n: frame(n, WINDOW, CREDIT.pack(WINDOW_BYTES)),
     "credit of a wrong size": lambda n: frame(n, WINDOW, b"\0"),
+    "an answer that nobody asked for": lambda n: frame(0, PONG),
     "a second greeting": lambda n: json_frame(0, HELLO, {"version": VERSION}),
     "a report that is no JSON": _raw_json(b"{"),
     "a report that is no object": _raw_json(b"[]"),
@@ -110,6 +115,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "a report without an exit code": _raw_json(b"{}"),
     "a number that is none": _report(exit_code="0"),
     "a number that is not finite": _report(cpu_s=float("nan")),
+    "a number beyond all bounds": _raw_json(json.dumps({**REPORT, "cpu_s": 10**400}).encode()),
     "an endless number": _raw_json(b'{"exit_code": ' + b"9" * 5000 + b"}"),
 }
 
@@ -192,7 +198,7 @@ async def test_another_protocol_version_is_no_agent_of_ours() -> None:
 
 
 async def test_an_agent_that_says_nothing_is_given_up() -> None:
-    guest = PuppetGuest(_report(), hello=frame(0, PONG))
+    guest = PuppetGuest(_report(), hello=b"\0")
     with anyio.fail_after(5), pytest.raises(SandboxStartError, match=r"not ready after 0\.01 s"):
         await Channel(guest).connect(timeout_s=0.01)
     assert guest.killed

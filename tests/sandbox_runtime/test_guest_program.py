@@ -5,11 +5,13 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 import sandbox_runtime
-from sandbox_runtime.errors import SandboxFileError
+from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.guest.bootstrap import COMMAND, GuestConfig, program
+from sandbox_runtime.sandbox import OutputCap
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.transfer import PLENTY_S, output, write
 
@@ -83,3 +85,84 @@ async def test_a_command_given_up_before_its_input_was_complete_leaves_nothing(
             await sandbox.exec("cat", timeout_s=PLENTY_S, stdin=b"x" * 100_000)
             await sandbox.exec("true", timeout_s=PLENTY_S, cwd="/no/such\0place")
         assert await output(sandbox, open_files) == before
+
+
+HARD_ON_THE_SHELL = {
+    "posix mode and a dashed function": (
+        "my-f() { echo f; }; X=kept; set -o posix",
+        "echo $X",
+        "kept",
+    ),
+    "functions named as builtins": ("eval() { :; }; exit() { :; }; X=kept", "echo $X", "kept"),
+    "a debug trap": ("trap 'echo traced' DEBUG; X=kept", "echo $X", "kept"),
+    "a strange IFS": ("IFS=1; X=kept; false", "echo $X", "kept"),
+    "no private directory": (
+        "rm -rf /run/.shell* /tmp/* /run/*; X=lost",
+        "Y=1; echo usable",
+        "usable",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HARD_ON_THE_SHELL.values(), ids=HARD_ON_THE_SHELL.keys())
+async def test_a_command_that_is_hard_on_the_shell_leaves_it_usable(
+    case: tuple[str, str, str], tmp_path: Path
+) -> None:
+    first, then, expected = case
+    async with open_backend("bubblewrap", tmp_path) as sandbox:
+        result = await sandbox.exec(first, timeout_s=PLENTY_S)
+        assert result.exit_code == (1 if "false" in first else 0)
+        assert (await output(sandbox, then)).splitlines()[-1] == expected
+        assert await output(sandbox, "Z=2") == ""
+        assert (await output(sandbox, "echo $Z")).splitlines()[-1] == "2"
+
+
+async def test_a_full_disk_costs_the_last_commands_state_and_no_more(tmp_path: Path) -> None:
+    async with open_backend("bubblewrap", tmp_path) as sandbox:
+        await output(sandbox, "export KEPT=yes; cd /tmp; f() { echo f; }")
+        await sandbox.exec("head -c 4G /dev/zero > /tmp/fill; LOST=1", timeout_s=PLENTY_S)
+        assert await output(sandbox, "rm /tmp/fill; echo $KEPT $PWD; f") == "yes /tmp\nf\n"
+
+
+async def test_a_directory_that_is_gone_is_told_of(tmp_path: Path) -> None:
+    async with open_backend("bubblewrap", tmp_path) as sandbox:
+        await output(sandbox, "mkdir /tmp/b; cd /tmp/b; rm -r /tmp/b")
+        result = await sandbox.exec("echo $PWD; pwd", timeout_s=PLENTY_S)
+        assert result.stdout == "/testbed\n/testbed\n"
+        assert "was removed" in result.stderr
+
+
+async def test_carriage_returns_are_no_lines(tmp_path: Path) -> None:
+    async with open_backend("bubblewrap", tmp_path) as sandbox:
+        progress = "for i in $(seq 1000); do printf '%d\\r' $i; done; echo"
+        cap = OutputCap(max_bytes=100_000, max_lines=100)
+        assert not (await sandbox.exec(progress, timeout_s=PLENTY_S, cap=cap)).truncated
+
+
+async def test_an_agent_that_was_stopped_is_given_up(tmp_path: Path) -> None:
+    async with open_backend("bubblewrap", tmp_path) as sandbox:
+        stop = "(while kill -0 $$; do :; done; kill -STOP $PPID) >/dev/null 2>&1 &"
+        await sandbox.exec(stop, timeout_s=PLENTY_S)
+
+        async def list_for_ever() -> None:
+            while True:
+                await sandbox.list("/testbed")
+
+        with anyio.fail_after(60), pytest.raises(SandboxLostError):
+            await list_for_ever()
+
+
+async def test_a_slow_listener_is_not_the_agents_fault(tmp_path: Path) -> None:
+    async with open_backend("bubblewrap", tmp_path) as sandbox:
+        waited = 0
+
+        async def slow(stream: str, text: str) -> None:
+            nonlocal waited
+            waited += 1
+            await output(sandbox, "sleep 0.2")
+
+        flood = "head -c 2000000 /dev/zero | tr '\\0' x"
+        result = await sandbox.exec(
+            flood, timeout_s=0.5, on_output=slow, cap=OutputCap(max_bytes=4_000_000)
+        )
+        assert (result.stdout_bytes, waited > 20) == (2_000_000, True)

@@ -344,3 +344,12 @@ async def test_a_sandbox_that_does_not_answer_in_time_is_told_to_the_model() -> 
     arguments = {"command": "view", "path": FILE}
     observation = await editor.run(MemoryLease(Stuck()), arguments, timeout_s=0.01)
     assert observation.text == "Stopped: it took more than 0.01 s."
+
+
+async def test_looking_for_what_was_meant_takes_no_longer_than_looking() -> None:
+    session = Session({FILE: b"a " * 400_000})
+    with anyio.fail_after(PLENTY_S):
+        text = await session.do("str_replace", old_str="a\n" * 2_000 + "b", new_str="c")
+        assert "does not occur" in text or "No" in text
+        close = await session.do("str_replace", old_str="a\na\na", new_str="c")
+        assert "differs only in whitespace from the text at line 1" in close
