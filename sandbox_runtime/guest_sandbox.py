@@ -82,8 +82,7 @@ class GuestSandbox:
             "max_lines": cap.max_lines,
             "shell_state": shell_state,
         }
-        output = _Output(cap, on_output)
-        clock = asyncio.get_running_loop().time
+        output, clock = _Output(cap, on_output), asyncio.get_running_loop().time
         deadline = clock() + timeout_s + ANSWER_S
         stream = await self._before(deadline, self._channel.open(request))
         try:

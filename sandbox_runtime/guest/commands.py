@@ -25,7 +25,7 @@ GRACE_S = 0.3
 DRAIN_S = 0.05
 """How long output is awaited when the shell has ended but its children still hold the pipes."""
 MAX_PIPE_READS = 32
-"""More than a pipe holds: what the shell itself wrote is read, whoever goes on writing."""
+"""More than a pipe holds: all that the shell wrote is read, whoever goes on writing."""
 MAX_ARGUMENT_BYTES = 100_000
 """Linux allows 128 KiB in one argument; a longer command is read from a file."""
 
@@ -166,8 +166,7 @@ class Capture:
         tail = kept[max(0, len(kept) - self._tail_bytes) :]
         if len(tail) < self._ring_bytes:
             tail = _from_whole_character(tail)
-        lines = tail.split(b"\n")
-        # A last line without a newline counts as one.
+        lines = tail.split(b"\n")  # a last line without a newline counts as one
         excess = len(lines) - (1 if lines[-1] == b"" else 0) - self._tail_lines
         if excess > 0:
             tail = b"\n".join(lines[excess:])

@@ -142,9 +142,9 @@ async def test_carriage_returns_are_no_lines(tmp_path: Path) -> None:
 async def test_an_agent_that_was_stopped_is_given_up(tmp_path: Path) -> None:
     async with open_backend("bubblewrap", tmp_path) as sandbox:
         stop = "(while kill -0 $$; do :; done; kill -STOP $PPID) >/dev/null 2>&1 &"
-        await sandbox.exec(stop, timeout_s=PLENTY_S)
 
         async def list_for_ever() -> None:
+            await sandbox.exec(stop, timeout_s=PLENTY_S)
             while True:
                 await sandbox.list("/testbed")
 
