@@ -1,12 +1,21 @@
 """What a sandbox may use and reach."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from policies.egress import Egress
+
+Level = Literal["standard", "strict"]
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The walls around one sandbox. The network is always absent: there is no key to open it."""
+    """The walls around one sandbox. It never has a network interface; what it may reach through
+    the proxy on the host is `egress`."""
 
+    level: Level = "standard"
+    """standard: root inside, so that packages install; strict: no root inside, nothing writable but
+    a workspace in memory."""
     memory_mib: int = 2048
     """Memory of all processes together, swap excluded (there is none)."""
     cpus: float = 2.0
@@ -14,7 +23,9 @@ class Isolation:
     pids: int = 512
     """Processes and threads at one time."""
     disk_mib: int = 1536
-    """Size of the writable disk: bubblewrap's is a tmpfs, so at most 3/4 of the memory; Docker's is
-    its storage driver's and not limited here."""
-    open_files: int = 4096
+    """What may be written: a tmpfs on bubblewrap, so at most 3/4 of the memory; on Docker watched,
+    and who goes beyond it is stopped."""
+    open_files: int = 1024
     """Open files per process."""
+    egress: Egress = Egress()
+    """Bound when a sandbox is lent; the rest but memory, cpus and pids when it is made."""

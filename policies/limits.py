@@ -33,7 +33,11 @@ class Limits:
     max_tool_output_chars: int = 2_000_000
     """Characters of all observations together."""
     command_timeout_s: float = 120.0
-    """Time for one command (the reference's 120 s)."""
+    """Time for one command, unless the model asks for another (the reference's 120 s)."""
+    max_command_timeout_s: float = 3600.0
+    """The longest time the model may ask for."""
+    command_wait_s: float = 60.0
+    """After so long a command that still runs goes on as a job, and the model is told."""
 
 
 @dataclass(frozen=True, slots=True)

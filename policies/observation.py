@@ -1,6 +1,7 @@
 """What the model sees of a tool's output."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _ESCAPE_SEQUENCE = re.compile(
@@ -52,37 +53,78 @@ def output_cap(limits: ObservationLimits) -> StreamCap:
     )
 
 
-def bash_observation(
-    *,
-    exit_code: int,
-    stdout: str,
-    stderr: str,
-    timed_out: bool,
-    timeout_s: float,
-    limits: ObservationLimits = DEFAULT_LIMITS,
-) -> str:
-    """How a command ended and what it printed, in words for the model."""
-    parts = [_exit_line(exit_code, timed_out)]
-    for name, output in (("stdout", stdout), ("stderr", stderr)):
+@dataclass(frozen=True, slots=True)
+class CommandOutcome:
+    """What came of a command, or has come of it so far."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    timeout_s: float
+    """How long it may take."""
+    duration_s: float = 0.0
+    timed_out: bool = False
+    oom_kills: int = 0
+    pids_refused: int = 0
+    job_id: str = ""
+    """Set while it goes on."""
+    waiting: bool = False
+    """Whether it stands still until somebody types."""
+
+
+def bash_observation(outcome: CommandOutcome, limits: ObservationLimits = DEFAULT_LIMITS) -> str:
+    """How a command ended or goes on and what it printed, in words for the model."""
+    parts = [_first_line(outcome)]
+    for name, output in (("stdout", outcome.stdout), ("stderr", outcome.stderr)):
         shown = clip(readable(output).removesuffix("\n"), limits)
         if shown.strip():
             parts += [f"[{name}]", shown]
     if len(parts) == 1:
         parts.append("(no output)")
-    if timed_out:
-        parts.append(
-            f"[timed out after {timeout_s:g} s: the command was stopped; partial output above."
-            " Run long work in the background, its output in a file: command > log 2>&1 &]"
+    return "\n".join([*parts, *_notes(outcome)])
+
+
+def _first_line(outcome: CommandOutcome) -> str:
+    if outcome.job_id:
+        doing = "Waiting for input" if outcome.waiting else "Still running"
+        return f"{doing} after {outcome.duration_s:.0f} s, as job {outcome.job_id}"
+    if outcome.timed_out:
+        return f"Exit code: {outcome.exit_code} (timed out)"
+    if outcome.exit_code == _SIGKILL_EXIT_CODE and not outcome.oom_kills:
+        return f"Exit code: {outcome.exit_code} (killed; often for want of memory)"
+    return f"Exit code: {outcome.exit_code}"
+
+
+def _notes(outcome: CommandOutcome) -> Iterator[str]:
+    if outcome.oom_kills:
+        processes = "a process was" if outcome.oom_kills == 1 else "several processes were"
+        yield f"[out of memory: {processes} killed; use less at a time]"
+    if outcome.pids_refused:
+        yield "[too many processes: some could not be started; run fewer at a time]"
+    if outcome.timed_out:
+        yield (
+            f"[timed out after {outcome.timeout_s:g} s: the command was stopped; partial output"
+            " above. Give it more with timeout_s, or run it in the background, its output in a"
+            " file: command > log 2>&1 &]"
         )
-    return "\n".join(parts)
+    if outcome.waiting:
+        yield (
+            f"[it waits for somebody to type: call execute_bash with job_id {outcome.job_id!r} and"
+            " the text as command, C-d for the end of input, or C-c to stop it]"
+        )
+    elif outcome.job_id:
+        yield (
+            f"[it goes on: call execute_bash with job_id {outcome.job_id!r} and an empty command"
+            " to read on, or C-c to stop it; other commands can run meanwhile]"
+        )
 
 
-def _exit_line(exit_code: int, timed_out: bool) -> str:
-    if timed_out:
-        return f"Exit code: {exit_code} (timed out)"
-    if exit_code == _SIGKILL_EXIT_CODE:
-        return f"Exit code: {exit_code} (killed; often for want of memory)"
-    return f"Exit code: {exit_code}"
+def lost_words(why: str) -> str:
+    """What the model is told when its sandbox has ended under its hands."""
+    return (
+        f"{why}\nEverything in the sandbox is lost: files, variables, running processes. The next"
+        " command starts in a new, empty one."
+    )
 
 
 def readable(output: str) -> str:

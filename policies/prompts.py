@@ -1,5 +1,6 @@
 """The words that go to the model beside the client's own."""
 
+from policies.egress import Egress
 from policies.limits import Limits, StopReason
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 
@@ -21,7 +22,7 @@ WHY_NO_MORE_TOOLS = {
 NOT_RUN = "Not run: the work was already submitted."
 
 
-def system_prompt(limits: Limits) -> str:
+def system_prompt(limits: Limits, egress: Egress = Egress()) -> str:
     """What the model is told of its computer."""
     return (
         "You have a computer of your own: an isolated Linux sandbox that you use through the tools"
@@ -29,10 +30,20 @@ def system_prompt(limits: Limits) -> str:
         " writing files gives a better answer than memory; answer simple things directly.\n"
         f"- Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}. Put every file the"
         f" user should receive into {OUTPUT_DIR}; nothing else is kept.\n"
-        "- The sandbox has no network. The shell's directory, variables and functions carry over"
+        f"- {_network(egress)} The shell's directory, variables and functions carry over"
         f" between commands; one command may take {limits.command_timeout_s:g} s.\n"
         "- Nobody can answer questions while you work. When you are done, call submit with the"
         " complete final answer as the user should read it; refer to produced files by their path."
+    )
+
+
+def _network(egress: Egress) -> str:
+    if egress.mode == "none":
+        return "The sandbox has no network."
+    hosts = "public hosts" if egress.mode == "open" else f"these hosts: {', '.join(egress.allow)}"
+    return (
+        f"From the sandbox, HTTP and HTTPS reach {hosts}; nothing else does. Programs find the way"
+        " by the proxy variables that are set."
     )
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from policies.observation import (
     DEFAULT_LIMITS,
+    CommandOutcome,
     ObservationLimits,
     bash_observation,
     clip,
@@ -20,15 +21,19 @@ def _observed(
     stderr: str = "",
     timed_out: bool = False,
     limits: ObservationLimits = DEFAULT_LIMITS,
+    oom_kills: int = 0,
+    pids_refused: int = 0,
 ) -> str:
-    return bash_observation(
+    outcome = CommandOutcome(
         exit_code=exit_code,
         stdout=stdout,
         stderr=stderr,
-        timed_out=timed_out,
         timeout_s=120.0,
-        limits=limits,
+        timed_out=timed_out,
+        oom_kills=oom_kills,
+        pids_refused=pids_refused,
     )
+    return bash_observation(outcome, limits)
 
 
 def test_a_success_shows_its_exit_code_and_its_output() -> None:
@@ -130,3 +135,23 @@ def test_what_the_sandbox_lets_through_is_not_cut_again() -> None:
     lines = ["x"] * (cap.max_lines // 2)
     text = "\n".join([*lines, marker, *lines])
     assert clip(text, limits) == text
+
+
+def test_a_limit_of_the_sandbox_that_was_hit_is_named() -> None:
+    assert "out of memory: a process was killed" in _observed(exit_code=137, oom_kills=1)
+    assert "out of memory: several processes were killed" in _observed(oom_kills=3)
+    assert "too many processes" in _observed(exit_code=1, pids_refused=12)
+
+
+def test_a_job_says_how_it_can_be_gone_on_with() -> None:
+    outcome = CommandOutcome(0, "so far\n", "", timeout_s=600, duration_s=60.2, job_id="c7")
+    lines = bash_observation(outcome).splitlines()
+    assert lines[:3] == ["Still running after 60 s, as job c7", "[stdout]", "so far"]
+    assert "job_id 'c7'" in lines[3]
+
+
+def test_a_job_that_waits_for_input_says_so() -> None:
+    outcome = CommandOutcome(0, "name? ", "", timeout_s=600, job_id="c7", waiting=True)
+    text = bash_observation(outcome)
+    assert text.startswith("Waiting for input after 0 s, as job c7")
+    assert "waits for somebody to type" in text

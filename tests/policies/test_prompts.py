@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.egress import Egress
 from policies.limits import Limits, StopReason
 from policies.prompts import FINAL_ANSWER, NUDGE, WHY_NO_MORE_TOOLS, final_request, system_prompt
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
@@ -63,3 +64,10 @@ def test_every_limit_has_its_words() -> None:
 def test_the_nudge_leaves_both_ways_open() -> None:
     assert "go on with the tools" in NUDGE
     assert "call submit" in NUDGE
+
+
+def test_it_says_which_hosts_can_be_reached() -> None:
+    assert "The sandbox has no network." in system_prompt(Limits())
+    some = system_prompt(Limits(), Egress("allowlist", ("pypi", "example.org")))
+    assert "reach these hosts: pypi, example.org; nothing else does" in some
+    assert "reach public hosts; nothing" in system_prompt(Limits(), Egress("open"))

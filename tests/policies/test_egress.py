@@ -1,0 +1,216 @@
+"""Which hosts a sandbox may reach, by its rules."""
+
+import ipaddress
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from policies.egress import PRESETS, BoundHeader, Egress, Rules
+from policies.hosts import Target, parse_host
+
+
+def refusal(egress: Egress, host: str, port: int = 443) -> str | None:
+    return Rules(egress).refusal(Target(parse_host(host), port))
+
+
+def allowing(*allow: str) -> Egress:
+    return Egress(mode="allowlist", allow=allow)
+
+
+def test_nothing_is_allowed_by_default() -> None:
+    assert refusal(Egress(), "pypi.org") == "this sandbox has no network"
+
+
+def test_open_allows_every_host_and_port() -> None:
+    egress = Egress(mode="open")
+    assert refusal(egress, "pypi.org") is None
+    assert refusal(egress, "8.8.8.8", 53) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "host", "port"),
+    [
+        ("pypi.org", "pypi.org", 443),
+        ("pypi.org", "PYPI.ORG.", 80),
+        ("PyPI.org.", "pypi.org", 443),
+        ("bücher.example", "xn--bcher-kva.example", 443),
+        ("xn--bcher-kva.example", "BÜCHER.example", 443),
+        ("*.pypi.org", "a.pypi.org", 443),
+        ("*.pypi.org", "a.b.pypi.org", 80),
+        ("pypi.org:8443", "pypi.org", 8443),
+        ("*.pypi.org:22", "a.pypi.org", 22),
+        ("mirror:3141", "mirror", 3141),
+        ("93.184.215.14", "93.184.215.14", 80),
+        ("93.184.215.14:53", "93.184.215.14", 53),
+        ("2606:4700::1111", "[2606:4700:0::1111]", 443),
+        ("[2606:4700::1111]", "2606:4700::1111", 443),
+        ("[2606:4700::1111]:53", "2606:4700::1111", 53),
+        ("pypi", "files.pythonhosted.org", 443),
+        ("github", "raw.githubusercontent.com", 443),
+    ],
+)
+def test_a_rule_allows(rule: str, host: str, port: int) -> None:
+    assert refusal(allowing("unrelated.example", rule), host, port) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "host", "port"),
+    [
+        ("pypi.org", "a.pypi.org", 443),
+        ("pypi.org", "evilpypi.org", 443),
+        ("pypi.org", "pypi.org.evil.example", 443),
+        ("pypi.org", "pypi.org", 22),
+        ("*.pypi.org", "pypi.org", 443),
+        ("*.pypi.org", "apypi.org", 443),
+        ("*.pypi.org:22", "a.pypi.org", 443),
+        ("pypi.org:8443", "pypi.org", 443),
+        ("93.184.215.14", "93.184.215.15", 443),
+        ("93.184.215.14", "[::ffff:93.184.215.14]", 443),
+        ("pypi", "pypi.python.org", 443),
+    ],
+)
+def test_a_rule_allows_nothing_else(rule: str, host: str, port: int) -> None:
+    assert refusal(allowing(rule), host, port) is not None
+
+
+def test_a_refusal_says_what_is_allowed() -> None:
+    assert refusal(allowing("pypi"), "example.com") == (
+        "host example.com is not in this sandbox's allowlist"
+        " (allowed: pypi.org, files.pythonhosted.org)"
+    )
+    assert refusal(allowing("pypi.org"), "pypi.org", 22) == (
+        "port 22 of host pypi.org is not in this sandbox's allowlist (allowed: pypi.org)"
+    )
+    assert refusal(allowing(), "pypi.org") == (
+        "host pypi.org is not in this sandbox's allowlist (allowed: nothing)"
+    )
+
+
+def test_a_refusal_stays_short() -> None:
+    text = refusal(allowing(*(f"{n}.example" for n in range(30))), "example.com")
+    assert text is not None
+    assert text.endswith("6.example, 7.example and 22 more)")
+
+
+@pytest.mark.parametrize(
+    ("allow", "complaint"),
+    [
+        ("pipy", r"'pipy' is no preset \(pypi, npm, debian, conda, huggingface, github\)"),
+        ("", "'' is no rule"),
+        ("*", "'\\*' is no rule"),
+        ("*.", "is no rule"),
+        ("*.*.org", "is no rule"),
+        ("a.*.org", "is no rule"),
+        ("*.10.0.0.1", "nothing is below an address"),
+        ("https://pypi.org", "is no rule"),
+        ("pypi.org/simple", "is no rule"),
+        ("pypi.org:https", "is no rule: 'pypi.org:https' is not host:port"),
+        ("pypi.org:0", "has no port from 1 to 65535"),
+        ("pypi.org:", "is no rule"),
+        ("user@pypi.org", "is no rule"),
+        ("10.0.0.0/8", "is no rule"),
+        ("127.1", "write four decimal numbers"),
+        ("faß.example", "write its xn-- form"),
+        (" pypi.org", "is no rule"),
+    ],
+)
+def test_a_bad_rule_is_a_clear_error(allow: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        allowing(allow)
+
+
+@pytest.mark.parametrize("mode", ["none", "open"])
+def test_an_allowlist_that_would_be_ignored_is_an_error(mode: Any) -> None:
+    with pytest.raises(ValueError, match=f"allow means nothing in mode {mode}"):
+        Egress(mode=mode, allow=("pypi",))
+
+
+@pytest.mark.parametrize(
+    "caps", [{"max_connections": 0}, {"max_mib": 0}, {"max_mib_per_s": 0.0}], ids=str
+)
+def test_a_cap_that_lets_nothing_pass_is_an_error(caps: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        Egress(**caps)
+
+
+def test_every_preset_is_made_of_good_rules() -> None:
+    for name, hosts in PRESETS.items():
+        for host in hosts:
+            assert refusal(allowing(name), host.replace("*", "any")) is None
+
+
+def test_an_address_that_is_not_public_needs_its_network_named() -> None:
+    private, loopback = ipaddress.ip_address("10.1.2.3"), ipaddress.ip_address("127.0.0.1")
+    rules = Rules(Egress(mode="open", allow_cidrs=("10.1.0.0/16", "fd00::/8")))
+    assert rules.reachable(private)
+    assert rules.reachable(ipaddress.ip_address("fd00::1"))
+    assert not rules.reachable(loopback)
+    assert not rules.reachable(ipaddress.ip_address("::ffff:10.1.2.3"))
+    assert not Rules(Egress(mode="open")).reachable(private)
+    assert rules.reachable(ipaddress.ip_address("93.184.215.14"))
+
+
+def test_a_network_alone_names_no_host() -> None:
+    egress = Egress(mode="allowlist", allow=("pypi.org",), allow_cidrs=("10.0.0.0/8",))
+    assert refusal(egress, "10.0.0.1") is not None
+
+
+def bound(*headers: BoundHeader, **others: Any) -> Egress:
+    return Egress(
+        **{"mode": "allowlist", "allow": ("api.example:8080",), **others}, headers=headers
+    )
+
+
+def test_a_header_is_bound_to_a_host_and_a_port() -> None:
+    header = BoundHeader("API.example:8080", "X-Key", "KEY")
+    rules = Rules(bound(header))
+    assert rules.headers(Target("api.example", 8080)) == (header,)
+    assert rules.headers(Target("api.example", 80)) == ()
+    assert rules.headers(Target("a.api.example", 8080)) == ()
+
+
+@pytest.mark.parametrize(
+    ("host", "allow"),
+    [("api.example:443", "api.example"), ("api.example", "api.example:443")],
+)
+def test_a_header_for_a_host_that_only_speaks_tls_is_refused(host: str, allow: str) -> None:
+    with pytest.raises(ValueError, match="requests to port 443 leave the sandbox encrypted"):
+        bound(BoundHeader(host, "X-Key", "KEY"), allow=(allow,))
+
+
+@pytest.mark.parametrize(
+    ("header", "complaint"),
+    [
+        (BoundHeader("other.example", "X-Key", "KEY"), "not in this sandbox's allowlist"),
+        (BoundHeader("*.example:8080", "X-Key", "KEY"), "is no host name"),
+        (BoundHeader("api.example:8080", "X Key", "KEY"), "is no header"),
+        (BoundHeader("api.example:8080", "X-Key\r\nEvil", "KEY"), "is no header"),
+        (BoundHeader("api.example:8080", "Host", "KEY"), "is no header"),
+        (BoundHeader("api.example:8080", "Content-Length", "KEY"), "is no header"),
+    ],
+    ids=str,
+)
+def test_a_header_that_cannot_be_bound_is_refused(header: BoundHeader, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        bound(header)
+
+
+def test_it_can_be_a_key_and_comes_out_of_configuration() -> None:
+    read = TypeAdapter(Egress).validate_python(
+        {
+            "mode": "allowlist",
+            "allow": ["pypi", "api.example:8080"],
+            "headers": [{"host": "api.example:8080", "name": "X-Key", "env": "KEY"}],
+        }
+    )
+    written = bound(
+        BoundHeader("api.example:8080", "X-Key", "KEY"), allow=("pypi", "api.example:8080")
+    )
+    assert read == written
+    assert {read: 1}[written] == 1
+
+
+def test_a_bad_rule_in_configuration_is_told_with_its_reason() -> None:
+    with pytest.raises(ValidationError, match="'pipy' is no preset"):
+        TypeAdapter(Egress).validate_python({"mode": "allowlist", "allow": ["pipy"]})
