@@ -5,121 +5,38 @@ killed, and only that guest: its sandbox's callers get SandboxLostError.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping
 
 import anyio
 
 from sandbox_runtime.backends.base import Guest
-from sandbox_runtime.errors import SandboxLostError, SandboxStartError
+from sandbox_runtime.errors import (
+    SandboxGoneError,
+    SandboxLostError,
+    SandboxStartError,
+    SandboxUnreachableError,
+)
 from sandbox_runtime.protocol import (
-    CREDIT,
-    DATA,
-    END,
-    EOF,
+    ACK,
     HELLO,
-    MAX_DATA_BYTES,
     MAX_REPORT_BYTES,
     OPEN,
     PING,
     PONG,
     RESET,
-    STDERR,
-    STDERR_TAIL,
-    TAIL,
     VERSION,
-    WINDOW,
-    WINDOW_BYTES,
     Decoder,
     ProtocolError,
     frame,
     json_frame,
     parse_object,
 )
+from sandbox_runtime.streams import PATIENCE_S, Connection, OnConnection, Stream
 
-OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
-
-
-PATIENCE_S = 10.0
-"""How long the agent may be silent, or not read, before it must show that it is alive."""
-
-
-class Stream:
-    """One operation: what is sent to it, what came from it."""
-
-    def __init__(self, channel: "Channel", number: int) -> None:
-        self._channel = channel
-        self._number = number
-        self._frames: deque[tuple[int, bytes]] = deque()
-        self._arrived = asyncio.Event()
-        self._credit = WINDOW_BYTES
-        self._credit_given = WINDOW_BYTES
-        self._report: dict[str, object] | None = None
-
-    async def send(self, data: bytes) -> None:
-        """Send input, as fast as the guest takes it; nothing once the operation is over."""
-        for start in range(0, len(data), MAX_DATA_BYTES):
-            piece = data[start : start + MAX_DATA_BYTES]
-            while self._credit < len(piece) and self._report is None:
-                await self._wait()
-            if self._report is not None:
-                return
-            self._credit -= len(piece)
-            await self._channel.send(frame(self._number, DATA, piece))
-
-    async def finish_input(self) -> None:
-        """Say that the input is complete."""
-        await self._channel.send(frame(self._number, EOF))
-
-    async def receive(self) -> tuple[int, bytes] | None:
-        """The next piece of output as (type, bytes); None when the operation is over."""
-        while not self._frames:
-            if self._report is not None:
-                return None
-            await self._wait()
-        kind, data = self._frames.popleft()
-        if self._report is None:
-            self._credit_given += len(data)
-            await self._channel.send(frame(self._number, WINDOW, CREDIT.pack(len(data))))
-        return kind, data
-
-    @property
-    def report(self) -> Mapping[str, object]:
-        """The outcome; there once `receive` has returned None."""
-        assert self._report is not None
-        return self._report
-
-    async def _wait(self) -> None:
-        if self._channel.lost:
-            raise self._channel.lost_error()
-        self._arrived.clear()
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._arrived.wait()
-        except TimeoutError:
-            await self._channel.ping(PATIENCE_S)
-
-    def wake(self) -> None:
-        """Something has changed."""
-        self._arrived.set()
-
-    def accept(self, kind: int, payload: bytes) -> bool:
-        """Take a frame from inside; returns whether it was the last. Raises ProtocolError."""
-        if kind in OUTPUT_KINDS:
-            if not payload or len(payload) > self._credit_given:
-                raise ProtocolError(f"{len(payload)} bytes where {self._credit_given} were allowed")
-            self._credit_given -= len(payload)
-            self._frames.append((kind, payload))
-        elif kind == WINDOW and len(payload) == CREDIT.size:
-            self._credit += CREDIT.unpack(payload)[0]
-            if self._credit > WINDOW_BYTES:
-                raise ProtocolError("credit for more than was sent")
-        elif kind == END:
-            self._report = parse_object(payload)
-        else:
-            raise ProtocolError(f"frame type {kind} on stream {self._number}")
-        self.wake()
-        return kind == END
+MAX_CONNECTIONS = 256
+"""Of programs inside, at one time."""
+FAREWELL_S = 5.0
+"""How long an operation of a lost guest waits to hear whether the guest is really gone."""
 
 
 class Channel:
@@ -129,9 +46,14 @@ class Channel:
         self.lost: str | None = None
         """Why the guest is gone."""
         self.guest = guest
+        self.on_connection: OnConnection | None = None
+        """What becomes of connections that programs inside open; None: they are refused."""
         self._decoder = Decoder(MAX_REPORT_BYTES)
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Stream | Connection] = {}
         self._next = 1
+        self._last_from_inside = 0
+        self._connections: set[asyncio.Task[None]] = set()
+        self._is_gone = False
         self._hello = asyncio.Event()
         self._pong = asyncio.Event()
         self._pongs_due = 0
@@ -171,9 +93,8 @@ class Channel:
         numbers = [number for number, open_one in self._streams.items() if open_one is stream]
         for number in numbers:
             del self._streams[number]
-            if not self.lost:
-                # Without waiting: an agent that does not read must not hold up who gave up on it.
-                self.guest.write(frame(number, RESET))
+            # Without waiting: an agent that does not read must not hold up who gave up on it.
+            self.write(frame(number, RESET))
 
     async def ping(self, timeout_s: float) -> None:
         """Return when the agent answers. Raises SandboxLostError when it does not."""
@@ -188,9 +109,23 @@ class Channel:
         if self.lost:
             raise self.lost_error()
 
+    def acknowledge(self, command_id: str) -> None:
+        """Let the agent forget a command whose outcome has arrived."""
+        self.write(frame(0, ACK, command_id.encode()))
+
     def lost_error(self) -> SandboxLostError:
         """What its users are told once it is lost."""
-        return SandboxLostError(self.lost)
+        kind = SandboxGoneError if self._is_gone else SandboxUnreachableError
+        return kind(self.lost)
+
+    def leave(self, number: int) -> None:
+        """A stream is over."""
+        self._streams.pop(number, None)
+
+    def write(self, data: bytes) -> None:
+        """Queue for the guest without waiting; nothing when it is lost."""
+        if not self.lost:
+            self.guest.write(data)
 
     async def send(self, data: bytes) -> None:
         """Write to the guest. Raises SandboxLostError."""
@@ -215,31 +150,56 @@ class Channel:
         """Kill the guest. Safe to call twice; finishes when cancelled."""
         with anyio.CancelScope(shield=True):
             self._lose("it was closed")
-            await self.guest.kill()
-            if self._reader and self._reader is not asyncio.current_task():
-                self._reader.cancel()
-                await asyncio.wait([self._reader])
+            self._is_gone = await self.guest.kill()
+            others = {task for task in (self._reader, *self._connections) if task}
+            others -= {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others)
+            self._wake_all()
 
     async def _read(self) -> None:
+        why = ""
         try:
             while data := await self.guest.receive():
                 for number, kind, payload in self._decoder.feed(data):
                     self._dispatch(number, kind, payload)
         except ProtocolError as error:
-            self._lose(f"it broke the protocol: {error}")
+            why = f"it broke the protocol: {error}"
         except OSError as error:
-            self._lose(f"its output failed: {error}")
-        self._lose(self.guest.last_words() or "it ended")
-        await self.guest.kill()
+            why = f"its output failed: {error}"
+        self._lose(why or self.guest.last_words() or "it ended")
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                self._is_gone = await self.guest.kill()
+        except TimeoutError:
+            pass
+        self._wake_all()
 
     def _dispatch(self, number: int, kind: int, payload: bytes) -> None:
         if number == 0:
             self._greet(kind, payload)
         elif stream := self._streams.get(number):
             if stream.accept(kind, payload):
-                del self._streams[number]
-        elif number % 2 == 0 or number >= self._next:
+                self.leave(number)
+        elif number % 2 == 0 and kind == OPEN:
+            self._connect(number)
+        elif number > self._last_from_inside if number % 2 == 0 else number >= self._next:
             raise ProtocolError(f"stream {number} was never opened")
+
+    def _connect(self, number: int) -> None:
+        """A program inside wants out."""
+        if number != self._last_from_inside + 2:
+            raise ProtocolError(f"stream {number} opened after {self._last_from_inside}")
+        self._last_from_inside = number
+        if self.on_connection is None or len(self._connections) >= MAX_CONNECTIONS:
+            self.write(frame(number, RESET))
+            return
+        connection = self._streams[number] = Connection(self, number)
+        task = asyncio.ensure_future(self.on_connection(connection))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     def _greet(self, kind: int, payload: bytes) -> None:
         if kind == HELLO and not self._hello.is_set():
@@ -258,5 +218,7 @@ class Channel:
             self.lost = f"sandbox {self.guest.id} is gone: {why}"
         self._hello.set()
         self._pong.set()
-        for stream in self._streams.values():
+
+    def _wake_all(self) -> None:
+        for stream in list(self._streams.values()):
             stream.wake()

@@ -2,7 +2,11 @@
 
 SandboxError
 ├ SandboxStartError        it could not be made
-├ SandboxLostError         it was there and is gone, or broke the protocol
+├ SandboxUnavailableError  none is free now: later there may be one
+├ SandboxLostError         it was there and cannot be used any more
+│ ├ SandboxGoneError       it has ended, and all in it: no command goes on
+│ └ SandboxUnreachableError  nothing is heard of it: what a command did in the end is unknown
+├ JobMissingError          no job of the sandbox has that id
 └ SandboxFileError         a file operation was refused (missing, not a regular file, too large)
   ├ FileMissingError       nothing has that path
   ├ NotARegularFileError   a directory, link, FIFO, socket or device has that path
@@ -20,8 +24,28 @@ class SandboxStartError(SandboxError):
     """The sandbox could not be made."""
 
 
+class SandboxUnavailableError(SandboxError):
+    """None is free now; after `retry_after_s` seconds there may be one."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class SandboxLostError(SandboxError):
-    """The sandbox was there and is gone, or broke the protocol and was killed for it."""
+    """The sandbox was there and cannot be used any more."""
+
+
+class SandboxGoneError(SandboxLostError):
+    """The sandbox has ended, or broke the protocol and was killed for it: no command goes on."""
+
+
+class SandboxUnreachableError(SandboxLostError):
+    """Nothing is heard of the sandbox: what a command did in the end is unknown."""
+
+
+class JobMissingError(SandboxError):
+    """No job of the sandbox has that id, or it has ended and was told of."""
 
 
 class SandboxFileError(SandboxError):

@@ -1,29 +1,36 @@
 """A Sandbox whose doing is an agent at the other end of a channel."""
 
 import asyncio
-import codecs
+import itertools
 import json
+import re
 from collections.abc import AsyncIterable, Awaitable, Mapping
+from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
-from sandbox_runtime.channel import Channel, Stream
+from policies.isolation import Isolation
+from policies.workspace import WORKING_DIR
+from sandbox_runtime.backends.base import Pressure
+from sandbox_runtime.channel import Channel
+from sandbox_runtime.command_output import CommandOutput
 from sandbox_runtime.errors import (
     FileMissingError,
     FileTooLargeError,
+    JobMissingError,
     NotARegularFileError,
     SandboxFileError,
 )
-from sandbox_runtime.protocol import DATA, STDERR, STDERR_TAIL, TAIL
 from sandbox_runtime.sandbox import (
     Entry,
     ExecResult,
     Listing,
     OnOutput,
     OutputCap,
+    SandboxRef,
     ShellState,
     Sink,
-    StreamName,
 )
+from sandbox_runtime.streams import OnConnection, Stream
 
 T = TypeVar("T")
 
@@ -37,27 +44,57 @@ FILE_ERRORS: Mapping[object, type[SandboxFileError]] = {
     "not_regular": NotARegularFileError,
     "too_large": FileTooLargeError,
 }
-STREAM_NAMES: Mapping[int, StreamName] = {DATA: "stdout", STDERR: "stderr"}
-KINDS: Mapping[StreamName, tuple[int, int]] = {
-    "stdout": (DATA, TAIL),
-    "stderr": (STDERR, STDERR_TAIL),
-}
 REPORTED = (
     *("exit_code", "duration_s", "cpu_s", "peak_memory_bytes", "stdout_bytes", "stderr_bytes"),
-    *("stdout_omitted_lines", "stderr_omitted_lines"),
+    *("stdout_omitted_lines", "stderr_omitted_lines", "oom_kills", "pids_refused", "reading"),
 )
 """The numbers of every command's report."""
+
+
+PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
+UNPACK = ["tar", "-x", "-o", "-p", "-C", WORKING_DIR, "-f", "-"]
+"""Nobody inside may own what it unpacks but the one user there is."""
+SHA256 = re.compile("[0-9a-f]{64}|")
 
 
 class GuestSandbox:
     """One computer; see `Sandbox`."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, ref: SandboxRef) -> None:
         self._channel = channel
+        self._ref = ref
+        self._ids = itertools.count(1)
+        self._jobs: dict[str, _Job] = {}
+        self._last_pressure = Pressure()
 
     @property
     def id(self) -> str:
         return self._channel.guest.id
+
+    @property
+    def ref(self) -> SandboxRef:
+        return self._ref
+
+    # For who lends it
+
+    @property
+    def lost(self) -> str | None:
+        """Why it cannot be used any more."""
+        return self._channel.lost
+
+    async def ping(self, timeout_s: float) -> None:
+        """Return when it answers. Raises SandboxLostError when it does not."""
+        await self._channel.ping(timeout_s)
+
+    async def limit(self, isolation: Isolation) -> None:
+        """Change memory, cpus and pids. Raises SandboxStartError."""
+        await self._channel.guest.limit(isolation)
+
+    def let_out(self, on_connection: OnConnection | None) -> None:
+        """Decide what becomes of connections that programs inside open; None refuses them."""
+        self._channel.on_connection = on_connection
+
+    # For who borrows it
 
     async def exec(
         self,
@@ -66,28 +103,82 @@ class GuestSandbox:
         timeout_s: float,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | None = b"",
         cap: OutputCap = OutputCap(),
         shell_state: ShellState = "snapshot",
         on_output: OnOutput | None = None,
+        wait_s: float | None = None,
+        command_id: str | None = None,
     ) -> ExecResult:
+        id = command_id or f"c{next(self._ids)}"
         request = {
             "op": "exec",
+            "id": id,
             "command": command,
             "timeout_s": timeout_s,
+            "wait_s": wait_s,
             "cwd": cwd,
             "env": dict(env or {}),
-            "has_stdin": bool(stdin),
+            "stdin": "terminal" if stdin is None else "data" if stdin else "none",
             "max_bytes": cap.max_bytes,
             "max_lines": cap.max_lines,
             "shell_state": shell_state,
         }
-        output, clock = _Output(cap, on_output), asyncio.get_running_loop().time
-        deadline = clock() + timeout_s + ANSWER_S
+        patience_s = timeout_s if wait_s is None else min(timeout_s, wait_s)
+        output = CommandOutput(cap, on_output)
+        report = await self._hear(request, output, patience_s, stdin or b"", end_of_input=True)
+        if "error" in report:
+            return _not_started(str(report.get("message")))
+        return await self._result(id, cap, report, output)
+
+    async def wait(
+        self,
+        job_id: str,
+        *,
+        wait_s: float,
+        typed: bytes = b"",
+        end_of_input: bool = False,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        job = self._job(job_id)
+        request = {"op": "attach", "id": job_id, "reading": job.next_reading, "wait_s": wait_s}
+        output = CommandOutput(job.cap, on_output)
+        report = await self._hear(request, output, wait_s, typed, end_of_input=end_of_input)
+        if "error" in report:
+            del self._jobs[job_id]
+            raise JobMissingError(f"the sandbox has no job {job_id!r} any more")
+        return await self._result(job_id, job.cap, report, output)
+
+    async def stop(self, job_id: str) -> None:
+        self._job(job_id)
+        stream = await self._channel.open({"op": "stop", "id": job_id})
+        while await stream.receive():
+            await self._distrust("it sent data where none was asked for")
+
+    def _job(self, job_id: str) -> "_Job":
+        try:
+            return self._jobs[job_id]
+        except KeyError:
+            known = ", ".join(self._jobs) or "none"
+            raise JobMissingError(f"there is no job {job_id!r} (running: {known})") from None
+
+    async def _hear(
+        self,
+        request: Mapping[str, object],
+        output: CommandOutput,
+        patience_s: float,
+        stdin: bytes,
+        *,
+        end_of_input: bool,
+    ) -> Mapping[str, object]:
+        """One reading of a command, to its end; returns the agent's report."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + patience_s + ANSWER_S
         stream = await self._before(deadline, self._channel.open(request))
         try:
             if stdin:
                 await self._before(deadline, stream.send(stdin))
+            if end_of_input and (stdin or request["op"] == "attach"):
                 await self._before(deadline, stream.finish_input())
             while piece := await self._before(deadline, stream.receive()):
                 arrived = clock()
@@ -96,9 +187,7 @@ class GuestSandbox:
                 deadline += clock() - arrived  # the listener's time is not the agent's
         finally:
             self._channel.reset(stream)
-        if "error" in stream.report:
-            return _not_started(str(stream.report.get("message")))
-        return await self._result(stream.report, output)
+        return stream.report
 
     async def _before(self, deadline: float, work: Awaitable[T]) -> T:
         try:
@@ -107,13 +196,21 @@ class GuestSandbox:
         except TimeoutError:
             await self._distrust("the agent did not end a command in time")
 
-    async def _result(self, report: Mapping[str, object], output: "_Output") -> ExecResult:
+    async def _result(
+        self, id: str, cap: OutputCap, report: Mapping[str, object], output: CommandOutput
+    ) -> ExecResult:
         numbers: dict[str, float] = {}
         for key in REPORTED:
             value = report.get(key)
             if not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
                 await self._distrust(f"it reported {key} as {str(value)[:80]!r}")
             numbers[key] = value
+        running = report.get("running") is True
+        if running:
+            self._jobs[id] = _Job(int(numbers["reading"]) + 1, cap)
+        else:
+            self._jobs.pop(id, None)
+            self._channel.acknowledge(id)
         return ExecResult(
             exit_code=int(numbers["exit_code"]),
             stdout=output.text("stdout", numbers),
@@ -125,7 +222,22 @@ class GuestSandbox:
             stderr_bytes=int(numbers["stderr_bytes"]),
             cpu_s=numbers["cpu_s"],
             peak_memory_bytes=int(numbers["peak_memory_bytes"]),
+            running=running,
+            waiting=report.get("waiting") is True,
+            job_id=id if running else "",
+            **self._pressure(numbers),
         )
+
+    def _pressure(self, numbers: Mapping[str, float]) -> dict[str, int]:
+        """Limits that were hit: by the host's own counters where it has any."""
+        now, before = self._channel.guest.pressure(), self._last_pressure
+        if now is None:
+            return {name: int(numbers[name]) for name in ("oom_kills", "pids_refused")}
+        self._last_pressure = now
+        return {
+            "oom_kills": now.oom_kills - before.oom_kills,
+            "pids_refused": now.pids_refused - before.pids_refused,
+        }
 
     async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
         stream = await self._channel.open({"op": "put", "path": path})
@@ -155,11 +267,15 @@ class GuestSandbox:
         return received
 
     async def list(
-        self, path: str, *, max_entries: int = 10_000, max_depth: int | None = None
+        self,
+        path: str,
+        *,
+        max_entries: int = 10_000,
+        max_depth: int | None = None,
+        hashes: bool = False,
     ) -> Listing:
-        stream = await self._channel.open(
-            {"op": "list", "path": path, "max_entries": max_entries, "max_depth": max_depth}
-        )
+        bounds = {"max_entries": max_entries, "max_depth": max_depth, "hashes": hashes}
+        stream = await self._channel.open({"op": "list", "path": path, **bounds})
         text = bytearray()
         try:
             while piece := await stream.receive():
@@ -177,6 +293,42 @@ class GuestSandbox:
             tuple(sorted(known, key=lambda entry: entry.path)),
             truncated=stream.report.get("truncated") is True,
         )
+
+    async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
+        stream = await self._channel.open({"op": "pipe", "argv": PACK})
+        size = 0
+        try:
+            await stream.finish_input()
+            while piece := await stream.receive():
+                size += len(piece[1])
+                if size > max_bytes:
+                    raise FileTooLargeError(f"the workspace is larger than {max_bytes} bytes")
+                await sink(piece[1])
+        finally:
+            self._channel.reset(stream)
+        # 1: a file changed while it was read, which a program in the background may do.
+        self._raise_failure("packing the workspace", stream, fine=(0, 1))
+        return size
+
+    async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
+        stream = await self._channel.open({"op": "pipe", "argv": UNPACK})
+        try:
+            async for data in source:
+                await stream.send(data)
+            await stream.finish_input()
+            while await stream.receive():
+                pass  # what tar says is no matter, only whether it did it
+        finally:
+            self._channel.reset(stream)
+        self._raise_failure("unpacking the workspace", stream, fine=(0,))
+        if of:
+            self._ref = replace(self._ref, generation=of.generation + 1)
+
+    def _raise_failure(self, what: str, stream: Stream, *, fine: tuple[int, ...]) -> None:
+        self._raise_file_error(stream.report)
+        if stream.report.get("exit_code") not in fine:
+            words = str(stream.report.get("stderr")).strip()[:1000]
+            raise SandboxFileError(f"{what} failed: {words}")
 
     async def close(self) -> None:
         await self._channel.close()
@@ -198,43 +350,12 @@ class GuestSandbox:
         raise self._channel.lost_error()
 
 
-class _Output:
-    """What a command has printed so far."""
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A command that goes on."""
 
-    def __init__(self, cap: OutputCap, on_output: OnOutput | None) -> None:
-        # The agent cuts at characters and lines, never above; each stream has the cap to itself.
-        self._room = 2 * cap.max_bytes
-        self._on_output = on_output
-        self._pieces: dict[int, list[bytes]] = {DATA: [], STDERR: [], TAIL: [], STDERR_TAIL: []}
-        decoder = codecs.getincrementaldecoder("utf-8")
-        self._decoders = {kind: decoder(errors="replace") for kind in STREAM_NAMES}
-        self.truncated = False
-
-    async def take(self, kind: int, data: bytes) -> bool:
-        """Take a piece in and pass it on; returns whether there was room for it."""
-        self._room -= len(data)
-        if self._room < 0:
-            return False
-        self._pieces[kind].append(data)
-        if self._on_output and kind in STREAM_NAMES:
-            text = self._decoders[kind].decode(data)
-            if text:
-                await self._on_output(STREAM_NAMES[kind], text)
-        return True
-
-    def text(self, name: StreamName, numbers: Mapping[str, float]) -> str:
-        """A whole stream, or its head and tail with a line between that says what is left out."""
-        head_kind, tail_kind = KINDS[name]
-        head, tail = b"".join(self._pieces[head_kind]), b"".join(self._pieces[tail_kind])
-        omitted = int(numbers[f"{name}_bytes"]) - len(head) - len(tail)
-        if omitted <= 0:
-            return (head + tail).decode(errors="replace")
-        self.truncated = True
-        lines = int(numbers[f"{name}_omitted_lines"])
-        marker = f"[... {omitted} bytes, {lines} lines left out ...]"
-        shown = head.decode(errors="replace")
-        newline = "" if shown.endswith("\n") or not shown else "\n"
-        return f"{shown}{newline}{marker}\n{tail.decode(errors='replace')}"
+    next_reading: int
+    cap: OutputCap
 
 
 def _not_started(message: str) -> ExecResult:
@@ -248,9 +369,13 @@ def _entry(line: bytes) -> Entry | None:
     except (ValueError, RecursionError):
         return None
     match value:
-        case [str(path), "file" | "directory" | "other" as kind, int(size)] if size >= 0:
+        case [str(path), "file" | "directory" | "other" as kind, int(size), *rest] if size >= 0:
             parts = path.split("/")
             if "" in parts or ".." in parts or "." in parts:
                 return None
-            return Entry(path, kind, size)
+            match rest:
+                case []:
+                    return Entry(path, kind, size)
+                case [str(digest)] if kind == "file" and SHA256.fullmatch(digest):
+                    return Entry(path, kind, size, digest)
     return None

@@ -8,6 +8,7 @@ proxies on other hosts, whose locks cannot be seen from here, out of the questio
 import fcntl
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -28,7 +29,7 @@ class Owner:
         path = self._locks / Path(owner_id).name
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):  # the latter: it is nobody's
             return True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,6 +42,7 @@ class Owner:
 
     def forget_dead(self) -> None:
         """Remove the lock files of dead owners, once nothing carries their id any more."""
+        os.utime(self._fd)  # who removes old files must not take ours, for then we are dead
         for path in self._locks.iterdir():
             if self.is_dead(path.name):
                 path.unlink(missing_ok=True)
@@ -55,16 +57,19 @@ class Owner:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
             # A sweep may have removed the file between our open and our lock.
-            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
-                return fd
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), path.stat()):
+                    return fd
             os.close(fd)
 
 
 def _install_id(state_dir: Path) -> str:
     path = state_dir / "install-id"
-    try:
-        with path.open("x", encoding="ascii") as file:
-            file.write(uuid.uuid4().hex)
-    except FileExistsError:
-        pass
+    if not path.exists():
+        # Whole or not at all: several proxies may start at once.
+        whole = state_dir / f"install-id.{uuid.uuid4().hex}"
+        whole.write_text(uuid.uuid4().hex, encoding="ascii")
+        with suppress(FileExistsError):
+            path.hardlink_to(whole)
+        whole.unlink()
     return path.read_text(encoding="ascii")

@@ -1,19 +1,26 @@
-"""Frames and flow control between the host and the agent inside; both sides run this very file.
+"""Frames and flow control between the host and the agent inside; both sides speak exactly this.
 
 A frame is `u32 stream, u8 type, u32 length`, big-endian, and `length` bytes. Stream 0 is the link
-itself. The host opens odd streams; even ones are kept for the agent. Each stream may carry
-WINDOW_BYTES of data in one direction before the receiver has given credit for more, so one
-noisy stream never blocks another.
+itself. The host opens odd streams, one for each operation; the agent opens even ones, one for each
+connection that a program inside makes to the way out. Each stream may carry WINDOW_BYTES of data in
+one direction before the receiver has given credit for more, so one noisy stream never blocks
+another.
 
-    host → agent   OPEN(json)  DATA*  EOF           one operation and its input
+    host → agent   OPEN(json)  DATA*  EOF           an operation and its input
                    RESET                            give it up
                    WINDOW(u32)                      credit for so many more bytes
                    PING                             answered by PONG
+                   ACK(id)                          that command's outcome has arrived: forget it
     agent → host   HELLO(json)                      once, on stream 0: ready
                    DATA* STDERR*                    output as it comes
                    TAIL* STDERR_TAIL*               the end of output too long to send whole
                    END(json)                        the outcome
                    WINDOW(u32), PONG
+    even streams   OPEN  DATA*  EOF  RESET  WINDOW  a byte stream, alike in both directions
+
+A command has an id, runs at most once, and is heard in readings. A reading ends with the command,
+or while it still runs when its host asked for that; what it delivered is kept until the next one
+begins or the command is acknowledged, so a host that lost its stream can ask for it again.
 
 Standard library only, and Python 3.8 at run time: it also runs inside the sandbox.
 """
@@ -24,11 +31,13 @@ import json
 import struct
 from collections.abc import Iterator
 
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct(">IBI")
 CREDIT = struct.Struct(">I")
 
-HELLO, OPEN, DATA, STDERR, TAIL, STDERR_TAIL, EOF, WINDOW, END, RESET, PING, PONG = range(1, 13)
+HELLO, OPEN, DATA, STDERR, TAIL, STDERR_TAIL, EOF, WINDOW, END, RESET, PING, PONG, ACK = range(
+    1, 14
+)
 
 WINDOW_BYTES = 256 * 1024
 MAX_DATA_BYTES = 64 * 1024

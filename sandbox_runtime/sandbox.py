@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, Protocol
 
 from policies.isolation import Isolation
+from sandbox_runtime.egress.decision import OnDecision
 
 StreamName = Literal["stdout", "stderr"]
 ShellState = Literal["snapshot", "none"]
@@ -45,6 +46,17 @@ class ExecResult:
     """Processor time of the command and of the children it waited for."""
     peak_memory_bytes: int = 0
     """Resident memory of the largest of these processes."""
+    oom_kills: int = 0
+    """Processes of the sandbox killed meanwhile because its memory had run out."""
+    pids_refused: int = 0
+    """Processes and threads not made meanwhile because the sandbox had too many."""
+    running: bool = False
+    """Whether it goes on as a job; the outcome above is then none yet, and the output that since
+    it was last asked for."""
+    waiting: bool = False
+    """Whether the job stands still until somebody types."""
+    job_id: str = ""
+    """What `wait` and `stop` take while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,8 @@ class Entry:
     """Relative to the listed directory. Bytes that are not UTF-8 are surrogate escapes."""
     kind: EntryKind
     bytes: int
+    sha256: str = ""
+    """Of a file, in hex, where it was asked for and could be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +79,44 @@ class Listing:
     truncated: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxRef:
+    """Which computer is meant, in plain values that JSON can carry."""
+
+    backend: str
+    """As configured: docker, bubblewrap."""
+    id: str
+    """The backend's own name for it."""
+    generation: int = 1
+    """Counts the computers that have had this workspace: a restored one is not the one before."""
+
+    def to_json(self) -> dict[str, str | int]:
+        """As JSON carries it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> "SandboxRef":
+        """What `to_json` made. Raises ValueError."""
+        match value:
+            case {"backend": str(backend), "id": str(id), "generation": int(generation)}:
+                return cls(backend, id, generation)
+        raise ValueError(f"{value!r} is no reference to a sandbox")
+
+
 class Sandbox(Protocol):
     """One isolated computer, for one user, used once.
 
-    Every method raises SandboxLostError when the computer is gone.
+    Every method raises SandboxLostError when the computer cannot be used any more:
+    SandboxGoneError where it has ended, SandboxUnreachableError where nothing is known.
     """
 
     @property
     def id(self) -> str:
         """A name for logs, unique among the living."""
+
+    @property
+    def ref(self) -> SandboxRef:
+        """Which computer this is."""
 
     async def exec(
         self,
@@ -82,10 +125,12 @@ class Sandbox(Protocol):
         timeout_s: float,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | None = b"",
         cap: OutputCap = OutputCap(),
         shell_state: ShellState = "snapshot",
         on_output: OnOutput | None = None,
+        wait_s: float | None = None,
+        command_id: str | None = None,
     ) -> ExecResult:
         """Run `command` in bash and return when it ends or its time is up.
 
@@ -93,6 +138,34 @@ class Sandbox(Protocol):
         (`shell_state="none"`: neither read nor kept). `cwd` and `env` hold for this command only,
         and its state is then not kept. Background processes live on. `on_output` hears each
         stream as it is written, up to the head of the cap.
+
+        With `wait_s` it returns after so long at the latest: a command that still runs then goes on
+        as a job (`ExecResult.running`), its deadline unchanged. `stdin=None` is a terminal to type
+        into; a command that waits for somebody to do so is returned as a job at once.
+
+        A `command_id` runs at most once: asked for again, after SandboxUnreachableError, it
+        delivers what the first asking would have. Ids are letters, digits, `_` and `-`.
+        """
+
+    async def wait(
+        self,
+        job_id: str,
+        *,
+        wait_s: float,
+        typed: bytes = b"",
+        end_of_input: bool = False,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Type into a job's terminal, if anything, and return when the job ends, waits for more to
+        be typed, or after `wait_s`. The output is what came since it was last asked for.
+
+        Raises JobMissingError.
+        """
+
+    async def stop(self, job_id: str) -> None:
+        """Interrupt a job, and kill it soon if that does not end it; `wait` then tells its end.
+
+        Raises JobMissingError.
         """
 
     async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
@@ -109,11 +182,28 @@ class Sandbox(Protocol):
         """
 
     async def list(
-        self, path: str, *, max_entries: int = 10_000, max_depth: int | None = None
+        self,
+        path: str,
+        *,
+        max_entries: int = 10_000,
+        max_depth: int | None = None,
+        hashes: bool = False,
     ) -> Listing:
-        """Name what lies below a directory, following no link.
+        """Name what lies below a directory, following no link; with `hashes`, a manifest.
 
         Raises FileMissingError, and NotARegularFileError if `path` is no directory.
+        """
+
+    async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
+        """Send the working directory and all below it to `sink`, as tar; returns its size.
+
+        Nobody but `restore` should read it: what it says is the sandbox's. Raises FileTooLargeError
+        (the sink may have had `max_bytes` by then) and SandboxFileError.
+        """
+
+    async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
+        """Unpack a snapshot over the working directory; with `of`, this computer is the next
+        generation of that one. Raises SandboxFileError.
         """
 
     async def close(self) -> None:
@@ -124,11 +214,19 @@ class Lease(Protocol):
     """A claim to one sandbox, which may still be starting."""
 
     async def sandbox(self) -> Sandbox:
-        """The sandbox, once it is ready; the same at every call. Raises SandboxStartError."""
+        """The sandbox, once it is ready; the same at every call, a new one when that is lost.
+
+        Raises SandboxStartError and SandboxUnavailableError.
+        """
 
 
 class Sandboxes(Protocol):
     """Where sandboxes come from."""
 
-    def lease(self, isolation: Isolation) -> AbstractAsyncContextManager[Lease]:
-        """A sandbox for the length of the block, starting now and closed off the caller's path."""
+    def lease(
+        self, isolation: Isolation, on_decision: OnDecision | None = None
+    ) -> AbstractAsyncContextManager[Lease]:
+        """A sandbox for the length of the block, starting now and closed off the caller's path.
+
+        `on_decision` hears of every connection that a program inside has tried to make.
+        """

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 MAX_LISTING_BYTES = 16 << 20
+HASH_BYTES = 1 << 20
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Put:
@@ -38,6 +40,7 @@ class Put:
 
     def feed(self, data: bytes) -> None:
         """More of the file."""
+        self._agent.credit(self._stream, len(data))
         while data:
             written = os.write(self._fd, data)
             self._bytes += written
@@ -71,8 +74,7 @@ class Get:
         self._stream = stream
         self._left = request["max_bytes"]
         self._sent = 0
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-        self._fd = os.open(request["path"], flags)
+        self._fd = os.open(request["path"], _READ_FLAGS)
         facts = os.fstat(self._fd)
         if not stat.S_ISREG(facts.st_mode):
             os.close(self._fd)
@@ -109,36 +111,59 @@ class Get:
 
 
 class Walk:
-    """A directory being listed: one JSON array `[path, kind, bytes]` a line."""
+    """A directory being listed: one JSON array `[path, kind, bytes]` a line, files' with a hash at
+    its end where that is asked for."""
 
     def __init__(self, agent: Agent, stream: int, request: dict[str, Any]) -> None:
         self._agent = agent
         self._stream = stream
-        root = request["path"]
-        if not stat.S_ISDIR(os.lstat(root).st_mode):
-            raise NotADirectoryError(f"{root} is not a directory")
-        found = _below(root, request["max_depth"], request["max_entries"])
-        lines: list[str] = []
-        room = MAX_LISTING_BYTES
+        self._root = request["path"]
+        if not stat.S_ISDIR(os.lstat(self._root).st_mode):
+            raise NotADirectoryError(f"{self._root} is not a directory")
+        self._hashes = request["hashes"]
+        self._hashing: Hashing | None = None
+        self._found: list[tuple[str, str, int]] = []
         self._truncated = False
-        for entry in found:
-            line = json.dumps(entry)
-            room -= len(line) + 1
-            if len(lines) == request["max_entries"] or room < 0:
+        room = MAX_LISTING_BYTES
+        for entry in _below(self._root, request["max_depth"], request["max_entries"]):
+            room -= len(json.dumps(entry)) + 1
+            if len(self._found) == request["max_entries"] or room < 0:
                 self._truncated = True
                 break
-            lines.append(line)
-        self._text = "\n".join(lines).encode()
+            self._found.append(entry)
+        self._found.reverse()
+        self._text = b""
         agent.pump(stream)
 
     def pump(self, credit: int) -> tuple[int, bytes] | None:
-        """The next piece of the listing."""
+        """The next piece of the listing; while a file is being hashed, none."""
+        while len(self._text) < credit and self._found:
+            line = self._line(self._found[-1])
+            if line is None:
+                self._agent.after(0, self._go_on)
+                break
+            self._found.pop()
+            self._text += line
         piece = self._text[: min(credit, MAX_DATA_BYTES)]
         self._text = self._text[len(piece) :]
         if piece:
             return DATA, piece
-        self._agent.finish(self._stream, {"truncated": self._truncated})
+        if not self._found:
+            self._agent.finish(self._stream, {"truncated": self._truncated})
         return None
+
+    def _go_on(self) -> None:
+        self._agent.pump(self._stream)
+
+    def _line(self, entry: tuple[str, str, int]) -> bytes | None:
+        if not self._hashes or entry[1] != "file":
+            return json.dumps(entry).encode() + b"\n"
+        self._hashing = self._hashing or Hashing(os.path.join(self._root, entry[0]))
+        digest = self._hashing.advance()
+        if digest is None:
+            return None
+        self._hashing = None
+        return json.dumps([*entry, digest]).encode() + b"\n"
 
     def feed(self, data: bytes) -> None:
         """A listing takes no input."""
@@ -147,7 +172,43 @@ class Walk:
         """A listing takes no input."""
 
     def reset(self) -> None:
-        """Nothing is held."""
+        """Stop."""
+        if self._hashing:
+            self._hashing.close()
+
+
+class Hashing:
+    """A file's SHA-256, a slice at a time, so that the agent serves others in between."""
+
+    def __init__(self, path: str) -> None:
+        import hashlib  # noqa: PLC0415 - slow to import, and rarely needed
+
+        self._digest = hashlib.sha256()
+        try:
+            self._fd = os.open(path, _READ_FLAGS)
+        except OSError:
+            self._fd = -1
+
+    def advance(self) -> str | None:
+        """The digest in hex once all is read, "" of what cannot be; None before that."""
+        if self._fd < 0:
+            return ""
+        try:
+            is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
+            data = os.read(self._fd, HASH_BYTES) if is_file else None
+        except OSError:
+            data = None
+        if data:
+            self._digest.update(data)
+            return None
+        self.close()
+        return "" if data is None else self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _below(root: str, max_depth: int | None, max_entries: int) -> Iterator[tuple[str, str, int]]:

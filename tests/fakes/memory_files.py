@@ -4,7 +4,7 @@ import asyncio
 import errno
 import posixpath
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -74,22 +74,34 @@ class Pipe:
         self._pieces.put_nowait(b"")
 
 
+Stir = Callable[[], None]
+"""Told of each movement, so that who stands still can be told from who is busy."""
+
+
 class PipeReader:
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipe, stir: Stir) -> None:
         self._pipe = pipe
+        self._stir = stir
         self.close = pipe.close_reader
-        self.read = pipe.read
+
+    async def read(self, size: int) -> bytes:
+        piece = await self._pipe.read(size)
+        self._stir()
+        return piece
 
 
 class PipeWriter:
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipe, stir: Stir) -> None:
         self._pipe = pipe
+        self._stir = stir
         self.close = pipe.close_writer
-        self.write = pipe.write
+
+    async def write(self, data: bytes) -> None:
+        self._stir()
+        await self._pipe.write(data)
 
 
 Side = Literal["reader", "writer"]
-Wait = Callable[["asyncio.Future[Pipe]"], Awaitable[Pipe]]
 
 
 class Fifo:
@@ -101,7 +113,7 @@ class Fifo:
             "writer": deque(),
         }
 
-    async def open(self, side: Side, wait: Wait) -> Pipe:
+    async def open(self, side: Side) -> Pipe:
         others = self._waiting["writer" if side == "reader" else "reader"]
         while others:
             other = others.popleft()
@@ -111,10 +123,7 @@ class Fifo:
                 return pipe
         arrival: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
         self._waiting[side].append(arrival)
-        try:
-            return await wait(arrival)
-        finally:
-            arrival.cancel()
+        return await arrival
 
 
 class Bytes:
@@ -230,7 +239,7 @@ class Files:
             del self.nodes[f"{place}/{name}"]
         del self.nodes[place]
 
-    async def reader(self, path: str, wait: Wait) -> Reader:
+    async def reader(self, path: str, stir: Stir) -> Reader:
         """Open for reading. Raises OSError."""
         node = self.find(path)
         if node is None:
@@ -240,10 +249,10 @@ class Files:
         if isinstance(node, Device):
             return DeviceReader(node)
         if isinstance(node, Fifo):
-            return PipeReader(await node.open("reader", wait))
+            return PipeReader(await node.open("reader"), stir)
         raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
 
-    async def writer(self, path: str, wait: Wait, *, append: bool) -> Writer:
+    async def writer(self, path: str, stir: Stir, *, append: bool) -> Writer:
         """Open for writing, making the file if need be. Raises OSError."""
         node = self.find(path)
         if node is None:
@@ -256,5 +265,5 @@ class Files:
         if isinstance(node, Device):
             return Discard()
         if isinstance(node, Fifo):
-            return PipeWriter(await node.open("writer", wait))
+            return PipeWriter(await node.open("writer"), stir)
         raise IsADirectoryError(errno.EISDIR, "Is a directory", path)

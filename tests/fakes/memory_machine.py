@@ -1,19 +1,22 @@
 """The machine in memory that the fake shells run on: processes and a time of its own.
 
-Time passes only where a foreground command sleeps or takes a step; nothing waits for it. A command
-that waits for another one (at a FIFO) does so in real time, `REAL_SECOND` for each second.
+Its time passes only where a command that somebody listens to sleeps, takes a step or stands still:
+a sleep is over at once, and standing still takes `REAL_SECOND` for each second. What nobody listens
+to takes its steps at once and sleeps until others have let the time pass.
 """
 
 import asyncio
-from collections.abc import Coroutine
+import math
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from tests.fakes.memory_files import Files, Pipe, Reader, Writer
+from tests.fakes.memory_files import Files, Reader, Writer
 from tests.fakes.shell_syntax import Command, UnsupportedShellError
 
 REAL_SECOND = 0.01
 STEP_S = 0.005
+INTERRUPTED, KILLED = 2, 9
 
 
 class ExitShell(Exception):
@@ -26,6 +29,20 @@ class ReturnFromFunction(Exception):
         self.status = status
 
 
+async def settle() -> None:
+    """Let everything that can run take some steps."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@dataclass(eq=False)
+class Alarm:
+    """Something to do when the time has come."""
+
+    at_s: float
+    ring: Callable[[], None]
+
+
 class Machine:
     """What the shells of one sandbox share."""
 
@@ -34,97 +51,161 @@ class Machine:
         self.living: dict[int, Process | None] = {}
         """By pid; a child shell has a pid but no Process of its own."""
         self.fault: BaseException | None = None
-        """What a background job could not do, so that it is not lost."""
+        """What could not be done while nobody listened, so that it is not lost."""
+        self.now_s = 0.0
         self._pids = 1
-        self._now = 0.0
-        self._alarms: list[tuple[float, asyncio.Event]] = []
+        self._alarms: list[Alarm] = []
 
     def new_pid(self) -> int:
         self._pids += 1
         return self._pids
 
-    async def pass_time(self, seconds: float) -> None:
-        """Let time pass, waking background sleepers on the way."""
-        end = self._now + seconds
-        while due := [alarm for alarm in self._alarms if alarm[0] <= end]:
-            first = min(due, key=lambda alarm: alarm[0])
-            self._alarms.remove(first)
-            self._now = max(self._now, first[0])
-            first[1].set()
-            for _ in range(10):  # the sleeper's next sleep must be known before time goes on
-                await asyncio.sleep(0)
-        self._now = max(self._now, end)
+    def set_alarm(self, seconds: float, ring: Callable[[], None]) -> Alarm:
+        alarm = Alarm(self.now_s + seconds, ring)
+        self._alarms.append(alarm)
+        return alarm
 
-    async def wait_until(self, seconds: float) -> None:
-        alarm = asyncio.Event()
-        self._alarms.append((self._now + seconds, alarm))
-        await alarm.wait()
+    def cancel(self, alarm: Alarm) -> None:
+        """Safe to call when it has rung."""
+        if alarm in self._alarms:
+            self._alarms.remove(alarm)
+
+    async def pass_time(self, seconds: float, stir: Callable[[], None]) -> None:
+        """Let time pass, waking sleepers on the way; `stir` hears of each."""
+        end_s = self.now_s + seconds
+        while due := [alarm for alarm in self._alarms if alarm.at_s <= end_s]:
+            first = min(due, key=lambda alarm: alarm.at_s)
+            self._alarms.remove(first)
+            self.now_s = max(self.now_s, first.at_s)
+            first.ring()
+            stir()
+            await settle()  # the sleeper's next sleep must be known before time goes on
+        self.now_s = max(self.now_s, end_s)
 
 
 class Process:
     """A running command or background job, and how it was ended."""
 
-    def __init__(self, machine: Machine, timeout_s: float | None) -> None:
+    def __init__(self, machine: Machine, timeout_s: float = math.inf) -> None:
         self.machine = machine
         self.pid = machine.new_pid()
         self.used_s = 0.0
         self.timed_out = False
         self.signal = 0
         self.jobs: list[Process] = []
+        self.stirred = asyncio.Event()
+        """Set by whatever it does."""
+        self.stir = self.stirred.set
         self._timeout_s = timeout_s
-        self._task: asyncio.Task[int] | None = None
+        self._is_heard = False
+        self._unheard_since_s = machine.now_s
+        self._dozing: set[asyncio.Event] = set()
+        self._deadline: Alarm | None = None
 
-    def start(self, work: Coroutine[Any, Any, int]) -> asyncio.Task[int]:
+    # Its life
+
+    def start(self, work: Coroutine[Any, Any, int]) -> None:
         self._task = asyncio.create_task(work)
         self.machine.living[self.pid] = self
         self._task.add_done_callback(self._ended)
-        return self._task
 
     def _ended(self, task: asyncio.Task[int]) -> None:
         del self.machine.living[self.pid]
-        if self._timeout_s is None and not task.cancelled():
-            self.machine.fault = self.machine.fault or task.exception()
+        if not self._is_heard:
+            self._count_unheard()
+            if not task.cancelled():
+                self.machine.fault = self.machine.fault or task.exception()
+        self.stir()
 
-    def end(self) -> None:
+    @property
+    def has_ended(self) -> bool:
+        return self.pid not in self.machine.living
+
+    @property
+    def exit_code(self) -> int:
+        """Once it has ended. Raises what it could not do."""
+        return 128 + self.signal if self.signal else self._task.result()
+
+    def end(self, signal: int) -> None:
         """Kill it."""
-        assert self._task is not None
-        self._task.cancel()
+        if not self._task.done():
+            self.signal = signal
+            self._task.cancel()
 
-    def end_session(self) -> None:
-        """Kill it and the background jobs it has started."""
-        for process in (self, *self.jobs):
-            process.end()
-
-    async def spend(self, seconds: float) -> None:
-        """Take so much time; does not return if that is more than is left."""
-        await asyncio.sleep(0)
-        if self._timeout_s is None:
-            if seconds > STEP_S:
-                await self.machine.wait_until(seconds)
-            return
-        left_s = self._timeout_s - self.used_s
-        self.used_s += min(seconds, left_s)
-        await self.machine.pass_time(min(seconds, left_s))
-        if seconds >= left_s:
-            await self._expire()
-
-    async def wait(self, arrival: asyncio.Future[Pipe]) -> Pipe:
-        """Wait for another process, at most for the time that is left."""
-        left_s = None if self._timeout_s is None else self._timeout_s - self.used_s
-        try:
-            return await asyncio.wait_for(arrival, left_s and left_s * REAL_SECOND)
-        except TimeoutError:
-            await self._expire()
+    def end_session(self, signal: int) -> None:
+        """Kill it and the background jobs it has started, unless they were left behind."""
+        if not self._task.done():
+            for process in (self, *self.jobs):
+                process.end(signal)
 
     async def die(self, signal: int) -> NoReturn:
-        self.signal = signal
-        self.end()
+        self.end(signal)
         await asyncio.Future()
         raise AssertionError
 
-    async def _expire(self) -> NoReturn:
-        self.timed_out = True
-        await self.die(9)
+    # Its time
+
+    @property
+    def left_s(self) -> float:
+        return self._timeout_s - self.used_s
+
+    def attend(self) -> None:
+        """Somebody listens: from now on time passes as it needs it."""
+        self._is_heard = True
+        if not self.has_ended:
+            self._count_unheard()
+        for sleeper in self._dozing:
+            sleeper.set()
+
+    def leave(self) -> None:
+        """Nobody listens any more; its deadline holds all the same."""
+        self._is_heard = False
+        self._unheard_since_s = self.machine.now_s
+        if not self.has_ended and self.left_s < math.inf:
+            self._deadline = self.machine.set_alarm(self.left_s, self._expire)
+
+    def _count_unheard(self) -> None:
+        self.used_s += self.machine.now_s - self._unheard_since_s
+        if self._deadline:
+            self.machine.cancel(self._deadline)
+
+    async def spend(self, seconds: float) -> None:
+        """Take so much time; does not return if that is more than is left."""
+        self.stir()
+        await asyncio.sleep(0)
+        while not self._is_heard:
+            if seconds <= STEP_S:
+                return
+            seconds -= await self._doze(seconds)
+        await self.pass_time(seconds)
+        if self.timed_out:
+            await asyncio.Future()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass for it and all others; ends it if that is more than is left."""
+        left_s = self.left_s
+        self.used_s += min(seconds, left_s)
+        await self.machine.pass_time(min(seconds, left_s), self.stir)
+        if seconds >= left_s:
+            self._expire()
+
+    async def _doze(self, seconds: float) -> float:
+        """Sleep for as long as nobody listens; returns how long that was."""
+        began_s = self.machine.now_s
+        awake = asyncio.Event()
+        self._dozing.add(awake)
+        alarm = self.machine.set_alarm(seconds, awake.set)
+        try:
+            await awake.wait()
+        finally:
+            self.machine.cancel(alarm)
+            self._dozing.discard(awake)
+        return self.machine.now_s - began_s
+
+    def _expire(self) -> None:
+        if not self._task.done():
+            self.timed_out = True
+            self.end_session(KILLED)
 
 
 @dataclass

@@ -2,26 +2,29 @@
 
 It passes the same conformance suite as the real ones. `sleep` takes no time, and a command that
 would sleep beyond its timeout is timed out at once; a command that must last until it is killed can
-read a FIFO that nobody writes. Shell it does not know is refused with UnsupportedShellError.
+read a FIFO that nobody writes. So does one that is to become a job: no sleep is too long for a
+`wait_s`. Shell it does not know is refused with UnsupportedShellError.
 """
 
 import asyncio
-import codecs
+import hashlib
 import itertools
-import re
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping
+import math
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import replace
 
 from policies.isolation import Isolation
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
+from sandbox_runtime.egress.decision import OnDecision
 from sandbox_runtime.errors import (
     FileMissingError,
     FileTooLargeError,
+    JobMissingError,
     NotARegularFileError,
+    SandboxError,
     SandboxFileError,
-    SandboxLostError,
-    SandboxStartError,
+    SandboxGoneError,
 )
 from sandbox_runtime.sandbox import (
     Entry,
@@ -30,87 +33,21 @@ from sandbox_runtime.sandbox import (
     Listing,
     OnOutput,
     OutputCap,
+    SandboxRef,
     ShellState,
     Sink,
-    StreamName,
 )
+from tests.fakes.memory_command import RunningCommand
 from tests.fakes.memory_files import Bytes, Device, Directory, File, Files
-from tests.fakes.memory_machine import Io, Machine, Process, State
+from tests.fakes.memory_machine import INTERRUPTED, KILLED, Machine, Process, State
 from tests.fakes.memory_programs import PROGRAMS
 from tests.fakes.memory_shell import Shell
+from tests.fakes.memory_snapshot import pack, unpack
+from tests.fakes.memory_terminal import Terminal
 
-_CUT_CHARACTER = re.compile(rb"^[\x80-\xbf]{1,3}")
 _PIECE_BYTES = 1 << 16
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
 _ids = itertools.count(1)
-
-
-class Captured:
-    """One output stream of a command: its head as it comes, its tail, and how much there was."""
-
-    def __init__(self, name: StreamName, cap: OutputCap, on_output: OnOutput | None) -> None:
-        self.bytes = 0
-        self._name = name
-        self._on_output = on_output
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._lines = 0
-        self._tail_bytes = cap.max_bytes // 2
-        self._tail_lines = cap.max_lines // 2
-        self._room = cap.max_bytes - self._tail_bytes
-        self._room_lines = cap.max_lines - self._tail_lines
-        self._head = b""
-        self._tail = bytearray()
-        self._open = True
-
-    async def write(self, data: bytes) -> None:
-        if not self._open:
-            return
-        self.bytes += len(data)
-        self._lines += data.count(b"\n")
-        head = b"" if self._tail else self._to_head(data)
-        self._head += head
-        self._tail += data[len(head) :]
-        if len(self._tail) > 4 * self._tail_bytes:
-            del self._tail[: -self._tail_bytes]
-        if self._on_output and (text := self._decoder.decode(head)):
-            await self._on_output(self._name, text)
-
-    def _to_head(self, data: bytes) -> bytes:
-        lines = data[: self._room].split(b"\n")
-        head = b"\n".join(lines[: self._room_lines])
-        if len(lines) > self._room_lines:
-            head += b"\n" if self._room_lines else b""
-        self._room -= len(head)
-        self._room_lines -= head.count(b"\n")
-        return head
-
-    def close(self) -> None:
-        """What a background process writes from now on is lost."""
-        self._open = False
-
-    @property
-    def truncated(self) -> bool:
-        return len(self._head) + len(self._shown_tail()) < self.bytes
-
-    def _shown_tail(self) -> bytes:
-        tail = bytes(self._tail[-self._tail_bytes :])
-        if len(self._head) + len(tail) < self.bytes:
-            tail = _CUT_CHARACTER.sub(b"", tail)
-        lines = tail.split(b"\n")
-        last = [lines.pop()] if lines[-1] == b"" else []
-        return b"\n".join(lines[-self._tail_lines :] + last)
-
-    def text(self) -> str:
-        tail = self._shown_tail()
-        left_out = self.bytes - len(self._head) - len(tail)
-        if left_out == 0:
-            return (self._head + tail).decode(errors="replace")
-        whole_characters = codecs.getincrementaldecoder("utf-8")("replace")
-        head = whole_characters.decode(self._head)
-        separator = "" if not head or head.endswith("\n") else "\n"
-        lines = self._lines - self._head.count(b"\n") - tail.count(b"\n")
-        marker = f"[... {left_out} bytes, {lines} lines left out ...]"
-        return f"{head}{separator}{marker}\n{tail.decode(errors='replace')}"
 
 
 class MemorySandbox:
@@ -118,7 +55,10 @@ class MemorySandbox:
 
     def __init__(self, files: Mapping[str, bytes] | None = None) -> None:
         self._id = f"memory-{next(_ids)}"
+        self._ref = SandboxRef("memory", self._id)
         self._machine = Machine()
+        self._commands: dict[str, RunningCommand] = {}
+        self._command_ids = itertools.count(1)
         self._closed = False
         self._state = _first_state()
         for directory in (WORKING_DIR, INPUT_DIR, OUTPUT_DIR, "/root", "/tmp", "/dev"):
@@ -132,6 +72,10 @@ class MemorySandbox:
     @property
     def id(self) -> str:
         return self._id
+
+    @property
+    def ref(self) -> SandboxRef:
+        return self._ref
 
     @property
     def closed(self) -> bool:
@@ -148,47 +92,82 @@ class MemorySandbox:
         timeout_s: float,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | None = b"",
         cap: OutputCap = OutputCap(),
         shell_state: ShellState = "snapshot",
         on_output: OnOutput | None = None,
+        wait_s: float | None = None,
+        command_id: str | None = None,
     ) -> ExecResult:
         self._check_alive()
-        process = Process(self._machine, timeout_s)
-        state = self._state.copy() if shell_state == "snapshot" else _first_state()
-        state.variables |= dict(env or {})
-        state.exported |= set(env or {})
-        stdout = Captured("stdout", cap, on_output)
-        stderr = Captured("stderr", cap, on_output)
-        shell = Shell(process, state, PROGRAMS)
-        io = Io(Bytes(stdin), stdout, stderr)
-        exit_code = await self._finish(process, _run(shell, command, cwd, io))
-        stdout.close()
-        stderr.close()
-        if shell_state == "snapshot" and not cwd and not env and not process.signal:
-            self._state = state
-        return ExecResult(
-            exit_code=exit_code,
-            stdout=stdout.text(),
-            stderr=stderr.text(),
-            timed_out=process.timed_out,
-            truncated=stdout.truncated or stderr.truncated,
-            duration_s=process.used_s,
-            stdout_bytes=stdout.bytes,
-            stderr_bytes=stderr.bytes,
-        )
+        id = command_id or f"c{next(self._command_ids)}"
+        if id not in self._commands:
+            is_shared = shell_state == "snapshot"
+            state = self._state.copy() if is_shared else _first_state()
+            state.variables |= dict(env or {})
+            state.exported |= set(env or {})
+            process = Process(self._machine, timeout_s)
+            reader = Terminal() if stdin is None else Bytes(stdin)
+            started = self._commands[id] = RunningCommand(id, process, reader, cap)
+            keeps_state = is_shared and not cwd and not env
+            shell = Shell(process, state, PROGRAMS)
+            process.start(self._run(started, shell, command, cwd, keeps_state=keeps_state))
+        return await self._hear(id, math.inf if wait_s is None else wait_s, on_output)
 
-    async def _finish(self, process: Process, work: Coroutine[Any, Any, int]) -> int:
-        """Run a command to its end; who stops waiting for it kills it."""
-        task = process.start(work)
+    async def _run(
+        self,
+        command: RunningCommand,
+        shell: Shell,
+        script: str,
+        cwd: str | None,
+        *,
+        keeps_state: bool,
+    ) -> int:
+        before = self._state
+        if cwd is not None and await shell.call(["cd", cwd], command.io) != 0:
+            return 1
+        exit_code = await shell.run_script(script, command.io)
+        # What ran beside later commands is not to take their state back.
+        if keeps_state and not (command.is_job and self._state is not before):
+            self._state = shell.state
+        return exit_code
+
+    async def wait(
+        self,
+        job_id: str,
+        *,
+        wait_s: float,
+        typed: bytes = b"",
+        end_of_input: bool = False,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        self._job(job_id).go_on(typed, end_of_input=end_of_input)
+        return await self._hear(job_id, wait_s, on_output)
+
+    async def stop(self, job_id: str) -> None:
+        self._job(job_id).process.end_session(INTERRUPTED)
+
+    def _job(self, job_id: str) -> RunningCommand:
+        self._check_alive()
+        command = self._commands.get(job_id)
+        if command is None or not command.is_job:
+            raise JobMissingError(f"there is no job {job_id!r}")
+        return command
+
+    async def _hear(self, id: str, wait_s: float, on_output: OnOutput | None) -> ExecResult:
+        """Who stops listening before the end kills the command."""
+        command = self._commands[id]
+        result: ExecResult | None = None
         try:
-            await asyncio.wait({task})
+            result = await command.hear(wait_s, on_output)
         finally:
-            if not task.done() or process.timed_out:
-                process.end_session()
+            if result is None:
+                command.process.end_session(KILLED)
+            if result is None or not result.running:
+                self._commands.pop(id, None)
         if self._closed:
-            raise SandboxLostError(f"{self._id} is closed")
-        return 128 + process.signal if process.signal else task.result()
+            raise self._gone()
+        return result
 
     async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
         self._check_alive()
@@ -223,7 +202,12 @@ class MemorySandbox:
         return len(data)
 
     async def list(
-        self, path: str, *, max_entries: int = 10_000, max_depth: int | None = None
+        self,
+        path: str,
+        *,
+        max_entries: int = 10_000,
+        max_depth: int | None = None,
+        hashes: bool = False,
     ) -> Listing:
         self._check_alive()
         node = self._files.find(path, follow=False)
@@ -234,25 +218,46 @@ class MemorySandbox:
         names = self._files.below(path)
         if max_depth is not None:
             names = [name for name in names if name.count("/") < max_depth]
-        entries = tuple(self._entry(path, name) for name in names[:max_entries])
+        entries = tuple(self._entry(path, name, hashes) for name in names[:max_entries])
         return Listing(entries, truncated=len(names) > max_entries)
 
-    def _entry(self, path: str, name: str) -> Entry:
+    def _entry(self, path: str, name: str, hashes: bool) -> Entry:
         node = self._files.find(f"{path}/{name}", follow=False)
         kind: EntryKind = "directory" if isinstance(node, Directory) else "other"
         if isinstance(node, File):
-            return Entry(name, "file", len(node.data))
+            digest = hashlib.sha256(node.data).hexdigest() if hashes else ""
+            return Entry(name, "file", len(node.data), digest)
         return Entry(name, kind, 0)
+
+    async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
+        self._check_alive()
+        packed = pack(self._files, WORKING_DIR)
+        if len(packed) > max_bytes:
+            raise FileTooLargeError(f"the workspace is larger than {max_bytes} bytes")
+        for start in range(0, len(packed), _PIECE_BYTES):
+            await sink(packed[start : start + _PIECE_BYTES])
+        return len(packed)
+
+    async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
+        self._check_alive()
+        packed = b"".join([piece async for piece in source])
+        self._check_alive()
+        unpack(self._files, WORKING_DIR, packed)
+        if of:
+            self._ref = replace(self._ref, generation=of.generation + 1)
 
     async def close(self) -> None:
         self._closed = True
         for process in list(self._machine.living.values()):
             if process is not None:
-                process.end()
+                process.end(KILLED)
+
+    def _gone(self) -> SandboxGoneError:
+        return SandboxGoneError(f"{self._id} is closed")
 
     def _check_alive(self) -> None:
         if self._closed:
-            raise SandboxLostError(f"{self._id} is closed")
+            raise self._gone()
         if self._machine.fault is not None:
             raise self._machine.fault
 
@@ -260,19 +265,26 @@ class MemorySandbox:
 class MemoryLease:
     """A claim to a MemorySandbox, or to the reason why there is none."""
 
-    def __init__(self, sandbox: MemorySandbox | SandboxStartError) -> None:
+    def __init__(
+        self,
+        sandbox: MemorySandbox | SandboxError,
+        renew: Callable[[], MemorySandbox] | None = None,
+    ) -> None:
         self._sandbox = sandbox
+        self._renew = renew
 
     async def sandbox(self) -> MemorySandbox:
-        if isinstance(self._sandbox, SandboxStartError):
+        if isinstance(self._sandbox, SandboxError):
             raise self._sandbox
+        if self._sandbox.closed and self._renew:
+            self._sandbox = self._renew()
         return self._sandbox
 
 
 class MemorySandboxes:
     """A Sandboxes that counts what it lends, or fails as it is told."""
 
-    def __init__(self, failure: SandboxStartError | None = None) -> None:
+    def __init__(self, failure: SandboxError | None = None) -> None:
         self.lent: list[MemorySandbox] = []
         self._failure = failure
 
@@ -285,23 +297,26 @@ class MemorySandboxes:
         return sum(sandbox.closed for sandbox in self.lent)
 
     @asynccontextmanager
-    async def lease(self, isolation: Isolation) -> AsyncIterator[MemoryLease]:
+    async def lease(
+        self, isolation: Isolation, on_decision: OnDecision | None = None
+    ) -> AsyncIterator[MemoryLease]:
+        """No program inside opens connections, so there are no decisions to hear of."""
         if self._failure is not None:
             yield MemoryLease(self._failure)
             return
-        sandbox = MemorySandbox()
-        self.lent.append(sandbox)
+        mine: list[MemorySandbox] = []
+
+        def renew() -> MemorySandbox:
+            mine.append(MemorySandbox())
+            self.lent.append(mine[-1])
+            return mine[-1]
+
         try:
-            yield MemoryLease(sandbox)
+            yield MemoryLease(renew(), renew)
         finally:
-            await sandbox.close()
+            for sandbox in mine:
+                await sandbox.close()
 
 
 def _first_state() -> State:
     return State(WORKING_DIR, dict(_ENVIRONMENT), set(_ENVIRONMENT))
-
-
-async def _run(shell: Shell, command: str, cwd: str | None, io: Io) -> int:
-    if cwd is not None and await shell.call(["cd", cwd], io) != 0:
-        return 1
-    return await shell.run_script(command, io)

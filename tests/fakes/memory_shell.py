@@ -167,7 +167,7 @@ class Shell:
         return self.status
 
     def _start_job(self, tree: AndOr, io: Io) -> None:
-        job = Process(self.machine, None)
+        job = Process(self.machine)
         child = self.fork()
         child.process = job
         self.process.jobs.append(job)
@@ -197,9 +197,9 @@ class Shell:
             stdin = io.stdin
             for part in parts[:-1]:
                 pipe = Pipe()
-                part_io = replace(io, stdin=stdin, stdout=PipeWriter(pipe))
+                part_io = replace(io, stdin=stdin, stdout=PipeWriter(pipe, self.process.stir))
                 group.create_task(self.fork()._pipe_part(part, part_io, io))
-                stdin = PipeReader(pipe)
+                stdin = PipeReader(pipe, self.process.stir)
             last = self.fork()._pipe_part(parts[-1], replace(io, stdin=stdin), io)
             task = group.create_task(last)
         return task.result()
@@ -248,11 +248,11 @@ class Shell:
             return io.with_output(redirect.fd, io.stderr if target == "2" else io.stdout)
         path = self.path(target)
         if redirect.operator == "<":
-            reader = await self.files.reader(path, self.process.wait)
+            reader = await self.files.reader(path, self.process.stir)
             opened.append(reader)
             return replace(io, stdin=reader)
         append = redirect.operator == ">>"
-        writer = await self.files.writer(path, self.process.wait, append=append)
+        writer = await self.files.writer(path, self.process.stir, append=append)
         opened.append(writer)
         return io.with_output(redirect.fd, writer)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from policies.isolation import Isolation
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
@@ -28,7 +29,7 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
-from sandbox_runtime.sandbox import OutputCap
+from sandbox_runtime.sandbox import OutputCap, SandboxRef
 from tests.sandbox_runtime.transfer import read
 
 REPORT = {
@@ -41,6 +42,9 @@ REPORT = {
     "stderr_bytes": 0,
     "stdout_omitted_lines": 0,
     "stderr_omitted_lines": 0,
+    "oom_kills": 0,
+    "pids_refused": 0,
+    "reading": 0,
 }
 
 
@@ -71,9 +75,16 @@ class PuppetGuest:
             if kind == OPEN and (answer := self._answer(stream)):
                 self._output.put_nowait(answer)
 
-    async def kill(self) -> None:
+    async def kill(self) -> bool:
         self.killed += 1
         self._output.put_nowait(b"")
+        return True
+
+    async def limit(self, isolation: Isolation) -> None:
+        raise SandboxStartError("a puppet has no limits")
+
+    def pressure(self) -> None:
+        return None
 
     def last_words(self) -> str:
         return ""
@@ -83,7 +94,7 @@ async def _sandbox(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, Puppet
     guest = PuppetGuest(answer)
     channel = Channel(guest)
     await channel.connect(timeout_s=5)
-    return GuestSandbox(channel), guest
+    return GuestSandbox(channel, SandboxRef("puppet", guest.id)), guest
 
 
 def _report(**changes: object) -> Callable[[int], bytes]:
@@ -192,7 +203,7 @@ async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None
 
 async def test_another_protocol_version_is_no_agent_of_ours() -> None:
     guest = PuppetGuest(_report(), hello=json_frame(0, HELLO, {"version": 99}))
-    with anyio.fail_after(5), pytest.raises(SandboxStartError, match="version 99, 1 expected"):
+    with anyio.fail_after(5), pytest.raises(SandboxStartError, match="version 99, 2 expected"):
         await Channel(guest).connect(timeout_s=5)
     assert guest.killed
 

@@ -1,7 +1,7 @@
 """Each way to make a sandbox, by name, for the suite that all of them pass."""
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -12,27 +12,44 @@ from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.guest.bootstrap import AgentKind
+from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandbox
 
 DOCKER_IMAGE = os.environ.get("SANDBOX_TEST_IMAGE", "llm-sandbox-proxy/test:latest")
 """Any image with bash and python3; `make test-image` builds this one."""
-Opening = Callable[[Path], AbstractAsyncContextManager[Sandbox]]
+KINDS = (
+    "memory",
+    "bubblewrap",
+    "bubblewrap-python",
+    *(
+        pytest.param(kind, marks=pytest.mark.docker)
+        for kind in ("docker", "docker-python", "docker-runsc")
+    ),
+)
+"""With the agent that is built for this machine, or the one in Python; runsc is gVisor."""
 
 
-def open_backend(name: str, state_dir: Path) -> AbstractAsyncContextManager[Sandbox]:
-    """A new sandbox of the named kind."""
-    openings: dict[str, Opening] = {
-        "memory": _memory,
-        "bubblewrap": _bubblewrap,
-        "docker": _docker,
-    }
-    return openings[name](state_dir)
+def open_backend(kind: str, state_dir: Path) -> AbstractAsyncContextManager[Sandbox]:
+    """A new sandbox of that kind."""
+    if kind == "memory":
+        return _memory()
+    return started(backend_of(kind, state_dir))
+
+
+def backend_of(kind: str, state_dir: Path) -> Backend:
+    """A real backend; without what it needs the test is skipped, or fails where it must not."""
+    name, _, variant = kind.partition("-")
+    agent: AgentKind = "python" if variant == "python" else "auto"
+    if name == "bubblewrap":
+        return BubblewrapBackend(state_dir=state_dir, agent=agent)
+    return docker_backend(state_dir, agent=agent, runtime="runsc" if variant == "runsc" else None)
 
 
 @asynccontextmanager
-async def _memory(state_dir: Path) -> AsyncIterator[Sandbox]:
+async def _memory() -> AsyncIterator[Sandbox]:
     sandbox = MemorySandbox()
     try:
         yield sandbox
@@ -40,32 +57,32 @@ async def _memory(state_dir: Path) -> AsyncIterator[Sandbox]:
         await sandbox.close()
 
 
-@asynccontextmanager
-async def _bubblewrap(state_dir: Path) -> AsyncIterator[Sandbox]:
-    async with _started(BubblewrapBackend(state_dir=state_dir)) as sandbox:
-        yield sandbox
-
-
-@asynccontextmanager
-async def _docker(state_dir: Path) -> AsyncIterator[Sandbox]:
-    async with _started(docker_backend(state_dir)) as sandbox:
-        yield sandbox
-
-
-def docker_backend(state_dir: Path, image: str = DOCKER_IMAGE) -> DockerBackend:
-    """The engine of this machine; without one the test is skipped, or fails where it must not."""
+def docker_backend(
+    state_dir: Path,
+    image: str = DOCKER_IMAGE,
+    *,
+    agent: AgentKind = "auto",
+    runtime: str | None = None,
+) -> DockerBackend:
+    """The engine of this machine."""
     try:
-        return DockerBackend(image, state_dir=state_dir)
+        backend = DockerBackend(image, state_dir=state_dir, agent=agent, runtime=runtime)
+        if runtime and runtime not in backend.runtimes:
+            raise SandboxStartError(f"the Docker engine has no runtime {runtime!r}")
     except SandboxStartError as error:
         if os.environ.get("REQUIRE_DOCKER"):
             raise
         pytest.skip(str(error))
+    return backend
 
 
 @asynccontextmanager
-async def _started(backend: Backend) -> AsyncIterator[Sandbox]:
+async def started(
+    backend: Backend, isolation: Isolation = Isolation()
+) -> AsyncIterator[GuestSandbox]:
+    """A sandbox of a backend, and the end of both."""
     try:
-        sandbox = await start_sandbox(backend, Isolation())
+        sandbox = await start_sandbox(backend, isolation)
         try:
             yield sandbox
         finally:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from sandbox_runtime.sandbox import Sandbox
-from tests.sandbox_runtime.conformance.backends import open_backend
+from tests.sandbox_runtime.conformance.backends import KINDS, open_backend
 
 
-@pytest.fixture(params=["memory", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(params=KINDS)
 async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Sandbox]:
     async with open_backend(request.param, tmp_path) as opened:
         yield opened

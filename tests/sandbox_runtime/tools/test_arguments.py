@@ -86,7 +86,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         checked(BASH, {"cmd": "ls"})
     assert str(caught.value) == (
         "Nothing was done: the arguments of execute_bash are wrong: 'cmd' is unknown;"
-        " 'command' is missing. Expected {\"command\": <string>}."
+        " 'command' is missing. Expected {\"command\": <string>,"
+        ' "timeout_s": <integer, optional>, "job_id": <string, optional>}.'
     )
 
 
@@ -97,7 +98,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 def test_arguments_that_are_no_object_are_refused(arguments: object, kind: str) -> None:
     with pytest.raises(Mistake, match=f"they are {kind}, not an object") as caught:
         checked(BASH, arguments)
-    assert '{"command": <string>}' in str(caught.value)
+    assert '{"command": <string>, "timeout_s"' in str(caught.value)
 
 
 def test_no_arguments_are_an_empty_object() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.limits import Limits
 from policies.observation import ObservationLimits
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.tools import make_tools
@@ -10,7 +11,7 @@ from sandbox_runtime.tools.execute_bash import ExecuteBash
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, Heard
 
-BASH = ExecuteBash(ObservationLimits())
+BASH = ExecuteBash(ObservationLimits(), Limits())
 
 
 async def _run(sandbox: MemorySandbox, command: object, timeout_s: float = PLENTY_S) -> Observation:
@@ -77,7 +78,7 @@ async def test_wrong_arguments_run_nothing_and_show_the_right_ones(arguments: ob
     observation = await BASH.run(MemoryLease(MemorySandbox()), arguments, timeout_s=PLENTY_S)
     assert observation.exit_code is None
     assert observation.text.startswith("Nothing was done")
-    assert '{"command": <string>}' in observation.text
+    assert '{"command": <string>, "timeout_s": <integer, optional>' in observation.text
 
 
 @pytest.mark.parametrize("command", ["", " \n ", "printf 'a\0b'"])
@@ -92,3 +93,39 @@ async def test_a_lost_sandbox_is_no_observation() -> None:
     await sandbox.close()
     with pytest.raises(SandboxLostError):
         await _run(sandbox, "echo hello")
+
+
+async def test_a_command_that_goes_on_is_a_job_that_can_be_read_on_and_stopped() -> None:
+    sandbox = MemorySandbox()
+    bash = ExecuteBash(ObservationLimits(), Limits(command_wait_s=0.2))
+
+    async def run(**arguments: object) -> Observation:
+        return await bash.run(MemoryLease(sandbox), arguments, timeout_s=PLENTY_S)
+
+    started = await run(command="mkfifo gate; echo before; cat gate")
+    assert started.text.startswith("Still running after")
+    assert started.exit_code is None
+    job_id = started.text.splitlines()[0].rpartition(" ")[2]
+    assert (await run(command="", job_id=job_id)).text.startswith("Still running after")
+    assert (await run(command="C-c", job_id=job_id)).exit_code is not None
+    gone = await run(command="", job_id=job_id)
+    assert gone.text.startswith("Nothing was done: there is no job")
+
+
+async def test_a_command_that_waits_for_input_can_be_answered() -> None:
+    sandbox = MemorySandbox()
+    asked = await _run(sandbox, "echo question; read answer; echo heard $answer")
+    assert asked.text.startswith("Waiting for input")
+    job_id = asked.text.splitlines()[0].rpartition(" ")[2]
+    arguments = {"command": "yes", "job_id": job_id}
+    answered = await BASH.run(MemoryLease(sandbox), arguments, timeout_s=PLENTY_S)
+    assert answered.text == "Exit code: 0\n[stdout]\nheard yes"
+
+
+async def test_the_model_may_ask_for_more_time_but_not_for_none() -> None:
+    sandbox = MemorySandbox()
+    arguments: dict[str, object] = {"command": "sleep 300; echo done", "timeout_s": 600}
+    slept = await BASH.run(MemoryLease(sandbox), arguments, timeout_s=120)
+    assert slept.text == "Exit code: 0\n[stdout]\ndone"
+    refused = await BASH.run(MemoryLease(sandbox), arguments | {"timeout_s": 0}, timeout_s=120)
+    assert refused.text.startswith("Nothing was run: timeout_s")

@@ -1,0 +1,52 @@
+"""What a command has printed, put together again on the host."""
+
+import codecs
+from collections.abc import Mapping
+
+from sandbox_runtime.protocol import DATA, STDERR, STDERR_TAIL, TAIL
+from sandbox_runtime.sandbox import OnOutput, OutputCap, StreamName
+
+STREAM_NAMES: Mapping[int, StreamName] = {DATA: "stdout", STDERR: "stderr"}
+KINDS: Mapping[StreamName, tuple[int, int]] = {
+    "stdout": (DATA, TAIL),
+    "stderr": (STDERR, STDERR_TAIL),
+}
+
+
+class CommandOutput:
+    """What a command has printed so far."""
+
+    def __init__(self, cap: OutputCap, on_output: OnOutput | None) -> None:
+        # The agent cuts at characters and lines, never above; each stream has the cap to itself.
+        self._room = 2 * cap.max_bytes
+        self._on_output = on_output
+        self._pieces: dict[int, list[bytes]] = {DATA: [], STDERR: [], TAIL: [], STDERR_TAIL: []}
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {kind: decoder(errors="replace") for kind in STREAM_NAMES}
+        self.truncated = False
+
+    async def take(self, kind: int, data: bytes) -> bool:
+        """Take a piece in and pass it on; returns whether there was room for it."""
+        self._room -= len(data)
+        if self._room < 0:
+            return False
+        self._pieces[kind].append(data)
+        if self._on_output and kind in STREAM_NAMES:
+            text = self._decoders[kind].decode(data)
+            if text:
+                await self._on_output(STREAM_NAMES[kind], text)
+        return True
+
+    def text(self, name: StreamName, numbers: Mapping[str, float]) -> str:
+        """A whole stream, or its head and tail with a line between that says what is left out."""
+        head_kind, tail_kind = KINDS[name]
+        head, tail = b"".join(self._pieces[head_kind]), b"".join(self._pieces[tail_kind])
+        omitted = int(numbers[f"{name}_bytes"]) - len(head) - len(tail)
+        if omitted <= 0:
+            return (head + tail).decode(errors="replace")
+        self.truncated = True
+        lines = int(numbers[f"{name}_omitted_lines"])
+        marker = f"[... {omitted} bytes, {lines} lines left out ...]"
+        shown = head.decode(errors="replace")
+        newline = "" if shown.endswith("\n") or not shown else "\n"
+        return f"{shown}{newline}{marker}\n{tail.decode(errors='replace')}"

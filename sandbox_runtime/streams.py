@@ -1,0 +1,225 @@
+"""What travels on one stream of a channel: an operation of ours, or a connection of a program's."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.protocol import (
+    CREDIT,
+    DATA,
+    END,
+    EOF,
+    MAX_DATA_BYTES,
+    RESET,
+    STDERR,
+    STDERR_TAIL,
+    TAIL,
+    WINDOW,
+    WINDOW_BYTES,
+    ProtocolError,
+    frame,
+    parse_object,
+)
+
+OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
+PATIENCE_S = 10.0
+"""How long the agent may be silent, or not read, before it must show that it is alive."""
+
+
+class Link(Protocol):
+    """What a stream needs of its channel."""
+
+    @property
+    def lost(self) -> str | None: ...
+
+    def lost_error(self) -> SandboxLostError: ...
+
+    async def send(self, data: bytes) -> None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    async def ping(self, timeout_s: float) -> None: ...
+
+    def leave(self, number: int) -> None: ...
+
+
+class _Flow:
+    """Bytes in both directions, each only as fast as the other side gives credit."""
+
+    def __init__(self, link: Link, number: int) -> None:
+        self._link = link
+        self._number = number
+        self._frames: deque[tuple[int, bytes]] = deque()
+        self._arrived = asyncio.Event()
+        self._credit = WINDOW_BYTES
+        self._credit_given = WINDOW_BYTES
+        self._over = False
+        """Whether the other side has closed it."""
+
+    def wake(self) -> None:
+        """Something has changed."""
+        self._arrived.set()
+
+    async def _wait(self) -> None:
+        if self._link.lost:
+            raise self._link.lost_error()
+        self._arrived.clear()
+        await self._arrived.wait()
+
+    async def _send(self, data: bytes) -> None:
+        for start in range(0, len(data), MAX_DATA_BYTES):
+            piece = data[start : start + MAX_DATA_BYTES]
+            while self._credit < len(piece) and not self._over:
+                await self._wait()
+            if self._over:
+                return
+            self._credit -= len(piece)
+            await self._link.send(frame(self._number, DATA, piece))
+
+    async def _next(self) -> tuple[int, bytes]:
+        kind, data = self._frames.popleft()
+        if not self._over:
+            self._credit_given += len(data)
+            await self._link.send(frame(self._number, WINDOW, CREDIT.pack(len(data))))
+        return kind, data
+
+    def _take(self, kind: int, payload: bytes) -> None:
+        if not payload or len(payload) > self._credit_given:
+            raise ProtocolError(f"{len(payload)} bytes where {self._credit_given} were allowed")
+        self._credit_given -= len(payload)
+        self._frames.append((kind, payload))
+
+    def _take_credit(self, payload: bytes) -> None:
+        if len(payload) != CREDIT.size:
+            raise ProtocolError("malformed credit")
+        self._credit += CREDIT.unpack(payload)[0]
+        if self._credit > WINDOW_BYTES:
+            raise ProtocolError("credit for more than was sent")
+
+
+class Stream(_Flow):
+    """One operation: what is sent to it, what came from it."""
+
+    def __init__(self, link: Link, number: int) -> None:
+        super().__init__(link, number)
+        self._report: dict[str, object] | None = None
+
+    async def send(self, data: bytes) -> None:
+        """Send input, as fast as the guest takes it; nothing once the operation is over."""
+        await self._send(data)
+
+    async def finish_input(self) -> None:
+        """Say that the input is complete."""
+        await self._link.send(frame(self._number, EOF))
+
+    async def receive(self) -> tuple[int, bytes] | None:
+        """The next piece of output as (type, bytes); None when the operation is over."""
+        while not self._frames:
+            if self._over:
+                return None
+            await self._wait()
+        return await self._next()
+
+    @property
+    def report(self) -> Mapping[str, object]:
+        """The outcome; there once `receive` has returned None."""
+        assert self._report is not None
+        return self._report
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await super()._wait()
+        except TimeoutError:
+            await self._link.ping(PATIENCE_S)
+
+    def accept(self, kind: int, payload: bytes) -> bool:
+        """Take a frame from inside; returns whether it was the last. Raises ProtocolError."""
+        if kind in OUTPUT_KINDS:
+            self._take(kind, payload)
+        elif kind == WINDOW:
+            self._take_credit(payload)
+        elif kind == END:
+            self._report = parse_object(payload)
+            self._over = True
+        else:
+            raise ProtocolError(f"frame type {kind} on stream {self._number}")
+        self.wake()
+        return kind == END
+
+
+class Connection(_Flow):
+    """A byte stream that a program inside has opened through the agent."""
+
+    def __init__(self, link: Link, number: int) -> None:
+        super().__init__(link, number)
+        self._ended = self._finished = False
+
+    async def receive(self) -> bytes:
+        """The next bytes; b"" when the program has finished writing. Raises ConnectionError."""
+        with _lost_with_its_sandbox():
+            while not self._frames:
+                if self._over:
+                    raise ConnectionResetError("the program has closed its connection")
+                if self._ended:
+                    return b""
+                await self._wait()
+            return (await self._next())[1]
+
+    async def send(self, data: bytes) -> None:
+        """Send, as fast as the program reads. Raises ConnectionError."""
+        with _lost_with_its_sandbox():
+            await self._send(data)
+        if self._over:
+            raise ConnectionResetError("the program has closed its connection")
+
+    async def finish(self) -> None:
+        """Nothing more will be sent; the other direction stays open. Raises ConnectionError."""
+        if not self._finished and not self._over:
+            self._finished = True
+            with _lost_with_its_sandbox():
+                await self._link.send(frame(self._number, EOF))
+            self._leave_if_over()
+
+    def abort(self) -> None:
+        """Close both directions at once. Safe to call twice."""
+        if not self._over:
+            self._over = True
+            self._link.leave(self._number)
+            self._link.write(frame(self._number, RESET))
+            self.wake()
+
+    def accept(self, kind: int, payload: bytes) -> bool:
+        """Take a frame from inside; returns whether it was the last. Raises ProtocolError."""
+        if kind == DATA and not self._ended:
+            self._take(kind, payload)
+        elif kind == WINDOW:
+            self._take_credit(payload)
+        elif kind == EOF and not self._ended:
+            self._ended = True
+            self._leave_if_over()
+        elif kind == RESET:
+            self._over = True
+        else:
+            raise ProtocolError(f"frame type {kind} on stream {self._number}")
+        self.wake()
+        return kind == RESET
+
+    def _leave_if_over(self) -> None:
+        if self._ended and self._finished:
+            self._link.leave(self._number)
+
+
+@contextmanager
+def _lost_with_its_sandbox() -> Iterator[None]:
+    try:
+        yield
+    except SandboxLostError as error:
+        raise ConnectionResetError(str(error)) from error
+
+
+OnConnection = Callable[[Connection], Awaitable[None]]
+"""What is done with a connection; runs in a task of its own."""

@@ -1,0 +1,116 @@
+"""A command of the fake, from its start until its end has been told."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from sandbox_runtime.sandbox import ExecResult, OnOutput, OutputCap, StreamName
+from tests.fakes.memory_files import Reader
+from tests.fakes.memory_machine import REAL_SECOND, Io, Process, settle
+from tests.fakes.memory_output import Reading
+from tests.fakes.memory_terminal import Terminal
+
+
+class Output:
+    """Where a command writes."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+
+    async def write(self, data: bytes) -> None:
+        self._take(data)
+
+    def close(self) -> None:
+        pass
+
+
+class RunningCommand:
+    """A process and what it prints, heard in one reading after the other."""
+
+    def __init__(self, id: str, process: Process, stdin: Reader, cap: OutputCap) -> None:
+        self.process = process
+        self.is_job = False
+        """Whether somebody was told that it goes on."""
+        self._id = id
+        self._cap = cap
+        self._reading = Reading(cap)
+        self._told: Reading | None = None
+        """The one before, until the next is asked for."""
+        self._terminal = stdin if isinstance(stdin, Terminal) else None
+        stdout, stderr = (
+            Output(partial(self._take, "stdout")),
+            Output(partial(self._take, "stderr")),
+        )
+        self.io = Io(stdin, stdout, stderr)
+
+    def _take(self, name: StreamName, data: bytes) -> None:
+        if not self.process.has_ended:  # what it left in the background is not heard
+            self._reading.take(name, data)
+            self.process.stir()
+
+    def go_on(self, typed: bytes, *, end_of_input: bool) -> None:
+        """Begin the next reading: the last one has arrived. Types, if there is a terminal."""
+        self._told = None
+        if self._terminal and typed:
+            self._terminal.type(typed)
+        if self._terminal and end_of_input:
+            self._terminal.type_end()
+
+    async def hear(self, wait_s: float, on_output: OnOutput | None) -> ExecResult:
+        """Listen from the reading's start to its end. Raises what the command could not do."""
+        reading = self._told or self._reading
+        heard = 0
+        self.process.attend()
+        try:
+            while heard < len(reading.pieces) or not reading.result:
+                if heard < len(reading.pieces):
+                    if on_output:
+                        await on_output(*reading.pieces[heard])
+                    heard += 1
+                elif self.process.has_ended:
+                    self._end_reading(exit_code=self.process.exit_code)
+                else:
+                    await self._run(wait_s)
+        finally:
+            self.process.leave()
+        return reading.result
+
+    async def _run(self, wait_s: float) -> None:
+        """Let it run; end the reading if it cannot."""
+        self.process.stirred.clear()
+        await settle()
+        if self.process.stirred.is_set():
+            return
+        if self._terminal and self._terminal.is_awaited:
+            self._pause(waiting=True)
+            return
+        patience_s = min(wait_s, self.process.left_s)
+        try:
+            async with asyncio.timeout(patience_s * REAL_SECOND):
+                await self.process.stirred.wait()
+        except TimeoutError:
+            await self.process.pass_time(patience_s)
+            if not (self.process.timed_out or self.process.has_ended):
+                self._pause(waiting=False)
+
+    def _pause(self, *, waiting: bool) -> None:
+        """It goes on, and what it prints from now on belongs to the next reading."""
+        self._end_reading(exit_code=0, running=True, waiting=waiting)
+        self.is_job = True
+        self._told, self._reading = self._reading, Reading(self._cap)
+
+    def _end_reading(self, *, exit_code: int, running: bool = False, waiting: bool = False) -> None:
+        stdout, stderr = self._reading.stdout, self._reading.stderr
+        self._reading.result = ExecResult(
+            exit_code=exit_code,
+            stdout=stdout.text(),
+            stderr=stderr.text(),
+            timed_out=self.process.timed_out,
+            truncated=stdout.truncated or stderr.truncated,
+            duration_s=self.process.used_s,
+            stdout_bytes=stdout.bytes,
+            stderr_bytes=stderr.bytes,
+            running=running,
+            waiting=waiting,
+            job_id=self._id if running else "",
+        )

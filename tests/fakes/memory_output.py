@@ -1,0 +1,84 @@
+"""What a command of the fake prints, told in readings."""
+
+import codecs
+import re
+
+from sandbox_runtime.sandbox import ExecResult, OutputCap, StreamName
+
+_CUT_CHARACTER = re.compile(rb"^[\x80-\xbf]{1,3}")
+
+
+class Captured:
+    """One output stream of a reading: its head as it comes, its tail, and how much there was."""
+
+    def __init__(self, cap: OutputCap) -> None:
+        self.bytes = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._lines = 0
+        self._tail_bytes = cap.max_bytes // 2
+        self._tail_lines = cap.max_lines // 2
+        self._room = cap.max_bytes - self._tail_bytes
+        self._room_lines = cap.max_lines - self._tail_lines
+        self._head = b""
+        self._tail = bytearray()
+
+    def feed(self, data: bytes) -> str:
+        """Take output in; returns the part of it that still belongs to the head."""
+        self.bytes += len(data)
+        self._lines += data.count(b"\n")
+        head = b"" if self._tail else self._to_head(data)
+        self._head += head
+        self._tail += data[len(head) :]
+        if len(self._tail) > 4 * self._tail_bytes:
+            del self._tail[: -self._tail_bytes]
+        return self._decoder.decode(head)
+
+    def _to_head(self, data: bytes) -> bytes:
+        lines = data[: self._room].split(b"\n")
+        head = b"\n".join(lines[: self._room_lines])
+        if len(lines) > self._room_lines:
+            head += b"\n" if self._room_lines else b""
+        self._room -= len(head)
+        self._room_lines -= head.count(b"\n")
+        return head
+
+    @property
+    def truncated(self) -> bool:
+        return len(self._head) + len(self._shown_tail()) < self.bytes
+
+    def _shown_tail(self) -> bytes:
+        tail = bytes(self._tail[-self._tail_bytes :])
+        if len(self._head) + len(tail) < self.bytes:
+            tail = _CUT_CHARACTER.sub(b"", tail)
+        lines = tail.split(b"\n")
+        last = [lines.pop()] if lines[-1] == b"" else []
+        return b"\n".join(lines[-self._tail_lines :] + last)
+
+    def text(self) -> str:
+        tail = self._shown_tail()
+        left_out = self.bytes - len(self._head) - len(tail)
+        if left_out == 0:
+            return (self._head + tail).decode(errors="replace")
+        whole_characters = codecs.getincrementaldecoder("utf-8")("replace")
+        head = whole_characters.decode(self._head)
+        separator = "" if not head or head.endswith("\n") else "\n"
+        lines = self._lines - self._head.count(b"\n") - tail.count(b"\n")
+        marker = f"[... {left_out} bytes, {lines} lines left out ...]"
+        return f"{head}{separator}{marker}\n{tail.decode(errors='replace')}"
+
+
+class Reading:
+    """The output from one question to the next, kept so that it can be told again."""
+
+    def __init__(self, cap: OutputCap) -> None:
+        self.pieces: list[tuple[StreamName, str]] = []
+        """What is heard of it while it comes."""
+        self.stdout = Captured(cap)
+        self.stderr = Captured(cap)
+        self.result: ExecResult | None = None
+        """How it ended."""
+
+    def take(self, name: StreamName, data: bytes) -> None:
+        text = (self.stdout if name == "stdout" else self.stderr).feed(data)
+        if text:
+            self.pieces.append((name, text))

@@ -1,0 +1,48 @@
+"""A terminal in memory: lines somebody types, and whether a program waits for them."""
+
+import asyncio
+from collections import deque
+
+
+class Terminal:
+    """A standard input that somebody types into. Nothing of it is shown, and no key is a signal."""
+
+    def __init__(self) -> None:
+        self._line = b""
+        """What is typed of a line so far."""
+        self._typed: deque[bytes] = deque()
+        """What a program gets at each read; b"" is the end of input, for one read."""
+        self._change = asyncio.Event()
+        self._readers = 0
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a program stands still until somebody types."""
+        return self._readers > 0 and not self._typed
+
+    def type(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data).split(b"\n")
+        self._typed += [line + b"\n" for line in lines]
+        self._change.set()
+
+    def type_end(self) -> None:
+        """The end of input, or of a line that is begun."""
+        self._typed.append(self._line)
+        self._line = b""
+        self._change.set()
+
+    async def read(self, size: int) -> bytes:
+        self._readers += 1
+        try:
+            while not self._typed:
+                self._change.clear()
+                await self._change.wait()
+        finally:
+            self._readers -= 1
+        line = self._typed.popleft()
+        if len(line) > size:
+            self._typed.appendleft(line[size:])
+        return line[:size]
+
+    def close(self) -> None:
+        pass

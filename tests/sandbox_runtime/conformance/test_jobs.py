@@ -1,0 +1,122 @@
+"""A command may go on as a job: read on, typed into, stopped; and none ever runs twice."""
+
+import pytest
+
+from sandbox_runtime.errors import JobMissingError
+from sandbox_runtime.sandbox import OutputCap, Sandbox
+from tests.sandbox_runtime.transfer import PLENTY_S, output
+
+AT_ONCE_S = 0.3
+GATED = "mkfifo gate; echo before; read line < gate; echo after $line"
+"""A command that goes on when somebody writes to `gate`."""
+
+
+async def test_a_command_that_ends_in_time_is_no_job(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo done", timeout_s=PLENTY_S, wait_s=PLENTY_S)
+    assert (result.stdout, result.running, result.job_id) == ("done\n", False, "")
+
+
+async def test_a_long_command_goes_on_as_a_job(sandbox: Sandbox) -> None:
+    result = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    assert (result.running, result.stdout) == (True, "before\n")
+    await output(sandbox, "echo now > gate")
+    end = await sandbox.wait(result.job_id, wait_s=PLENTY_S)
+    assert (end.running, end.exit_code, end.stdout) == (False, 0, "after now\n")
+
+
+async def test_what_a_job_writes_between_two_questions_is_not_lost(sandbox: Sandbox) -> None:
+    command = "mkfifo gate; read a < gate; seq 3; read b < gate"
+    job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    await output(sandbox, "echo go > gate")
+    await output(sandbox, "echo go > gate")
+    assert (await sandbox.wait(job.job_id, wait_s=PLENTY_S)).stdout == "1\n2\n3\n"
+
+
+async def test_a_job_that_is_asked_too_early_is_still_running(sandbox: Sandbox) -> None:
+    job = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    again = await sandbox.wait(job.job_id, wait_s=AT_ONCE_S)
+    assert (again.running, again.job_id, again.stdout) == (True, job.job_id, "")
+
+
+async def test_other_commands_run_beside_a_job(sandbox: Sandbox) -> None:
+    await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    assert await output(sandbox, "x=1; echo $x") == "1\n"
+
+
+async def test_a_job_does_not_take_later_commands_state_back(sandbox: Sandbox) -> None:
+    job = await sandbox.exec(f"x=old; {GATED}", timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    await output(sandbox, "x=new")
+    await output(sandbox, "echo go > gate")
+    await sandbox.wait(job.job_id, wait_s=PLENTY_S)
+    assert await output(sandbox, "echo $x") == "new\n"
+
+
+async def test_a_job_can_be_stopped(sandbox: Sandbox) -> None:
+    job = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    await sandbox.stop(job.job_id)
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S)
+    assert (end.running, end.timed_out, end.exit_code != 0) == (False, False, True)
+
+
+async def test_a_job_keeps_its_deadline(sandbox: Sandbox) -> None:
+    job = await sandbox.exec(GATED, timeout_s=1.0, wait_s=AT_ONCE_S)
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S)
+    assert (job.running, end.running, end.timed_out) == (True, False, True)
+
+
+async def test_each_reading_of_a_job_has_the_cap_to_itself(sandbox: Sandbox) -> None:
+    command = "mkfifo gate; seq 1000; read a < gate; seq 1000"
+    cap = OutputCap(max_bytes=100)
+    job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=AT_ONCE_S, cap=cap)
+    await output(sandbox, "echo go > gate")
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S)
+    assert (job.truncated, end.truncated, end.stdout_bytes) == (True, True, job.stdout_bytes)
+    assert end.stdout == job.stdout
+
+
+async def test_an_unknown_job_is_said_to_be_missing(sandbox: Sandbox) -> None:
+    with pytest.raises(JobMissingError):
+        await sandbox.wait("nothing", wait_s=PLENTY_S)
+    with pytest.raises(JobMissingError):
+        await sandbox.stop("nothing")
+
+
+async def test_a_job_that_has_ended_is_told_of_once(sandbox: Sandbox) -> None:
+    job = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    await sandbox.stop(job.job_id)
+    await sandbox.wait(job.job_id, wait_s=PLENTY_S)
+    with pytest.raises(JobMissingError):
+        await sandbox.wait(job.job_id, wait_s=PLENTY_S)
+
+
+async def test_a_command_that_waits_to_be_typed_into_is_returned_and_answered(
+    sandbox: Sandbox,
+) -> None:
+    command = "echo question; read answer; echo heard $answer"
+    job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=3.0, stdin=None)
+    assert (job.running, job.stdout) == (True, "question\n")
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"yes\n")
+    assert (end.running, end.stdout) == (False, "heard yes\n")
+
+
+async def test_a_terminal_can_be_told_that_there_is_no_more_to_come(
+    sandbox: Sandbox, request: pytest.FixtureRequest
+) -> None:
+    if "runsc" in request.node.name:
+        pytest.skip("the terminals of Debian's gVisor know no end of input")
+    job = await sandbox.exec("cat; echo end", timeout_s=PLENTY_S, wait_s=3.0, stdin=None)
+    end = await sandbox.wait(job.job_id, wait_s=PLENTY_S, typed=b"text\n", end_of_input=True)
+    assert (end.running, end.stdout) == (False, "text\nend\n")
+
+
+async def test_a_command_with_a_terminal_that_reads_nothing_just_ends(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo done", timeout_s=PLENTY_S, wait_s=PLENTY_S, stdin=None)
+    assert (result.running, result.stdout) == (False, "done\n")
+
+
+async def test_a_command_id_runs_once_and_tells_its_outcome_until_it_has_arrived(
+    sandbox: Sandbox,
+) -> None:
+    first = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S, command_id="one")
+    again = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S, command_id="one")
+    assert (first.job_id, again.job_id, again.stdout) == ("one", "one", first.stdout)

@@ -1,0 +1,109 @@
+"""A workspace leaves one computer and arrives in another, whole; its manifest says what it is."""
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sandbox_runtime.errors import FileTooLargeError, SandboxFileError, SandboxLostError
+from sandbox_runtime.forking import fork
+from sandbox_runtime.sandbox import Sandbox, SandboxRef
+from tests.sandbox_runtime.conformance.backends import open_backend
+from tests.sandbox_runtime.transfer import output, read, write
+
+PLENTY = 1 << 30
+
+
+async def test_a_workspace_arrives_as_it_was(sandbox: Sandbox, another: Sandbox) -> None:
+    await output(sandbox, "mkdir -p a/b; echo text > 'a/b/with space'; ln -s a/b link; cd a")
+    await write(sandbox, "/testbed/run.sh", b"#!/bin/sh\n")
+    await output(sandbox, "chmod 755 /testbed/run.sh")
+    await another.restore(_pieces(await _snapshot(sandbox)))
+    assert await read(another, "/testbed/a/b/with space") == b"text\n"
+    assert await output(another, "cat 'link/with space'") == "text\n"
+    assert await output(another, "test -x run.sh && echo executable") == "executable\n"
+
+
+async def test_a_workspace_can_be_forked(sandbox: Sandbox, another: Sandbox) -> None:
+    await write(sandbox, "/testbed/file", b"before" * 100_000)
+    await fork(sandbox, [another], max_bytes=PLENTY)
+    assert await read(another, "/testbed/file") == b"before" * 100_000
+    await write(another, "/testbed/file", b"after")
+    assert await read(sandbox, "/testbed/file") == b"before" * 100_000
+
+
+async def test_a_fork_that_fails_says_why(sandbox: Sandbox, another: Sandbox) -> None:
+    await write(sandbox, "/testbed/large", bytes(100_000))
+    with pytest.raises(FileTooLargeError):
+        await fork(sandbox, [another], max_bytes=50_000)
+    await another.close()
+    with pytest.raises(SandboxLostError):
+        await fork(sandbox, [another], max_bytes=PLENTY)
+
+
+async def test_a_restored_computer_is_the_next_generation(
+    sandbox: Sandbox, another: Sandbox
+) -> None:
+    before = SandboxRef.from_json(json.loads(json.dumps(sandbox.ref.to_json())))
+    assert before == sandbox.ref
+    await another.restore(_pieces(await _snapshot(sandbox)), of=before)
+    assert (sandbox.ref.generation, another.ref.generation) == (1, 2)
+
+
+async def test_a_workspace_over_the_limit_is_refused_and_the_sandbox_works_on(
+    sandbox: Sandbox,
+) -> None:
+    await write(sandbox, "/testbed/large", bytes(100_000))
+    with pytest.raises(FileTooLargeError):
+        await sandbox.snapshot(_nowhere, max_bytes=50_000)
+    assert await output(sandbox, "echo well") == "well\n"
+
+
+async def test_what_is_no_snapshot_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxFileError):
+        await sandbox.restore(_pieces(b"this is no tar " * 100))
+    assert await output(sandbox, "echo well") == "well\n"
+
+
+async def test_a_manifest_has_the_hash_of_every_file(sandbox: Sandbox) -> None:
+    data = bytes(range(256)) * 20_000
+    await write(sandbox, "/testbed/data/large", data)
+    await write(sandbox, "/testbed/data/empty", b"")
+    await output(sandbox, "ln -s large data/link; mkdir data/directory")
+    listing = await sandbox.list("/testbed/data", hashes=True)
+    assert {entry.path: entry.sha256 for entry in listing.entries} == {
+        "directory": "",
+        "empty": hashlib.sha256(b"").hexdigest(),
+        "large": hashlib.sha256(data).hexdigest(),
+        "link": "",
+    }
+
+
+@pytest.fixture
+async def another(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Sandbox]:
+    """A second sandbox of the same kind."""
+    kind = request.node.callspec.params["sandbox"]
+    async with open_backend(kind, tmp_path / "another") as opened:
+        yield opened
+
+
+async def _snapshot(sandbox: Sandbox) -> bytes:
+    data = bytearray()
+
+    async def keep(piece: bytes) -> None:
+        data.extend(piece)
+
+    size = await sandbox.snapshot(keep, max_bytes=PLENTY)
+    assert size == len(data)
+    return bytes(data)
+
+
+async def _nowhere(piece: bytes) -> None:
+    pass
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 50_000):
+        yield data[start : start + 50_000]

@@ -1,0 +1,189 @@
+"""What only an agent's frames show: outcomes kept, readings repeated, an end without a host."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox_runtime.protocol import CREDIT, DATA, EOF, OPEN, PING, PONG, RESET, WINDOW, frame
+from tests.sandbox_runtime.guest.agent_process import KINDS, AgentProcess, agent_process
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def agent(kind: str, tmp_path: Path) -> Iterator[AgentProcess]:
+    with agent_process(kind, tmp_path) as process:
+        yield process
+
+
+def test_an_agent_answers_a_ping(agent: AgentProcess) -> None:
+    agent.send(frame(0, PING))
+    assert agent.receive() == (0, PONG, b"")
+
+
+# At most once, and told until it has arrived
+
+
+def test_an_outcome_is_told_again_until_it_is_acknowledged(agent: AgentProcess) -> None:
+    agent.exec(1, "one", "echo ran; echo ran >> count")
+    first = agent.heard(1)
+    agent.exec(3, "one", "echo ran; echo ran >> count")
+    assert agent.heard(3) == first
+    agent.exec(5, "two", "cat count")
+    assert agent.heard(5)[0] == "ran\n"
+    agent.acknowledge("one")
+    agent.open(7, op="attach", id="one", reading=0, wait_s=1)
+    assert agent.heard(7)[2]["error"] == "unknown"
+
+
+def test_a_reading_is_told_again_until_the_next_is_asked_for(agent: AgentProcess) -> None:
+    agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after", wait_s=0.3)
+    first = agent.heard(1)
+    assert (first[0], first[2]["running"], first[2]["reading"]) == ("before\n", True, 0)
+    agent.open(3, op="attach", id="job", reading=0, wait_s=1)
+    assert agent.heard(3) == first
+    agent.exec(5, "go", "echo x > gate")
+    agent.heard(5)
+    agent.open(7, op="attach", id="job", reading=1, wait_s=20)
+    output, _, report = agent.heard(7)
+    assert (output, report["running"], report["reading"]) == ("after\n", False, 1)
+    agent.open(9, op="attach", id="job", reading=0, wait_s=1)
+    assert agent.heard(9)[2]["error"] == "unknown"
+
+
+def test_a_second_stream_takes_a_reading_over(agent: AgentProcess) -> None:
+    agent.exec(1, "job", "mkfifo gate; echo before; read x < gate; echo after")
+    while (received := agent.receive()) and received[:2] != (1, DATA):
+        pass
+    agent.open(3, op="attach", id="job", reading=0, wait_s=20)
+    assert agent.heard(1)[2]["error"] == "detached"
+    agent.exec(5, "go", "echo x > gate")
+    assert agent.heard(3)[0] == "before\nafter\n"
+
+
+def test_old_outcomes_make_room_for_new_ones(agent: AgentProcess) -> None:
+    for number in range(70):
+        agent.exec(2 * number + 1, f"c{number}", "true")
+        agent.heard(2 * number + 1)
+    agent.open(201, op="attach", id="c0", reading=0, wait_s=1)
+    assert agent.heard(201)[2]["error"] == "unknown"
+    agent.open(203, op="attach", id="c69", reading=0, wait_s=1)
+    assert agent.heard(203)[2]["exit_code"] == 0
+
+
+# Its end
+
+
+def test_an_agent_ends_when_its_host_is_silent_for_too_long(kind: str, tmp_path: Path) -> None:
+    with agent_process(kind, tmp_path, watchdog_s=0.2) as agent:
+        assert agent.receive() is None
+
+
+def test_an_agent_lives_on_while_its_host_is_heard(kind: str, tmp_path: Path) -> None:
+    with agent_process(kind, tmp_path, watchdog_s=2.0) as agent:
+        for stream in (1, 3, 5):
+            agent.exec(stream, f"c{stream}", "sleep 1")
+            agent.heard(stream)
+        agent.send(frame(0, PING))
+        assert agent.receive() == (0, PONG, b"")
+
+
+def test_an_agent_ends_when_its_lifetime_is_over(kind: str, tmp_path: Path) -> None:
+    with agent_process(kind, tmp_path, lifetime_s=0.2) as agent:
+        assert agent.receive() is None
+
+
+def test_an_interrupt_does_not_end_an_agent(agent: AgentProcess) -> None:
+    os.kill(agent.process.pid, signal.SIGINT)
+    agent.exec(1, "c", "echo well")
+    assert agent.heard(1)[0] == "well\n"
+
+
+# Nothing is left open
+
+
+def test_commands_of_every_kind_leave_no_file_open(agent: AgentProcess) -> None:
+    def everything(first: int) -> None:
+        agent.exec(first, f"a{first}", "cat", stdin="data")
+        agent.send(frame(first, DATA, b"x" * 1000), frame(first, EOF))
+        agent.heard(first)
+        agent.exec(first + 2, f"b{first}", "echo", stdin="data")
+        agent.send(frame(first + 2, DATA, b"x" * 1000), frame(first + 2, RESET))
+        agent.exec(first + 4, f"c{first}", "cat", stdin="terminal")
+        agent.send(frame(first + 4, DATA, b"line\n"), frame(first + 4, EOF))
+        agent.heard(first + 4)
+        agent.exec(first + 6, f"d{first}", "true", env={"X\0": "1"})
+        agent.heard(first + 6)
+        agent.open(first + 8, op="pipe", argv=["tar", "-c", "-f", "-", "."])
+        agent.send(frame(first + 8, EOF))
+        agent.heard(first + 8)
+        agent.open(first + 10, op="pipe", argv=["cat"])
+        agent.send(frame(first + 10, RESET))
+        agent.open(first + 12, op="put", path="file")
+        agent.send(frame(first + 12, DATA, b"x"), frame(first + 12, RESET))
+        agent.exec(first + 14, f"e{first}", "sleep 60")
+        agent.send(frame(first + 14, RESET))
+        agent.exec(first + 16, f"f{first}", "true")
+        agent.heard(first + 16)
+
+    everything(1)
+    before = agent.open_files()
+    for first in range(101, 1101, 100):
+        everything(first)
+    assert agent.open_files() <= before + 3  # what was reset last may still be ending
+
+
+# The way out
+
+
+def test_a_connection_becomes_a_stream_of_the_agents(kind: str, tmp_path: Path) -> None:
+    port = _free_port()
+    with agent_process(kind, tmp_path, egress_port=port) as agent:
+        agent.send(frame(0, PING))  # once it is answered, the port is there
+        assert agent.receive() == (0, PONG, b"")
+        with socket.create_connection(("127.0.0.1", port), 20) as program:
+            assert agent.receive() == (2, OPEN, b"{}")
+            program.sendall(b"question")
+            assert agent.receive() == (2, DATA, b"question")
+            agent.send(frame(2, DATA, b"answer"))
+            assert program.recv(100) == b"answer"
+            assert agent.receive() == (2, WINDOW, CREDIT.pack(6))
+            program.shutdown(socket.SHUT_WR)
+            assert agent.receive() == (2, EOF, b"")
+            agent.send(frame(2, DATA, b"more"), frame(2, EOF))
+            assert program.recv(100) + program.recv(100) == b"more"
+
+
+def test_a_connection_that_the_host_refuses_is_closed(kind: str, tmp_path: Path) -> None:
+    port = _free_port()
+    with agent_process(kind, tmp_path, egress_port=port) as agent:
+        agent.send(frame(0, PING))
+        assert agent.receive() == (0, PONG, b"")
+        with socket.create_connection(("127.0.0.1", port), 20) as program:
+            assert agent.receive() == (2, OPEN, b"{}")
+            agent.send(frame(2, RESET))
+            assert program.recv(100) == b""
+
+
+def test_a_program_that_hangs_up_is_told_of(kind: str, tmp_path: Path) -> None:
+    port = _free_port()
+    with agent_process(kind, tmp_path, egress_port=port) as agent:
+        agent.send(frame(0, PING))
+        assert agent.receive() == (0, PONG, b"")
+        program = socket.create_connection(("127.0.0.1", port), 20)
+        assert agent.receive() == (2, OPEN, b"{}")
+        program.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        program.close()  # with a reset
+        assert agent.receive() == (2, RESET, b"")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
