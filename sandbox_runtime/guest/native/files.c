@@ -1,0 +1,240 @@
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "memory.h"
+#include "report.h"
+#include "scratch.h"
+
+const char *path_or_fail(struct stream *stream, const struct json *request)
+{
+    const struct json *path = json_need(request, "path", JSON_TEXT);
+    if (json_to_native(path))
+        return path->text;
+    stream_fail(stream, "io", "the path is none");
+    return NULL;
+}
+
+int make_directories(const char *path)
+{
+    struct stat facts;
+    char *made = format("%s", path);
+    int error = 0;
+    for (char *slash = made; slash && !error; *slash = '/') {
+        slash = strchr(slash + 1, '/');
+        if (slash)
+            *slash = 0;
+        if (*made && mkdir(made, 0777) < 0 && errno != EEXIST)
+            error = errno;
+        if (!slash)
+            break;
+    }
+    if (!error && (stat(made, &facts) < 0 || !S_ISDIR(facts.st_mode)))
+        error = EEXIST;
+    free(made);
+    return error;
+}
+
+static void finish_with_size(struct stream *stream, size_t size)
+{
+    struct bytes report = {0};
+    report_begin(&report);
+    report_count(&report, "bytes", (long long)size);
+    report_end(&report);
+    stream_finish(stream, &report);
+}
+
+/* A file being written */
+
+struct put {
+    struct stream *stream;
+    char *path, *part;
+    int fd;
+    size_t bytes;
+};
+
+static void put_free(struct put *put)
+{
+    if (put->fd >= 0)
+        close(put->fd);
+    free(put->path);
+    free(put->part);
+    free(put);
+}
+
+/* Leave no trace. */
+static void put_drop(void *owner)
+{
+    struct put *put = owner;
+    if (put->part)
+        unlink(put->part); /* unless a command has removed it, or its directory */
+    put_free(put);
+}
+
+static void put_fail(struct put *put, int error)
+{
+    char *message = format("%s: %s", put->path, strerror(error));
+    stream_fail(put->stream, "io", message);
+    free(message);
+    put_drop(put);
+}
+
+static void put_write(void *owner, const char *data, size_t length)
+{
+    struct put *put = owner;
+    stream_grant(put->stream, length);
+    while (length) {
+        ssize_t count = write(put->fd, data, length);
+        if (count < 0) {
+            put_fail(put, errno);
+            return;
+        }
+        put->bytes += (size_t)count;
+        data += count;
+        length -= (size_t)count;
+    }
+}
+
+/* Put the whole file in its place. */
+static void put_finish(void *owner)
+{
+    struct put *put = owner;
+    struct stat facts;
+    bool is_there = stat(put->path, &facts) == 0 && S_ISREG(facts.st_mode);
+    if ((is_there && fchmod(put->fd, facts.st_mode & 07777) < 0) ||
+        rename(put->part, put->path) < 0) {
+        put_fail(put, errno);
+        return;
+    }
+    finish_with_size(put->stream, put->bytes);
+    put_free(put);
+}
+
+static enum pumped put_pump(void *owner, size_t credit)
+{
+    (void)owner;
+    (void)credit;
+    return PUMPED_ALL;
+}
+
+static const struct operation putting = {put_write, put_finish, put_pump, put_drop};
+
+/* The file beside `path` that will take its place; returns errno. */
+static int open_part(struct put *put)
+{
+    uint64_t number = 0;
+    const char *slash = strrchr(put->path, '/');
+    char *parent = slash ? format("%.*s/", (int)(slash - put->path), put->path) : format("./");
+    int error = make_directories(parent);
+    if (!error && getrandom(&number, sizeof number, 0) != sizeof number)
+        error = errno;
+    if (!error) {
+        char *part = format("%s.put-%016llx", parent, (unsigned long long)number);
+        put->fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+        error = put->fd < 0 ? errno : 0;
+        put->part = part;
+    }
+    free(parent);
+    return error;
+}
+
+void put_begin(struct stream *stream, struct json **request)
+{
+    struct stat facts;
+    const char *path = path_or_fail(stream, *request);
+    if (!path)
+        return;
+    struct put *put = allocate(sizeof *put);
+    *put = (struct put){.stream = stream, .path = format("%s", path), .fd = -1};
+    bool is_directory = stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+    int error = is_directory ? EISDIR : open_part(put);
+    if (error) {
+        stream_fail_errno(stream, error, path);
+        put_free(put);
+        return;
+    }
+    stream_attend(stream, &putting, put);
+}
+
+/* A file being read */
+
+struct get {
+    struct stream *stream;
+    int fd;
+    size_t left, sent;
+};
+
+static void get_drop(void *owner)
+{
+    struct get *get = owner;
+    close(get->fd);
+    free(get);
+}
+
+void ignore_data(void *owner, const char *data, size_t length)
+{
+    (void)owner;
+    (void)data;
+    (void)length;
+}
+
+void ignore_end(void *owner)
+{
+    (void)owner;
+}
+
+static enum pumped get_send(void *owner, size_t credit)
+{
+    struct get *get = owner;
+    ssize_t length = read(get->fd, scratch, credit);
+    if (length > 0 && (size_t)length <= get->left) {
+        get->left -= (size_t)length;
+        get->sent += (size_t)length;
+        stream_send(get->stream, FRAME_DATA, scratch, (size_t)length);
+        return PUMPED_SOME;
+    }
+    if (length < 0) /* the disk itself fails */
+        stream_fail(get->stream, "io", strerror(errno));
+    else if (length > 0)
+        stream_fail(get->stream, "too_large", "the file grew while it was read");
+    else
+        finish_with_size(get->stream, get->sent);
+    get_drop(get);
+    return PUMPED_LAST;
+}
+
+static const struct operation getting = {ignore_data, ignore_end, get_send, get_drop};
+
+void get_begin(struct stream *stream, struct json **request)
+{
+    struct stat facts;
+    const char *path = path_or_fail(stream, *request);
+    if (!path)
+        return;
+    size_t most = json_count(*request, "max_bytes");
+    int fd = open(path, READ_FLAGS);
+    int error = fd < 0 || fstat(fd, &facts) < 0 ? errno : 0;
+    if (!error && !S_ISREG(facts.st_mode))
+        error = EISDIR;
+    if (error) {
+        stream_fail_errno(stream, error, path);
+    } else if ((size_t)facts.st_size > most) {
+        stream_fail(stream, "too_large", "the file is larger than asked for");
+    } else {
+        struct get *get = allocate(sizeof *get);
+        *get = (struct get){stream, fd, most, 0};
+        stream_attend(stream, &getting, get);
+        stream_ready(stream);
+        return;
+    }
+    if (fd >= 0)
+        close(fd);
+}

@@ -1,0 +1,3 @@
+#include "scratch.h"
+
+char scratch[MAX_DATA_BYTES];

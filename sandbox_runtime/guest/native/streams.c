@@ -1,0 +1,216 @@
+#include "streams.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "link.h"
+#include "memory.h"
+#include "report.h"
+
+#define MAX_MESSAGE_BYTES 1000u
+#define PIECES_A_ROUND 16
+
+struct stream {
+    uint32_t number;
+    const struct operation *operation;
+    void *owner;
+    size_t credit;   /* how much we may send */
+    size_t expected; /* how much the host may send */
+    bool is_ready;
+    struct stream *next;
+};
+
+static struct stream *streams; /* the next to be pumped comes first */
+static struct stream **last = &streams;
+
+static void append(struct stream *stream)
+{
+    stream->next = NULL;
+    *last = stream;
+    last = &stream->next;
+}
+
+static void unlink_stream(struct stream *stream)
+{
+    struct stream **link = &streams;
+    while (*link != stream)
+        link = &(*link)->next;
+    *link = stream->next;
+    if (last == &stream->next)
+        last = link;
+}
+
+static struct stream *find(uint32_t number)
+{
+    struct stream *stream = streams;
+    while (stream && stream->number != number)
+        stream = stream->next;
+    return stream;
+}
+
+struct stream *stream_open(uint32_t number)
+{
+    if (find(number))
+        die("the host broke the protocol: it opened stream %u twice", number);
+    struct stream *stream = allocate(sizeof *stream);
+    stream->number = number;
+    stream->credit = stream->expected = WINDOW_BYTES;
+    append(stream);
+    return stream;
+}
+
+struct stream *stream_open_ours(void)
+{
+    static uint32_t opened;
+    opened += 2;
+    link_send(opened, FRAME_OPEN, "{}", 2);
+    return stream_open(opened);
+}
+
+void stream_attend(struct stream *stream, const struct operation *operation, void *owner)
+{
+    stream->operation = operation;
+    stream->owner = owner;
+}
+
+void stream_ready(struct stream *stream)
+{
+    stream->is_ready = true;
+}
+
+void stream_send(struct stream *stream, enum frame_type type, const char *data, size_t length)
+{
+    stream->credit -= length;
+    link_send(stream->number, type, data, length);
+}
+
+void stream_tell(struct stream *stream, enum frame_type type)
+{
+    link_send(stream->number, type, NULL, 0);
+}
+
+void stream_grant(struct stream *stream, size_t length)
+{
+    if (length == 0)
+        return;
+    char credit[4];
+    write_u32(credit, (uint32_t)length);
+    stream->expected += length;
+    link_send(stream->number, FRAME_WINDOW, credit, sizeof credit);
+}
+
+void stream_leave(struct stream *stream)
+{
+    unlink_stream(stream);
+    free(stream);
+}
+
+void stream_finish(struct stream *stream, struct bytes *report)
+{
+    link_send(stream->number, FRAME_END, bytes_front(report), report->length);
+    bytes_free(report);
+    stream_leave(stream);
+}
+
+void stream_fail(struct stream *stream, const char *code, const char *message)
+{
+    struct bytes report = {0};
+    size_t length = strlen(message);
+    report_begin(&report);
+    report_words(&report, "error", code, strlen(code));
+    length = length < MAX_MESSAGE_BYTES ? length : MAX_MESSAGE_BYTES;
+    report_words(&report, "message", message, length);
+    report_end(&report);
+    stream_finish(stream, &report);
+}
+
+static const char *code_of(int error)
+{
+    switch (error) {
+    case ENOENT:
+        return "missing";
+    case EISDIR:
+    case ENOTDIR:
+    case ELOOP: /* a link */
+    case ENXIO: /* a FIFO or socket without a peer */
+        return "not_regular";
+    default:
+        return "io";
+    }
+}
+
+void stream_fail_errno(struct stream *stream, int error, const char *subject)
+{
+    char *message = format("%s: %s", subject, strerror(error));
+    stream_fail(stream, code_of(error), message);
+    free(message);
+}
+
+static void receive_data(struct stream *stream, const struct frame *frame)
+{
+    if (frame->length > stream->expected)
+        die("the host broke the protocol: more data than allowed on stream %u", stream->number);
+    stream->expected -= frame->length;
+    stream->operation->feed(stream->owner, frame->payload, frame->length);
+}
+
+static void receive_credit(struct stream *stream, const struct frame *frame)
+{
+    size_t credit = frame->length == 4 ? read_u32(frame->payload) : WINDOW_BYTES + 1;
+    if (stream->credit + credit > WINDOW_BYTES)
+        die("the host broke the protocol: credit for more than was sent");
+    stream->credit += credit;
+    stream->is_ready = true;
+}
+
+void streams_receive(const struct frame *frame)
+{
+    struct stream *stream = find(frame->stream);
+    if (!stream)
+        return;
+    switch (frame->type) {
+    case FRAME_DATA:
+        receive_data(stream, frame);
+        break;
+    case FRAME_EOF:
+        stream->operation->finish_input(stream->owner);
+        break;
+    case FRAME_WINDOW:
+        receive_credit(stream, frame);
+        break;
+    case FRAME_RESET:
+        stream->operation->reset(stream->owner);
+        stream_leave(stream);
+        break;
+    default:
+        die("the host broke the protocol: frame type %u on stream %u", frame->type, frame->stream);
+    }
+}
+
+static bool wants_to_send(const struct stream *stream)
+{
+    return stream->is_ready && stream->credit > 0;
+}
+
+static struct stream *next_to_send(void)
+{
+    struct stream *stream = streams;
+    while (stream && !wants_to_send(stream))
+        stream = stream->next;
+    return stream;
+}
+
+bool streams_pump(void)
+{
+    struct stream *stream;
+    for (int n = 0; n < PIECES_A_ROUND && !link_is_full() && (stream = next_to_send()); n++) {
+        size_t credit = stream->credit < MAX_DATA_BYTES ? stream->credit : MAX_DATA_BYTES;
+        unlink_stream(stream); /* to the end, so that each has its turn */
+        append(stream);
+        stream->is_ready = false;
+        if (stream->operation->pump(stream->owner, credit) == PUMPED_SOME)
+            stream->is_ready = true;
+    }
+    return !link_is_full() && next_to_send();
+}
