@@ -1,0 +1,64 @@
+"""What a sandbox that is lent may reach: its own gateway for as long as the lease."""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from policies.egress import Egress
+from policies.isolation import Isolation
+from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.egress.dialer import Endpoint
+from sandbox_runtime.egress.gateway import Gateway
+from sandbox_runtime.egress.resolver import Resolve, SystemResolver
+from sandbox_runtime.guest_sandbox import GuestSandbox
+
+
+class WayOut:
+    """Makes gateways.
+
+    `forbidden` are the proxy's own and its backends' addresses, which no rule opens; `secrets` the
+    environment that `egress.headers` name variables of.
+    """
+
+    def __init__(
+        self,
+        *,
+        forbidden: Collection[Endpoint] = (),
+        secrets: Mapping[str, str] | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
+        self._forbidden = forbidden
+        self._secrets = secrets
+        self._system = SystemResolver()
+        self._resolve = resolve or self._system
+
+    def check(self, egress: Egress) -> None:
+        """Raises ValueError for rules that cannot be kept."""
+        self._gateway(egress, None)
+
+    def open(
+        self, sandbox: GuestSandbox, isolation: Isolation, on_decision: OnDecision | None
+    ) -> Callable[[], Awaitable[None]]:
+        """Let a sandbox out as far as its isolation says; returns what shuts it in again.
+
+        Raises ValueError for rules that cannot be kept.
+        """
+        gateway = self._gateway(isolation.egress, on_decision)
+        sandbox.let_out(gateway.serve)
+
+        async def shut() -> None:
+            sandbox.let_out(None)
+            await gateway.aclose()
+
+        return shut
+
+    def _gateway(self, egress: Egress, on_decision: OnDecision | None) -> Gateway:
+        return Gateway(
+            egress,
+            resolve=self._resolve,
+            forbidden=self._forbidden,
+            secrets=self._secrets,
+            on_event=on_decision,
+        )
+
+    def close(self) -> None:
+        """Give back what resolving names holds."""
+        self._system.close()

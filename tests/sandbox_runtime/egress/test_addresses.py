@@ -1,0 +1,230 @@
+"""Which addresses are dialed: looked up once, checked, and only those."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from anyio import fail_after
+
+from policies.egress import Egress
+from sandbox_runtime.egress.dialer import Server
+from sandbox_runtime.egress.gateway import Gateway
+from sandbox_runtime.egress.patience import Patience
+from sandbox_runtime.egress.resolver import SystemResolver
+from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Origin, echo
+from tests.sandbox_runtime.egress.programs import Inside, allowing, inside, ways_in
+
+OPEN = Egress(mode="open")
+NO_ADDRESS = b"has no address that a sandbox may reach"
+OTHER = "1.1.1.1"
+
+
+async def get(sandbox: Inside, host: str) -> bytes:
+    with fail_after(5):
+        return await sandbox.say(f"GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "0.0.0.0",
+        "10.0.0.1",
+        "100.64.0.1",
+        "169.254.169.254",
+        "172.17.0.1",
+        "192.168.0.1",
+        "203.0.113.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::ffff:93.184.215.14",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::1",
+        "2001::7f00:1",
+        "fe80::1",
+        "fe80::1%lo",
+        "fd00:ec2::254",
+        "ff02::1",
+    ],
+)
+@pytest.mark.parametrize("egress", [OPEN, allowing("inner.example")], ids=["open", "allowlist"])
+async def test_a_name_that_leads_to_no_public_address_is_denied(
+    address: str, egress: Egress
+) -> None:
+    internet = Internet({"inner.example": [address]})
+    async with inside(egress, internet) as sandbox:
+        answer = await get(sandbox, "inner.example")
+        decision = await sandbox.decided()
+    assert NO_ADDRESS in answer
+    assert address.encode() not in answer
+    assert decision.verdict == "denied"
+    assert internet.dialed == []
+
+
+@pytest.mark.parametrize(
+    "literal",
+    ["127.0.0.1", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "0.0.0.0"],
+)
+async def test_an_address_that_is_not_public_is_denied_though_all_is_open(literal: str) -> None:
+    internet = Internet()
+    async with inside(OPEN, internet) as sandbox:
+        assert NO_ADDRESS in await get(sandbox, literal)
+    assert internet.dialed == []
+
+
+@pytest.mark.parametrize(
+    "literal",
+    ["2130706433", "017700000001", "0x7f.1", "127.1", "127.0.0.01", "[fe80::1%25lo]", "[::1%lo]"],
+)
+async def test_an_address_in_another_spelling_is_refused(literal: str) -> None:
+    internet = Internet()
+    async with inside(OPEN, internet) as sandbox:
+        assert (await get(sandbox, literal)).startswith(b"HTTP/1.1 400 ")
+    assert internet.lookups == internet.dialed == []
+
+
+async def test_a_public_address_needs_a_rule_unless_all_is_open() -> None:
+    internet, origin = Internet(), Origin()
+    async with internet.server(origin):
+        async with inside(allowing("allowed.example"), internet) as sandbox:
+            assert b"is not in this sandbox's allowlist" in await get(sandbox, PUBLIC)
+        for egress in (OPEN, allowing(PUBLIC)):
+            async with inside(egress, internet) as sandbox:
+                assert (await get(sandbox, PUBLIC)).startswith(b"HTTP/1.1 200 ")
+    assert internet.lookups == []
+
+
+async def test_a_name_is_looked_up_once_and_what_was_checked_is_dialed() -> None:
+    internet, origin = Internet({"rebinding.example": [PUBLIC]}), Origin()
+
+    async def rebinding(host: str) -> Sequence[str]:
+        answer = await internet.resolve(host)
+        internet.names[host] = ["127.0.0.1"]
+        return answer
+
+    async with internet.server(origin), inside(OPEN, internet, resolve=rebinding) as sandbox:
+        assert (await get(sandbox, "rebinding.example")).startswith(b"HTTP/1.1 200 ")
+        assert internet.lookups == ["rebinding.example"]
+        assert NO_ADDRESS in await get(sandbox, "rebinding.example")
+    assert internet.dialed == [(PUBLIC, 80)]
+
+
+async def test_of_several_addresses_only_public_ones_are_dialed() -> None:
+    internet, origin = Internet({"mixed.example": ["127.0.0.1", PUBLIC, "::1"]}), Origin()
+    async with internet.server(origin), inside(OPEN, internet) as sandbox:
+        assert (await get(sandbox, "mixed.example")).startswith(b"HTTP/1.1 200 ")
+    assert internet.dialed == [(PUBLIC, 80)]
+
+
+async def test_the_next_address_is_tried_where_one_refuses() -> None:
+    internet, origin = Internet({"two.example": [OTHER, PUBLIC, OTHER]}), Origin()
+    async with internet.server(origin), inside(OPEN, internet) as sandbox:
+        assert (await get(sandbox, "two.example")).startswith(b"HTTP/1.1 200 ")
+    assert internet.dialed == [(OTHER, 80), (PUBLIC, 80)]
+
+
+async def test_the_next_address_is_tried_where_one_is_silent() -> None:
+    internet, origin = Internet({"two.example": [OTHER, PUBLIC]}), Origin()
+    dialed: list[str] = []
+
+    async def drops(ip: str, port: int) -> Server:
+        dialed.append(ip)
+        if ip == OTHER:
+            await asyncio.Event().wait()
+        return await internet.connect(ip, port)
+
+    patience = Patience(connect_s=0.05)
+    async with (
+        internet.server(origin),
+        inside(OPEN, internet, connect=drops, patience=patience) as sandbox,
+    ):
+        assert (await get(sandbox, "two.example")).startswith(b"HTTP/1.1 200 ")
+    assert dialed == [OTHER, PUBLIC]
+
+
+async def test_silence_of_all_addresses_and_of_the_resolver_is_a_timeout() -> None:
+    internet, patience = Internet({"silent.example": [PUBLIC]}), Patience(connect_s=0.05)
+
+    async def silence(*_: object) -> Any:
+        await asyncio.Event().wait()
+
+    async with inside(OPEN, internet, connect=silence, patience=patience) as sandbox:
+        assert (await get(sandbox, "silent.example")).startswith(b"HTTP/1.1 504 Gateway Timeout: ")
+    async with inside(OPEN, internet, resolve=silence, patience=patience) as sandbox:
+        assert b"cannot resolve silent.example: no answer" in await get(sandbox, "silent.example")
+
+
+async def test_a_name_without_addresses_cannot_be_resolved() -> None:
+    async with inside(OPEN, Internet({"empty.example": []})) as sandbox:
+        assert b"cannot resolve empty.example: it has no address" in await get(
+            sandbox, "empty.example"
+        )
+
+
+@pytest.mark.parametrize("forbidden", [(PUBLIC, 80), (PUBLIC, None)], ids=["port", "every port"])
+@pytest.mark.parametrize("host", ["allowed.example", PUBLIC])
+@pytest.mark.parametrize(
+    "egress",
+    [
+        OPEN,
+        Egress(mode="open", allow_cidrs=(f"{PUBLIC}/32",)),
+        allowing("allowed.example", PUBLIC),
+    ],
+    ids=["open", "named network", "allowlist"],
+)
+async def test_the_proxys_own_addresses_are_denied_whatever_the_rules(
+    egress: Egress, host: str, forbidden: tuple[str, int | None]
+) -> None:
+    internet = Internet()
+    async with inside(egress, internet, forbidden=[forbidden]) as sandbox:
+        assert NO_ADDRESS in await get(sandbox, host)
+    assert internet.dialed == []
+
+
+async def test_other_ports_of_the_proxys_own_address_stay_what_they_are() -> None:
+    internet, origin = Internet(), Origin()
+    async with (
+        internet.server(origin),
+        inside(OPEN, internet, forbidden=[(PUBLIC, 8080)]) as sandbox,
+    ):
+        assert (await get(sandbox, "allowed.example")).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_own_address_that_is_none_is_an_error() -> None:
+    with pytest.raises(ValueError, match="localhost"):
+        Gateway(OPEN, resolve=Internet().resolve, forbidden=[("localhost", 80)])
+
+
+async def test_a_network_that_is_named_is_reached_over_real_sockets() -> None:
+    resolver = SystemResolver()
+    async with Internet().server(echo) as port:
+        allow = (f"localhost:{port}", f"127.0.0.1:{port}")
+        for cidrs, status in (((), b"403"), (("127.0.0.0/8",), b"200")):
+            egress = Egress(mode="allowlist", allow=allow, allow_cidrs=cidrs)
+            for authority in allow:
+                async with ways_in(Gateway(egress, resolve=resolver), []) as sandbox:
+                    reader, writer = await sandbox.open()
+                    writer.write(f"CONNECT {authority} HTTP/1.1\r\n\r\nhello".encode())
+                    with fail_after(5):
+                        assert (await reader.readline()).split()[1] == status
+                        writer.write_eof()
+                        assert (await reader.read()).endswith(b"hello") is (status == b"200")
+    resolver.close()
+
+
+async def test_the_hosts_resolver_tells_addresses_and_failures() -> None:
+    resolver = SystemResolver()
+    try:
+        with fail_after(20):
+            assert set(await resolver("localhost")) <= {"127.0.0.1", "::1"}
+            assert list(await resolver("127.0.0.1")) == ["127.0.0.1"]
+            with pytest.raises(socket.gaierror):
+                await resolver("name.invalid")
+    finally:
+        resolver.close()
+        resolver.close()

@@ -1,0 +1,153 @@
+"""Programs inside have one way out, and what becomes of a connection is decided on the host."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.streams import Connection
+from tests.sandbox_runtime.conformance.backends import KINDS, backend_of, started
+from tests.sandbox_runtime.transfer import PLENTY_S, output
+
+CLIENT = """
+import socket, sys
+def connect():
+    return socket.create_connection(("127.0.0.1", 3128), 30)
+def rest(s):
+    got = b""
+    while data := s.recv(65536):
+        got += data
+    return got
+"""
+
+
+@pytest.fixture(params=KINDS[1:])
+async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[GuestSandbox]:
+    async with started(backend_of(request.param, tmp_path)) as opened:
+        yield opened
+
+
+async def _python(sandbox: GuestSandbox, program: str) -> str:
+    result = await sandbox.exec("python3 -", timeout_s=PLENTY_S, stdin=(CLIENT + program).encode())
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+async def _echo(connection: Connection) -> None:
+    while data := await connection.receive():
+        await connection.send(data)
+    await connection.finish()
+
+
+async def test_bytes_go_both_ways_until_both_have_finished(sandbox: GuestSandbox) -> None:
+    sandbox.let_out(_echo)
+    program = "s = connect(); s.sendall(b'hello'); s.shutdown(1); print(rest(s))"
+    assert await _python(sandbox, program) == "b'hello'\n"
+
+
+async def test_without_somebody_who_decides_every_connection_is_closed(
+    sandbox: GuestSandbox,
+) -> None:
+    assert await _python(sandbox, "print(connect().recv(10))") == "b''\n"
+
+
+async def test_much_passes_both_ways_at_once_and_is_not_mixed_up(sandbox: GuestSandbox) -> None:
+    sandbox.let_out(_echo)
+    program = """
+from threading import Thread
+def one(n):
+    data, s = bytes([n]) * 3_000_000, connect()
+    Thread(target=lambda: (s.sendall(data), s.shutdown(1))).start()
+    same[n] = rest(s) == data
+same = {}
+threads = [Thread(target=one, args=(n,)) for n in range(5)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(sorted(same.items()))
+"""
+    expected = [(n, True) for n in range(5)]
+    assert await _python(sandbox, program) == f"{expected}\n"
+
+
+async def test_more_connections_than_there_may_be_wait_for_their_turn(
+    sandbox: GuestSandbox,
+) -> None:
+    sandbox.let_out(_echo)
+    program = """
+held = [connect() for _ in range(300)]
+for s in held[:100]:
+    s.close()
+for s in held[-10:]:
+    s.sendall(b"x"); s.shutdown(1); print(rest(s).decode(), end="")
+"""
+    assert await _python(sandbox, program) == "x" * 10
+
+
+async def test_a_connection_nobody_reads_holds_nothing_else_up(sandbox: GuestSandbox) -> None:
+    async def deaf(connection: Connection) -> None:
+        await asyncio.Event().wait()
+
+    sandbox.let_out(deaf)
+    fill = """
+s = connect()
+s.setblocking(False)
+try:
+    while True:
+        s.send(bytes(65536))
+except BlockingIOError:
+    pass
+"""
+    await _python(sandbox, fill)
+    assert await output(sandbox, "echo well") == "well\n"
+
+
+async def test_a_handler_that_hangs_up_is_seen_inside(sandbox: GuestSandbox) -> None:
+    async def hang_up(connection: Connection) -> None:
+        await connection.receive()
+        connection.abort()
+
+    sandbox.let_out(hang_up)
+    program = "s = connect(); s.sendall(b'hello'); print(s.recv(10))"
+    assert await _python(sandbox, program) == "b''\n"
+
+
+async def test_a_program_that_hangs_up_is_seen_by_the_handler(sandbox: GuestSandbox) -> None:
+    ended = anyio.Event()
+
+    async def notice(connection: Connection) -> None:
+        await connection.receive()
+        with pytest.raises(ConnectionError):
+            await connection.receive()
+        ended.set()
+
+    sandbox.let_out(notice)
+    abort = "s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))"
+    await _python(sandbox, f"s = connect(); s.sendall(b'x'); {abort}; s.close()")
+    with anyio.fail_after(20):
+        await ended.wait()
+
+
+async def test_a_sandbox_that_ends_ends_its_connections(sandbox: GuestSandbox) -> None:
+    begun, ended = anyio.Event(), anyio.Event()
+
+    async def hold(connection: Connection) -> None:
+        begun.set()
+        try:
+            await connection.receive()
+        finally:
+            ended.set()
+
+    sandbox.let_out(hold)
+    program = """
+import os
+s = connect()
+os.set_inheritable(s.fileno(), True)
+os.system("sleep 60 >/dev/null 2>&1 &")
+"""
+    await _python(sandbox, program)
+    with anyio.fail_after(20):
+        await begun.wait()
+        await sandbox.close()
+        await ended.wait()
