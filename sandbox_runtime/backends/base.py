@@ -6,6 +6,16 @@ from typing import Protocol
 from policies.isolation import Isolation
 
 
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """How often a limit was hit since the sandbox began."""
+
+    oom_kills: int = 0
+    """Processes killed because memory had run out."""
+    pids_refused: int = 0
+    """Processes and threads that were not made because there were too many."""
+
+
 class Guest(Protocol):
     """A running agent, seen from the host: bytes in, bytes out, and an end."""
 
@@ -22,8 +32,17 @@ class Guest(Protocol):
     async def send(self, data: bytes) -> None:
         """Write to the agent, waiting while its pipe is full. Raises OSError when it is gone."""
 
-    async def kill(self) -> None:
-        """End it and everything it started. Safe to call twice."""
+    async def kill(self) -> bool:
+        """End it and everything it started; whether it is certain that nothing of it goes on.
+
+        Safe to call twice.
+        """
+
+    async def limit(self, isolation: Isolation) -> None:
+        """Change memory, cpus and pids of the running sandbox. Raises SandboxStartError."""
+
+    def pressure(self) -> Pressure | None:
+        """What the host's counters say; None where only the agent inside can read them."""
 
     def last_words(self) -> str:
         """The end of what the agent or the backend wrote as diagnostics, for error messages."""
@@ -47,6 +66,9 @@ class Backend(Protocol):
 
     async def start(self, isolation: Isolation) -> Guest:
         """Start an agent in an isolated place. Raises SandboxStartError."""
+
+    async def fingerprint(self) -> str:
+        """What sandboxes are made from now: a digest. Raises SandboxStartError."""
 
     async def sweep(self) -> int:
         """Remove what dead owners on this host left behind; returns how many."""

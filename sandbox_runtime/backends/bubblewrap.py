@@ -1,93 +1,53 @@
 """Sandboxes without an engine: unprivileged Linux namespaces, put together by bubblewrap.
 
-Each start is one chain of programs that replace each other, so the process we hold is bubblewrap's
-own in the end: sh (enter the cgroup) → setpriv (stop being root) → unshare (a namespace for
-mounts) → sh (the disk, and the overlay on a root file system) → bwrap → the agent.
-
 Everything writable lies on one tmpfs, so the disk's bound is a hard one. Without `rootfs`,
 sandboxes see the host's /usr as it is, /usr/local included, read-only, and nothing else of the
-host: programs and Python packages there are at the model's disposal, and so is a secret kept there.
-Kernel and processor are shared with the host: good for development and for models one half trusts.
+host but whom TLS trusts: programs and Python packages there are at the model's disposal, and so is
+a secret kept there. Kernel and processor are shared with the host: good for development and for
+models one half trusts.
 """
 
 import asyncio
-import json
 import os
+import platform
 import resource
 import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
-from sandbox_runtime.backends.bubblewrap_check import PROBE, Observed, hindrance, walls
+from sandbox_runtime.backends.bubblewrap_check import PROBE, hindrance, observed, walls
+from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
+from sandbox_runtime.backends.guest_user import guest_user
+from sandbox_runtime.backends.memory_disk import (
+    SHARE_OF_MEMORY,
+    largest_disk_mib,
+    tmpfs_options,
+)
 from sandbox_runtime.backends.process_guest import ProcessGuest, spawn
-from sandbox_runtime.backends.rootfs import prepare_rootfs
-from sandbox_runtime.backends.seccomp import seccomp_filter
+from sandbox_runtime.backends.rootfs import prepare_rootfs, rootfs_fingerprint
+from sandbox_runtime.backends.sealed import sealed_copy
+from sandbox_runtime.backends.seccomp_filter import seccomp_filter
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest.bootstrap import COMMAND, GuestConfig, program
+from sandbox_runtime.guest.bootstrap import (
+    COMMAND,
+    AgentKind,
+    GuestConfig,
+    native_agent,
+    native_input,
+    program,
+)
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_GUEST_ENV = {"PATH": _PATH, "HOME": "/root", "USER": "root", "LANG": "C.UTF-8"}
+LIFETIME_S = 24 * 3600.0
 _NOBODY = 65534
 _TRIAL_TIMEOUT_S = 10.0
-
-_DISK_SHARE_OF_MEMORY = 0.75
-"""How much of its memory a sandbox may fill with files: a full disk is to be an error that the
-model can read, not the end of all its processes."""
-_INODES_PER_MIB = 128
-"""A file of no bytes takes kernel memory too."""
-
-_ENTER_CGROUPS = """
-while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done
-shift
-exec "$@"
-"""
-# The disk hides /sys: a directory that every host has and where no root file system lies. Nobody
-# else sees it, for this namespace of mounts ends with the sandbox.
-_MAKE_DISK = """
-set -e
-umask 022
-mount -t tmpfs -o "$1" disk /sys
-shift
-mkdir -p /sys/testbed /sys/root /sys/run /sys/etc /sys/tmp /sys/var/tmp /sys/shm
-chmod 1777 /sys/tmp /sys/var/tmp /sys/shm
-echo '127.0.0.1 localhost sandbox
-::1 localhost' > /sys/etc/hosts
-echo 'root:x:0:0:root:/root:/bin/bash
-nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin' > /sys/etc/passwd
-echo 'root:x:0:
-nogroup:x:65534:' > /sys/etc/group
-echo 'passwd: files
-group: files
-hosts: files' > /sys/etc/nsswitch.conf
-exec "$@"
-"""
-# The lower directory is the current one: reached without its path, which the user may be unable to
-# walk, and which would need escaping. Nor is it to be read in process 1's environment.
-_MAKE_ROOT = """
-set -e
-mkdir /sys/upper /sys/work /sys/rootfs
-options=userxattr,lowerdir=.,upperdir=/sys/upper,workdir=/sys/work
-mount -t overlay -o "$options" overlay /sys/rootfs
-unset PWD
-exec "$@"
-"""
-_WALLS = (
-    *("--unshare-all", "--unshare-user", "--hostname", "sandbox", "--cap-drop", "ALL"),
-    *("--new-session", "--die-with-parent", "--clearenv"),
-)
-# Bubblewrap's own tmpfs at / and /dev have no size: nobody may write there.
-_DEVICES = ("--proc", "/proc", "--dev", "/dev", "--bind", "/sys/shm", "/dev/shm")
-_SEAL = ("--remount-ro", "/dev")
-_HOST_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_HOST_DATA = ("/etc/ld.so.cache", "/etc/alternatives")
-_WRITABLE = ("/testbed", "/root", "/run", "/etc", "/tmp", "/var/tmp")
 
 
 class BubblewrapBackend:
@@ -96,14 +56,29 @@ class BubblewrapBackend:
     A `uid` that nothing else on the host uses is best: what escapes has that user's powers.
 
     `rootfs` is a directory that belongs to that user or a tar as `docker export` writes it, which
-    is unpacked once below `state_dir`. With none, sandboxes have the host's /usr.
+    is unpacked once below `state_dir`. With none, sandboxes have the host's /usr. `inputs` is a
+    directory that all of them see, read-only; that user must be able to reach it. `lifetime_s` is
+    how long one may live; 0 sets no end.
     """
 
-    def __init__(self, *, rootfs: Path | None = None, uid: int = _NOBODY, state_dir: Path) -> None:
+    def __init__(
+        self,
+        *,
+        rootfs: Path | None = None,
+        uid: int = _NOBODY,
+        state_dir: Path,
+        inputs: Path | None = None,
+        agent: AgentKind = "auto",
+        lifetime_s: float = LIFETIME_S,
+    ) -> None:
         self._rootfs = rootfs
         self._state_dir = state_dir
         self._uid = os.geteuid() or uid
-        self._prepared: Path | None = None
+        self._inputs = inputs
+        self._agent_kind: AgentKind = agent
+        self._agent_fd: int | None = None
+        self._lifetime_s = lifetime_s
+        self._prepared: tuple[str, Path] | None = None
         self._preparing = asyncio.Lock()
 
     @property
@@ -111,10 +86,21 @@ class BubblewrapBackend:
         return "bubblewrap"
 
     async def start(self, isolation: Isolation) -> ProcessGuest:
-        agent = program(GuestConfig(rlimits=self._rlimits(isolation), env=_GUEST_ENV))
-        guest = await self._spawn(isolation, COMMAND)
-        guest.write(agent)
+        config = self._guest_config(isolation)
+        agent = self._native_agent()
+        if agent is None:
+            guest = await self._spawn(isolation, COMMAND)
+            guest.write(program(config))
+        else:
+            # Handed over open and executed as such: it lies nowhere inside.
+            guest = await self._spawn(isolation, (f"/proc/self/fd/{agent}",), agent)
+            guest.write(native_input(config))
         return guest
+
+    async def fingerprint(self) -> str:
+        if self._rootfs is None:
+            return "the host's /usr"
+        return await asyncio.to_thread(rootfs_fingerprint, self._rootfs)
 
     async def sweep(self) -> int:
         return await self._cgroups.sweep() if self._cgroups else 0
@@ -126,38 +112,52 @@ class BubblewrapBackend:
         return [*found, self._bounds()]
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        if self._agent_fd is not None:
+            os.close(self._agent_fd)
+            self._agent_fd = None
 
     @cached_property
     def _cgroups(self) -> Cgroups | None:
         return find_cgroups()
 
-    async def _spawn(self, isolation: Isolation, payload: tuple[str, ...]) -> ProcessGuest:
+    def _native_agent(self) -> int | None:
+        """The native agent's program as an open file, one for all sandboxes; None for Python's."""
+        if self._agent_fd is None:
+            path = native_agent(platform.machine(), self._agent_kind)
+            # A copy: who can open the file that he runs could else change it for all the others.
+            self._agent_fd = sealed_copy("agent", path.read_bytes()) if path else None
+        return self._agent_fd
+
+    async def _spawn(
+        self, isolation: Isolation, payload: tuple[str, ...], *descriptors: int
+    ) -> ProcessGuest:
         if self._uid == 0:
             # As root even a sandbox without capabilities can set the host's core_pattern.
             raise SandboxStartError("bubblewrap runs nothing as root: configure another uid")
+        if payload == COMMAND and self._rootfs is None:
+            _require_host_python()
         root = await self._root()
         id = secrets.token_hex(6)
         with ExitStack() as undo, _seccomp_file() as seccomp:
             cgroup = self._cgroups.create(id, isolation) if self._cgroups else None
             if cgroup:
                 undo.callback(cgroup.discard)
-            command = (
-                *_script(_ENTER_CGROUPS, *(cgroup.entrances if cgroup else ()), "--"),
-                *_as_user(self._uid),
-                *("unshare", "--user", "--map-root-user", "--mount"),
-                *_script(_MAKE_DISK, self._disk(isolation)),
-                *(_script(_MAKE_ROOT) if root else ()),
-                *_bwrap(seccomp, own_root=root is not None),
-                *payload,
+            chain = Chain(
+                isolation,
+                cgroup_entrances=cgroup.entrances if cgroup else (),
+                host_uid=self._uid,
+                disk_options=self._disk(isolation),
+                has_own_root=root is not None,
+                seccomp=seccomp,
+                inputs=self._inputs,
             )
             # An environment of its own: that of process 1 can be read inside the sandbox.
             guest = await spawn(
                 id,
-                command,
+                chain.command(payload),
                 cwd=root or Path("/"),
-                env={"PATH": _PATH, "LC_ALL": "C"},
-                pass_fds=(seccomp,),
+                env={"PATH": PATH, "LC_ALL": "C"},
+                pass_fds=(seccomp, *descriptors),
                 cgroup=cgroup,
             )
             undo.pop_all()
@@ -166,30 +166,34 @@ class BubblewrapBackend:
     async def _root(self) -> Path | None:
         """The root file system; None for the host's /usr."""
         if self._rootfs is None:
-            _require_host_python()
             return None
         async with self._preparing:
-            if self._prepared is None:
-                self._prepared = await asyncio.to_thread(
+            fingerprint = await self.fingerprint()
+            if self._prepared is None or self._prepared[0] != fingerprint:
+                prepared = await asyncio.to_thread(
                     prepare_rootfs,
                     self._rootfs,
                     cache=self._state_dir / "rootfs",
                     uid=self._uid,
-                    as_uid=_as_user(self._uid),
+                    as_uid=as_user(self._uid),
                 )
-        return self._prepared
+                self._prepared = (fingerprint, prepared)
+            return self._prepared[1]
 
     def _disk(self, isolation: Isolation) -> str:
-        """Mount options. With a cgroup, what files take is taken from the sandbox's memory."""
-        size_mib = isolation.disk_mib
-        if self._cgroups:
-            size_mib = min(size_mib, int(isolation.memory_mib * _DISK_SHARE_OF_MEMORY))
-        return f"size={size_mib}m,nr_inodes={size_mib * _INODES_PER_MIB},mode=0700,nosuid,nodev"
+        """Mount options."""
+        size_mib = largest_disk_mib(isolation) if self._cgroups else isolation.disk_mib
+        return f"{tmpfs_options(size_mib)},mode=0700"
+
+    def _guest_config(self, isolation: Isolation) -> GuestConfig:
+        config = GuestConfig(rlimits=self._rlimits(isolation), lifetime_s=self._lifetime_s)
+        return replace(config, directories=(*config.directories, guest_user(isolation).home))
 
     def _rlimits(self, isolation: Isolation) -> Mapping[str, int]:
         # With 0 the host's core handler would still be started, as root, by a crash in here: only 1
         # byte keeps the kernel from it.
         limits = {"RLIMIT_NOFILE": isolation.open_files, "RLIMIT_CORE": 1}
+        limits["RLIMIT_FSIZE"] = isolation.disk_mib << 20
         if self._cgroups is None:
             limits |= {"RLIMIT_AS": isolation.memory_mib << 20, "RLIMIT_NPROC": isolation.pids}
         return {name: _at_most_ours(name, value) for name, value in limits.items()}
@@ -203,13 +207,13 @@ class BubblewrapBackend:
             detail = "per process only (no cgroup can be written here): RLIMIT_AS, RLIMIT_NPROC"
         else:
             controllers = ", ".join(self._cgroups.controllers)
-            share = f"the disk takes at most {_DISK_SHARE_OF_MEMORY:.0%} of the memory"
+            share = f"the disk takes at most {SHARE_OF_MEMORY:.0%} of the memory"
             detail = f"per sandbox, by cgroup v{self._cgroups.version}: {controllers}; {share}"
         return Check("bounds", True, detail)
 
     async def _trial(self) -> list[Check]:
         try:
-            guest = await self._spawn(Isolation(), ("python3", "-I", "-S", "-c", PROBE))
+            guest = await self._spawn(Isolation(), ("/bin/sh", "-c", PROBE))
         except SandboxStartError as error:
             return [Check("trial", False, str(error))]
         try:
@@ -219,47 +223,7 @@ class BubblewrapBackend:
         if not printed:
             said = (guest.last_words().splitlines() or ["it said nothing"])[-1]
             return [Check("trial", False, f"no sandbox starts: {said} ({hindrance()})")]
-        observed: Observed = json.loads(printed)
-        return [Check("trial", True, "a sandbox starts"), *walls(observed)]
-
-
-def _script(text: str, *arguments: str) -> tuple[str, ...]:
-    """A shell script that takes `arguments` and gives way to the command after them."""
-    return ("/bin/sh", "-c", text, "sh", *arguments)
-
-
-def _as_user(uid: int) -> tuple[str, ...]:
-    if os.geteuid() != 0:
-        return ()
-    user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
-    return ("setpriv", *user, "--inh-caps=-all", "--no-new-privs", "--")
-
-
-def _bwrap(seccomp: int, *, own_root: bool) -> tuple[str, ...]:
-    if own_root:
-        files: tuple[str, ...] = (
-            *("--bind", "/sys/rootfs", "/", "--dir", "/root", "--dir", "/tmp"),
-            *("--bind", "/sys/etc/hosts", "/etc/hosts", *_DEVICES, *_SEAL),
-        )
-    else:
-        files = (*_host_files(), *_DEVICES, *_SEAL, "--remount-ro", "/")
-    env = [part for item in _GUEST_ENV.items() for part in ("--setenv", *item)]
-    return ("bwrap", *_WALLS, *env, *files, "--seccomp", str(seccomp), "--chdir", "/", "--")
-
-
-def _host_files() -> Iterator[str]:
-    yield from ("--ro-bind", "/usr", "/usr")
-    for name in _HOST_LINKS:
-        path = Path(name)
-        if path.is_symlink():
-            yield from ("--symlink", str(path.readlink()), name)
-        elif path.is_dir():
-            yield from ("--ro-bind", name, name)
-    yield from ("--perms", "0755", "--dir", "/var")
-    for name in _WRITABLE:
-        yield from ("--bind", f"/sys{name}", name)
-    for name in _HOST_DATA:
-        yield from ("--ro-bind-try", name, name)
+        return [Check("trial", True, "a sandbox starts"), *walls(observed(printed))]
 
 
 @contextmanager
@@ -268,16 +232,15 @@ def _seccomp_file() -> Iterator[int]:
         code = seccomp_filter()
     except ValueError as error:
         raise SandboxStartError(f"bubblewrap cannot be used: {error}") from error
-    descriptor = os.memfd_create("seccomp")
+    descriptor = sealed_copy("seccomp", code)
     try:
-        os.pwrite(descriptor, code, 0)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _require_host_python() -> None:
-    found = shutil.which("python3", path=_PATH)
+    found = shutil.which("python3", path=PATH)
     if found is None or not Path(found).resolve().is_relative_to("/usr"):
         raise SandboxStartError("the host has no python3 in /usr: install it or configure a rootfs")
 
@@ -292,7 +255,7 @@ def _installed() -> Check:
     missing = [
         name
         for name in ("bwrap", "setpriv", "unshare", "mount")
-        if not shutil.which(name, path=_PATH)
+        if not shutil.which(name, path=PATH)
     ]
     if missing:
         need = "install bubblewrap and util-linux"

@@ -1,63 +1,71 @@
 """What bubblewrap's walls are worth on this host, tried from inside a sandbox."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from sandbox_runtime.backends.base import Check
 
 PROBE = """
-import json, os
-def opens(path):
-    try:
-        os.close(os.open(path, os.O_WRONLY))
-    except OSError:
-        return False
-    return True
-with open("/proc/self/status") as file:
-    status = {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
-with open("/proc/net/dev") as file:
-    interfaces = [line.split(":")[0].strip() for line in file if ":" in line]
-switches = ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/vm/drop_caches")
-print(json.dumps({
-    "capabilities": status["CapEff"],
-    "no_new_privileges": status["NoNewPrivs"] == "1",
-    "filtered": status["Seccomp"] == "2",
-    "interfaces": interfaces,
-    "switches": [path for path in switches if opens(path)],
-}))
+while read -r name value; do
+    case $name in CapEff:|NoNewPrivs:|Seccomp:) echo "$name $value" ;; esac
+done < /proc/self/status
+while read -r name _; do
+    case $name in *:*) echo "interface ${name%%:*}" ;; esac
+done < /proc/net/dev
+for path in /proc/sys/kernel/core_pattern /proc/sysrq-trigger /proc/sys/vm/drop_caches; do
+    (exec 3>> "$path") 2> /dev/null && echo "opens $path"
+done
+:
 """
-"""A Python program that looks at its own sandbox, opens what must not open and changes nothing."""
+"""A shell script that looks at its own sandbox, opens what must not open and changes nothing."""
 
 
-class Observed(TypedDict):
-    """What PROBE prints."""
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What PROBE saw."""
 
-    capabilities: str
+    capabilities: int
     no_new_privileges: bool
     filtered: bool
-    interfaces: list[str]
-    switches: list[str]
+    interfaces: tuple[str, ...]
+    switches: tuple[str, ...]
+    """What opens for writing."""
+
+
+def observed(printed: bytes) -> Observed:
+    """What PROBE printed; what it did not print counts against the wall."""
+    seen: dict[str, list[str]] = {}
+    for line in printed.decode(errors="replace").splitlines():
+        name, _, value = line.partition(" ")
+        seen.setdefault(name, []).append(value.strip())
+    return Observed(
+        capabilities=int(seen.get("CapEff:", ["ffffffff"])[0], 16),
+        no_new_privileges=seen.get("NoNewPrivs:") == ["1"],
+        filtered=seen.get("Seccomp:") == ["2"],
+        interfaces=tuple(seen.get("interface", ())),
+        switches=tuple(seen.get("opens", ())),
+    )
 
 
 def walls(observed: Observed) -> list[Check]:
     """One finding per wall."""
-    powerless = int(observed["capabilities"], 16) == 0 and observed["no_new_privileges"]
-    alone = observed["interfaces"] == ["lo"]
-    switches = observed["switches"]
+    powerless = observed.capabilities == 0 and observed.no_new_privileges
+    alone = observed.interfaces == ("lo",)
+    switches = observed.switches
     return [
         Check(
             "capabilities", powerless, "none, and none to gain" if powerless else "some are left"
         ),
         Check(
             "system calls",
-            observed["filtered"],
-            "filtered by seccomp" if observed["filtered"] else "not filtered",
+            observed.filtered,
+            "filtered by seccomp" if observed.filtered else "not filtered",
         ),
         Check(
             "network",
             alone,
-            "absent" if alone else f"interfaces {', '.join(observed['interfaces'])}",
+            "absent" if alone else f"interfaces {', '.join(observed.interfaces)}",
         ),
         Check(
             "host kernel",

@@ -1,7 +1,8 @@
 """Bounds on all processes of one sandbox together: its cgroup, of version 1 or 2.
 
-Each lies at `llm-sandbox-proxy/<owner's pid>-<owner's start time>-<id>`, so that a later owner can
-tell what a dead one left behind from what is in use.
+Each lies at `llm-sandbox-proxy/<owner's pid>-<owner's start time>-<pid namespace>-<id>`, so that a
+later owner can tell what a dead one left behind from what is in use. Whether an owner in another
+namespace lives, a container's for one, cannot be told from here: what is theirs is left alone.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from policies.isolation import Isolation
+from sandbox_runtime.backends.base import Pressure
 from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
@@ -28,25 +30,54 @@ _CPU_PERIOD_US = 100_000
 _SWAP_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 """Missing where the kernel does not account swap."""
 _REMOVAL_PAUSES_S = (*(0.001 * 2**step for step in range(6)), *(0.05 for _ in range(80)))
-_OWNED = re.compile(r"(\d+)-(\d+)-\w+")
+_OWNED = re.compile(r"(\d+)-(\d+)-(\d+)-\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """A directory for sandboxes' cgroups and the controllers that work below it."""
+
+    folder: Path
+    controllers: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
     """One sandbox's cgroup: version 1 has a directory per controller."""
 
-    directories: tuple[Path, ...]
+    version: Version
+    name: str
+    hierarchies: tuple[Hierarchy, ...]
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        return tuple(each.folder / self.name for each in self.hierarchies)
 
     @property
     def entrances(self) -> tuple[str, ...]:
         """Where a process writes its pid to enter."""
         return tuple(str(directory / "cgroup.procs") for directory in self.directories)
 
-    def kills(self) -> int:
-        """How many processes were killed because memory had run out."""
+    def limit(self, isolation: Isolation) -> None:
+        """Set its bounds, whatever they were. Raises SandboxStartError."""
+        try:
+            for hierarchy, directory in zip(self.hierarchies, self.directories, strict=True):
+                for controller in hierarchy.controllers:
+                    _bound(directory, _limits(self.version, controller, isolation))
+        except OSError as error:
+            raise SandboxStartError(f"cannot bound cgroup {self.name!r}: {error}") from error
+
+    def pressure(self) -> Pressure:
+        """How often its bounds were hit."""
+        return Pressure(
+            oom_kills=self._count("oom_kill", ("memory.oom_control", "memory.events")),
+            pids_refused=self._count("max", ("pids.events",)),
+        )
+
+    def _count(self, word: str, names: tuple[str, ...]) -> int:
         for directory in self.directories:
-            for name in ("memory.oom_control", "memory.events"):
-                found = re.search(r"^oom_kill (\d+)$", _read(directory / name), re.MULTILINE)
+            for name in names:
+                found = re.search(rf"^{word} (\d+)$", _read(directory / name), re.MULTILINE)
                 if found:
                     return int(found[1])
         return 0
@@ -72,14 +103,6 @@ class Cgroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Hierarchy:
-    """A directory for sandboxes' cgroups and the controllers that work below it."""
-
-    folder: Path
-    controllers: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Cgroups:
     """Where cgroups can be made on this host."""
 
@@ -94,16 +117,14 @@ class Cgroups:
 
     def create(self, id: str, isolation: Isolation) -> Cgroup:
         """Make a cgroup with the isolation's bounds. Raises SandboxStartError."""
-        name = f"{owner()}-{id}"
-        cgroup = Cgroup(tuple(each.folder / name for each in self.hierarchies))
+        cgroup = Cgroup(self.version, f"{owner()}-{_pid_namespace()}-{id}", self.hierarchies)
         try:
-            for hierarchy, directory in zip(self.hierarchies, cgroup.directories, strict=True):
+            for directory in cgroup.directories:
                 directory.mkdir()
-                for controller in hierarchy.controllers:
-                    _bound(directory, _limits(self.version, controller, isolation))
-        except OSError as error:
+            cgroup.limit(isolation)
+        except (OSError, SandboxStartError) as error:
             cgroup.discard()
-            raise SandboxStartError(f"cannot make cgroup {name!r}: {error}") from error
+            raise SandboxStartError(f"cannot make cgroup {cgroup.name!r}: {error}") from error
         return cgroup
 
     async def sweep(self) -> int:
@@ -115,7 +136,7 @@ class Cgroups:
             if _is_abandoned(entry.name)
         }
         for name in names:
-            await Cgroup(tuple(each.folder / name for each in self.hierarchies)).remove()
+            await Cgroup(self.version, name, self.hierarchies).remove()
         return len(names)
 
 
@@ -232,7 +253,11 @@ def _limits(version: Version, controller: str, isolation: Isolation) -> tuple[tu
 
 
 def _bound(directory: Path, limits: tuple[tuple[str, str], ...]) -> None:
-    for name, value in limits:
+    # In version 1 memory with swap may at no time be below memory alone.
+    first, value = limits[0]
+    present = _read(directory / first).strip()
+    is_raised = present.isdigit() and int(value) > int(present)
+    for name, value in reversed(limits) if is_raised else limits:
         file = directory / name
         if name not in _SWAP_FILES or file.exists():
             file.write_text(value, encoding="ascii")
@@ -240,7 +265,13 @@ def _bound(directory: Path, limits: tuple[tuple[str, str], ...]) -> None:
 
 def _is_abandoned(name: str) -> bool:
     owned = _OWNED.fullmatch(name)
-    return owned is not None and owner(int(owned[1])) != f"{owned[1]}-{owned[2]}"
+    if owned is None or owned[3] != _pid_namespace():
+        return False
+    return owner(int(owned[1])) != f"{owned[1]}-{owned[2]}"
+
+
+def _pid_namespace() -> str:
+    return str(Path("/proc/self/ns/pid").stat().st_ino)
 
 
 def _kill_members(directory: Path) -> None:

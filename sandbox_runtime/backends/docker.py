@@ -1,254 +1,282 @@
 """Sandboxes in Docker containers, on a local or a remote engine.
 
-The agent is the container's main process and is attached before it starts: nothing is mounted, no
-port is opened, `docker exec` is never used. Its standard input closes when the proxy dies, the
-agent ends with it, and the engine removes the container (`StdinOnce`, `AutoRemove`).
+The agent is the container's main process and is attached before it starts: no port is opened,
+`docker exec` is never used. Its standard input closes when the proxy dies, the agent ends with it,
+and the engine removes the container (`StdinOnce`, `AutoRemove`).
 """
 
 import asyncio
-import contextlib
-import functools
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
-import docker
-import docker.errors
-import docker.types
-import requests.exceptions
-from docker.utils import kwargs_from_env
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
-from sandbox_runtime.backends.docker_attach import Attachment, attach
+from sandbox_runtime.backends.disk_watch import DiskWatch, Usage
+from sandbox_runtime.backends.docker_agent import AgentVolumes
+from sandbox_runtime.backends.docker_attach import attach
+from sandbox_runtime.backends.docker_check import findings
+from sandbox_runtime.backends.docker_container import AGENT_PATH, Blueprint, Image, is_runsc
+from sandbox_runtime.backends.docker_disk import DockerDisk
+from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, Facts, MissingError, said
+from sandbox_runtime.backends.docker_guest import DockerGuest
+from sandbox_runtime.backends.guest_user import guest_user
+from sandbox_runtime.backends.memory_disk import FILES_PER_MIB
+from sandbox_runtime.backends.runsc_leftovers import RunscLeftovers
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest.bootstrap import COMMAND, GuestConfig, program
+from sandbox_runtime.guest.bootstrap import (
+    COMMAND,
+    AgentKind,
+    GuestConfig,
+    native_agent,
+    native_input,
+    program,
+)
 from sandbox_runtime.ownership import Owner
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 INSTALL_LABEL = "llm-sandbox-proxy.install"
 OWNER_LABEL = "llm-sandbox-proxy.owner"
-CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL"]
-"""What apt and pip need of root inside; all others are dropped."""
-ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException)
+EXPIRES_LABEL = "llm-sandbox-proxy.expires"
+LIFETIME_S = 24 * 3600.0
+_EXPIRY_GRACE_S = 60.0
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+_QUOTA_DRIVERS = ("btrfs", "zfs")
+
+T = TypeVar("T")
 
 
-class DockerGuest:
-    """One container."""
+class _Removals:
+    """What a container's end means for those who keep an eye on it."""
 
-    def __init__(self, name: str, remove: Callable[[], None]) -> None:
-        self.attachment: Attachment | None = None
-        self._name = name
-        self._remove = remove
-        self._ending: asyncio.Task[None] | None = None
+    def __init__(self, watch: DiskWatch, leftovers: RunscLeftovers | None) -> None:
+        self._watch = watch
+        self._leftovers = leftovers
+        self.pending: set[str] = set()
+        """Ours, from before the engine is asked for one until after it was asked to remove it."""
 
-    @property
-    def id(self) -> str:
-        return self._name
+    def hasten(self, name: str) -> None:
+        if self._leftovers:
+            self._leftovers.kill(name)
 
-    async def receive(self) -> bytes:
-        assert self.attachment
-        return await self.attachment.receive()
-
-    def write(self, data: bytes) -> None:
-        assert self.attachment
-        self.attachment.write(data)
-
-    async def send(self, data: bytes) -> None:
-        assert self.attachment
-        await self.attachment.send(data)
-
-    async def kill(self) -> None:
-        # One task for all who call: each returns when the container is gone, cancelled or not.
-        self._ending = self._ending or asyncio.create_task(self._end())
-        await asyncio.shield(self._ending)
-
-    async def _end(self) -> None:
-        if self.attachment:
-            self.attachment.close()
-        try:
-            await anyio.to_thread.run_sync(self._remove)
-        except ENGINE_ERRORS as error:
-            log.warning("container %s could not be removed, a sweep will: %s", self._name, error)
-
-    def last_words(self) -> str:
-        return self.attachment.last_words() if self.attachment else ""
-
-
-def connect(host: str | None = None) -> tuple[Any, str]:
-    """A client of the engine at `host`, or where DOCKER_HOST says, and that engine's address.
-
-    The client is a docker.APIClient, half of whose methods have no types. Raises SandboxStartError.
-    """
-    engine = {"DOCKER_HOST": host} if host else {}
-    settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
-    url = settings.get("base_url") or "unix:///var/run/docker.sock"
-    if "tls" in settings:
-        url = url.replace("tcp://", "https://")
-    try:
-        if url.startswith("unix://"):
-            # The SDK forgets to close a socket that nobody listens to.
-            with socket.socket(socket.AF_UNIX) as trial:
-                trial.connect(url.removeprefix("unix://"))
-        return docker.APIClient(version="auto", timeout=30, **settings), url
-    except (*ENGINE_ERRORS, OSError) as error:
-        raise SandboxStartError(f"no Docker engine answers at {url}: {error}") from error
+    def over(self, name: str) -> None:
+        self.pending.discard(name)
+        self._watch.discard(name)
+        if self._leftovers:
+            self._leftovers.end(name)
 
 
 class DockerBackend:
-    """A Docker engine and an image. `runtime` names one of the engine's, such as `runsc`."""
+    """A Docker engine and an image. `runtime` names one of the engine's, such as `runsc`.
+
+    `inputs` is a directory on the engine's host that all sandboxes see, read-only. `lifetime_s` is
+    how long one may live; 0 sets no end. Raises SandboxStartError where no engine answers.
+    """
 
     def __init__(
-        self, image: str, *, state_dir: Path, runtime: str | None = None, host: str | None = None
+        self,
+        image: str,
+        *,
+        state_dir: Path,
+        runtime: str | None = None,
+        host: str | None = None,
+        inputs: Path | None = None,
+        agent: AgentKind = "auto",
+        lifetime_s: float = LIFETIME_S,
     ) -> None:
         self._image = image
         self._runtime = runtime
-        self._client, self._url = connect(host)
+        self._inputs = inputs
+        self._agent: AgentKind = agent
+        self._lifetime_s = lifetime_s
+        self._engine = Engine(host)
         self._owner = Owner(state_dir)
+        self._labels = {INSTALL_LABEL: self._owner.install_id, OWNER_LABEL: self._owner.id}
+        self._agents = AgentVolumes(self._engine, self._labels)
+        self._has_quota = _may_have_quota(self._engine.facts)
+        self._watch = DiskWatch(DockerDisk(self._engine, _directory(self._engine)))
+        self._leftovers = RunscLeftovers(state_dir) if is_runsc(runtime) else None
+        self._removals = _Removals(self._watch, self._leftovers)
 
     @property
     def name(self) -> str:
         return "docker"
 
+    @property
+    def runtimes(self) -> frozenset[str]:
+        """What the engine can run containers with."""
+        return frozenset(self._engine.facts.get("Runtimes") or ())
+
     async def start(self, isolation: Isolation) -> DockerGuest:
         name = f"sandbox-{self._owner.id}-{uuid.uuid4().hex[:12]}"
-        guest = DockerGuest(name, functools.partial(self._remove, name))
+        guest = DockerGuest(name, self._engine, self._runtime, self._removals)
+        self._removals.pending.add(name)
         try:
-            await self._created(name, isolation)
-            guest.attachment = await attach(self._url, self._client.api_version, name)
-            await anyio.to_thread.run_sync(self._client.start, name)
-            await guest.send(program(GuestConfig()))
+            agent = await _to_its_end(self._create, name, isolation)
+            guest.attachment = await attach(self._engine.url, self._engine.api_version, name)
+            await anyio.to_thread.run_sync(self._engine.start, name)
+            await guest.send(agent)
         except (*ENGINE_ERRORS, OSError) as error:
+            self._agents.forget()
             await guest.kill()
             raise SandboxStartError(
-                f"cannot start a container of {self._image!r}: {error}"
+                f"cannot start a container of {self._image!r}: {said(error)}"
             ) from error
-        except BaseException:  # cancelled: nothing may be left on the engine
+        except BaseException:  # refused or cancelled: nothing may be left on the engine
             with anyio.CancelScope(shield=True):
                 await guest.kill()
             raise
+        self._watch_disk(guest, isolation)
         return guest
 
-    async def _created(self, name: str, isolation: Isolation) -> None:
-        """Have the container made, and come back only when that is over, also when cancelled."""
-        creating = asyncio.ensure_future(asyncio.to_thread(self._create, name, isolation))
+    async def fingerprint(self) -> str:
         try:
-            await asyncio.shield(creating)
-        except asyncio.CancelledError:
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([creating])
-            raise
-
-    def _create(self, name: str, isolation: Isolation) -> None:
-        config = self._client.create_container_config(
-            self._image,
-            command=list(COMMAND[1:]),
-            entrypoint=[COMMAND[0]],
-            environment={"LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
-            labels={INSTALL_LABEL: self._owner.install_id, OWNER_LABEL: self._owner.id},
-            stdin_open=True,
-            network_disabled=True,
-            working_dir="/",
-            hostname="sandbox",
-            host_config=self._walls(isolation),
-        )
-        config["StdinOnce"] = True
-        self._client.create_container_from_config(config, name)
-
-    def _walls(self, isolation: Isolation) -> dict[str, Any]:
-        memory = isolation.memory_mib << 20
-        files = isolation.open_files
-        walls: dict[str, Any] = self._client.create_host_config(
-            network_mode="none",
-            cap_drop=["ALL"],
-            cap_add=CAPABILITIES,
-            security_opt=["no-new-privileges"],
-            mem_limit=memory,
-            memswap_limit=memory,
-            nano_cpus=int(isolation.cpus * 1e9),
-            pids_limit=isolation.pids,
-            ulimits=[
-                docker.types.Ulimit(name="nofile", soft=files, hard=files),
-                docker.types.Ulimit(name="core", soft=0, hard=0),
-            ],
-            ipc_mode="private",
-            shm_size=64 << 20,
-            oom_score_adj=500,
-            init=True,
-            auto_remove=True,
-            log_config=docker.types.LogConfig(type="none"),
-            runtime=self._runtime,
-        )
-        return walls
-
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(docker.errors.NotFound):  # which is what we want
-            try:
-                self._client.remove_container(name, force=True, v=True)
-            except docker.errors.APIError as error:
-                if error.status_code != requests.codes.conflict:
-                    raise
-                # The engine removes it already, by itself.
-                self._client.wait(name, condition="removed")
+            return (await anyio.to_thread.run_sync(self._inspect_image)).id
+        except ENGINE_ERRORS as error:
+            raise SandboxStartError(f"cannot use {self._image!r}: {said(error)}") from error
 
     async def sweep(self) -> int:
         try:
             return await anyio.to_thread.run_sync(self._sweep)
         except ENGINE_ERRORS as error:
-            log.warning("leftovers could not be swept, the next sweep will: %s", error)
+            logger.warning("leftovers could not be swept, the next sweep will: %s", said(error))
             return 0
-
-    def _sweep(self) -> int:
-        ours = {"label": f"{INSTALL_LABEL}={self._owner.install_id}"}
-        removed = 0
-        for container in self._client.containers(all=True, filters=ours):
-            if self._owner.is_dead(container["Labels"].get(OWNER_LABEL, "")):
-                self._remove(container["Id"])
-                removed += 1
-        self._owner.forget_dead()
-        return removed
 
     async def check(self) -> list[Check]:
         return await anyio.to_thread.run_sync(self._check)
 
+    async def aclose(self) -> None:
+        await self._watch.aclose()
+        self._engine.close()
+        self._owner.release()
+
+    def _create(self, name: str, isolation: Isolation) -> bytes:
+        """Make a container; returns what its agent is to be told first."""
+        image = self._inspect_image()
+        config = self._guest_config(isolation)
+        native = native_agent(image.machine, self._agent)
+        blueprint = Blueprint(
+            image,
+            isolation,
+            command=(AGENT_PATH,) if native else COMMAND,
+            labels=self._labels | self._expiry(),
+            runtime=self._runtime,
+            inputs=self._inputs,
+            agent_volume=self._agents.name(native, image) if native else None,
+        )
+        container_id = self._make(name, blueprint)
+        if self._leftovers:
+            self._leftovers.note(name, container_id)
+        return native_input(config) if native else program(config)
+
+    def _make(self, name: str, blueprint: Blueprint) -> str:
+        if self._has_quota:
+            try:
+                return self._engine.create(name, replace(blueprint, quota=True).config())
+            except ENGINE_ERRORS as error:
+                if "quota" not in said(error):
+                    raise
+                logger.info("the storage driver bounds no disk, so disks are watched: %s", error)
+                self._has_quota = False
+        return self._engine.create(name, blueprint.config())
+
+    def _guest_config(self, isolation: Isolation) -> GuestConfig:
+        config = GuestConfig(lifetime_s=self._lifetime_s)
+        home = guest_user(isolation).home
+        return replace(config, directories=(*config.directories, home))
+
+    def _expiry(self) -> dict[str, str]:
+        """When it must have ended by itself, in seconds since 1970."""
+        if not self._lifetime_s:
+            return {}
+        return {EXPIRES_LABEL: str(int(time.time() + self._lifetime_s + _EXPIRY_GRACE_S))}
+
+    def _watch_disk(self, guest: DockerGuest, isolation: Isolation) -> None:
+        if not self._has_quota and isolation.level == "standard":  # else it is in memory
+            mib = isolation.disk_mib
+            self._watch.add(guest.id, Usage(mib << 20, mib * FILES_PER_MIB), guest.stop)
+
+    def _inspect_image(self) -> Image:
+        facts = self._engine.image(self._image)
+        machine = _MACHINES.get(facts.get("Architecture", ""), "")
+        return Image(facts["Id"], machine, tuple(facts["Config"].get("Volumes") or ()))
+
+    def _sweep(self) -> int:
+        found = self._engine.containers(f"{INSTALL_LABEL}={self._owner.install_id}")
+        removed = sum(self._remove_leftover(each) for each in found)
+        if self._leftovers:
+            self._leftovers.sweep(lambda name: self._owner.is_dead(name.split("-")[1]))
+        self._owner.forget_dead()
+        return removed
+
+    def _remove_leftover(self, container: Facts) -> bool:
+        """Remove a container if nobody has it: its owner is dead, its time is over, or we have lost
+        it to an engine that did not answer."""
+        labels, name = container["Labels"], container["Names"][0].strip("/")
+        expired = float(labels.get(EXPIRES_LABEL, "inf")) < time.time()
+        lost = name.startswith(f"sandbox-{self._owner.id}-") and name not in self._removals.pending
+        if not expired and not lost and not self._owner.is_dead(labels.get(OWNER_LABEL, "")):
+            return False
+        try:
+            self._engine.remove(container["Id"])
+        except ENGINE_ERRORS as error:
+            logger.warning("%s could not be swept: %s", container["Id"], said(error))
+            return False
+        return True
+
     def _check(self) -> list[Check]:
-        facts = self._client.info()
-        runtime = self._runtime or facts.get("DefaultRuntime", "?")
-        security = ", ".join(facts.get("SecurityOptions") or ["none"])
+        facts = self._engine.facts
+        disk = "disk by the storage driver" if self._has_quota else "disk watched, and stopped"
         return [
-            Check("docker engine", True, f"{facts['ServerVersion']} at {self._url}"),
+            Check("docker engine", True, f"{facts['ServerVersion']} at {self._engine.url}"),
             self._check_image(),
-            Check(
-                "docker runtime",
-                runtime in facts.get("Runtimes", {}),
-                runtime if runtime == "runsc" else f"{runtime} (shares the host's kernel)",
-            ),
-            Check(
-                "docker limits",
-                bool(facts.get("MemoryLimit") and facts.get("PidsLimit")),
-                "memory, swap, pids, cpu by cgroup; disk not limited"
-                if facts.get("SwapLimit")
-                else "memory, pids, cpu by cgroup; swap and disk not limited",
-            ),
-            Check("docker security", True, f"{security}; capabilities dropped; no network"),
+            *findings(facts, self._runtime, disk),
         ]
 
     def _check_image(self) -> Check:
         try:
-            image = self._client.inspect_image(self._image)
-        except docker.errors.ImageNotFound:
+            image = self._inspect_image()
+        except MissingError:
             return Check(
                 "docker image", False, f"{self._image!r} is missing: build it with `make image`"
             )
-        return Check("docker image", True, f"{self._image} {image['Id'][7:19]}")
+        agent = "native" if native_agent(image.machine, self._agent) else "Python"
+        return Check("docker image", True, f"{self._image} {image.id[7:19]}, {agent} agent")
 
-    async def aclose(self) -> None:
-        self._client.close()
-        self._owner.release()
+
+async def _to_its_end(work: Callable[[str, Isolation], T], name: str, isolation: Isolation) -> T:
+    """Have something done in a thread, and come back only when it is over, also when cancelled."""
+    doing = asyncio.ensure_future(asyncio.to_thread(work, name, isolation))
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([doing])
+        raise
+
+
+def _may_have_quota(engine: Facts) -> bool:
+    """Whether it is worth asking the storage driver for a bound; only it knows."""
+    status = dict(engine.get("DriverStatus") or ())
+    on_xfs = status.get("Backing Filesystem") == "xfs"
+    return engine.get("Driver") in _QUOTA_DRIVERS or on_xfs
+
+
+def _directory(engine: Engine) -> Path | None:
+    """Where the engine has its containers, if that is on this host."""
+    directory = Path(engine.facts.get("DockerRootDir") or "/nonexistent")
+    status = dict(engine.facts.get("DriverStatus") or ())
+    here = engine.url.startswith("unix://") and engine.facts.get("Name") == socket.gethostname()
+    elsewhere = "driver-type" in status  # with containerd, which does not say where
+    seen = here and not elsewhere and os.access(directory, os.F_OK)
+    return directory if seen else None

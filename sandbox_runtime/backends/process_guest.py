@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from policies.isolation import Isolation
+from sandbox_runtime.backends.base import Pressure
 from sandbox_runtime.backends.cgroups import Cgroup
 from sandbox_runtime.errors import SandboxStartError
 
@@ -35,7 +37,7 @@ class LastWords(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-_LAST_WORDS_BYTES:]
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def eof_received(self) -> None:
         self.complete.set()
 
     async def wait(self) -> None:
@@ -101,12 +103,22 @@ class ProcessGuest:
             await self._last_words.wait()
         return data
 
+    async def limit(self, isolation: Isolation) -> None:
+        if self._cgroup is None:
+            raise SandboxStartError(
+                f"the limits of sandbox {self._id} cannot be changed: no cgroup can be written here"
+            )
+        self._cgroup.limit(isolation)
+
+    def pressure(self) -> Pressure | None:
+        return self._cgroup.pressure() if self._cgroup else None
+
     def last_words(self) -> str:
-        kills = self._cgroup.kills() if self._cgroup else 0
+        kills = self._cgroup.pressure().oom_kills if self._cgroup else 0
         memory = f"memory ran out and {kills} of its processes were killed" if kills else ""
         return "\n".join(filter(None, (self._last_words.text(), memory)))
 
-    async def kill(self) -> None:
+    async def kill(self) -> bool:
         if self._process.returncode is None:
             # The group, since bwrap's child is not yet tied to its parent while it sets up.
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -121,6 +133,7 @@ class ProcessGuest:
         self._stderr.close()
         if self._cgroup:
             await self._cgroup.remove()
+        return self._ended.is_set() and self._last_words.complete.is_set()
 
     def _reap(self) -> None:
         if self._process.poll() is not None:

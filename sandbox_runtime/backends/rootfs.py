@@ -31,6 +31,15 @@ def prepare_rootfs(rootfs: Path, *, cache: Path, uid: int, as_uid: tuple[str, ..
     return directory
 
 
+def rootfs_fingerprint(rootfs: Path) -> str:
+    """Changes when the directory or tar is replaced by another. Raises SandboxStartError."""
+    try:
+        status = rootfs.stat()
+    except OSError as error:
+        raise SandboxStartError(f"cannot use rootfs {str(rootfs)!r}: {error}") from error
+    return f"{rootfs}:{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
+
 def _unpacked(archive: Path, cache: Path, uid: int, as_uid: tuple[str, ...]) -> Path:
     with archive.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,10 +3,10 @@
 import os
 import re
 import shutil
-import subprocess
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -17,6 +17,7 @@ from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
+from tests.sandbox_runtime.backends.root_tar import add_programs, add_python
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 
@@ -25,33 +26,13 @@ PROGRAMS = ("python3", "bash", "cat", "head", "ls", "mkdir", "rm")
 OWNER = os.geteuid() or 65534
 
 
-def libraries(binary: Path) -> set[Path]:
-    found = subprocess.run(["ldd", binary], capture_output=True, check=True, text=True).stdout
-    return {Path(each) for each in re.findall(r"(/\S+) \(0x", found)}
-
-
-def without_ballast(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if re.search(r"/(dist-packages|test|tkinter|config-3)", member.name) else member
-
-
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The host's Python and a few programs, as `docker export` would write them."""
     archive = tmp_path_factory.mktemp("image") / "image.tar"
-    where = "import os; print(os.path.dirname(os.__file__))"
-    stdlib = subprocess.run(
-        ["/usr/bin/python3", "-c", where], capture_output=True, check=True, text=True
-    ).stdout.strip()
     with tarfile.open(archive, "w") as tar:
-        for name in PROGRAMS:
-            binary = Path("/usr/bin", name)
-            tar.add(binary.resolve(), f"usr/bin/{name}")
-            for library in libraries(binary):
-                tar.add(library.resolve(), str(library).lstrip("/").removeprefix("usr/"))
-        tar.add(stdlib, stdlib.lstrip("/"), filter=without_ballast)
-        link = tarfile.TarInfo("bin")
-        link.type, link.linkname = tarfile.SYMTYPE, "usr/bin"
-        tar.addfile(link)
+        add_programs(tar, PROGRAMS)
+        add_python(tar)
         for name in ("opt", "testbed"):
             directory = tarfile.TarInfo(name)
             directory.type, directory.mode = tarfile.DIRTYPE, 0o755
@@ -69,14 +50,17 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def new_sandbox(rootfs: Path, state_dir: Path) -> AsyncIterator[Sandbox]:
+async def new_sandbox(
+    rootfs: Path, state_dir: Path, isolation: Isolation = SMALL
+) -> AsyncIterator[Sandbox]:
     with anyio.fail_after(30):
         backend = BubblewrapBackend(rootfs=rootfs, state_dir=state_dir)
-        sandbox = await start_sandbox(backend, SMALL)
+        sandbox = await start_sandbox(backend, isolation)
         try:
             yield sandbox
         finally:
             await sandbox.close()
+            await backend.aclose()
 
 
 async def output(sandbox: Sandbox, command: str) -> str:
@@ -113,7 +97,7 @@ async def test_neither_the_way_to_it_nor_its_devices_get_inside(
     image: Path, tmp_path: Path
 ) -> None:
     async with new_sandbox(image, tmp_path) as sandbox:
-        told = "cat /proc/self/mountinfo /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
+        told = "cat /proc/self/mountinfo /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2> /dev/null; :"
         assert str(tmp_path) not in await output(sandbox, told)
         devices = (await output(sandbox, "ls /dev")).split()
         assert "null" in devices
@@ -157,3 +141,42 @@ async def test_a_root_file_system_that_is_not_there_is_a_start_error(tmp_path: P
     backend = BubblewrapBackend(rootfs=tmp_path / "none", state_dir=tmp_path)
     with pytest.raises(SandboxStartError, match=r"cannot use rootfs .*none'.*No such file"):
         await backend.start(SMALL)
+
+
+async def test_at_the_strict_level_it_can_only_be_read(image: Path, tmp_path: Path) -> None:
+    async with new_sandbox(image, tmp_path, replace(SMALL, level="strict")) as sandbox:
+        for place in ("/", "/opt", "/usr/bin", "/etc"):
+            result = await sandbox.exec(f"echo > {place}/file", timeout_s=20)
+            assert re.search("Read-only file system|Permission denied", result.stderr)
+        mine = "cd; echo fine > file; echo fine > /tmp/file; cat file /testbed/../tmp/file; echo ~"
+        assert await output(sandbox, mine) == "fine\nfine\n/home/sandbox"
+
+
+async def test_a_root_without_python_is_served_by_the_native_agent(tmp_path: Path) -> None:
+    archive = tmp_path / "root.tar"
+    with tarfile.open(archive, "w") as tar:
+        add_programs(tar, ("bash", "cat"))
+    tmp_path.chmod(0o700)
+    async with new_sandbox(archive, tmp_path) as sandbox:
+        assert await output(sandbox, "echo $((6 * 7)) > file; cat file") == "42"
+    python = BubblewrapBackend(rootfs=archive, state_dir=tmp_path, agent="python")
+    with pytest.raises(SandboxStartError, match="bwrap: execvp python3: No such"):
+        await start_sandbox(python, SMALL)
+
+
+async def test_another_tar_at_the_same_place_is_another_root(tmp_path: Path) -> None:
+    archive = tmp_path / "root.tar"
+    backend = BubblewrapBackend(rootfs=archive, state_dir=tmp_path)
+    prints = set()
+    for program in ("cat", "ls"):
+        with tarfile.open(archive, "w") as tar:
+            add_programs(tar, ("bash", program))
+        prints.add(await backend.fingerprint())
+        sandbox = await start_sandbox(backend, SMALL)
+        assert await output(sandbox, f"type -t {program}") == "file"
+        await sandbox.close()
+    assert len(prints) == 2
+    archive.unlink()
+    with pytest.raises(SandboxStartError, match="cannot use rootfs"):
+        await backend.fingerprint()
+    await backend.aclose()

@@ -1,0 +1,152 @@
+"""The chain of programs that puts a sandbox together, each giving way to the next.
+
+sh (enter the cgroup) → setpriv (stop being root) → unshare (a namespace for mounts) → sh (the disk,
+and the overlay on a root file system) → bwrap → the payload. The process that is started is bwrap's
+own in the end.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from policies.isolation import Isolation
+from policies.workspace import SHARED_DIR
+from sandbox_runtime.backends.guest_user import SANDBOX, guest_user
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_ENTER_CGROUPS = """
+while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done
+shift
+exec "$@"
+"""
+# The disk hides /sys: a directory that every host has and where no root file system lies. Nobody
+# else sees it, for this namespace of mounts ends with the sandbox.
+_MAKE_DISK = f"""
+set -e
+umask 022
+mount -t tmpfs -o "$1" disk /sys
+shift
+mkdir -p /sys/testbed /sys/root /sys/home /sys/run /sys/etc /sys/tmp /sys/var/tmp /sys/shm
+chmod 1777 /sys/tmp /sys/var/tmp /sys/shm
+echo '127.0.0.1 localhost sandbox
+::1 localhost' > /sys/etc/hosts
+echo 'root:x:0:0:root:/root:/bin/bash
+{SANDBOX.name}:x:{SANDBOX.uid}:{SANDBOX.uid}::{SANDBOX.home}:/bin/bash
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin' > /sys/etc/passwd
+echo 'root:x:0:
+{SANDBOX.name}:x:{SANDBOX.uid}:
+nogroup:x:65534:' > /sys/etc/group
+echo 'passwd: files
+group: files
+hosts: files' > /sys/etc/nsswitch.conf
+exec "$@"
+"""
+# The lower directory is the current one: reached without its path, which the user may be unable to
+# walk, and which would need escaping. Nor is it to be read in process 1's environment.
+_MAKE_ROOT = """
+set -e
+mkdir /sys/upper /sys/work /sys/rootfs
+options=userxattr,lowerdir=.,upperdir=/sys/upper,workdir=/sys/work
+mount -t overlay -o "$options" overlay /sys/rootfs
+unset PWD
+exec "$@"
+"""
+_WALLS = (
+    *("--unshare-all", "--unshare-user", "--hostname", "sandbox", "--cap-drop", "ALL"),
+    # As process 1 nothing inside can kill the agent, and it collects the orphans.
+    *("--new-session", "--die-with-parent", "--as-pid-1", "--clearenv"),
+)
+# Bubblewrap's own tmpfs at / and /dev have no size: nobody may write there.
+_DEVICES = ("--proc", "/proc", "--dev", "/dev", "--bind", "/sys/shm", "/dev/shm")
+_SEAL_DEVICES = ("--remount-ro", "/dev")
+_SEAL_ROOT = ("--remount-ro", "/")
+_HOST_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_HOST_DATA = (
+    *("/etc/ld.so.cache", "/etc/alternatives"),
+    # Whom TLS trusts, as each family of distributions has it; never /etc/ssl/private beside it.
+    *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ca-certificates/extracted"),
+    *("/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs"),
+)
+_WRITABLE = ("/testbed", "/root", "/run", "/tmp", "/var/tmp")  # and /etc
+_WRITABLE_STRICT = ("/testbed", "/home", "/tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A sandbox to be put together."""
+
+    isolation: Isolation
+    cgroup_entrances: tuple[str, ...]
+    host_uid: int
+    disk_options: str
+    has_own_root: bool
+    """Its lower directory is then the one that the chain is started in."""
+    seccomp: int
+    """The file descriptor of the filter."""
+    inputs: Path | None
+
+    def command(self, payload: tuple[str, ...]) -> tuple[str, ...]:
+        """What to start."""
+        return (
+            *_script(_ENTER_CGROUPS, *self.cgroup_entrances, "--"),
+            *as_user(self.host_uid),
+            *("unshare", "--user", "--map-root-user", "--mount"),
+            *_script(_MAKE_DISK, self.disk_options),
+            *(_script(_MAKE_ROOT) if self.has_own_root else ()),
+            *self._bwrap(),
+            *payload,
+        )
+
+    def _bwrap(self) -> Iterator[str]:
+        user = guest_user(self.isolation)
+        yield from ("bwrap", *_WALLS, "--uid", str(user.uid), "--gid", str(user.uid))
+        for item in {"PATH": PATH, "LANG": "C.UTF-8", **user.env}.items():
+            yield from ("--setenv", *item)
+        yield from self._own_files() if self.has_own_root else self._host_files()
+        if self.inputs:
+            yield from ("--ro-bind", str(self.inputs), SHARED_DIR)
+        yield from ("--seccomp", str(self.seccomp), "--chdir", "/", "--")
+
+    def _own_files(self) -> Iterator[str]:
+        yield from ("--bind", "/sys/rootfs", "/", "--dir", "/root", "--dir", "/tmp")
+        yield from ("--bind", "/sys/etc/hosts", "/etc/hosts", *_DEVICES, *_SEAL_DEVICES)
+        if self._is_strict:
+            for name in _WRITABLE_STRICT:
+                yield from ("--bind", f"/sys{name}", name)
+            yield from _SEAL_ROOT
+
+    def _host_files(self) -> Iterator[str]:
+        yield from ("--ro-bind", "/usr", "/usr")
+        for name in _HOST_LINKS:
+            path = Path(name)
+            if path.is_symlink():
+                yield from ("--symlink", str(path.readlink()), name)
+            elif path.is_dir():
+                yield from ("--ro-bind", name, name)
+        yield from ("--perms", "0755", "--dir", "/var", "--bind", "/sys/etc", "/etc")
+        for name in _WRITABLE_STRICT if self._is_strict else _WRITABLE:
+            yield from ("--bind", f"/sys{name}", name)
+        for name in _HOST_DATA:
+            yield from ("--ro-bind-try", name, name)
+        yield from (*_DEVICES, *_SEAL_DEVICES, *_SEAL_ROOT)
+        if self._is_strict:
+            yield from ("--remount-ro", "/etc")
+
+    @property
+    def _is_strict(self) -> bool:
+        return self.isolation.level == "strict"
+
+
+def as_user(uid: int) -> tuple[str, ...]:
+    """What a command is preceded by to be run as that user, if we are root."""
+    if os.geteuid() != 0:
+        return ()
+    user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    return ("setpriv", *user, "--inh-caps=-all", "--no-new-privs", "--")
+
+
+def _script(text: str, *arguments: str) -> tuple[str, ...]:
+    """A shell script that takes `arguments` and gives way to the command after them."""
+    return ("/bin/sh", "-c", text, "sh", *arguments)

@@ -1,0 +1,158 @@
+"""What a container is made with: its walls and its bounds, in the words of the engine's API."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policies.isolation import Isolation
+from policies.workspace import SHARED_DIR, WORKING_DIR
+from sandbox_runtime.backends.docker_seccomp import docker_seccomp_profile
+from sandbox_runtime.backends.guest_user import guest_user
+from sandbox_runtime.backends.memory_disk import largest_disk_mib, tmpfs_options
+
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL")
+"""What apt and pip need of root inside; all others are dropped."""
+AGENT_DIR = "/.agent"
+AGENT_PATH = f"{AGENT_DIR}/agent"
+_STRICT_DISKS = {WORKING_DIR: 1 / 2, "/tmp": 1 / 4, "/home": 1 / 8, "/run": 1 / 8}
+"""All that can be written at the strict level: the share of the disk that each has."""
+_VOLUME_MIB = 64
+_SHARED_MEMORY_BYTES = 64 << 20
+_RUNSC_PIDS = 256
+_RUNSC_PIDS_PER_PROCESS = 16
+"""runsc counts a sandbox's processes itself. The host's bound, on all threads of runsc, is for one
+that has gone wrong, and the end of the sandbox. Measured: up to 11 of them for a process inside."""
+
+_MASKED = (
+    *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
+    *("/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/latency_stats"),
+    *("/proc/sched_debug", "/proc/scsi", "/proc/slabinfo", "/proc/timer_list", "/proc/timer_stats"),
+    *("/proc/vmallocinfo", "/sys/devices/virtual/powercap", "/sys/firmware"),
+)
+"""What the host's kernel says of itself to root, and so to the root inside: what engines hide, and
+more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What of an image matters to a container."""
+
+    id: str
+    machine: str
+    """As `uname -m` calls it; "" when it is none that we know."""
+    volumes: tuple[str, ...]
+    """Directories that the image wants on volumes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A container to be made."""
+
+    image: Image
+    isolation: Isolation
+    command: tuple[str, ...]
+    labels: Mapping[str, str]
+    runtime: str | None = None
+    inputs: Path | None = None
+    """On the engine's host: shown read-only to all sandboxes."""
+    agent_volume: str | None = None
+    """Holds the agent's program."""
+    quota: bool = False
+    """Whether the storage driver bounds the disk."""
+
+    def config(self) -> dict[str, Any]:
+        """What the engine takes to make it."""
+        user = guest_user(self.isolation)
+        env = {"LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **user.env}
+        return {
+            "Image": self.image.id,
+            "Entrypoint": [self.command[0]],
+            "Cmd": list(self.command[1:]),
+            "Env": [f"{name}={value}" for name, value in env.items()],
+            "Labels": dict(self.labels),
+            "User": f"{user.uid}:{user.uid}",
+            "WorkingDir": "/",
+            "Hostname": "sandbox",
+            # Its standard input ends with the connection that it came by.
+            **dict.fromkeys(("OpenStdin", "StdinOnce", "AttachStdin"), True),
+            **dict.fromkeys(("AttachStdout", "AttachStderr"), True),
+            "NetworkDisabled": True,
+            "Healthcheck": {"Test": ["NONE"]},
+            "HostConfig": {**self._walls(), **limits(self.isolation, self.runtime), **self._disk()},
+        }
+
+    def _walls(self) -> dict[str, Any]:
+        strict = self.isolation.level == "strict"
+        return {
+            "NetworkMode": "none",
+            "CapDrop": ["ALL"],
+            "CapAdd": [] if strict else list(CAPABILITIES),
+            "SecurityOpt": ["no-new-privileges", f"seccomp={docker_seccomp_profile()}"],
+            "IpcMode": "private",
+            "CgroupnsMode": "private",
+            "ShmSize": _SHARED_MEMORY_BYTES,
+            "OomScoreAdj": 500,
+            "AutoRemove": True,
+            "LogConfig": {"Type": "none"},
+            "Runtime": self.runtime or "",
+            # The agent is process 1: nothing inside can kill it, and it collects the orphans.
+            "Init": False,
+            "ReadonlyRootfs": strict,
+            "MaskedPaths": list(_MASKED),
+            "Ulimits": [
+                {"Name": name, "Soft": value, "Hard": value}
+                for name, value in self._rlimits().items()
+            ],
+        }
+
+    def _rlimits(self) -> Mapping[str, int]:
+        # With 0 the host's core handler would still be started, as root, by a crash in here: only 1
+        # byte keeps the kernel from it.
+        files, largest = self.isolation.open_files, self.isolation.disk_mib << 20
+        # Under runsc a user inside is nobody else's user, so that his processes can be counted.
+        processes = {"nproc": self.isolation.pids} if is_runsc(self.runtime) else {}
+        return {"nofile": files, "core": 1, "fsize": largest, **processes}
+
+    def _disk(self) -> dict[str, Any]:
+        mounts = []
+        if self.agent_volume:
+            mounts.append(_mount("volume", self.agent_volume, AGENT_DIR))
+        if self.inputs:
+            mounts.append(_mount("bind", str(self.inputs), SHARED_DIR))
+        # An image's volumes would be disk that nothing bounds.
+        disks = {path: tmpfs_options(_VOLUME_MIB) + ",exec" for path in self.image.volumes}
+        if self.isolation.level == "strict":
+            disks |= self._strict_disks()
+        quota = {"StorageOpt": {"size": f"{self.isolation.disk_mib}m"}} if self.quota else {}
+        return {"Mounts": mounts, "Tmpfs": disks, **quota}
+
+    def _strict_disks(self) -> Mapping[str, str]:
+        size_mib, uid = largest_disk_mib(self.isolation), guest_user(self.isolation).uid
+        owner = f"uid={uid},gid={uid},mode=0755,exec"
+        return {
+            path: f"{tmpfs_options(int(size_mib * share))},{owner}"
+            for path, share in _STRICT_DISKS.items()
+        }
+
+
+def limits(isolation: Isolation, runtime: str | None) -> dict[str, int]:
+    """The bounds that can be changed while it runs."""
+    memory, pids = isolation.memory_mib << 20, isolation.pids
+    if is_runsc(runtime):
+        pids = pids * _RUNSC_PIDS_PER_PROCESS + _RUNSC_PIDS
+    return {
+        "Memory": memory,
+        "MemorySwap": memory,
+        "NanoCpus": int(isolation.cpus * 1e9),
+        "PidsLimit": pids,
+    }
+
+
+def is_runsc(runtime: str | None) -> bool:
+    """Whether a runtime, by its name, has a kernel of its own in each sandbox."""
+    return runtime is not None and runtime.startswith("runsc")
+
+
+def _mount(kind: str, source: str, target: str) -> dict[str, Any]:
+    return {"Type": kind, "Source": source, "Target": target, "ReadOnly": True}

@@ -1,0 +1,151 @@
+"""A Docker engine: the calls we make of it, each blocking, each raising one of ENGINE_ERRORS.
+
+The one door to the SDK. Configurations go to the engine as its API has them: the SDK's own
+builders know less than the engine does.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import docker
+import docker.errors
+import requests
+import requests.exceptions
+from docker.utils import kwargs_from_env
+
+from sandbox_runtime.errors import SandboxStartError
+
+ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException)
+MissingError = docker.errors.NotFound
+"""The engine knows no such container, image or volume."""
+_TIMEOUT_S = 30
+_REASON_CHARS = 500
+
+Facts = Mapping[str, Any]
+"""What the engine says, in its own names."""
+
+
+def connect(host: str | None = None) -> tuple[Any, str]:
+    """A client of the engine at `host`, or where DOCKER_HOST says, and that engine's address.
+
+    The client is a docker.APIClient, half of whose methods have no types. Raises SandboxStartError.
+    """
+    engine = {"DOCKER_HOST": host} if host else {}
+    settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
+    url = settings.get("base_url") or "unix:///var/run/docker.sock"
+    if "tls" in settings:
+        url = url.replace("tcp://", "https://")
+    try:
+        if url.startswith("unix://"):
+            # The SDK forgets to close a socket that nobody listens to.
+            with socket.socket(socket.AF_UNIX) as trial:
+                trial.connect(url.removeprefix("unix://"))
+        return docker.APIClient(version="auto", timeout=_TIMEOUT_S, **settings), url
+    except (*ENGINE_ERRORS, OSError) as error:
+        raise SandboxStartError(f"no Docker engine answers at {url}: {error}") from error
+
+
+class Engine:
+    """One engine, with what it says about itself. Raises SandboxStartError where none answers."""
+
+    def __init__(self, host: str | None = None) -> None:
+        self._client, self.url = connect(host)
+        try:
+            self.facts: Facts = self._client.info()
+        except ENGINE_ERRORS as error:
+            self._client.close()
+            raise SandboxStartError(f"the engine at {self.url} does not answer: {error}") from error
+
+    @property
+    def api_version(self) -> str:
+        version: str = self._client.api_version
+        return version
+
+    def image(self, name: str) -> Facts:
+        facts: Facts = self._client.inspect_image(name)
+        return facts
+
+    def create(self, name: str, config: Facts) -> str:
+        """Make a container; returns its id."""
+        made: Facts = self._client.create_container_from_config(config, name)
+        return str(made["Id"])
+
+    def start(self, name: str) -> None:
+        self._client.start(name)
+
+    def container(self, name: str, *, size: bool = False) -> Facts:
+        """About a container; with `size` also what it has written to its disk (`SizeRw`)."""
+        facts: Facts = self._call("get", f"containers/{name}/json", {"size": int(size)}).json()
+        return facts
+
+    def containers(self, label: str) -> list[Facts]:
+        """Those with that label, running or not."""
+        found: list[Facts] = self._client.containers(all=True, filters={"label": label})
+        return found
+
+    def update(self, name: str, limits: Facts) -> None:
+        """Change a running container's limits."""
+        self._call("post", f"containers/{name}/update", json=limits)
+
+    def remove(self, name: str) -> None:
+        """End and remove a container; nothing happens when there is none."""
+        with contextlib.suppress(MissingError):  # which is what we want
+            try:
+                self._client.remove_container(name, force=True, v=True)
+            except docker.errors.APIError as error:
+                if error.status_code != requests.codes.conflict:
+                    raise
+                # The engine removes it already, by itself.
+                self._client.wait(name, condition="removed")
+
+    def exit_code(self, name: str, wait_s: float) -> int | None:
+        """With what a container's main process has ended; None while it runs."""
+        try:
+            answer: Facts = self._client.wait(name, timeout=wait_s)
+        except requests.exceptions.ConnectionError:  # as the SDK also calls a time that is up
+            if self.container(name)["State"]["Running"]:
+                return None
+            raise
+        return int(answer["StatusCode"])
+
+    def has_file(self, container: str, path: str) -> bool:
+        """Whether a container, running or not, has something at that path."""
+        try:
+            self._call("head", f"containers/{container}/archive", {"path": path})
+        except MissingError:
+            return False
+        return True
+
+    def put(self, container: str, directory: str, tar: bytes) -> None:
+        """Unpack a tar in a container, running or not."""
+        self._client.put_archive(container, directory, tar)
+
+    def make_volume(self, name: str) -> None:
+        """Make a volume, if there is none of that name."""
+        self._client.create_volume(name)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _call(
+        self, method: str, path: str, params: Facts | None = None, json: Facts | None = None
+    ) -> requests.Response:
+        """What the SDK has no method for, or one that leaves out what we need."""
+        url = f"{self._client.base_url}/v{self.api_version}/{path}"
+        answer: requests.Response = self._client.request(
+            method, url, params=params, json=json, timeout=_TIMEOUT_S
+        )
+        try:
+            answer.raise_for_status()
+        except requests.exceptions.HTTPError as error:
+            docker.errors.create_api_error_from_http_exception(error)
+        return answer
+
+
+def said(error: Exception) -> str:
+    """What the engine gave as reason, in one line."""
+    explained = error.explanation if isinstance(error, docker.errors.APIError) else None
+    return str(explained or error).strip().partition("\n")[0][:_REASON_CHARS]

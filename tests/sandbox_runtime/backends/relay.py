@@ -1,0 +1,70 @@
+"""The local Docker engine on a TCP port, with somebody in between who can cut the line."""
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import ByteStream, SocketAttribute
+from anyio.streams.tls import TLSListener
+
+SOCKET = "/var/run/docker.sock"
+
+
+class Relay:
+    """A line to the engine."""
+
+    def __init__(self, change: Callable[[bytes], bytes]) -> None:
+        self.port = 0
+        self._change = change
+        self._calls: set[anyio.CancelScope] = set()
+        self._is_cut = False
+
+    def cut(self) -> None:
+        """From now on nobody gets through, and who was through is cut off."""
+        self._is_cut = True
+        for call in self._calls:
+            call.cancel()
+
+    def mend(self) -> None:
+        """Who calls gets through again."""
+        self._is_cut = False
+
+    async def serve(self, caller: ByteStream) -> None:
+        async with caller:
+            if self._is_cut:
+                return
+            with anyio.CancelScope() as call:
+                self._calls.add(call)
+                async with await anyio.connect_unix(SOCKET) as engine:
+                    await self._join(caller, engine)
+            self._calls.discard(call)
+
+    async def _join(self, caller: ByteStream, engine: ByteStream) -> None:
+        async with anyio.create_task_group() as both:
+            both.start_soon(self._pump, caller, engine, bytes)
+            await self._pump(engine, caller, self._change)
+            both.cancel_scope.cancel()
+
+    async def _pump(
+        self, source: ByteStream, target: ByteStream, change: Callable[[bytes], bytes]
+    ) -> None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for data in source:
+                await target.send(change(data))
+
+
+@asynccontextmanager
+async def relay(
+    tls: ssl.SSLContext | None = None, change: Callable[[bytes], bytes] = bytes
+) -> AsyncIterator[Relay]:
+    """One, with what the engine says changed on its way."""
+    plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    line = Relay(change)
+    line.port = plain.extra(SocketAttribute.local_port)
+    async with plain, anyio.create_task_group() as serving:
+        listener = TLSListener(plain, tls, standard_compatible=False) if tls else plain
+        serving.start_soon(listener.serve, line.serve)
+        yield line
+        serving.cancel_scope.cancel()

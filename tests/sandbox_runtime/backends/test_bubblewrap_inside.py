@@ -1,0 +1,129 @@
+"""Who programs are inside bubblewrap, what they see of the host, and the agent among them."""
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+from sandbox_runtime.errors import SandboxFileError
+from sandbox_runtime.guest.bootstrap import AgentKind
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.sandbox import Sandbox
+from tests.sandbox_runtime.backends import probes
+from tests.sandbox_runtime.transfer import output, write
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+
+SMALL = Isolation(memory_mib=256, disk_mib=32, pids=32)
+NOWHERE = Path("/nonexistent")
+STRICT = replace(SMALL, level="strict")
+
+
+@asynccontextmanager
+async def new_sandbox(isolation: Isolation = SMALL) -> AsyncIterator[GuestSandbox]:
+    backend = BubblewrapBackend(state_dir=NOWHERE)
+    with anyio.fail_after(30):
+        sandbox = await start_sandbox(backend, isolation)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+            await backend.aclose()
+
+
+async def python(sandbox: Sandbox, program: str) -> str:
+    result = await sandbox.exec("python3 -", timeout_s=20, stdin=program.encode())
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+async def test_at_the_strict_level_nobody_is_root() -> None:
+    async with new_sandbox(STRICT) as sandbox:
+        assert await output(sandbox, "id -u; id -g; id -un; echo ~; echo $USER") == (
+            "1000\n1000\nsandbox\n/home/sandbox\nsandbox\n"
+        )
+        assert "CapEff:\t0000000000000000" in await output(sandbox, "cat /proc/self/status")
+
+
+async def test_at_the_strict_level_only_the_workspace_can_be_written() -> None:
+    async with new_sandbox(STRICT) as sandbox:
+        written = (await python(sandbox, probes.WRITABLE_MOUNTS)).splitlines()
+        on_disk = {line.split()[1] for line in written if line.startswith("disk ")}
+        assert on_disk == {"/testbed", "/home", "/tmp", "/dev/shm"}
+        for place in ("/etc", "/etc/passwd", "/usr", "/", "/var", "/run"):
+            assert (await sandbox.exec(f"test -w {place}", timeout_s=20)).exit_code == 1
+        assert await output(sandbox, "cd; echo fine > file; cat file; python3 -c 'print(6*7)'") == (
+            "fine\n42\n"
+        )
+
+
+# What is shown of the host
+
+
+async def test_tls_finds_whom_to_trust_but_no_private_key() -> None:
+    trusted = (
+        "import os, ssl; path = ssl.get_default_verify_paths().capath;"
+        " print(sum(os.path.exists(f'{path}/{name}') for name in os.listdir(path)))"
+    )
+    ours = await anyio.run_process(["/usr/bin/python3", "-c", trusted])
+    async with new_sandbox() as sandbox:
+        assert await python(sandbox, trusted) == ours.stdout.decode()
+        private = "ls -A /etc/ssl /etc/pki 2> /dev/null | grep private"
+        assert await output(sandbox, f"{private}; :") == ""
+
+
+async def test_shared_inputs_can_be_read_by_all_and_written_by_none(tmp_path: Path) -> None:
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    (tmp_path / "table.csv").write_text("a,b\n")
+    (tmp_path / "table.csv").chmod(0o666)
+    backend = BubblewrapBackend(state_dir=NOWHERE, inputs=tmp_path)
+    for isolation in (SMALL, STRICT):
+        sandbox = await start_sandbox(backend, isolation)
+        assert await output(sandbox, "cat /testbed/shared/table.csv") == "a,b\n"
+        result = await sandbox.exec("echo more >> /testbed/shared/table.csv", timeout_s=20)
+        assert "Read-only file system" in result.stderr
+        await sandbox.close()
+
+
+# The agent
+
+
+async def test_nothing_inside_can_kill_the_agent() -> None:
+    async with new_sandbox() as sandbox:
+        await sandbox.exec("kill -9 1; kill -TERM 1; kill -INT 1", timeout_s=20)
+        assert await output(sandbox, "echo still there") == "still there\n"
+
+
+@pytest.mark.parametrize("agent", ["python", "native"])
+async def test_either_agent_serves_and_its_program_is_nowhere_to_be_changed(
+    agent: AgentKind,
+) -> None:
+    backend = BubblewrapBackend(state_dir=NOWHERE, agent=agent)
+    sandbox = await start_sandbox(backend, SMALL)
+    assert await output(sandbox, "echo served") == "served\n"
+    changed = await sandbox.exec("echo x >> /proc/1/exe", timeout_s=20)
+    assert changed.exit_code == 1
+    assert await output(sandbox, "ls /proc/self/fd | wc -l") == "4\n"  # and the directory itself
+    await sandbox.close()
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("agent", ["python", "native"])
+async def test_a_file_too_large_for_the_disk_is_refused_and_the_agent_lives_on(
+    agent: AgentKind,
+) -> None:
+    backend = BubblewrapBackend(state_dir=NOWHERE, agent=agent)
+    sandbox = await start_sandbox(backend, SMALL)
+    with pytest.raises(SandboxFileError):
+        await write(sandbox, "/testbed/large", bytes(SMALL.disk_mib + 1 << 20))
+    assert await output(sandbox, "echo alive") == "alive\n"
+    await sandbox.close()
+    await backend.aclose()

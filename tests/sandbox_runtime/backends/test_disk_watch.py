@@ -1,0 +1,171 @@
+"""Who is measured when, and who is stopped, on a disk that is pretended."""
+
+import asyncio
+from collections import Counter
+
+import anyio
+
+from sandbox_runtime.backends.disk_watch import DiskWatch, Usage
+from tests.fakes.waiting import until
+
+MIB = 1 << 20
+LIMIT = Usage(100 * MIB, 1000)
+
+
+class PretendDisk:
+    """A disk to which the test writes."""
+
+    def __init__(self) -> None:
+        self.usages: dict[str, Usage] = {}
+        self.by_others = Usage()
+        self.free: int | None = None
+        self.looks = 0
+        self.measured: Counter[str] = Counter()
+
+    def filled(self) -> Usage:
+        self.looks += 1
+        all_of_them = (*self.usages.values(), self.by_others)
+        return Usage(
+            sum(each.bytes for each in all_of_them), sum(each.files for each in all_of_them)
+        )
+
+    def used(self, name: str, limit: Usage) -> Usage | None:
+        self.measured[name] += 1
+        return self.usages.get(name)
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+class Sandboxes:
+    """Those on the disk, and why they were stopped."""
+
+    def __init__(self, disk: PretendDisk, reserve_bytes: int = 0) -> None:
+        self.watch = DiskWatch(disk, period_s=0.001, reserve_bytes=reserve_bytes)
+        self.stopped: dict[str, str] = {}
+
+    def begin(self, *names: str) -> None:
+        for name in names:
+            self.watch.add(name, LIMIT, lambda why, name=name: self.stopped.update({name: why}))
+
+    async def is_stopped(self, name: str) -> str:
+        with anyio.fail_after(5):
+            await until(lambda: name in self.stopped)
+        return self.stopped[name]
+
+
+async def a_few_looks(disk: PretendDisk) -> None:
+    enough = disk.looks + 5
+    with anyio.fail_after(5):
+        await until(lambda: disk.looks >= enough)
+
+
+async def test_who_writes_more_than_allowed_is_stopped_and_told_why() -> None:
+    disk = PretendDisk()
+    sandboxes = Sandboxes(disk)
+    sandboxes.begin("greedy", "modest")
+    disk.usages = {"greedy": Usage(101 * MIB - 1, 5), "modest": Usage(90 * MIB, 5)}
+    assert await sandboxes.is_stopped("greedy") == (
+        "its disk use of 101 MiB exceeded the limit of 100 MiB"
+    )
+    await a_few_looks(disk)
+    assert sandboxes.stopped.keys() == {"greedy"}
+    await sandboxes.watch.aclose()
+
+
+async def test_too_many_files_are_too_much_as_well() -> None:
+    disk = PretendDisk()
+    sandboxes = Sandboxes(disk)
+    sandboxes.begin("bomb")
+    disk.usages = {"bomb": Usage(0, 1001)}
+    assert await sandboxes.is_stopped("bomb") == (
+        "it has more than the 1000 files that its disk may have"
+    )
+    await sandboxes.watch.aclose()
+
+
+async def test_nobody_is_measured_while_too_little_was_written_to_matter() -> None:
+    disk = PretendDisk()
+    sandboxes = Sandboxes(disk)
+    sandboxes.begin("idle", "idle too")
+    disk.by_others = Usage(99 * MIB, 10)
+    await a_few_looks(disk)
+    assert not disk.measured
+    await sandboxes.watch.aclose()
+
+
+async def test_who_was_measured_is_left_alone_until_that_much_more_was_written() -> None:
+    disk = PretendDisk()
+    sandboxes = Sandboxes(disk)
+    sandboxes.begin("working")
+    disk.usages = {"working": Usage(40 * MIB, 10)}
+    disk.by_others = Usage(90 * MIB, 10)
+    with anyio.fail_after(5):
+        await until(lambda: disk.measured["working"] == 1)
+    disk.by_others = Usage(140 * MIB, 10)
+    await a_few_looks(disk)
+    assert disk.measured["working"] == 1
+    disk.by_others = Usage(160 * MIB, 10)
+    with anyio.fail_after(5):
+        await until(lambda: disk.measured["working"] == 2)
+    await sandboxes.watch.aclose()
+
+
+async def test_what_somebody_frees_does_not_hide_what_another_writes() -> None:
+    disk = PretendDisk()
+    disk.free = 1000 * MIB
+    sandboxes = Sandboxes(disk)
+    sandboxes.begin("hidden")
+    disk.usages = {"hidden": Usage(101 * MIB, 10)}
+    disk.by_others = Usage(-101 * MIB, -10)
+    await a_few_looks(disk)
+    assert not sandboxes.stopped
+    disk.free += MIB
+    assert "exceeded" in await sandboxes.is_stopped("hidden")
+    await sandboxes.watch.aclose()
+
+
+async def test_who_cannot_be_measured_is_asked_again() -> None:
+    disk = PretendDisk()
+    sandboxes = Sandboxes(disk)
+    sandboxes.begin("unseen")
+    disk.by_others = Usage(200 * MIB, 10)
+    with anyio.fail_after(5):
+        await until(lambda: disk.measured["unseen"] >= 3)
+    disk.usages = {"unseen": Usage(200 * MIB, 10)}
+    assert "exceeded" in await sandboxes.is_stopped("unseen")
+    await sandboxes.watch.aclose()
+
+
+async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> None:
+    disk = PretendDisk()
+    sandboxes = Sandboxes(disk, reserve_bytes=1000 * MIB)
+    sandboxes.begin("large", "larger", "small")
+    disk.usages = {
+        "large": Usage(50 * MIB, 5),
+        "larger": Usage(60 * MIB, 5),
+        "small": Usage(15 * MIB, 5),
+    }
+    disk.free = 999 * MIB
+    why = await sandboxes.is_stopped("larger")
+    assert why == (
+        "the host's disk is nearly full, and of all sandboxes this one had most of it, 60 MiB"
+    )
+    await sandboxes.is_stopped("large")
+    await a_few_looks(disk)
+    assert sandboxes.stopped.keys() == {"large", "larger"}
+    await sandboxes.watch.aclose()
+
+
+async def test_the_disk_is_looked_at_only_while_there_is_somebody() -> None:
+    disk = PretendDisk()
+    sandboxes = Sandboxes(disk)
+    sandboxes.begin("first")
+    await a_few_looks(disk)
+    sandboxes.watch.discard("first")
+    sandboxes.watch.discard("first")
+    with anyio.fail_after(5):
+        await until(lambda: "disk watch" not in {task.get_name() for task in asyncio.all_tasks()})
+    sandboxes.begin("second")
+    await a_few_looks(disk)
+    await sandboxes.watch.aclose()

@@ -1,0 +1,119 @@
+"""Disks of containers: what is found on them, and the end of who takes too much."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.disk_watch import Usage
+from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.backends.docker_disk import DockerDisk
+from sandbox_runtime.backends.docker_engine import Engine, Facts
+from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.sandbox import Sandbox
+from tests.sandbox_runtime.backends.engine import docker_backend, names
+from tests.sandbox_runtime.transfer import PLENTY_S, output
+
+pytestmark = pytest.mark.docker
+
+SMALL = Isolation(disk_mib=16)
+NEVER = "mkfifo never; cat never"
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
+    backend = docker_backend(tmp_path)
+    yield backend
+    await backend.aclose()
+
+
+async def last_words(sandbox: Sandbox, command: str) -> str:
+    """What is said of a sandbox that does not survive a command."""
+    with anyio.fail_after(40), pytest.raises(SandboxLostError) as lost:
+        await sandbox.exec(command, timeout_s=PLENTY_S)
+    return str(lost.value)
+
+
+async def test_who_fills_the_disk_is_stopped_and_nobody_else(
+    backend: DockerBackend, tmp_path: Path
+) -> None:
+    greedy, modest = [await start_sandbox(backend, SMALL) for _ in range(2)]
+    await output(modest, "head -c 12M /dev/zero > file")
+    said = await last_words(greedy, f"for n in 1 2 3; do head -c 12M /dev/zero > $n; done; {NEVER}")
+    assert re.search(r"its disk use of \d+ MiB exceeded the limit of 16 MiB", said)
+    assert await output(modest, "wc -c < file") == f"{12 << 20}\n"
+    await greedy.close()
+    assert await asyncio.to_thread(names, tmp_path) == [modest.id]
+    await modest.close()
+
+
+KEEP_WHAT_IS_DELETED = """
+import os, signal
+for n in range(3):
+    descriptor = os.open("file", os.O_RDWR | os.O_CREAT)
+    os.unlink("file")
+    for _ in range(12):
+        os.write(descriptor, bytes(1 << 20))
+signal.pause()
+"""
+
+
+async def test_files_that_are_deleted_and_kept_open_count_too(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    await output(sandbox, f"cat > keep.py <<'end'{KEEP_WHAT_IS_DELETED}end")
+    assert "exceeded the limit of 16 MiB" in await last_words(sandbox, "python3 keep.py")
+    await sandbox.close()
+
+
+async def test_who_makes_too_many_files_is_stopped(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, Isolation(disk_mib=2))
+    said = await last_words(sandbox, f"for n in {{1..400}}; do : > $n; done; {NEVER}")
+    assert "more than the 256 files" in said
+    await sandbox.close()
+
+
+async def test_who_hides_files_deeper_than_one_can_look_is_stopped(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    name = "d" * 250
+    dig = f"for n in {{1..20}}; do mkdir {name}; cd -P {name}; done"
+    fill = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done"
+    said = await last_words(sandbox, f"{dig} 2> /dev/null; {fill}; {NEVER}")
+    assert "more than the 2048 files" in said
+    await sandbox.close()
+
+
+async def test_a_background_process_is_not_forgotten(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    writing = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done"
+    await output(sandbox, f"({writing}) > /dev/null 2>&1 &")
+    assert "exceeded the limit" in await last_words(sandbox, NEVER)
+    await sandbox.close()
+
+
+class Distant(Engine):
+    """An engine whose directories are not on this host."""
+
+    def container(self, name: str, *, size: bool = False) -> Facts:
+        return {**super().container(name, size=size), "GraphDriver": {"Data": None}}
+
+
+async def test_an_engine_that_is_far_away_is_asked_how_much_was_written(
+    backend: DockerBackend,
+) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    await output(sandbox, "head -c 5M /dev/zero > file")
+    engine = Distant()
+    disk = DockerDisk(engine, None)
+    used = await asyncio.to_thread(disk.used, sandbox.id, Usage())
+    assert used is not None
+    assert 5 << 20 <= used.bytes < 6 << 20
+    assert disk.free_bytes() is None
+    assert disk.filled() != Usage()  # for all that one can know
+    await sandbox.close()
+    assert await asyncio.to_thread(disk.used, sandbox.id, Usage()) is None
+    engine.close()

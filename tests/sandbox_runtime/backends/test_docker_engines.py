@@ -1,0 +1,143 @@
+"""Engines that are far away, behind TLS, or gone."""
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.errors import SandboxLostError, SandboxStartError
+from sandbox_runtime.lending import start_sandbox
+from tests.fakes.waiting import until
+from tests.sandbox_runtime.backends.engine import docker_backend, names
+from tests.sandbox_runtime.backends.relay import Relay, relay
+from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
+from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output
+
+pytestmark = pytest.mark.docker
+
+
+def _engine_at(port: int, state_dir: Path) -> DockerBackend:
+    return DockerBackend(DOCKER_IMAGE, state_dir=state_dir, host=f"tcp://127.0.0.1:{port}")
+
+
+@pytest.fixture
+async def line(tmp_path: Path) -> AsyncIterator[Relay]:
+    await docker_backend(tmp_path).aclose()  # skips where there is no engine
+    async with relay() as opened:
+        yield opened
+
+
+async def test_an_engine_reached_over_tcp_serves_as_well(line: Relay, tmp_path: Path) -> None:
+    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    sandbox = await start_sandbox(backend, Isolation())
+    assert await output(sandbox, "echo far away") == "far away\n"
+    await sandbox.close()
+    await backend.aclose()
+
+
+async def test_an_engine_behind_tls_serves_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await docker_backend(tmp_path).aclose()
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # requests puts them above all else
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    async with relay(await _certificates(tmp_path)) as line:
+        backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+        sandbox = await start_sandbox(backend, Isolation())
+        assert await output(sandbox, "echo in secret") == "in secret\n"
+        await sandbox.close()
+        await backend.aclose()
+
+
+async def _certificates(directory: Path) -> ssl.SSLContext:
+    """One self-signed certificate plays the authority, the engine and the client."""
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    await anyio.run_process([*request, *names, "-keyout", str(key), "-out", str(cert)])
+    await asyncio.to_thread(shutil.copy, cert, directory / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SandboxStartError, match="no Docker engine answers"):
+        DockerBackend(DOCKER_IMAGE, state_dir=tmp_path, host="carrier-pigeon://roof")
+
+
+async def test_who_loses_the_engine_hears_so_and_can_still_close(
+    line: Relay, tmp_path: Path
+) -> None:
+    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    sandbox = await start_sandbox(backend, Isolation())
+    heard = Heard()
+
+    async def run() -> None:
+        command = "echo begun; mkfifo never; cat never"
+        with pytest.raises(SandboxLostError, match="the engine closed the connection"):
+            await sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard)
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            await heard.something.wait()
+            line.cut()
+        with pytest.raises(SandboxStartError):
+            await start_sandbox(backend, Isolation())
+        with pytest.raises(SandboxStartError):
+            await backend.fingerprint()
+        assert await backend.sweep() == 0
+        await sandbox.close()
+        # The container's input has ended with the connection, and so has the agent.
+        await until(lambda: not names(tmp_path))
+        line.mend()
+        again = await start_sandbox(backend, Isolation())
+        assert await output(again, "echo healed") == "healed\n"
+        await again.close()
+    await backend.aclose()
+
+
+async def test_the_end_of_the_line_alone_is_told_from_the_end_of_the_engine(
+    line: Relay, tmp_path: Path
+) -> None:
+    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    guest = await backend.start(Isolation())
+    with anyio.fail_after(30):
+        assert await guest.receive()
+        line.cut()
+        assert await guest.receive() == b""
+        assert guest.last_words().startswith("the engine closed the connection")
+        line.mend()
+        assert await guest.kill()
+    await backend.aclose()
+
+
+def _pretend_quota(answer: bytes) -> bytes:
+    return answer.replace(b'"extfs"', b'"xfs"  ')
+
+
+async def test_a_disk_that_cannot_be_bounded_after_all_is_watched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await docker_backend(tmp_path).aclose()
+    fill = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done; mkfifo never; cat never"
+    async with relay(change=_pretend_quota) as line:
+        backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+        sandbox = await start_sandbox(backend, Isolation(disk_mib=16))
+        assert "the storage driver bounds no disk" in caplog.text
+        with anyio.fail_after(40), pytest.raises(SandboxLostError, match="exceeded the limit"):
+            await sandbox.exec(fill, timeout_s=PLENTY_S)
+        await sandbox.close()
+        await backend.aclose()

@@ -1,0 +1,129 @@
+"""Containers with a kernel of their own: gVisor's, where the engine has it as runtime `runsc`."""
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.backends.runsc_leftovers import RunscLeftovers
+from sandbox_runtime.errors import SandboxLostError, SandboxStartError
+from sandbox_runtime.lending import start_sandbox
+from tests.fakes.waiting import until
+from tests.sandbox_runtime.backends.engine import client, docker_backend, inspect
+from tests.sandbox_runtime.transfer import PLENTY_S, output
+
+pytestmark = pytest.mark.docker
+
+SMALL = Isolation(memory_mib=512, pids=32, disk_mib=16)
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
+    await docker_backend(tmp_path).aclose()  # skips where there is no engine
+    with client() as engine:
+        if "runsc" not in engine.info()["Runtimes"]:
+            pytest.skip("the engine has no runtime runsc")
+    backend = docker_backend(tmp_path, runtime="runsc")
+    yield backend
+    await backend.aclose()
+
+
+def processes_of(container_id: str) -> list[str]:
+    """The command lines of this host's processes that have to do with a container."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_text(errors="replace"))
+        except OSError:
+            continue
+    return [line for line in lines if container_id in line]
+
+
+async def test_the_kernel_is_not_the_hosts(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    assert await output(sandbox, "uname -r") != f"{os.uname().release}\n"
+    checks = {check.name: check.detail for check in await backend.check()}
+    assert checks["docker runtime"].startswith("runsc: each sandbox has a kernel of its own")
+    await sandbox.close()
+
+
+async def test_processes_are_counted_and_too_many_do_no_harm(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    many = await sandbox.exec("for i in $(seq 60); do sleep 60 & done; wait", timeout_s=2)
+    assert "Resource temporarily unavailable" in many.stderr
+    assert await output(sandbox, "echo still usable") == "still usable\n"
+    await sandbox.close()
+
+
+async def test_memory_that_runs_out_is_the_end_and_is_said(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    with pytest.raises(SandboxLostError, match="memory ran out"):
+        await sandbox.exec("python3 -c 'x = bytearray(2 << 30)'", timeout_s=PLENTY_S)
+    await sandbox.close()
+
+
+async def test_who_fills_the_disk_is_stopped(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    fill = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done; mkfifo never; cat never"
+    with anyio.fail_after(60), pytest.raises(SandboxLostError, match="exceeded the limit"):
+        await sandbox.exec(fill, timeout_s=PLENTY_S)
+    await sandbox.close()
+
+
+async def test_its_limits_stay_as_they_are(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    with pytest.raises(SandboxStartError, match="cannot be changed"):
+        await sandbox.limit(Isolation(memory_mib=1024))
+    assert await output(sandbox, "echo unharmed") == "unharmed\n"
+    await sandbox.close()
+
+
+async def test_closing_leaves_no_process_of_it(backend: DockerBackend, tmp_path: Path) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    container_id = inspect(sandbox.id)["Id"]
+    assert processes_of(container_id)
+    await sandbox.exec("for i in $(seq 60); do sleep 60 & done; wait", timeout_s=1)
+    await sandbox.close()
+    with anyio.fail_after(10):
+        await until(lambda: not processes_of(container_id))
+    assert not list((tmp_path / "runsc").iterdir())
+
+
+def orphans() -> set[str]:
+    """The kernels that run for containers which the engine does not know, by container."""
+    kernels = {line.rstrip("\0").split("\0")[-1] for line in processes_of("runsc-sandbox")}
+    with client() as engine:
+        return kernels - {container["Id"] for container in engine.containers(all=True)}
+
+
+async def test_a_start_that_fails_leaves_no_process(backend: DockerBackend) -> None:
+    before = orphans()
+    for _ in range(3):
+        with pytest.raises(SandboxStartError):
+            await start_sandbox(backend, Isolation(memory_mib=8))
+    with anyio.fail_after(10):
+        await until(lambda: orphans() <= before)
+
+
+async def test_what_a_dead_owner_left_running_is_found_and_the_livings_is_not(
+    backend: DockerBackend, tmp_path: Path
+) -> None:
+    """A process that is called as runsc's are stands in for what it leaves when a start fails."""
+    container_id = "ab" * 32
+    RunscLeftovers(tmp_path).note("sandbox-0123456789abcdef-0", container_id)
+    sleep = f"{sys.executable} -c 'import time; time.sleep(1000)' {container_id}"
+    command = ["bash", "-c", f"exec -a runsc-sandbox {sleep}"]
+    living = await start_sandbox(backend, SMALL)
+    async with await anyio.open_process(command) as process:
+        with anyio.fail_after(10):
+            await until(lambda: bool(processes_of(container_id)))
+            await backend.sweep()
+            await process.wait()
+    assert [note.name for note in (tmp_path / "runsc").iterdir()] == [living.id]
+    assert await output(living, "echo alive") == "alive\n"
+    await living.close()
