@@ -1,0 +1,1 @@
+"""Sandboxes kept ready, each lent once."""

@@ -1,0 +1,171 @@
+"""A backend whose guests do what a test tells them: greet or not, answer or not, start when let.
+
+They speak real frames, and every command ends at once with exit code 0.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.base import Check, Pressure
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.guest_sandbox import REPORTED
+from sandbox_runtime.protocol import (
+    END,
+    HELLO,
+    OPEN,
+    PING,
+    PONG,
+    VERSION,
+    Decoder,
+    frame,
+    json_frame,
+)
+
+REPORT = dict.fromkeys(REPORTED, 0)
+
+
+def opened() -> asyncio.Event:
+    """A gate that lets everybody through until it is cleared."""
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
+class PuppetGuest:
+    """An agent in no sandbox at all."""
+
+    def __init__(self, backend: "PuppetBackend", isolation: Isolation) -> None:
+        self.id = f"puppet-{len(backend.guests) + 1}"
+        self.made = isolation
+        self.limited: list[Isolation] = []
+        self.pings = 0
+        self.answers = True
+        self._unanswered = 0
+        self._backend = backend
+        self._decoder = Decoder(1 << 24)
+        self._output: asyncio.Queue[bytes] = asyncio.Queue()
+        if backend.greets:
+            self._output.put_nowait(json_frame(0, HELLO, {"version": VERSION, "agent": "puppet"}))
+
+    async def receive(self) -> bytes:
+        return await self._output.get()
+
+    def write(self, data: bytes) -> None:
+        for stream, kind, _ in self._decoder.feed(data):
+            if kind == PING:
+                self.pings += 1
+                self._unanswered += 1
+                if self.answers:
+                    self.answer()
+            elif kind == OPEN:
+                self._output.put_nowait(json_frame(stream, END, REPORT))
+
+    def answer(self) -> None:
+        """Answer the pings that have come, and those that come."""
+        self.answers = True
+        self._output.put_nowait(frame(0, PONG) * self._unanswered)
+        self._unanswered = 0
+
+    async def send(self, data: bytes) -> None:
+        await self._backend.pause()
+        if self not in self._backend.alive:
+            raise BrokenPipeError("it is dead")
+        self.write(data)
+
+    async def limit(self, isolation: Isolation) -> None:
+        await self._backend.pause()
+        if self._backend.limits_are_fixed:
+            raise SandboxStartError("limits cannot be changed here")
+        self.limited.append(isolation)
+
+    def die(self) -> None:
+        """End by itself."""
+        self._backend.alive.discard(self)
+        self._output.put_nowait(b"")
+
+    async def kill(self) -> bool:
+        await self._backend.pause()
+        await self._backend.may_end.wait()
+        self.die()
+        return True
+
+    def pressure(self) -> Pressure | None:
+        return None
+
+    def last_words(self) -> str:
+        return ""
+
+
+class PuppetBackend:
+    """A place for puppets; `turns` says how many turns of the loop each of its waits takes."""
+
+    def __init__(self, turns: Callable[[], int] = lambda: 0) -> None:
+        self.image = "image-1"
+        self.refusal: str | None = None
+        """Why no start succeeds."""
+        self.greets = True
+        self.limits_are_fixed = False
+        self.may_start = opened()
+        self.may_end = opened()
+        self.on_start: Callable[[], None] = lambda: None
+        self.guests: list[PuppetGuest] = []
+        self.alive: set[PuppetGuest] = set()
+        self.asked = 0
+        self.starting = 0
+        self.most_starting = 0
+        self.most_alive = 0
+        self._turns = turns
+
+    @property
+    def name(self) -> str:
+        return "puppet"
+
+    async def start(self, isolation: Isolation) -> PuppetGuest:
+        self.on_start()
+        self.asked += 1
+        self.starting += 1
+        self.most_starting = max(self.most_starting, self.starting)
+        try:
+            return await self._start(isolation)
+        finally:
+            self.starting -= 1
+
+    async def _start(self, isolation: Isolation) -> PuppetGuest:
+        await self.pause()
+        await self.may_start.wait()
+        if self.refusal is not None:
+            raise SandboxStartError(self.refusal)
+        guest = PuppetGuest(self, isolation)
+        self.guests.append(guest)
+        self.alive.add(guest)
+        self.most_alive = max(self.most_alive, len(self.alive))
+        try:
+            await self.pause()
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                await guest.kill()
+            raise
+        return guest
+
+    async def fingerprint(self) -> str:
+        await self.pause()
+        if self.refusal is not None:
+            raise SandboxStartError(self.refusal)
+        return self.image
+
+    async def pause(self) -> None:
+        """What in earnest would take time."""
+        for _ in range(self._turns()):
+            await asyncio.sleep(0)
+
+    async def sweep(self) -> int:
+        return 0
+
+    async def check(self) -> list[Check]:
+        return []
+
+    async def aclose(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,48 @@
+"""Many leases at one time, each in a task of its own."""
+
+import asyncio
+
+from policies.isolation import Isolation
+from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
+from tests.fakes.waiting import until
+from tests.sandbox_runtime.pool.stage import SMALL, Stage
+
+
+class Lender:
+    """Takes leases and notes who got a sandbox, in order."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.served: list[str] = []
+        self.refused: dict[str, str] = {}
+        self._stage = stage
+        self._ends: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def ask(self, name: str, isolation: Isolation = SMALL) -> None:
+        self._ends[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._hold(name, isolation))
+
+    async def _hold(self, name: str, isolation: Isolation) -> None:
+        try:
+            async with self._stage.pool.lease(isolation) as lease:
+                await lease.sandbox()
+                self.served.append(name)
+                await self._ends[name].wait()
+        except (SandboxStartError, SandboxUnavailableError) as error:
+            self.refused[name] = str(error)
+
+    def end(self, name: str) -> None:
+        self._ends[name].set()
+
+    def cancel(self, name: str) -> None:
+        self._tasks[name].cancel()
+
+    async def until_served(self, *names: str) -> None:
+        """Return once exactly these have been served, in this order."""
+        await until(lambda: len(self.served) >= len(names))
+        assert self.served == list(names)
+
+    async def end_all(self) -> None:
+        for name, task in self._tasks.items():
+            self.end(name)
+            await asyncio.wait([task])

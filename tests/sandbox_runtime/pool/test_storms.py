@@ -1,0 +1,159 @@
+"""Whoever gives up at whatever moment, and whatever fails meanwhile: nothing is left behind."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from policies.pool import PoolSettings
+from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.errors import SandboxError
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.pool.pool import Pool, Undo
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.puppet_backend import PuppetBackend
+from tests.sandbox_runtime.pool.stage import SMALL, puppets
+
+KINDS = (SMALL, SMALL, replace(SMALL, memory_mib=200), replace(SMALL, level="strict"))
+BUDGET_MIB = 500
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+async def test_a_lease_can_be_given_up_at_every_single_moment(idle: int) -> None:
+    for moment in range(60):
+        backend = PuppetBackend(turns=lambda: 2)
+        async with puppets(PoolSettings(idle=idle, max_total=2), backend) as stage:
+            await stage.until(idle=idle)
+
+            async def run(pool: Pool = stage.pool) -> None:
+                async with pool.lease(replace(SMALL, memory_mib=200)) as lease:
+                    sandbox = await lease.sandbox()
+                    await sandbox.exec("true", timeout_s=5)
+
+            running = asyncio.create_task(run())
+            await turns(moment)
+            running.cancel()
+            await asyncio.wait([running])
+            await stage.until(lent=0, ending=0, waiting=0, starting=0, idle=idle)
+            assert len(backend.alive) == idle
+
+
+@pytest.mark.parametrize("moment", range(0, 60, 3))
+async def test_a_pool_can_be_closed_at_every_moment_of_a_start(moment: int) -> None:
+    async with puppets(PoolSettings(idle=2), PuppetBackend(turns=lambda: 3)) as stage:
+        await turns(moment)
+        await stage.pool.aclose()
+        assert not stage.backend.alive
+        assert stage.stats.starting == stage.stats.idle == stage.stats.ending == 0
+
+
+class Storm:
+    """Leases and faults at random, the same for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.backend = PuppetBackend(turns=lambda: self.random.randrange(4))
+        self.clock = HandClock()
+        self.settings = PoolSettings(
+            idle=self.random.randrange(3),
+            max_total=self.random.randrange(2, 6),
+            memory_budget_mib=self.random.choice([None, BUDGET_MIB]),
+            on_miss=self.random.choice(["create", "wait"]),
+            max_waiting=self.random.choice([3, 100]),
+            ttl_s=self.random.choice([15, 3600]),
+        )
+        self.pool = Pool(
+            self.backend,
+            self.settings,
+            [SMALL],
+            on_lend=self._bind,
+            clock=self.clock,
+            idle_patience_s=0.01,
+            cores=self.random.randrange(1, 5),
+        )
+        self.lent: list[str] = []
+        self.bound = 0
+        self.most_memory_mib = 0
+
+    def _bind(
+        self, sandbox: GuestSandbox, isolation: Isolation, on_decision: OnDecision | None
+    ) -> Undo:
+        async def undo() -> None:
+            self.bound -= 1
+
+        self.bound += 1
+        self.most_memory_mib = max(self.most_memory_mib, self._memory_mib())
+        return undo
+
+    def _memory_mib(self) -> int:
+        return sum((guest.limited or [guest.made])[-1].memory_mib for guest in self.backend.alive)
+
+    async def lease(self) -> None:
+        try:
+            async with self.pool.lease(self.random.choice(KINDS)) as lease:
+                if self.random.random() < 0.2:
+                    return
+                sandbox = await lease.sandbox()
+                self.lent.append(sandbox.id)
+                await turns(self.random.randrange(20))
+                await sandbox.exec("true", timeout_s=5)
+        except SandboxError:
+            return
+
+    def disturb(self) -> None:
+        """Something goes wrong, or time passes."""
+        backend = self.backend
+        what = self.random.randrange(8)
+        if what == 0 and backend.alive:
+            self.random.choice(sorted(backend.alive, key=lambda guest: guest.id)).die()
+        elif what == 1:
+            backend.refusal = None if backend.refusal else "the engine is down"
+        elif what == 2:
+            backend.image = self.random.choice(["image-1", "image-2"])
+        elif what == 3:
+            backend.limits_are_fixed = not backend.limits_are_fixed
+        elif what == 4:
+            self.clock.advance(10)
+        elif what == 5 and backend.guests:
+            backend.guests[-1].answers = False
+
+    async def blow(self) -> None:
+        running = []
+        for _ in range(40):
+            running.append(asyncio.create_task(self.lease()))
+            await turns(self.random.randrange(6))
+            self.disturb()
+            if self.random.random() < 0.5:
+                self.random.choice(running).cancel()
+        self.backend.refusal = None
+        await turns(self.random.randrange(30))
+        for task in self.random.sample(running, self.random.randrange(len(running))):
+            task.cancel()
+        await asyncio.wait(running)
+
+
+@pytest.mark.parametrize("seed", range(200))
+async def test_a_storm_of_leases_failures_and_cancellations_leaves_nothing(seed: int) -> None:
+    before = asyncio.all_tasks()
+    storm = Storm(seed)
+    with anyio.fail_after(20):
+        storm.pool.start()
+        await storm.blow()
+        await storm.pool.aclose()
+    assert not storm.backend.alive
+    assert storm.bound == 0
+    assert len(set(storm.lent)) == len(storm.lent)
+    assert storm.backend.most_alive <= storm.settings.max_total
+    assert storm.most_memory_mib <= (storm.settings.memory_budget_mib or storm.most_memory_mib)
+    stats = storm.pool.stats()
+    assert (stats.starting, stats.idle, stats.lent, stats.ending, stats.waiting) == (0, 0, 0, 0, 0)
+    await turns(3)
+    assert asyncio.all_tasks() == before
