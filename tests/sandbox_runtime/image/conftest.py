@@ -1,0 +1,33 @@
+"""The engine, and the small image built on it."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandbox_runtime.backends.docker_engine import connect
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.image_build import build_image
+
+SLIM = "llm-sandbox-proxy/slim:latest"
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Any]:
+    """A docker.APIClient; without an engine the test is skipped, or fails if told to."""
+    try:
+        found, _ = connect()
+    except SandboxStartError as error:
+        if os.environ.get("REQUIRE_DOCKER"):
+            raise
+        pytest.skip(str(error))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def slim(client: Any) -> str:
+    """The image's name. It is there at once where `make test-image` has been."""
+    assert build_image("slim", SLIM, "--quiet") == 0
+    return SLIM

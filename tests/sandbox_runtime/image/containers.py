@@ -1,0 +1,24 @@
+"""Sandboxes of a given image."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from policies.isolation import Isolation
+from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.sandbox import Sandbox
+from tests.sandbox_runtime.conformance.backends import docker_backend
+
+
+@asynccontextmanager
+async def container(image: str, state_dir: Path) -> AsyncIterator[Sandbox]:
+    """A new container of the image, as the proxy makes them."""
+    backend = docker_backend(state_dir, image)
+    try:
+        sandbox = await start_sandbox(backend, Isolation())
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+    finally:
+        await backend.aclose()

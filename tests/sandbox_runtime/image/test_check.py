@@ -1,0 +1,122 @@
+"""What an image lacks is found in a sandbox of it, and told in one line each."""
+
+from collections.abc import AsyncIterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox_runtime.backends.base import Check
+from sandbox_runtime.image_check import FILES, MODULES, PROGRAMS, REQUIRED, image_checks
+from sandbox_runtime.sandbox import Sandbox
+from tests.sandbox_runtime.conformance.backends import open_backend
+from tests.sandbox_runtime.image.containers import container
+from tests.sandbox_runtime.transfer import PLENTY_S, output
+
+EVERYTHING = {*PROGRAMS, *MODULES, *FILES}
+NO_BASH = "llm-sandbox-proxy/test-no-bash:latest"
+IN_SLIM = {"bash", "certificates", "curl", "git", "pip", "ps", "python3", "tar", "unzip"}
+
+
+@pytest.fixture
+async def sandbox(slim: str, tmp_path: Path) -> AsyncIterator[Sandbox]:
+    """Of the small image, root inside: things can be taken away from it."""
+    async with container(slim, tmp_path) as opened:
+        yield opened
+
+
+def lacking(checks: list[Check]) -> set[str]:
+    return {check.name.removeprefix("image ") for check in checks if not check.ok}
+
+
+def there(checks: list[Check]) -> set[str]:
+    (summary,) = (check.detail for check in checks if check.ok)
+    return set(summary.removeprefix("has ").split(", "))
+
+
+@pytest.mark.docker
+async def test_the_small_image_has_programs_and_lacks_libraries(sandbox: Sandbox) -> None:
+    checks = await image_checks(sandbox)
+    assert there(checks) == IN_SLIM
+    assert lacking(checks) == EVERYTHING - IN_SLIM
+    assert Check("image numpy", False, "missing: no arrays") in checks
+    assert REQUIRED.isdisjoint(check.name for check in checks if not check.ok)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("name", "removal"),
+    [
+        ("git", 'rm "$(command -v git)"'),
+        ("tar", 'rm "$(command -v tar)"'),
+        ("python3", 'rm "$(command -v python3)"'),
+        ("pip", "rm -r /usr/lib/python3/dist-packages/pip"),
+        ("certificates", "rm /etc/ssl/certs/ca-certificates.crt"),
+    ],
+)
+async def test_what_is_taken_away_is_missed(sandbox: Sandbox, name: str, removal: str) -> None:
+    before = await image_checks(sandbox)
+    await output(sandbox, removal)
+    after = await image_checks(sandbox)
+    gone = {name, "pip"} if name == "python3" else {name}
+    assert there(before) - there(after) == gone
+    assert lacking(after) - lacking(before) == gone
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("name", "making"),
+    [
+        ("numpy", "cd /usr/lib/python3/dist-packages && echo > numpy.py"),
+        ("fonts", "mkdir -p /usr/share/fonts/truetype && echo > /usr/share/fonts/truetype/a.ttf"),
+        ("gcc", "cd /usr/bin && echo > gcc && chmod +x gcc"),
+    ],
+)
+async def test_what_is_added_is_found(sandbox: Sandbox, name: str, making: str) -> None:
+    await output(sandbox, making)
+    assert there(await image_checks(sandbox)) == {*IN_SLIM, name}
+
+
+@pytest.mark.docker
+async def test_what_a_command_left_in_the_shell_changes_no_finding(sandbox: Sandbox) -> None:
+    before = await image_checks(sandbox)
+    await output(sandbox, "export PATH=/nowhere; gcc() { :; }")
+    assert await image_checks(sandbox) == before
+
+
+@pytest.mark.docker
+async def test_a_shell_that_fails_is_one_finding_and_cannot_write_to_the_terminal(
+    sandbox: Sandbox,
+) -> None:
+    broken = "#!/usr/bin/python3\nimport sys\nsys.exit('\\x1b]0;broken\\x07')\n"
+    await output(sandbox, f"cat > /tmp/bash <<'END'\n{broken}END\nchmod +x /tmp/bash")
+    await sandbox.exec('mv /tmp/bash "$(command -v bash)"', timeout_s=PLENTY_S)
+    (check,) = await image_checks(sandbox)
+    assert (check.name, check.ok) == ("image", False)
+    assert check.name in REQUIRED
+    assert "broken" in check.detail
+    assert check.detail.isprintable()
+
+
+@pytest.mark.docker
+async def test_an_image_without_bash_is_looked_at_all_the_same(
+    client: Any, slim: str, tmp_path: Path
+) -> None:
+    recipe = f"FROM {slim}\nRUN rm /usr/bin/bash\n".encode()
+    for _ in client.build(fileobj=BytesIO(recipe), tag=NO_BASH, rm=True):
+        pass
+    try:
+        async with container(NO_BASH, tmp_path) as sandbox:
+            checks = await image_checks(sandbox)
+    finally:
+        client.remove_image(NO_BASH)
+    assert there(checks) == IN_SLIM - {"bash"}
+    assert {check.name for check in checks if not check.ok} & REQUIRED == {"image bash"}
+
+
+async def test_on_bubblewrap_it_is_the_host_that_is_seen(tmp_path: Path) -> None:
+    async with open_backend("bubblewrap", tmp_path) as sandbox:
+        checks = await image_checks(sandbox)
+    assert {"bash", "python3", "tar"} <= there(checks)
+    assert there(checks) | lacking(checks) == EVERYTHING
