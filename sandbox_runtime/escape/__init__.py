@@ -1,0 +1,1 @@
+"""Attempts to break out of a sandbox, and what they found."""

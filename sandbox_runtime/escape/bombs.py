@@ -1,0 +1,254 @@
+"""Programs that use up what a sandbox has: they must end there, and the sandbox beside it must not
+notice. Each stops by itself at a few times the limit, should there be no wall."""
+
+from dataclasses import replace
+
+from policies.isolation import Isolation
+from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.escape.ground import Ground, python, running
+from sandbox_runtime.escape.probe import Attack
+
+_PIDS, _MEMORY_MIB, _DISK_MIB, _OPEN_FILES = 64, 256, 64, 256
+"""What the sandbox has."""
+_MANY_PIDS, _MUCH_MEMORY_MIB, _MUCH_DISK_MIB, _MANY_OPEN_FILES = 512, 640, 256, 1024
+_MANY_FILES = 20_000
+_MANY_INOTIFY = 1024
+"""What they take, should nothing stop them."""
+
+_FORKS = f"""
+import os, signal
+children = []
+try:
+    while len(children) < {_MANY_PIDS}:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+except OSError as error:
+    print(error)
+print(len(children), flush=True)
+for child in children:
+    os.kill(child, signal.SIGKILL)
+"""
+_THREADS = f"""
+import _thread, os, time
+made = 0
+try:
+    while made < {_MANY_PIDS}:
+        _thread.start_new_thread(time.sleep, (60,))
+        made += 1
+except RuntimeError as error:
+    print(error)
+print(made, flush=True)
+os._exit(0)
+"""
+_SHELLS = f"""
+import os
+os.execvp("bash", ["bash", "-c", '''
+bomb() {{ bomb | bomb & }}
+bomb
+end=$((SECONDS + 1)) most=0
+while [ $SECONDS -le $end ]; do
+    set -- /proc/[0-9]*
+    [ $# -gt $most ] && most=$#
+    [ $most -gt {_MANY_PIDS} ] && break
+done
+echo $most
+'''])
+"""
+"""The classic one. It goes on in the background, while the first shell counts without forking."""
+_MEMORY = f"""
+held = [b"x" * (1 << 20) for _ in range({_MUCH_MEMORY_MIB})]
+print(len(held))
+"""
+_MEMORY_OF_MANY = f"""
+import os, signal
+signal.signal(signal.SIGCHLD, lambda *_: os._exit(1))
+read, write = os.pipe()
+children = []
+for _ in range(8):
+    child = os.fork()
+    if child == 0:
+        held = [b"x" * (1 << 20) for _ in range({_MUCH_MEMORY_MIB // 8})]
+        os.write(write, b"x")
+        signal.pause()
+    children.append(child)
+for _ in children:
+    os.read(read, 1)
+print({_MUCH_MEMORY_MIB}, flush=True)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for child in children:
+    os.kill(child, signal.SIGKILL)
+"""
+_MEMORY_FILES = f"""
+import os
+written = 0
+for folder in ("/dev/shm", "/dev"):
+    try:
+        with open(folder + "/bomb", "wb", buffering=0) as file:
+            while written < {_MUCH_MEMORY_MIB}:
+                if file.write(bytes(1 << 20)) < 1 << 20:
+                    break
+                written += 1
+    except OSError as error:
+        print(error)
+print(written)
+"""
+_DESCRIPTORS = f"""
+import os, resource
+try:
+    resource.setrlimit(resource.RLIMIT_NOFILE, ({2 * _MANY_OPEN_FILES}, {2 * _MANY_OPEN_FILES}))
+except (OSError, ValueError) as error:
+    print(error)
+held = []
+try:
+    while len(held) < {_MANY_OPEN_FILES}:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError as error:
+    print(error)
+print(len(held))
+"""
+_DISK = f"""
+import os, socket, time
+kept, (near, far) = [], socket.socketpair()
+for number in range({_MUCH_DISK_MIB} // 16):
+    path = f"/testbed/bomb-{{number}}"
+    file = open(path, "wb", buffering=0)
+    for _ in range(16):
+        if file.write(bytes(1 << 20)) < 1 << 20:
+            raise SystemExit("the disk is full")
+    %s
+time.sleep(STAY_S)
+print({_MUCH_DISK_MIB})
+"""
+_KEPT_OPEN = "os.unlink(path); kept.append(file)"
+_IN_FLIGHT = 'os.unlink(path); socket.send_fds(near, [b"x"], [file.fileno()]); file.close()'
+"""In no process's table of open files: sent to a socket, and not received."""
+_ENGINE_FILES = f"""
+import time
+written = 0
+for path in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"):
+    with open(path, "wb", buffering=0) as file:
+        for _ in range({_DISK_MIB} - 1):
+            if file.write(bytes(1 << 20)) < 1 << 20:
+                raise SystemExit("the disk is full")
+time.sleep(STAY_S)
+print({_MUCH_DISK_MIB})
+"""
+"""A container engine lays files of the host's over these; each alone stays within the limit."""
+_INOTIFY = f"""
+import ctypes, time
+libc, made = ctypes.CDLL(None), 0
+while made < {_MANY_INOTIFY} and libc.inotify_init() >= 0:
+    made += 1
+print("ready", flush=True)
+time.sleep(60)
+"""
+_ONE_INOTIFY = "import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)"
+_FILES = f"""
+import os, time
+os.makedirs("/testbed/bomb")
+os.chdir("/testbed/bomb")
+for number in range({_MANY_FILES}):
+    os.close(os.open(str(number), os.O_CREAT | os.O_WRONLY))
+time.sleep(STAY_S)
+print({_MANY_FILES})
+"""
+
+
+def _bomb(
+    name: str, tries: str, program: str, much: int, unit: str, *, own_kernel_holds: bool = False
+) -> Attack:
+    """A program that prints at last how much it took, set off in a small sandbox."""
+
+    async def set_off(ground: Ground) -> str | None:
+        await ground.neighbour()
+        async with ground.victim(_small(ground.isolation)) as sandbox:
+            try:
+                result = await python(sandbox, f"STAY_S = {ground.watch_s}\n{program}")
+                printed = result.stdout.split()
+            except SandboxLostError:
+                printed = []  # it has ended with the sandbox
+            disturbed = await ground.disturbed()
+        if printed and printed[-1].isdigit() and int(printed[-1]) >= much:
+            return f"it took {printed[-1]} {unit}"
+        return disturbed
+
+    return Attack(name, "bombs", tries, set_off, own_kernel_holds)
+
+
+def _small(isolation: Isolation) -> Isolation:
+    return replace(
+        isolation,
+        pids=_PIDS,
+        memory_mib=_MEMORY_MIB,
+        disk_mib=_DISK_MIB,
+        open_files=_OPEN_FILES,
+    )
+
+
+async def _watch_files(ground: Ground) -> str | None:
+    neighbour = await ground.neighbour()
+    before = (await python(neighbour, _ONE_INOTIFY)).stdout
+    async with ground.victim() as sandbox, running(sandbox, _INOTIFY):
+        after = (await python(neighbour, _ONE_INOTIFY)).stdout
+    return "the sandbox beside it cannot watch files any more" if before != after else None
+
+
+ATTACKS = (
+    _bomb("fork_bomb", "Makes processes that stay.", _FORKS, _MANY_PIDS, "processes"),
+    _bomb(
+        "thread_bomb",
+        "Makes threads that stay.",
+        _THREADS,
+        _MANY_PIDS,
+        "threads",
+        own_kernel_holds=True,  # gVisor's are none of the host's
+    ),
+    _bomb("shell_fork_bomb", "Makes shells that make shells.", _SHELLS, _MANY_PIDS, "processes"),
+    _bomb("memory_bomb", "Fills memory.", _MEMORY, _MUCH_MEMORY_MIB, "MiB"),
+    _bomb(
+        "memory_bomb_of_many",
+        "Fills memory, each process a little.",
+        _MEMORY_OF_MANY,
+        _MUCH_MEMORY_MIB,
+        "MiB",
+    ),
+    _bomb(
+        "memory_file_bomb",
+        "Fills the file systems that lie in memory.",
+        _MEMORY_FILES,
+        _MUCH_MEMORY_MIB,
+        "MiB",
+    ),
+    _bomb("open_file_bomb", "Opens files that stay open.", _DESCRIPTORS, _MANY_OPEN_FILES, "files"),
+    _bomb("disk_bomb", "Fills the disk.", _DISK % "file.close()", _MUCH_DISK_MIB, "MiB of disk"),
+    _bomb(
+        "deleted_disk_bomb",
+        "Fills the disk with files that it has deleted.",
+        _DISK % _KEPT_OPEN,
+        _MUCH_DISK_MIB,
+        "MiB of disk",
+    ),
+    _bomb(
+        "hidden_disk_bomb",
+        "Fills the disk with files that nobody has open.",
+        _DISK % _IN_FLIGHT,
+        _MUCH_DISK_MIB,
+        "MiB of disk",
+    ),
+    _bomb(
+        "engine_file_bomb",
+        "Fills the disk through the engine's own files.",
+        _ENGINE_FILES,
+        _MUCH_DISK_MIB,
+        "MiB of disk",
+    ),
+    _bomb("inode_bomb", "Makes empty files.", _FILES, _MANY_FILES, "files"),
+    Attack(
+        "inotify_bomb",
+        "bombs",
+        "Takes all inotify instances of its user on the host.",
+        _watch_files,
+    ),
+)

@@ -1,0 +1,334 @@
+"""The way out: what a program says to it to get where the rules do not lead.
+
+All is said over a real connection from inside. The internet beyond is a stand-in: whatever is found
+open, no address outside hears of it.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from policies.egress import Egress
+from sandbox_runtime.egress.dialer import Endpoint
+from sandbox_runtime.egress.patience import Patience
+from sandbox_runtime.escape.asking import client_hello, connect, get, socks
+from sandbox_runtime.escape.ground import Computer, Ground, NotTriedError, python
+from sandbox_runtime.escape.internet import ALLOWED, OTHER, PUBLIC, Answers, Internet
+from sandbox_runtime.escape.probe import Attack
+from sandbox_runtime.guest.bootstrap import EGRESS_PORT
+
+_OPEN = Egress(mode="open")
+_LISTED = Egress(mode="allowlist", allow=(ALLOWED,))
+_FEW = 4
+_FEW_CONNECTIONS = Egress(mode="open", max_connections=_FEW)
+_FEW_MIB = Egress(mode="open", max_mib=1)
+_PATIENCE = Patience(head_s=1.0, connect_s=1.0, idle_s=1.0, linger_s=0.2)
+
+_ALLOWED_URL = f"http://{ALLOWED}/"
+_METADATA = "169.254.169.254"
+_SAY = f"""
+import socket
+for words in {{said}}:
+    with socket.create_connection(("127.0.0.1", {EGRESS_PORT}), 5) as way_out:
+        try:
+            way_out.sendall(words)
+            while way_out.recv(65536):
+                pass
+        except OSError:
+            pass
+"""
+_HOLD = f"""
+import socket, time
+held = []
+for _ in range({{count}}):
+    held.append(socket.create_connection(("127.0.0.1", {EGRESS_PORT}), 5))
+    held[-1].sendall({{words!r}})
+"""
+_ASK_MEANWHILE = f"""
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    with socket.create_connection(("127.0.0.1", {EGRESS_PORT}), 1) as way_out:
+        try:
+            way_out.sendall({{request!r}})
+            if b"reached" in way_out.makefile("rb").read():
+                print("reached")
+                break
+        except OSError:
+            pass
+"""
+_READ_ALL = """
+for way_out in held:
+    try:
+        way_out.recv(100)
+    except OSError:
+        pass
+"""
+
+
+@asynccontextmanager
+async def _let_out(
+    ground: Ground, egress: Egress, internet: Internet, forbidden: Sequence[Endpoint] = ()
+) -> AsyncIterator[Computer]:
+    """A sandbox with this way out."""
+    sandbox = await ground.neighbour()
+    way_out = ground.make_way_out(
+        egress,
+        resolve=internet.resolve,
+        connect=internet.connect,
+        forbidden=forbidden,
+        patience=_PATIENCE,
+    )
+    async with internet.serving():
+        sandbox.let_out(way_out.serve)
+        try:
+            yield sandbox
+        finally:
+            sandbox.let_out(None)
+            await way_out.aclose()
+
+
+async def _heard(
+    ground: Ground,
+    egress: Egress,
+    said: Sequence[bytes],
+    names: Mapping[str, Answers] | None = None,
+    forbidden: Sequence[Endpoint] = (),
+) -> Internet:
+    """What the internet has heard when all this was said, each on a connection of its own."""
+    internet = Internet(names)
+    async with _let_out(ground, egress, internet, forbidden) as sandbox:
+        await _ask(sandbox, _SAY.format(said=list(said)))
+    return internet
+
+
+async def _ask(sandbox: Computer, program: str) -> str:
+    """What a program prints that got as far as asking. Raises NotTriedError."""
+    result = await python(sandbox, program)
+    if result.exit_code != 0:
+        raise NotTriedError(f"nothing could be asked: {result.stderr[-100:]!r}")
+    return result.stdout
+
+
+def _nowhere(
+    name: str,
+    tries: str,
+    *said: bytes,
+    egress: Egress = _OPEN,
+    names: Mapping[str, Answers] | None = None,
+    forbidden: Sequence[Endpoint] = (),
+) -> Attack:
+    """None of this may lead anywhere."""
+
+    async def make(ground: Ground) -> str | None:
+        internet = await _heard(ground, egress, said, names, forbidden)
+        return "{}:{} was dialed".format(*internet.dialed[0]) if internet.dialed else None
+
+    return Attack(name, "egress", tries, make)
+
+
+def _unheard(name: str, tries: str, words: bytes, *said: bytes) -> Attack:
+    """No server may hear these words."""
+
+    async def make(ground: Ground) -> str | None:
+        internet = await _heard(ground, _LISTED, said)
+        return f"a server has heard {words!r}" if words in internet.received else None
+
+    return Attack(name, "egress", tries, make)
+
+
+async def _rebinding(ground: Ground) -> str | None:
+    names = {"rebound.example": [[PUBLIC], ["127.0.0.1"]]}
+    internet = await _heard(ground, _OPEN, [connect("rebound.example:8000")] * 2, names)
+    return "127.0.0.1 was dialed" if ("127.0.0.1", 8000) in internet.dialed else None
+
+
+async def _no_server_name(ground: Ground) -> str | None:
+    tunnel = connect(f"{ALLOWED}:443")
+    internet = await _heard(ground, _LISTED, [tunnel + client_hello(None), tunnel + b"SSH-2.0-x"])
+    return f"{len(internet.received)} bytes went through" if internet.received else None
+
+
+async def _lookups(ground: Ground) -> str | None:
+    host = f"secret.{OTHER}"
+    said = [connect(f"{host}:443"), get(f"http://{host}/", host), socks(host, 53)]
+    internet = await _heard(ground, _LISTED, said)
+    return f"{internet.lookups[0]} was asked for" if internet.lookups else None
+
+
+async def _slow(ground: Ground) -> str | None:
+    hold = _HOLD.format(count=_FEW, words=b"GET http://")
+    ask = _ASK_MEANWHILE.format(request=get(_ALLOWED_URL, ALLOWED))
+    async with _let_out(ground, _FEW_CONNECTIONS, Internet()) as sandbox:
+        printed = await _ask(sandbox, hold + ask)
+    return None if "reached" in printed else "slow requests keep all others out"
+
+
+async def _many(ground: Ground) -> str | None:
+    internet = Internet()
+    hold = _HOLD.format(count=3 * _FEW, words=connect(f"{ALLOWED}:8000"))
+    async with _let_out(ground, _FEW_CONNECTIONS, internet) as sandbox:
+        await _ask(sandbox, hold + _READ_ALL)
+    count = len(internet.dialed)
+    return f"{count} connections were made, {_FEW} allowed" if count > _FEW else None
+
+
+async def _much(ground: Ground) -> str | None:
+    internet = Internet()
+    said = f"[{connect(f'{ALLOWED}:8000')!r} + bytes(8 << 20)]"
+    async with _let_out(ground, _FEW_MIB, internet) as sandbox:
+        await _ask(sandbox, _SAY.format(said=said))
+    mib = len(internet.received) >> 20
+    return f"{mib} MiB went out, {_FEW_MIB.max_mib} allowed" if mib > _FEW_MIB.max_mib else None
+
+
+def _to(hosts: Sequence[str], port: int = 8000) -> list[bytes]:
+    return [connect(f"{host}:{port}") for host in hosts]
+
+
+_LOOPBACK = ("127.0.0.1", "127.8.8.8", "localhost", "0.0.0.0", "[::1]", "[::]")
+_MAPPED = ("[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::127.0.0.1]", "[64:ff9b::7f00:1]")
+_ODD_NUMBERS = ("2130706433", "0x7f000001", "0177.0.0.1", "127.1", "127.0.0.1.", "[2002:7f00:1::]")
+_PRIVATE = (
+    *("10.0.0.1", "172.17.0.1", "192.168.1.1", "100.64.0.1", "169.254.1.1", "224.0.0.1"),
+    *("[fe80::1]", "[fd00::1]", "[ff02::1]", "[fe80::1%25eth0]"),
+)
+_PRIVATE_NAMES = {"intranet.example": [["10.0.0.1"]], "mixed.example": [["192.168.0.1", "fd00::1"]]}
+_LOOKALIKES = (f"x{ALLOWED}", f"{ALLOWED}.{OTHER}", f"{ALLOWED}\0.{OTHER}", f"{ALLOWED}%2e{OTHER}")
+_ODD_LINES = ("X: a\rY: b", "X: a\nY: b", "X: a\0b", "X : a", " folded", "X")
+_CHUNKED, _LENGTH = "Transfer-Encoding: chunked", "Content-Length: 5"
+_CONTRADICTIONS = (
+    (_LENGTH, _CHUNKED),
+    (_CHUNKED, _LENGTH),
+    (_LENGTH, "Content-Length: 6"),
+    ("Content-Length: +5",),
+    ("Content-Length: 5, 5",),
+    (_CHUNKED, "Transfer-Encoding: identity"),
+    ("Transfer-Encoding: xchunked",),
+    ("Transfer-Encoding: \vchunked",),
+    ("Transfer-Encoding : chunked", _LENGTH),
+)
+_SMUGGLED = b"0\r\n\r\n" + get("/smuggled", OTHER)
+
+ATTACKS = (
+    _nowhere(
+        "metadata_by_proxy",
+        "Asks for a cloud's metadata.",
+        *_to((_METADATA, "[fd00:ec2::254]"), 80),
+        get(f"http://{_METADATA}/latest/meta-data/", _METADATA),
+        get("http://metadata.internal/", "metadata.internal"),
+        socks(_METADATA, 80),
+        names={"metadata.internal": [[_METADATA]]},
+    ),
+    _nowhere(
+        "loopback_by_proxy",
+        "Asks for the host's loopback.",
+        *_to(_LOOPBACK),
+        names={"localhost": [["127.0.0.1", "::1"]]},
+    ),
+    _nowhere(
+        "disguised_loopback", "Spells the loopback otherwise.", *_to((*_MAPPED, *_ODD_NUMBERS))
+    ),
+    _nowhere(
+        "private_by_proxy",
+        "Asks for private networks, by address and by name.",
+        *_to((*_PRIVATE, *_PRIVATE_NAMES), 443),
+        names=_PRIVATE_NAMES,
+    ),
+    Attack("dns_rebinding", "egress", "Asks for a name that becomes the loopback.", _rebinding),
+    _nowhere(
+        "host_not_listed",
+        "Asks for a host that no rule allows.",
+        *_to((OTHER, PUBLIC), 443),
+        get(f"http://{OTHER}/", OTHER),
+        socks(OTHER, 443),
+        egress=_LISTED,
+    ),
+    _nowhere(
+        "lookalike_hosts",
+        "Asks for names that resemble an allowed one.",
+        *_to(_LOOKALIKES, 443),
+        egress=_LISTED,
+        names={host: [[PUBLIC]] for host in _LOOKALIKES},
+    ),
+    _nowhere(
+        "credentials",
+        "Hides another host behind an allowed one's name.",
+        connect(f"{ALLOWED}@{OTHER}:443"),
+        get(f"http://{ALLOWED}@{OTHER}/", OTHER),
+        get(f"http://{ALLOWED}:80@{OTHER}/", ALLOWED),
+        get(f"http://{OTHER}#@{ALLOWED}/", ALLOWED),
+        get(f"http://{OTHER}\\@{ALLOWED}/", ALLOWED),
+        egress=_LISTED,
+    ),
+    _nowhere(
+        "other_ports",
+        "Asks for other ports of an allowed host.",
+        connect(f"{ALLOWED}:22"),
+        get(f"http://{ALLOWED}:25/", f"{ALLOWED}:25"),
+        socks(ALLOWED, 53),
+        egress=_LISTED,
+    ),
+    _nowhere(
+        "no_network",
+        "Asks for anything where nothing is allowed.",
+        connect(f"{ALLOWED}:443"),
+        get(_ALLOWED_URL, ALLOWED),
+        socks(ALLOWED, 443),
+        egress=Egress(),
+    ),
+    _nowhere(
+        "own_address",
+        "Asks for the proxy's own public address.",
+        *_to((PUBLIC, ALLOWED), 8080),
+        forbidden=[(PUBLIC, 8080)],
+    ),
+    _nowhere(
+        "socks_commands",
+        "Asks to be called, and for datagrams.",
+        *(socks(ALLOWED, 443, command=kind) for kind in (2, 3, 0, 9)),
+    ),
+    _nowhere(
+        "injected_lines",
+        "Hides headers in headers.",
+        *(get(_ALLOWED_URL, ALLOWED, line) for line in _ODD_LINES),
+        egress=_LISTED,
+    ),
+    _nowhere(
+        "endless_head",
+        "Sends a head of a megabyte.",
+        get(_ALLOWED_URL, ALLOWED, *["X: " + "a" * 8000] * 128),
+        egress=_LISTED,
+    ),
+    _nowhere(
+        "request_smuggling",
+        "Contradicts itself about the length of a body, with a request in it.",
+        *(get(_ALLOWED_URL, ALLOWED, *lines, body=_SMUGGLED) for lines in _CONTRADICTIONS),
+        egress=_LISTED,
+    ),
+    _unheard(
+        "second_request",
+        "Appends a request to another host.",
+        b"/appended",
+        get(_ALLOWED_URL, ALLOWED) + get(f"http://{OTHER}/appended", OTHER),
+        connect(f"{ALLOWED}:80") + get("/", ALLOWED) + get("/appended", OTHER),
+    ),
+    _unheard(
+        "domain_fronting",
+        "Names another host in the request than the rules saw.",
+        OTHER.encode(),
+        get(_ALLOWED_URL, OTHER),
+        get(_ALLOWED_URL, ALLOWED, f"Host: {OTHER}"),
+        connect(f"{ALLOWED}:80") + get("/", OTHER),
+        connect(f"{ALLOWED}:80") + get(f"http://{OTHER}/", ALLOWED),
+    ),
+    _unheard(
+        "sni_mismatch",
+        "Names another server in TLS than the rules saw.",
+        OTHER.encode(),
+        connect(f"{ALLOWED}:443") + client_hello(OTHER),
+    ),
+    Attack("no_sni", "egress", "Names no server in TLS, or speaks no TLS.", _no_server_name),
+    Attack("dns_tunnel", "egress", "Asks for names that carry secrets.", _lookups),
+    Attack("slowloris", "egress", "Keeps connections with requests that do not end.", _slow),
+    Attack("too_many_connections", "egress", "Opens more connections than it may.", _many),
+    Attack("too_many_bytes", "egress", "Sends more than it may.", _much),
+)

@@ -1,0 +1,162 @@
+"""Races and tricks with paths while files go in and out: nothing but the file that was meant may be
+written or read, and nothing endless."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from sandbox_runtime.errors import SandboxFileError
+from sandbox_runtime.escape.ground import Computer, Ground, python, running
+from sandbox_runtime.escape.probe import Attack
+
+_ROUNDS = 100
+_PLENTY_S = 30.0
+_LARGE_BYTES = 64 << 20
+_MAX_BYTES = 1 << 20
+_MAX_ENTRIES = 1000
+_SWAP = """
+import os
+os.makedirs("/testbed/race")
+os.chdir("/testbed/race")
+with open("secret", "w") as file:
+    file.write("secret")
+print("ready", flush=True)
+while True:
+    with open("next", "w") as file:
+        file.write("plain")
+    os.replace("next", "file")
+    os.{link}("secret", "next")
+    os.replace("next", "file")
+"""
+"""Lets one name be by turns a file of its own and another name of the secret."""
+_MANY_FILES = """
+import os, time
+os.makedirs("/testbed/many")
+os.chdir("/testbed/many")
+end = time.monotonic() + 1
+for number in range(1_000_000):
+    os.mknod(str(number))
+    if time.monotonic() > end and number > {enough}:
+        break
+"""
+
+
+async def _symlink_get(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox, running(sandbox, _SWAP.format(link="symlink")):
+        for _ in range(_ROUNDS):
+            if await _read(sandbox, "/testbed/race/file") == b"secret":
+                return "what a link points to was read in the file's place"
+    return None
+
+
+async def _symlink_put(ground: Ground) -> str | None:
+    return await _put_in_race(ground, "symlink")
+
+
+async def _hard_link_put(ground: Ground) -> str | None:
+    return await _put_in_race(ground, "link")
+
+
+async def _put_in_race(ground: Ground, link: str) -> str | None:
+    async with ground.victim() as sandbox, running(sandbox, _SWAP.format(link=link)):
+        for _ in range(_ROUNDS):
+            await _write(sandbox, "/testbed/race/file", b"written")
+            if await _read(sandbox, "/testbed/race/secret") != b"secret":
+                return "another file was written than the one that was meant"
+    return None
+
+
+async def _link_out(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox:
+        await _shell(sandbox, "ln -s /etc/passwd /testbed/link && ln -s / /testbed/all")
+        if await _read(sandbox, "/testbed/link"):
+            return "a link was followed"
+        listing = await sandbox.list("/testbed", max_entries=_MAX_ENTRIES)
+        kinds = {entry.path: entry.kind for entry in listing.entries}
+        return None if kinds.get("all") == "other" else f"a link is taken for a {kinds.get('all')}"
+
+
+async def _no_regular_file(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox:
+        await _shell(sandbox, "mkfifo /testbed/fifo && ln -s /dev/zero /testbed/zero")
+        for path in (
+            "/testbed/fifo",
+            "/testbed/zero",
+            "/dev/zero",
+            "/dev/stdin",
+            "/proc/self/fd/0",
+        ):
+            if content := await _read(sandbox, path):
+                return f"{len(content)} bytes came out of {path}"
+    return None
+
+
+async def _huge_file(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox:
+        await _shell(sandbox, f"truncate -s {_LARGE_BYTES} /testbed/huge")
+        size = len(await _read(sandbox, "/testbed/huge"))
+    return f"{size} bytes of a file came out" if size > _MAX_BYTES else None
+
+
+async def _growing_file(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox:
+        # It grows as fast as it is read, but not for ever.
+        await _shell(sandbox, f"head -c {_LARGE_BYTES} /dev/zero > /testbed/growing 2>&1 &")
+        sizes = [len(await _read(sandbox, "/testbed/growing")) for _ in range(5)]
+    largest = max(sizes)
+    return f"{largest} bytes of a growing file came out" if largest > _MAX_BYTES else None
+
+
+async def _million_files(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox:
+        program = _MANY_FILES.format(enough=2 * _MAX_ENTRIES)
+        await python(sandbox, program, timeout_s=_PLENTY_S)
+        listing = await sandbox.list("/testbed/many", max_entries=_MAX_ENTRIES)
+        count = len(listing.entries)
+    if count <= _MAX_ENTRIES and listing.truncated:
+        return None
+    return f"{count} names came out, truncated: {listing.truncated}"
+
+
+async def _read(sandbox: Computer, path: str) -> bytes:
+    """What comes out, also of what is then refused."""
+    received = bytearray()
+
+    async def sink(piece: bytes) -> None:
+        received.extend(piece)
+
+    with suppress(SandboxFileError):
+        await sandbox.get(path, sink, max_bytes=_MAX_BYTES)
+    return bytes(received)
+
+
+async def _write(sandbox: Computer, path: str, data: bytes) -> None:
+    async def source() -> AsyncIterator[bytes]:
+        yield data
+
+    with suppress(SandboxFileError):
+        await sandbox.put(path, source())
+
+
+async def _shell(sandbox: Computer, command: str) -> None:
+    result = await sandbox.exec(command, timeout_s=_PLENTY_S, shell_state="none")
+    if result.exit_code != 0:
+        raise SandboxFileError(f"{command!r} failed: {result.stderr[:200]}")
+
+
+ATTACKS = tuple(
+    Attack(name, "files", tries, make)
+    for name, tries, make in (
+        ("symlink_get", "Swaps a file for a link while it is read.", _symlink_get),
+        ("symlink_put", "Swaps a file for a link while it is written.", _symlink_put),
+        (
+            "hard_link_put",
+            "Swaps a file for another's second name while it is written.",
+            _hard_link_put,
+        ),
+        ("link_out", "Leaves links to other files and directories.", _link_out),
+        ("no_regular_file", "Leaves pipes and devices in the place of files.", _no_regular_file),
+        ("huge_file", "Leaves a file larger than may come out.", _huge_file),
+        ("growing_file", "Lets a file grow while it is read.", _growing_file),
+        ("million_files", "Leaves more files than may be named, up to a million.", _million_files),
+    )
+)

@@ -1,0 +1,131 @@
+"""What belongs to the host or to the proxy: namespaces, files, sockets. Each attack compares what
+is inside with what really is outside, or offers a stand-in on the host's own loopback."""
+
+import asyncio
+import itertools
+import json
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sandbox_runtime.escape.ground import Ground, python
+from sandbox_runtime.escape.probe import Attack
+
+_DIVIDED = ("ipc", "mnt", "net", "pid", "uts")
+"""User namespaces an engine may share: root inside is then root outside, less its capabilities."""
+_NAMESPACES = """
+import json, os
+names = os.listdir("/proc/self/ns")
+print(json.dumps({name: os.readlink("/proc/self/ns/" + name) for name in names}))
+"""
+_CONNECT = """
+import socket
+with socket.socket(socket.{family}) as client:
+    client.settimeout(5)
+    client.connect({address!r})
+    client.recv(1)
+"""
+_ROUTES = """
+import socket
+for address in {addresses!r}:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as datagrams:
+        try:
+            datagrams.connect((address, 9))
+            print(address)
+        except OSError:
+            pass
+"""
+"""Sends nothing: connecting a datagram socket only looks for a route."""
+
+
+async def _namespaces(ground: Ground) -> str | None:
+    result = await python(await ground.neighbour(), _NAMESPACES)
+    if result.exit_code != 0:
+        return None  # a kernel of its own that has none
+    inside = json.loads(result.stdout)
+    ours = Path("/proc/self/ns")
+    shared = [name for name in _DIVIDED if inside.get(name) == str((ours / name).readlink())]
+    return f"shared with the proxy: {', '.join(shared)}" if shared else None
+
+
+async def _loopback(ground: Ground) -> str | None:
+    visitors = _Visitors()
+    server = await asyncio.start_server(visitors.greet, "127.0.0.1", 0)
+    async with server:
+        address = server.sockets[0].getsockname()
+        await python(await ground.neighbour(), _CONNECT.format(family="AF_INET", address=address))
+    return f"a service at {address[0]} of the host is reached" if visitors.count else None
+
+
+async def _abstract_socket(ground: Ground) -> str | None:
+    visitors = _Visitors()
+    address = f"\0sandbox-{secrets.token_hex(8)}"
+    async with await asyncio.start_unix_server(visitors.greet, address):
+        await python(await ground.neighbour(), _CONNECT.format(family="AF_UNIX", address=address))
+    return "an abstract socket of the host is reached" if visitors.count else None
+
+
+async def _addresses(ground: Ground) -> str | None:
+    program = _ROUTES.format(addresses=list(_own_addresses()))
+    routes = (await python(await ground.neighbour(), program)).stdout.split()
+    return f"there is a route to the host's address {routes[0]}" if routes else None
+
+
+async def _files(ground: Ground) -> str | None:
+    with tempfile.NamedTemporaryFile(prefix="sandbox-") as file:
+        roots = ("", "/proc/*/root", "/proc/*/cwd/..", "/proc/*/cwd/../..", "/host", "/mnt")
+        places = " ".join(f"{root}{file.name}" for root in roots)
+        result = await (await ground.neighbour()).exec(
+            f"ls {places} 2>/dev/null", timeout_s=10, shell_state="none"
+        )
+    found = result.stdout.split()
+    return f"a file of the host is at {found[0]}" if found else None
+
+
+class _Visitors:
+    """Who has come to a service of the host's."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def greet(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.count += 1
+        writer.write(b"!")
+        writer.close()
+
+
+def _own_addresses() -> Iterator[str]:
+    """The host's, less those that every machine has."""
+    lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
+    for address, kind in itertools.pairwise(lines):
+        name = address.rpartition(" ")[2]
+        if "host LOCAL" in kind and not name.startswith("127."):
+            yield name
+    with Path("/proc/net/if_inet6").open(encoding="ascii") as table:
+        for line in table:
+            digits, _, _, scope, _, _ = line.split()
+            if scope == "00":  # global: the others mean something on one interface only
+                yield ":".join(digits[at : at + 4] for at in range(0, 32, 4))
+
+
+ATTACKS = (
+    Attack(
+        "proxy_namespaces", "host", "Looks for namespaces that the proxy is in too.", _namespaces
+    ),
+    Attack("host_loopback", "host", "Connects to a service on the host's loopback.", _loopback),
+    Attack(
+        "host_abstract_socket",
+        "host",
+        "Connects to an abstract socket of the host.",
+        _abstract_socket,
+    ),
+    Attack(
+        "host_addresses",
+        "host",
+        "Looks for a route to the host's own addresses, where services on 0.0.0.0 are.",
+        _addresses,
+    ),
+    Attack("host_files", "host", "Looks for a file that the host has just made.", _files),
+)

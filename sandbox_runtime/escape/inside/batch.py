@@ -1,0 +1,119 @@
+"""Makes all attempts, and prints a JSON line for each.
+
+A process makes one attempt after the other for as long as all is closed: what has opened something
+may have changed, so the next one goes on. (A process for each would take a slow kernel seconds.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+from collections import deque
+from types import FunctionType
+
+from sandbox_runtime.escape.inside.attempt import NotTriedError, call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import ModuleType
+    from typing import NoReturn
+
+_PATIENCE_S = 3.0
+_READ_ALL_OF_THE_LOG = 3
+_LOG_BYTES = 1 << 12
+_MAX_DETAIL_CHARS = 500
+
+
+def attempts(module: ModuleType) -> Iterator[FunctionType]:
+    """The attempts of a module: its public functions."""
+    for name, value in vars(module).items():
+        is_own = isinstance(value, FunctionType) and value.__module__ == module.__name__
+        if is_own and not name.startswith("_"):
+            yield value
+
+
+def main(modules: list[str]) -> None:
+    """Make the attempts of these modules, which are loaded."""
+    _print({"kernel": _kernel()})
+    waiting = deque(one for module in modules for one in attempts(sys.modules[module]))
+    while waiting:
+        _go_on(waiting)
+
+
+def _go_on(waiting: deque[FunctionType]) -> None:
+    """Make attempts in a process, at least one, and take away those that are made."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _make(waiting, write)
+    os.close(write)
+    said, is_late = b"", False
+    while waiting and not is_late:
+        ready, _, _ = select.select([read], [], [], _PATIENCE_S)
+        is_late = not ready
+        more = os.read(read, 4096) if ready else b""
+        if not more:
+            break
+        *lines, said = (said + more).split(b"\n")
+        for line in lines:
+            _print(json.loads(line))
+            waiting.popleft()
+    os.close(read)
+    if is_late:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if status and waiting:
+        _print({"probe": waiting.popleft().__name__, **_of_killed(status, is_late)})
+
+
+def _make(waiting: Iterable[FunctionType], write: int) -> NoReturn:
+    try:
+        for attempt in waiting:
+            said = _made(attempt)
+            os.write(write, json.dumps({"probe": attempt.__name__, **said}).encode() + b"\n")
+            if said["verdict"] == "open":
+                break
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _made(attempt: FunctionType) -> dict[str, str]:
+    try:
+        found = attempt()
+    except OSError as error:
+        return {"verdict": "held", "detail": str(error)}
+    except NotTriedError as error:
+        return {"verdict": "not tried", "detail": str(error)}
+    except Exception as error:  # noqa: BLE001 - a fault of the attempt's own, which is to be told
+        return {"verdict": "not tried", "detail": f"{type(error).__name__}: {error}"}
+    return {"verdict": "open" if found else "held", "detail": (found or "")[:_MAX_DETAIL_CHARS]}
+
+
+def _of_killed(status: int, is_late: bool) -> dict[str, str]:
+    """What is said of the attempt that a process did not survive."""
+    if is_late:
+        return {"verdict": "not tried", "detail": f"no end within {_PATIENCE_S:g} s"}
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS:
+        return {"verdict": "held", "detail": "killed for the system call"}
+    return {"verdict": "not tried", "detail": f"its process ended with status {status}"}
+
+
+def _kernel() -> str:
+    """Which kernel this is: gVisor says so in its log."""
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    try:
+        call("syslog", _READ_ALL_OF_THE_LOG, log, _LOG_BYTES)
+    except (OSError, NotTriedError):
+        return ""
+    return "gVisor" if b"Starting gVisor" in log.raw else ""
+
+
+def _print(line: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()

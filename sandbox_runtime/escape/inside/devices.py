@@ -1,0 +1,82 @@
+"""Devices of the host, and terminals.
+
+A kernel of the sandbox's own is wall enough: its devices are not the host's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+import termios
+from pathlib import Path
+
+from sandbox_runtime.escape.inside.attempt import some, survives
+
+_HARMLESS = frozenset({"null", "zero", "full", "random", "urandom", "tty", "ptmx"})
+_TYPE_A_CHARACTER = 0x5412
+_MEMORY = os.makedev(1, 1)
+_FIRST_DISK = os.makedev(8, 0)
+
+
+def memory_device() -> str | None:
+    """Makes the device of the machine's memory."""
+    return _make(stat.S_IFCHR, _MEMORY, "the machine's memory")
+
+
+def disk_device() -> str | None:
+    """Makes the device of the first disk."""
+    return _make(stat.S_IFBLK, _FIRST_DISK, "a disk")
+
+
+def root_disk() -> str | None:
+    """Makes the device that its own files lie on, and opens that."""
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        major, _, minor = line.split()[2].partition(":")
+        if major != "0":  # a number of the kernel's own, without a device
+            break
+    else:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        node = Path(folder, "disk")
+        os.mknod(node, 0o600 | stat.S_IFBLK, os.makedev(int(major), int(minor)))
+        os.close(os.open(node, os.O_RDONLY))
+    return f"the disk {major}:{minor} can be read"
+
+
+def device_nodes() -> str | None:
+    """Looks for devices other than those every program has."""
+    nodes = (path for path in Path("/dev").rglob("*") if _is_device(path.lstat().st_mode))
+    unusual = (
+        node for node in nodes if node.name not in _HARMLESS and node.parent != Path("/dev/pts")
+    )
+    return some("there are", unusual)
+
+
+def typing_into_a_terminal() -> str | None:
+    """Types a character into a terminal, its own, as if somebody sat there."""
+    return "terminals can be typed into" if survives(_type) else None
+
+
+def foreign_terminal() -> str | None:
+    """Looks for a terminal that somebody outside sits at."""
+    os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    return "there is a controlling terminal"
+
+
+def _type() -> None:
+    _, slave = os.openpty()
+    os.setsid()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    fcntl.ioctl(slave, _TYPE_A_CHARACTER, b"x")
+
+
+def _make(kind: int, device: int, what: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        os.mknod(Path(folder, "device"), 0o600 | kind, device)
+    return f"the device of {what} can be made"
+
+
+def _is_device(mode: int) -> bool:
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)

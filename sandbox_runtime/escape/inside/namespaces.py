@@ -1,0 +1,145 @@
+"""Namespaces and mounts, in which a process is root again and finds the kernel's weakest code.
+
+A kernel of the sandbox's own is wall enough: what it lets pass never reaches the host's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import struct
+from pathlib import Path
+
+from sandbox_runtime.escape.inside.attempt import call, some, survives
+
+_NEW_USER = 0x1000_0000
+_NEW = {
+    "mount": 0x0002_0000,
+    "cgroup": 0x0200_0000,
+    "uts": 0x0400_0000,
+    "ipc": 0x0800_0000,
+    "pid": 0x2000_0000,
+    "network": 0x4000_0000,
+    "time": 0x80,
+}
+_HERE = -100
+_INITIAL = {
+    "ipc": 0xEFFF_FFFF,
+    "uts": 0xEFFF_FFFE,
+    "pid": 0xEFFF_FFFC,
+    "net": 0xEFFF_FFF7,
+    "mnt": 0xEFFF_FFF8,
+}
+"""Numbers of the namespaces that a machine boots with. (Older kernels number net and mnt otherwise;
+the sandbox's own never have these.)"""
+
+
+def user_namespace() -> str | None:
+    """Makes a user namespace, in which it would have every capability."""
+    call("unshare", _NEW_USER)
+    return "a user namespace was made"
+
+
+def cloned_user_namespace() -> str | None:
+    """Makes a process in a user namespace of its own."""
+    child = call("clone", _NEW_USER | signal.SIGCHLD, 0, 0, 0, 0)
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return "a process in a user namespace was made"
+
+
+def clone3_user_namespace() -> str | None:
+    """The same by clone3, whose flags lie in memory where no filter can look."""
+    child = call("clone3", struct.pack("=5Q24x", _NEW_USER, 0, 0, 0, signal.SIGCHLD), 64)
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return "a process in a user namespace was made by clone3"
+
+
+def other_namespaces() -> str | None:
+    """Makes each other kind of namespace."""
+    made = [name for name, flag in _NEW.items() if survives(lambda: call("unshare", flag))]  # noqa: B023 - called at once
+    return some("namespaces were made", made)
+
+
+def setns() -> str | None:
+    """Enters a namespace, the one it is in."""
+    own = os.open("/proc/self/ns/uts", os.O_RDONLY)
+    call("setns", own, 0)
+    return "namespaces can be entered"
+
+
+def host_namespaces() -> str | None:
+    """Looks whether it is in one of the namespaces that the machine booted with."""
+    inside = {
+        name
+        for name, initial in _INITIAL.items()
+        if os.readlink(f"/proc/self/ns/{name}") == f"{name}:[{initial}]"  # noqa: PTH115 - no path
+    }
+    return some("shared with the host", sorted(inside))
+
+
+def mount() -> str | None:
+    """Makes a directory, which is no mount, private to itself."""
+    call("mount", None, b"/usr/bin", None, 1 << 18, None, reached=(errno.EINVAL,))
+    return "mounts can be made"
+
+
+def umount() -> str | None:
+    """Unmounts a directory, which is no mount."""
+    call("umount2", b"/usr/bin", 0, reached=(errno.EINVAL,))
+    return "mounts can be taken away"
+
+
+def pivot_root() -> str | None:
+    """Changes the root file system for one that does not exist."""
+    call("pivot_root", b"/nonexistent", b"/nonexistent", reached=(errno.ENOENT,))
+    return "the root file system can be changed"
+
+
+def chroot() -> str | None:
+    """Changes its root directory for itself; twice is the classic way out of a chroot."""
+    call("chroot", b"/")
+    return "the root directory can be changed"
+
+
+def fsopen() -> str | None:
+    """Opens a file system of the newer kind of mounts."""
+    os.close(call("fsopen", b"tmpfs", 0))
+    return "file systems can be opened"
+
+
+def open_tree() -> str | None:
+    """Makes a detached copy of a mount."""
+    os.close(call("open_tree", _HERE, b"/", 1))
+    return "mounts can be copied"
+
+
+def move_mount() -> str | None:
+    """Moves a mount from where none is."""
+    nowhere = b"/nonexistent"
+    call("move_mount", _HERE, nowhere, _HERE, nowhere, 0, reached=(errno.ENOENT,))
+    return "mounts can be moved"
+
+
+def mount_setattr() -> str | None:
+    """Changes nothing about a mount."""
+    call("mount_setattr", _HERE, b"/", 0, bytes(32), 32)
+    return "mounts can be changed"
+
+
+def other_roots() -> str | None:
+    """Looks for processes whose root directory is another than its own."""
+    own = Path("/").stat()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            root = (process / "root").stat()
+        except OSError:
+            continue
+        if (root.st_dev, root.st_ino) != (own.st_dev, own.st_ino):
+            found.append(process / "root")
+    return some("leads out", found)

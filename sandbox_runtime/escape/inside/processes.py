@@ -1,0 +1,140 @@
+"""The agent, and whatever else runs in the sandbox that commands did not start: who holds its
+descriptors or its memory speaks to the host in its name."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+from sandbox_runtime.escape.inside.attempt import call, some
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SEIZE = 0x4206
+_STANDARD = frozenset({0, 1, 2})
+
+
+def agent_descriptors() -> str | None:
+    """Opens what others have open: whoever writes there forges frames of the protocol."""
+    found = []
+    for process in _others():
+        for link in _listed(process / "fd"):
+            if _opens(link):
+                found.append(link)
+    return some("open", found)
+
+
+def agent_memory() -> str | None:
+    """Opens the memory of others."""
+    return some("open", (process / "mem" for process in _others() if _opens(process / "mem")))
+
+
+def agent_environment() -> str | None:
+    """Reads the environment of others, in which an engine's secrets may be."""
+    found = []
+    for process in _others():
+        try:
+            content = (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if content:
+            found.append(process / "environ")
+    return some("readable", found)
+
+
+def agent_traced() -> str | None:
+    """Attaches to others as a debugger does, without stopping them."""
+    found = []
+    for process in _others():
+        try:
+            call("ptrace", _SEIZE, int(process.name), 0, 0)
+        except OSError:
+            continue
+        found.append(process.name)
+    return some("traced", found)
+
+
+def agent_memory_read() -> str | None:
+    """Reads a byte at no address in the memory of others."""
+    byte = ctypes.create_string_buffer(1)
+    local, remote = struct.pack("=2Q", ctypes.addressof(byte), 1), struct.pack("=2Q", 0, 1)
+    found = []
+    for process in _others():
+        try:
+            call(
+                "process_vm_readv",
+                int(process.name),
+                local,
+                1,
+                remote,
+                1,
+                0,
+                reached=(errno.EFAULT,),
+            )
+        except OSError:
+            continue
+        found.append(process.name)
+    return some("readable", found)
+
+
+def agent_descriptor_stolen() -> str | None:
+    """Takes standard output from others."""
+    found = []
+    for process in _others():
+        try:
+            descriptor = call("pidfd_open", int(process.name), 0)
+            os.close(call("pidfd_getfd", descriptor, 1, 0))
+        except OSError:
+            continue
+        found.append(process.name)
+    return some("taken from", found)
+
+
+def inherited_descriptors() -> str | None:
+    """Looks for open files beside the three that a command is given."""
+    # A new program has lost what was opened since; the one more is the directory being listed.
+    shell = ("bash", "-c", "cd /proc/self/fd; echo *")
+    shown = subprocess.run(shell, close_fds=False, capture_output=True, check=True)
+    extra = set(map(int, shown.stdout.split())) - _STANDARD
+    return some("descriptors", sorted(extra)) if len(extra) > 1 else None
+
+
+def _others() -> Iterator[Path]:
+    """Processes outside this command's session."""
+    own = os.getsid(0)
+    return (process for process in _processes() if _session(process) != own)
+
+
+def _processes() -> Iterator[Path]:
+    return Path("/proc").glob("[0-9]*")
+
+
+def _session(process: Path) -> int:
+    try:
+        # The command's name, in brackets, may hold anything.
+        return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[3])
+    except OSError:
+        return os.getsid(0)  # gone, or so closed that nothing of it can be tried
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _opens(path: Path) -> bool:
+    for mode in (os.O_RDONLY, os.O_WRONLY):
+        try:
+            os.close(os.open(path, mode | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+        except OSError:
+            continue
+        return True
+    return False

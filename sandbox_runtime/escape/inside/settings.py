@@ -1,0 +1,118 @@
+"""The host kernel's settings and secrets in /proc and /sys: files are opened, never written.
+
+A kernel of the sandbox's own is wall enough: its settings are not the host's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sandbox_runtime.escape.inside.attempt import opens, some, writable_below
+
+_SYSCTL = Path("/proc/sys")
+_OWN_SYSCTLS = (
+    *("/proc/sys/net/", "/proc/sys/user/", "/proc/sys/fs/mqueue/"),
+    *("/proc/sys/kernel/hostname", "/proc/sys/kernel/domainname", "/proc/sys/kernel/pid_max"),
+    *("/proc/sys/kernel/sem", "/proc/sys/kernel/msg", "/proc/sys/kernel/shm"),
+    *("/proc/sys/kernel/auto_msgmni", "/proc/sys/kernel/ns_last_pid"),
+)
+"""Settings of the sandbox's own namespaces."""
+_TRIED_ALONE = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe")
+_CGROUPS = Path("/sys/fs/cgroup")
+_SECRETS = (
+    *("/proc/kcore", "/proc/kmsg", "/proc/kpagecount", "/proc/kpageflags", "/proc/vmallocinfo"),
+    *("/proc/slabinfo", "/proc/sched_debug", "/proc/timer_list"),
+)
+
+
+def core_pattern() -> str | None:
+    """Opens the setting of which program the host runs, as root, when one crashes."""
+    return _open("/proc/sys/kernel/core_pattern")
+
+
+def modprobe() -> str | None:
+    """Opens the setting of which program the host runs, as root, to load modules."""
+    return _open("/proc/sys/kernel/modprobe")
+
+
+def uevent_helper() -> str | None:
+    """Opens the setting of which program the host runs, as root, when a device appears."""
+    return _open("/sys/kernel/uevent_helper")
+
+
+def sysrq() -> str | None:
+    """Opens the switch that reboots or halts the machine."""
+    return _open("/proc/sysrq-trigger")
+
+
+def binfmt_misc() -> str | None:
+    """Opens the register of interpreters that the host starts programs with."""
+    return _open("/proc/sys/fs/binfmt_misc/register")
+
+
+def kernel_settings() -> str | None:
+    """Opens each other setting of the kernel that no namespace divides."""
+    return some("open", writable_below(_SYSCTL, _OWN_SYSCTLS + _TRIED_ALONE))
+
+
+def other_switches() -> str | None:
+    """Opens what else in /proc is no process's: interrupts, devices, file systems, memory types."""
+    found = [Path("/proc/mtrr")] if opens(Path("/proc/mtrr")) else []
+    for name in ("irq", "bus", "fs", "acpi", "scsi", "driver"):
+        found += writable_below(Path("/proc", name))
+    return some("open", found)
+
+
+def device_settings() -> str | None:
+    """Opens each setting of devices, modules and the kernel in /sys, but for control groups."""
+    besides = (f"{_CGROUPS}/", "/sys/kernel/uevent_helper", "/sys/kernel/debug", "/sys/devices")
+    tops = (
+        "kernel",
+        "module",
+        "power",
+        "firmware",
+        "bus",
+        "fs",
+        "devices/system",
+        "devices/virtual",
+    )
+    found: list[Path] = []
+    for top in tops:
+        found += writable_below(Path("/sys", top), besides[: 3 if "devices" in top else 4])
+    return some("open", found)
+
+
+def debug_files() -> str | None:
+    """Lists what kernel developers look into."""
+    debug = (Path("/sys/kernel/debug"), Path("/sys/kernel/tracing"))
+    return some("can be listed", (top for top in debug if top.is_dir() and any(top.iterdir())))
+
+
+def release_agent() -> str | None:
+    """Opens the setting of which program the host runs, as root, when a control group empties."""
+    found = _CGROUPS.glob("**/release_agent")
+    return some("open", (path for path in found if opens(path)))
+
+
+def own_limits() -> str | None:
+    """Opens its control groups, in which its limits are set."""
+    return some("open", (p for p in writable_below(_CGROUPS) if p.name != "release_agent"))
+
+
+def kernel_secrets() -> str | None:
+    """Opens the kernel's memory and its lists for reading."""
+    # Where an engine hides one, a null device lies over it.
+    there = (path for path in map(Path, _SECRETS) if path.is_file())
+    return some("open", (path for path in there if opens(path, os.O_RDONLY)))
+
+
+def kernel_addresses() -> str | None:
+    """Reads where the kernel's functions lie."""
+    with Path("/proc/kallsyms").open(encoding="ascii") as file:
+        address = int(file.readline().split()[0], 16)
+    return f"the first is at {address:#x}" if address else None
+
+
+def _open(path: str) -> str | None:
+    return f"{path} opens for writing" if opens(Path(path)) else None

@@ -1,0 +1,225 @@
+"""System calls that only attacks and administrators need: each is a way into the host's kernel.
+
+A kernel of the sandbox's own is wall enough: what it lets pass never reaches the host's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import struct
+from pathlib import Path
+
+from sandbox_runtime.escape.inside.attempt import call, call_number, number, survives
+
+_BAD = (errno.EFAULT, errno.EINVAL)
+_NEW_USER_NAMESPACE = 0x1000_0000
+_X32 = 0x4000_0000
+
+
+def io_uring() -> str | None:
+    """Sets up an io_uring, whose requests no system call filter sees."""
+    os.close(call("io_uring_setup", 1, ctypes.create_string_buffer(120)))
+    return "an io_uring was made"
+
+
+def keyctl() -> str | None:
+    """Asks for the session's keyring; no namespace divides keyrings."""
+    call("keyctl", 0, -3, 0, reached=(errno.ENOKEY,))
+    return "keyrings can be named"
+
+
+def add_key() -> str | None:
+    """Adds a key without a type to a keyring."""
+    call("add_key", None, None, None, 0, -2, reached=_BAD)
+    return "keys can be added"
+
+
+def request_key() -> str | None:
+    """Requests a key without a type, which a program of the host's would be started for."""
+    call("request_key", None, None, None, 0, reached=_BAD)
+    return "keys can be requested"
+
+
+def kcmp() -> str | None:
+    """Compares kernel addresses of two open files."""
+    call("kcmp", os.getpid(), os.getpid(), 0, 0, 0)
+    return "kernel objects can be compared"
+
+
+def process_vm_readv() -> str | None:
+    """Reads a byte of another process's memory."""
+    return _other_memory("process_vm_readv")
+
+
+def process_vm_writev() -> str | None:
+    """Writes a byte, the one that is there, to another process's memory."""
+    return _other_memory("process_vm_writev")
+
+
+def ptrace() -> str | None:
+    """Lets itself be traced, as every debugger's child does."""
+    call("ptrace", 0, 0, 0, 0)
+    return "processes can be traced"
+
+
+def personality() -> str | None:
+    """Turns the randomness of its own addresses off."""
+    call("personality", 0x0004_0000)
+    return "addresses can be made predictable"
+
+
+def open_by_handle_at() -> str | None:
+    """Opens a file by a handle, which leads out of any mount; there is none at the address."""
+    call("open_by_handle_at", -100, None, 0, reached=_BAD)
+    return "files open by handle"
+
+
+def bpf() -> str | None:
+    """Makes a BPF map of one entry."""
+    os.close(call("bpf", 0, struct.pack("=4I112x", 2, 4, 4, 1), 128))
+    return "a BPF map was made"
+
+
+def perf_event_open() -> str | None:
+    """Counts its own processor time, with kernel and hypervisor left out."""
+    facts = struct.pack("=2I5Q16x", 1, 64, 0, 0, 0, 0, 1 << 5 | 1 << 6)
+    os.close(call("perf_event_open", facts, 0, -1, -1, 0))
+    return "a performance counter was opened"
+
+
+def userfaultfd() -> str | None:
+    """Asks to handle page faults, with which races in the kernel are won."""
+    os.close(call("userfaultfd", 1))
+    return "page faults can be handled"
+
+
+def kexec_load() -> str | None:
+    """Loads another kernel, with flags that do not exist."""
+    call("kexec_load", 0, 0, None, 0xFF, reached=_BAD)
+    return "a kernel could be loaded"
+
+
+def kexec_file_load() -> str | None:
+    """Loads another kernel from no file, with flags that do not exist."""
+    call("kexec_file_load", -1, -1, 0, None, 0xFF, reached=(*_BAD, errno.EBADF))
+    return "a kernel could be loaded from a file"
+
+
+def init_module() -> str | None:
+    """Loads an empty kernel module."""
+    call("init_module", None, 0, None, reached=(*_BAD, errno.ENOEXEC))
+    return "kernel modules can be loaded"
+
+
+def finit_module() -> str | None:
+    """Loads a kernel module from no file."""
+    call("finit_module", -1, b"", 0, reached=(*_BAD, errno.EBADF))
+    return "kernel modules can be loaded from files"
+
+
+def delete_module() -> str | None:
+    """Unloads a kernel module without a name."""
+    call("delete_module", None, 0, reached=_BAD)
+    return "kernel modules can be unloaded"
+
+
+def reboot() -> str | None:
+    """Reboots, without the magic numbers that would make it happen."""
+    call("reboot", 0, 0, 0, None, reached=_BAD)
+    return "the machine could be rebooted"
+
+
+def swapon() -> str | None:
+    """Adds swap space without a name."""
+    call("swapon", None, 0, reached=_BAD)
+    return "swap space can be added"
+
+
+def swapoff() -> str | None:
+    """Takes swap space without a name away."""
+    call("swapoff", None, reached=_BAD)
+    return "swap space can be taken away"
+
+
+def clock() -> str | None:
+    """Sets the length of the host clock's tick to what it is."""
+    timex = ctypes.create_string_buffer(208)
+    call("clock_adjtime", 0, timex)
+    tick = timex.raw[88:96]
+    call("clock_adjtime", 0, struct.pack("=I84x8s112x", 0x4000, tick))
+    return "the host's clock can be set"
+
+
+def kernel_log() -> str | None:
+    """Asks for the size of the kernel's log, which tells addresses and the host's doings."""
+    call("syslog", 10, None, 0)
+    return "the kernel's log can be read"
+
+
+def accounting() -> str | None:
+    """Turns process accounting on, to a file that does not exist."""
+    call("acct", b"/nonexistent/acct", reached=(errno.ENOENT,))
+    return "process accounting can be set"
+
+
+def io_ports() -> str | None:
+    """Asks for a port of the machine, the one that nothing listens to."""
+    call("ioperm", 0x80, 1, 1)
+    return "the machine's ports can be used"
+
+
+def io_privilege() -> str | None:
+    """Asks for the right to use all of the machine's ports, for a process that ends at once."""
+    call("iopl", 3)
+    return "all of the machine's ports can be used"
+
+
+def filtered() -> str | None:
+    """Looks whether a system call filter is in force at all."""
+    mode = _status()["Seccomp"]
+    return None if mode == "2" else f"seccomp mode {mode}"
+
+
+def x32_calls() -> str | None:
+    """Makes a forbidden system call by its number for 32-bit pointers, which filters forget."""
+    if platform.machine() != "x86_64":
+        return None
+    forbidden = _X32 | number("unshare")
+    through = survives(lambda: call_number(forbidden, _NEW_USER_NAMESPACE))
+    return "x32 system calls are not filtered" if through else None
+
+
+def i386_calls() -> str | None:
+    """Makes a forbidden system call as a 32-bit program does, by its number there."""
+    if platform.machine() != "x86_64":
+        return None
+    through = survives(_unshare_as_i386)
+    return "i386 system calls are not filtered" if through else None
+
+
+def _other_memory(name: str) -> str | None:
+    """Our parent's, whose memory has the same byte at the same address."""
+    byte = ctypes.create_string_buffer(b"x")
+    vector = struct.pack("=2Q", ctypes.addressof(byte), 1)
+    call(name, os.getppid(), vector, 1, vector, 1, 0)
+    return "another process's memory is open"
+
+
+def _unshare_as_i386() -> None:
+    # push rbx; mov eax, 310; mov ebx, edi; int 0x80; pop rbx; ret
+    code = b"\x53\xb8\x36\x01\x00\x00\x89\xfb\xcd\x80\x5b\xc3"
+    page = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint32)
+    result = function(ctypes.addressof(ctypes.c_char.from_buffer(page)))(_NEW_USER_NAMESPACE)
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))
+
+
+def _status() -> dict[str, str]:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -1,0 +1,144 @@
+"""The conversation between host and agent: it cannot be forged, flooded or silenced so that the
+host believes what is not so."""
+
+import os
+from pathlib import Path
+
+from sandbox_runtime.errors import SandboxGoneError, SandboxLostError
+from sandbox_runtime.escape.ground import NO_SUCH_COMMAND, Ground, NotTriedError, python
+from sandbox_runtime.escape.probe import Attack
+from sandbox_runtime.protocol import DATA, END, frame, json_frame
+from sandbox_runtime.sandbox import ExecResult, OutputCap
+
+_STREAM = 1
+"""The one of a sandbox's first command."""
+_FORGED_REPORT = {
+    **dict.fromkeys(("exit_code", "duration_s", "cpu_s", "peak_memory_bytes", "reading"), 0),
+    **dict.fromkeys(("stdout_bytes", "stderr_bytes", "oom_kills", "pids_refused"), 0),
+    **dict.fromkeys(("stdout_omitted_lines", "stderr_omitted_lines"), 0),
+    **dict.fromkeys(("timed_out", "running", "waiting"), False),
+}
+_FORGED = frame(_STREAM, DATA, b"forged\n") + json_frame(_STREAM, END, _FORGED_REPORT)
+_FORGE = f"""
+import glob, os
+for link in glob.glob("/proc/[0-9]*/fd/1"):
+    try:
+        if os.getsid(int(link.split("/")[2])) == os.getsid(0):
+            continue  # our own output
+        descriptor = os.open(link, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        os.write(descriptor, {_FORGED!r})
+    except OSError:
+        pass
+print("true")
+raise SystemExit(7)
+"""
+_SAY = f"import os; os.write(1, {_FORGED!r}); raise SystemExit(7)"
+_SIGNALS = "HUP INT QUIT USR1 USR2 PIPE ALRM TERM CHLD CONT TSTP TTIN TTOU URG WINCH IO SYS ABRT"
+_ALIVE = ("alive\n", 7)
+_TYPE = """
+import fcntl, os, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 1)
+for character in b"typed\\n":
+    fcntl.ioctl(0, 0x5412, bytes([character]))
+print(os.read(0, 10).decode())
+"""
+_FLOOD_BYTES = 64 << 20
+_FLOOD_CAP = OutputCap(max_bytes=64 << 10, max_lines=1000)
+_FLOOD = f"head -c {_FLOOD_BYTES} /dev/zero | tee /dev/stderr"
+_HOST_BYTES = 64 << 20
+"""What the proxy's memory may grow by meanwhile; others work in it too."""
+
+
+async def _forged_frames(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox:
+        try:
+            result = await python(sandbox, _FORGE)
+        except SandboxGoneError:
+            return None  # it was noticed
+        return _differs(result, "true\n", 7)
+
+
+async def _frames_as_output(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox:
+        result = await python(sandbox, _SAY)
+        return _differs(result, _FORGED.decode(errors="replace"), 7)
+
+
+async def _agent_killed(ground: Ground) -> str | None:
+    return await _signalled(ground, "kill -KILL 1 $PPID")
+
+
+async def _agent_stopped(ground: Ground) -> str | None:
+    return await _signalled(ground, "kill -STOP 1 $PPID", timeout_s=3)
+
+
+async def _agent_signalled(ground: Ground) -> str | None:
+    return await _signalled(ground, f"for signal in {_SIGNALS}; do kill -$signal 1 $PPID; done")
+
+
+async def _signalled(ground: Ground, command: str, *, timeout_s: float = 10) -> str | None:
+    """The agent either does not care, or is gone and the host knows."""
+    await ground.neighbour()
+    async with ground.victim() as sandbox:
+        try:
+            for line in (f"{command} 2>/dev/null; echo alive; exit 7", "echo alive; exit 7"):
+                result = await sandbox.exec(line, timeout_s=timeout_s, shell_state="none")
+                if found := _differs(result, *_ALIVE):
+                    return found
+        except SandboxLostError:
+            pass
+    return await ground.disturbed()
+
+
+async def _everything_killed(ground: Ground) -> str | None:
+    return await _signalled(ground, "kill -KILL -1")
+
+
+async def _terminal(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox:
+        result = await sandbox.exec(
+            f"python3 -I -S -c '{_TYPE}'", timeout_s=5, stdin=None, shell_state="none"
+        )
+        if result.exit_code == NO_SUCH_COMMAND:
+            raise NotTriedError("there is no python3 inside")
+        return "a program types into its own terminal" if "typed" in result.stdout else None
+
+
+async def _endless_output(ground: Ground) -> str | None:
+    async with ground.victim() as sandbox:
+        before = _own_memory()
+        result = await sandbox.exec(_FLOOD, timeout_s=40, cap=_FLOOD_CAP, shell_state="none")
+        grown = _own_memory() - before
+    if grown > _HOST_BYTES:
+        return f"the proxy has taken {grown >> 20} MiB for it"
+    longest = max(len(result.stdout), len(result.stderr))
+    return f"{longest} characters came out" if longest > 2 * _FLOOD_CAP.max_bytes else None
+
+
+def _differs(result: ExecResult, stdout: str, exit_code: int) -> str | None:
+    if (result.stdout, result.exit_code) == (stdout, exit_code):
+        return None
+    return f"a command ended with {result.exit_code} and said {result.stdout[:60]!r}"
+
+
+def _own_memory() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+ATTACKS = tuple(
+    # gVisor's agent can be opened from inside. What is forged there is believed of that sandbox,
+    # whose commands could have said it themselves, and of no other.
+    Attack(name, "protocol", tries, make, own_kernel_holds=name == "forged_frames")
+    for name, tries, make in (
+        ("forged_frames", "Writes frames where others have their output.", _forged_frames),
+        ("frames_as_output", "Prints frames.", _frames_as_output),
+        ("agent_killed", "Kills the agent.", _agent_killed),
+        ("agent_stopped", "Stops the agent.", _agent_stopped),
+        ("agent_signalled", "Sends the agent every other signal.", _agent_signalled),
+        ("everything_killed", "Kills everything that it can.", _everything_killed),
+        ("own_terminal", "Types into the terminal that it is asked through.", _terminal),
+        ("endless_output", "Prints far more than anybody wants.", _endless_output),
+    )
+)

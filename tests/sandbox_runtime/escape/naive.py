@@ -1,0 +1,169 @@
+"""Hosts as one writes them at first: each lacks one of the walls that stand on the host's side."""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterable, Collection
+from typing import Any
+
+from policies.egress import Egress
+from sandbox_runtime.egress.connection import Connection
+from sandbox_runtime.egress.dialer import Connect, Endpoint
+from sandbox_runtime.egress.patience import Patience
+from sandbox_runtime.egress.resolver import Resolve
+from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.protocol import DATA, END, MAX_REPORT_BYTES, Decoder, parse_object
+from sandbox_runtime.sandbox import Entry, ExecResult, Listing, OutputCap, Sink
+
+PLENTY = OutputCap(max_bytes=1 << 30, max_lines=1 << 30)
+
+
+class NaiveFiles(GuestSandbox):
+    """Looks first whether a path is a link, and uses it then."""
+
+    async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
+        data = b"".join([piece async for piece in source])
+        await self._shell('[ -L "$FILE" ] || cat > "$FILE"', path, stdin=data)
+        return len(data)
+
+    async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:
+        text = await self._shell('[ -L "$FILE" ] || timeout 1 head -c 4M "$FILE"', path)
+        await sink(text.encode())
+        return len(text)
+
+    async def list(
+        self,
+        path: str,
+        *,
+        max_entries: int = 10_000,
+        max_depth: int | None = None,
+        hashes: bool = False,
+    ) -> Listing:
+        text = await self._shell('cd "$FILE" && find -L * -maxdepth 0 -printf "%p %y\\n"', path)
+        kinds = dict(line.rsplit(" ", 1) for line in text.splitlines())
+        entries = [
+            Entry(name, "directory" if kind == "d" else "file", 0) for name, kind in kinds.items()
+        ]
+        return Listing(tuple(entries), truncated=False)
+
+    async def _shell(self, command: str, path: str, stdin: bytes = b"") -> str:
+        result = await self.exec(
+            command, timeout_s=20, env={"FILE": path}, stdin=stdin, cap=PLENTY, shell_state="none"
+        )
+        return result.stdout
+
+
+class NaiveCommands(GuestSandbox):
+    """Takes a sandbox that is gone for a command that failed."""
+
+    async def exec(self, command: str, **options: Any) -> ExecResult:
+        try:
+            return await super().exec(command, **options)
+        except SandboxLostError as error:
+            return ExecResult(137, "", str(error), False, False, 0.0, 0, 0)
+
+
+class NaiveFrames(GuestSandbox):
+    """Looks for frames in what commands print."""
+
+    async def exec(self, command: str, **options: Any) -> ExecResult:
+        result = await super().exec(command, **options)
+        stdout, exit_code = result.stdout, result.exit_code
+        for _, kind, payload in Decoder(MAX_REPORT_BYTES).feed(result.stdout.encode()):
+            if kind == DATA:
+                stdout = payload.decode()
+            if kind == END:
+                exit_code = int(str(parse_object(payload)["exit_code"]))
+        return ExecResult(exit_code, stdout, "", False, False, 0.0, 0, 0)
+
+
+class NaiveOutput(GuestSandbox):
+    """Keeps whatever a command prints."""
+
+    async def exec(self, command: str, **options: Any) -> ExecResult:
+        return await super().exec(command, **{**options, "cap": PLENTY})
+
+
+class NaiveWayOut:
+    """Goes wherever it is told to, and resolves a name once to look at it and once to dial it."""
+
+    def __init__(
+        self,
+        egress: Egress,
+        *,
+        resolve: Resolve,
+        connect: Connect,
+        forbidden: Collection[Endpoint],
+        patience: Patience,
+    ) -> None:
+        self._resolve = resolve
+        self._connect = connect
+
+    async def serve(self, connection: Connection) -> None:
+        with contextlib.suppress(ConnectionError, OSError, ValueError):
+            host, port, rest = await self._asked(connection)
+            reader, writer = await self._connect(await self._address(host), port)
+            writer.write(rest)
+            try:
+                await asyncio.gather(_up(connection, writer), _down(reader, connection))
+            finally:
+                writer.close()
+        connection.abort()
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+    async def _asked(self, connection: Connection) -> tuple[str, int, bytes]:
+        data = await connection.receive()
+        if data.startswith(b"\x05"):
+            name = data[8 : 8 + data[7]]
+            return name.decode(), int.from_bytes(data[8 + len(name) :][:2], "big"), b""
+        while b"\r\n\r\n" not in data:
+            more = await connection.receive()
+            if not more:
+                raise ConnectionError("the request ends in its middle")
+            data += more
+        method, url = data.decode("latin-1").split(" ", 2)[:2]
+        if method == "CONNECT":
+            await connection.send(b"HTTP/1.1 200 OK\r\n\r\n")
+            return *_host_and_port(url), data.partition(b"\r\n\r\n")[2]
+        return *_host_and_port(url.removeprefix("http://").split("/")[0]), data
+
+    async def _address(self, host: str) -> str:
+        with contextlib.suppress(OSError):
+            return socket.inet_ntoa(socket.inet_aton(host))
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(host))
+        await self._resolve(host)
+        return (await self._resolve(host))[0]
+
+
+class NaiveRoom(NaiveWayOut):
+    """Has room for so many connections, and waits for each as long as it likes."""
+
+    def __init__(self, egress: Egress, **options: Any) -> None:
+        super().__init__(egress, **options)
+        self._room = asyncio.Semaphore(egress.max_connections)
+
+    async def serve(self, connection: Connection) -> None:
+        async with self._room:
+            await super().serve(connection)
+
+
+def _host_and_port(authority: str) -> tuple[str, int]:
+    host, colon, port = authority.rpartition("@")[2].rpartition(":")
+    return (host.strip("[]"), int(port)) if colon else (port, 80)
+
+
+async def _up(connection: Connection, writer: asyncio.StreamWriter) -> None:
+    while data := await connection.receive():
+        writer.write(data)
+        await writer.drain()
+
+
+async def _down(reader: asyncio.StreamReader, connection: Connection) -> None:
+    while data := await reader.read(1 << 16):
+        await connection.send(data)
+    connection.abort()

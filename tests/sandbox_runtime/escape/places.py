@@ -1,0 +1,107 @@
+"""Places without the walls, in which every attempt must succeed: containers with all that a sandbox
+is denied, and stand-ins for what it must not reach. Their bounds are set from outside. Where they
+share the host's network, attempts only look for routes there, or connect to its loopback."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.process_guest import spawn
+from sandbox_runtime.channel import Channel
+from sandbox_runtime.guest.bootstrap import COMMAND, GuestConfig, program
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.sandbox import Sandbox, SandboxRef
+from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
+from tests.sandbox_runtime.transfer import output, write
+
+CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"),
+    *("SETPCAP", "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW"),
+    *("IPC_LOCK", "IPC_OWNER", "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT"),
+    *("SYS_ADMIN", "SYS_BOOT", "SYS_NICE", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD"),
+    *("LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG"),
+)
+"""By number; those that came later are parts of SYS_ADMIN, and older engines do not know them."""
+BOUNDS = ("--memory=1g", "--memory-swap=1g", "--pids-limit=2000", "--cpus=2")
+NO_WALLS = (
+    *("--network=none", "--ipc=host", "--uts=host", "--init", "--ulimit=core=-1"),
+    *("--security-opt=seccomp=unconfined", "--security-opt=systempaths=unconfined"),
+    *("--volume=/sys:/sys", "--device=/dev/net/tun", "--device=/dev/null:/dev/unusual"),
+    *("--device-cgroup-rule=b *:* r", "--device-cgroup-rule=c *:* rwm", "--shm-size=900m"),
+)
+STAND_INS = Path(__file__).parent / "stand_ins.py"
+BEGIN = """
+python3 /tmp/stand-ins.py </dev/null >/tmp/stand-ins.log 2>&1 &
+until [ -s /tmp/stand-ins ]; do kill -0 $! || { cat /tmp/stand-ins.log; exit 1; }; done
+"""
+DOCKER_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+
+
+class Places:
+    """Containers with these options of `docker run`, whatever isolation is asked for."""
+
+    def __init__(
+        self,
+        *options: str,
+        kind: type[GuestSandbox] = GuestSandbox,
+        config: GuestConfig | None = None,
+    ) -> None:
+        self._options = options
+        self._kind = kind
+        self._config = config or GuestConfig()
+        self._names: list[str] = []
+
+    async def start(self, isolation: Isolation) -> GuestSandbox:
+        name = f"escape-control-{secrets.token_hex(6)}"
+        self._names.append(name)
+        run = ("docker", "run", "--rm", "--interactive", f"--name={name}", *BOUNDS)
+        capabilities = (f"--cap-add={capability}" for capability in sorted(our_capabilities()))
+        guest = await spawn(
+            name,
+            (*run, *capabilities, *self._options, DOCKER_IMAGE, *COMMAND),
+            cwd=Path("/"),
+            env=DOCKER_ENV,
+            pass_fds=(),
+            cgroup=None,
+        )
+        guest.write(program(self._config))
+        channel = Channel(guest)
+        await channel.connect(60)
+        return self._kind(channel, SandboxRef("docker", name))
+
+    async def aclose(self) -> None:
+        """Remove what has not ended by itself."""
+        remove = ("docker", "rm", "--force", *self._names)
+        process = await asyncio.create_subprocess_exec(
+            *remove, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        )
+        await process.wait()
+
+
+@asynccontextmanager
+async def opened(places: Places) -> AsyncIterator[GuestSandbox]:
+    """One of them."""
+    try:
+        sandbox = await places.start(Isolation())
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+    finally:
+        await places.aclose()
+
+
+async def add_stand_ins(place: Sandbox) -> None:
+    """Put into a place what no sandbox may reach."""
+    await write(place, "/tmp/stand-ins.py", STAND_INS.read_bytes())
+    await output(place, BEGIN)
+
+
+def our_capabilities() -> frozenset[str]:
+    """What an engine on this machine can give: root need not have everything."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    bounding = next(int(line.split()[1], 16) for line in lines if line.startswith("CapBnd"))
+    return frozenset(name for bit, name in enumerate(CAPABILITIES) if bounding >> bit & 1)

@@ -1,0 +1,160 @@
+"""What is made of attempts: nothing but a wall that was tried and held counts as one that holds."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.base import Check
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.escape.ground import Ground
+from sandbox_runtime.escape.probe import Attack, Finding, Verdict
+from sandbox_runtime.escape.run import refusal, run_attack, run_batch, untried
+from sandbox_runtime.escape.suite import PROBES
+from sandbox_runtime.streams import OnConnection
+from tests.fakes.memory_sandbox import MemorySandbox
+from tests.sandbox_runtime.escape.places import Places, opened
+from tests.sandbox_runtime.transfer import output, write
+
+ATTEMPTS = """
+import os, signal
+from sandbox_runtime.escape.inside import batch
+from sandbox_runtime.escape.inside.attempt import NotTriedError
+def held(): raise PermissionError(1, "no")
+def nothing_found(): return None
+def opened(): os.environ["CHANGED"] = "1"; return "it is open"
+def after_it(): return os.environ.get("CHANGED")
+def untried(): raise NotTriedError("not here")
+def faulty(): return 1 / 0
+def killed(): os.kill(os.getpid(), signal.SIGKILL)
+def filtered(): os.kill(os.getpid(), signal.SIGSYS)
+def hanging(): signal.pause()
+def last(): return None
+batch.main(["__main__"])
+"""
+LIES: tuple[object, ...] = (
+    {"probe": "keyctl", "verdict": "fine", "detail": "nothing"},
+    {"probe": "bpf", "verdict": "held", "detail": "\x1b[31m\n" + "x" * 9999},
+    {"probe": ["unhashable"], "verdict": {}, "detail": None},
+    ["no", "object"],
+    {"probe": "nobody asked", "verdict": "open", "detail": ""},
+)
+
+
+def finding(probe: str, verdict: Verdict) -> Finding:
+    return Finding(probe, "settings", verdict, "as told")
+
+
+class Shut(MemorySandbox):
+    """With no way out."""
+
+    def let_out(self, on_connection: OnConnection | None) -> None:
+        assert on_connection is None
+
+
+async def memory_sandbox(isolation: Isolation) -> Shut:
+    return Shut()
+
+
+async def made(attack: Attack) -> Finding:
+    ground = Ground(memory_sandbox, Isolation())
+    with anyio.fail_after(5):
+        found = await run_attack(ground, attack)
+        await ground.aclose()
+    return found
+
+
+def test_each_attempt_is_made_whatever_became_of_the_one_before() -> None:
+    command = (sys.executable, "-c", ATTEMPTS)
+    said = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
+    lines = [json.loads(line) for line in said.splitlines()][1:]
+    assert [(line["probe"], line["verdict"], line["detail"]) for line in lines] == [
+        ("held", "held", "[Errno 1] no"),
+        ("nothing_found", "held", ""),
+        ("opened", "open", "it is open"),
+        ("after_it", "held", ""),
+        ("untried", "not tried", "not here"),
+        ("faulty", "not tried", "ZeroDivisionError: division by zero"),
+        ("killed", "not tried", f"its process ended with status {signal.SIGKILL.value}"),
+        ("filtered", "held", "killed for the system call"),
+        ("hanging", "not tried", "no end within 3 s"),
+        ("last", "held", ""),
+    ]
+
+
+async def test_where_there_is_no_python_nothing_was_tried() -> None:
+    findings = await run_batch(MemorySandbox())
+    assert {each.verdict for each in findings} == {"not tried"}
+    assert untried(findings) == "the walls could not be tried: there is no python3 inside"
+
+
+@pytest.mark.docker
+async def test_what_comes_from_inside_is_cut_short_and_never_believed_blindly() -> None:
+    lines = "\n".join([*map(json.dumps, LIES), "no JSON", "[" * 99999])
+    liar = f"#!/bin/sh\ncat <<END\n{lines}\nEND\n"
+    async with opened(Places("--network=none")) as place:
+        await write(place, "/usr/local/sbin/python3", liar.encode())
+        await output(place, "chmod +x /usr/local/sbin/python3")
+        findings = {each.probe: each for each in await run_batch(place)}
+    assert findings.keys() == {probe.name for probe in PROBES}
+    assert findings["keyctl"].verdict == "not tried"
+    assert findings["bpf"].verdict == "held"
+    assert len(findings["bpf"].detail) <= 200
+    assert findings["bpf"].detail.isprintable()
+    assert findings["ptrace"].verdict == "not tried"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        (["held", "held"], None),
+        (["held", "open"], "walls do not hold: b (open: as told)"),
+        (["not tried", "held"], "walls do not hold: a (not tried: as told)"),
+        (["not tried", "not tried"], None),
+    ],
+)
+def test_a_server_refuses_what_is_open_or_was_not_tried_beside_others(
+    verdicts: Sequence[Verdict], said: str | None
+) -> None:
+    findings = [finding(name, verdict) for name, verdict in zip("ab", verdicts, strict=True)]
+    assert refusal(findings) == said
+
+
+def test_doctor_is_told_of_anything_but_held_in_capitals() -> None:
+    assert finding("sysrq", "open").check() == Check("settings: sysrq", False, "OPEN: as told")
+    assert finding("sysrq", "held").check() == Check("settings: sysrq", True, "as told")
+
+
+async def test_an_attack_without_an_end_counts_as_open() -> None:
+    async def endless(ground: Ground) -> None:
+        await anyio.sleep_forever()
+
+    found = await made(Attack("endless", "bombs", "", endless, timeout_s=0.01))
+    assert (found.verdict, found.detail) == ("open", "no end within 0.01 s")
+
+
+async def test_an_attack_that_could_not_be_made_counts_as_not_tried() -> None:
+    async def nowhere(ground: Ground) -> None:
+        raise SandboxStartError("there is no engine")
+
+    found = await made(Attack("nowhere", "bombs", "", nowhere))
+    assert (found.verdict, found.detail) == (
+        "not tried",
+        "SandboxStartError: there is no engine",
+    )
+
+
+async def test_a_lost_neighbour_is_noticed_and_replaced_for_the_next_attack() -> None:
+    ground = Ground(memory_sandbox, Isolation())
+    neighbour = await ground.neighbour()
+    assert await ground.disturbed() is None
+    await neighbour.close()
+    assert "the sandbox beside it is lost" in str(await ground.disturbed())
+    assert await ground.neighbour() is not neighbour
+    assert await ground.disturbed() is None
+    await ground.aclose()

@@ -1,0 +1,65 @@
+"""Nothing that is tried against a sandbox's walls finds one open, on any backend."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+
+from policies.isolation import Isolation, Level
+from sandbox_runtime.backends.base import Backend
+from sandbox_runtime.escape.ground import Ground
+from sandbox_runtime.escape.probe import Attack, Finding
+from sandbox_runtime.escape.run import refusal, run_attack, run_probes
+from sandbox_runtime.escape.suite import ATTACKS, PROBES
+from sandbox_runtime.lending import start_sandbox
+from tests.sandbox_runtime.conformance.backends import backend_of
+
+
+def marks_of(kind: str) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.docker,) if kind.startswith("docker") else ()
+
+
+KINDS = ("bubblewrap", "bubblewrap-python", "docker", "docker-python", "docker-runsc")
+ON_EACH = [pytest.param(kind, marks=marks_of(kind)) for kind in KINDS]
+AGAINST_EACH = [
+    pytest.param(kind, attack, marks=marks_of(kind), id=f"{kind}-{attack.name}")
+    for kind in KINDS
+    for attack in ATTACKS
+    if attack.wall == "protocol" or not kind.endswith("-python")  # only the agent is another there
+]
+
+
+@pytest.fixture(scope="module")
+async def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Backend]:
+    made = backend_of(request.param, tmp_path_factory.mktemp("state"))
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture(scope="module")
+async def ground(backend: Backend) -> AsyncIterator[Ground]:
+    made = Ground(partial(start_sandbox, backend), Isolation())
+    yield made
+    await made.aclose()
+
+
+def test_there_are_at_least_sixty_attempts_of_different_names() -> None:
+    names = [*(probe.name for probe in PROBES), *(attack.name for attack in ATTACKS)]
+    assert len(set(names)) == len(names) >= 60
+
+
+@pytest.mark.parametrize("level", ["standard", "strict"])
+@pytest.mark.parametrize("backend", ON_EACH, indirect=True)
+async def test_every_wall_holds_from_inside(backend: Backend, level: Level) -> None:
+    findings = await run_probes(partial(start_sandbox, backend), Isolation(level=level))
+    assert [finding.probe for finding in findings] == [probe.name for probe in PROBES]
+    assert [finding for finding in findings if finding.verdict != "held"] == []
+    assert refusal(findings) is None
+
+
+@pytest.mark.parametrize(("backend", "attack"), AGAINST_EACH, indirect=["backend"])
+async def test_the_wall_holds_against(attack: Attack, ground: Ground) -> None:
+    finding = await run_attack(ground, attack)
+    assert finding == Finding(attack.name, attack.wall, "held", finding.detail)
