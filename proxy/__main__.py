@@ -1,9 +1,10 @@
 """The command line: the only place that names concrete classes and joins them."""
 
 import argparse
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from proxy.config import Config
     from proxy.services import Services
     from sandbox_runtime.backends.base import Backend
-    from sandbox_runtime.lending import FreshSandboxes
+    from sandbox_runtime.egress.dialer import Endpoint
+    from sandbox_runtime.pool.pool import Pool
+    from sandbox_runtime.way_out import WayOut
 
-SWEEP_S = 600
+FILES_SWEEP_S = 600
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         ("serve", serve, "serve clients"),
         ("demo", demo, "one request from end to end, on a script instead of a model"),
         ("doctor", doctor, "check backend, engine, image and isolation"),
+        ("gc", gc, "remove sandboxes that dead proxies have left behind"),
+        ("build-image", build_image, "build the image that Docker's sandboxes start from"),
     ):
         command = commands.add_parser(name, help=words, description=words)
         command.set_defaults(run=run)
@@ -58,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
         if name == "serve":
             command.add_argument("--host", help="address to listen on")
             command.add_argument("--port", type=int, help="port to listen on; 0: a free one")
+        if name == "doctor":
+            command.add_argument("--self-test", action="store_true", help="try to escape, all ways")
+        if name == "build-image":
+            command.add_argument("--target", choices=["full", "slim"], default="full")
+            command.add_argument("--tag", help="default: as configured")
         if name == "demo":
             command.add_argument("question", nargs="?", help="needs --backend-url and --model")
             command.add_argument("--model", help="the backend's model; default: a script")
@@ -138,6 +148,8 @@ def build_backend(config: "Config") -> "Backend":
                 state_dir=state,
                 runtime=sandbox.docker.runtime,
                 host=sandbox.docker.host,
+                inputs=sandbox.inputs,
+                agent=sandbox.agent,
             )
         except SandboxStartError:
             if sandbox.backend == "docker":
@@ -145,27 +157,40 @@ def build_backend(config: "Config") -> "Backend":
     from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 
     bubblewrap = sandbox.bubblewrap
-    return BubblewrapBackend(rootfs=bubblewrap.rootfs, uid=bubblewrap.uid, state_dir=state)
+    return BubblewrapBackend(
+        rootfs=bubblewrap.rootfs,
+        uid=bubblewrap.uid,
+        state_dir=state,
+        inputs=sandbox.inputs,
+        agent=sandbox.agent,
+    )
 
 
 def build_services(
-    config: "Config", model: "Model", backend: "Backend"
-) -> tuple["Services", "FreshSandboxes"]:
-    """The house, joined."""
+    config: "Config", model: "Model", backend: "Backend", listener: "socket | None" = None
+) -> tuple["Services", "Pool", "WayOut"]:
+    """The house, joined. Raises ConfigError."""
     from proxy.agent.agent import Agent
-    from proxy.config import secret
+    from proxy.config import ConfigError, secret
     from proxy.files import FileStore
     from proxy.services import Services
-    from sandbox_runtime.lending import FreshSandboxes
+    from sandbox_runtime.pool.pool import Pool
     from sandbox_runtime.tools import make_tools
+    from sandbox_runtime.way_out import WayOut
 
-    sandboxes = FreshSandboxes(backend)
+    isolation = config.sandbox.isolation
+    way_out = WayOut(forbidden=_own_addresses(config, listener), secrets=os.environ)
+    try:
+        way_out.check(isolation.egress)
+    except ValueError as error:
+        raise ConfigError(f"sandbox.isolation.egress: {error}") from error
+    pool = Pool(backend, config.sandbox.pool, [isolation], on_lend=way_out.open)
     agent = Agent(
         model,
-        sandboxes,
-        make_tools,
+        pool,
+        partial(make_tools, config.limits),
         limits=config.limits,
-        isolation=config.sandbox.isolation,
+        isolation=isolation,
         artifact_limits=config.artifacts,
     )
     services = Services(
@@ -176,7 +201,22 @@ def build_services(
         public_url=config.server.public_url,
         steps=config.server.steps,
     )
-    return services, sandboxes
+    return services, pool, way_out
+
+
+def _own_addresses(config: "Config", listener: "socket | None") -> list["Endpoint"]:
+    """Where the proxy and its model backend are to be found: no sandbox gets there."""
+    import socket
+    from urllib.parse import urlsplit
+
+    url = urlsplit(config.backend.base_url or "")
+    found: list[Endpoint] = [listener.getsockname()[:2]] if listener else []
+    if url.hostname:
+        port = url.port or (443 if url.scheme == "https" else 80)
+        with suppress(OSError):  # it cannot be found from here: then neither from inside
+            addresses = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
+            found += [(str(address[0]), port) for *_, address in addresses]
+    return found
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -215,16 +255,12 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     import uvicorn
 
     from proxy.app import create_app
-    from proxy.doctor import announce, check_model
-    from sandbox_runtime.errors import SandboxStartError
+    from proxy.doctor import announce, check_model, require_sound
 
-    broken = [check for check in await backend.check() if not check.ok]
-    if broken:
-        await backend.aclose()
-        raise SandboxStartError("; ".join(f"{check.name}: {check.detail}" for check in broken))
-    services, sandboxes = build_services(config, model, backend)
+    await require_sound(backend, config.sandbox.isolation, self_test=config.sandbox.self_test)
+    services, pool, way_out = build_services(config, model, backend, listener)
     announce(listener, backend.name, await check_model(model))
-    app = create_app(services, _lifespan(services, sandboxes, backend))
+    app = create_app(services, _lifespan(services, pool, way_out, backend))
     settings = uvicorn.Config(
         app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=5
     )
@@ -232,23 +268,31 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
 
 def _lifespan(
-    services: "Services", sandboxes: "FreshSandboxes", backend: "Backend"
+    services: "Services", pool: "Pool", way_out: "WayOut", backend: "Backend"
 ) -> "Callable[[FastAPI], AbstractAsyncContextManager[None]]":
     import asyncio
 
-    async def sweep() -> None:
+    from sandbox_runtime.clock import SystemClock
+    from sandbox_runtime.sweeper import sweep_forever
+
+    async def sweep_files() -> None:
         while True:
-            await backend.sweep()
             await asyncio.to_thread(services.files.sweep)
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(FILES_SWEEP_S)
 
     @asynccontextmanager
     async def lifespan(app: "FastAPI") -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(sweep())
+        sweeping = [
+            asyncio.create_task(work)
+            for work in (sweep_forever(backend, SystemClock()), sweep_files())
+        ]
+        pool.start()
         yield
-        sweeping.cancel()
-        await asyncio.wait([sweeping])
-        await sandboxes.aclose()
+        for task in sweeping:
+            task.cancel()
+        await asyncio.wait(sweeping)
+        await pool.aclose()
+        way_out.close()
         await backend.aclose()
         await services.model.aclose()
 
@@ -262,12 +306,37 @@ def doctor(arguments: argparse.Namespace) -> int:
     from proxy.doctor import diagnose
 
     config = _config(arguments)
+    return asyncio.run(
+        diagnose(
+            build_model(config),
+            _builders(config),
+            config.sandbox.isolation,
+            self_test=arguments.self_test,
+        )
+    )
+
+
+def gc(arguments: argparse.Namespace) -> int:
+    """Remove what dead proxies have left behind, on every backend that is there."""
+    import asyncio
+
+    from proxy.doctor import collect_garbage
+
+    return asyncio.run(collect_garbage(_builders(_config(arguments))))
+
+
+def build_image(arguments: argparse.Namespace) -> int:
+    """Build the sandboxes' image with the Docker command line."""
+    from sandbox_runtime.image_build import build_image
+
+    return build_image(arguments.target, arguments.tag or _config(arguments).sandbox.docker.image)
+
+
+def _builders(config: "Config") -> "dict[str, Callable[[], Backend]]":
+    """What makes each kind of sandbox that the configuration allows."""
     asked = config.sandbox.backend
-    builders = {
-        name: partial(build_backend, _with_backend(config, name))
-        for name in (("docker", "bubblewrap") if asked == "auto" else (asked,))
-    }
-    return asyncio.run(diagnose(build_model(config), builders))
+    kinds = ("docker", "bubblewrap") if asked == "auto" else (asked,)
+    return {name: partial(build_backend, _with_backend(config, name)) for name in kinds}
 
 
 def _with_backend(config: "Config", name: str) -> "Config":
@@ -300,8 +369,8 @@ def demo(arguments: argparse.Namespace) -> int:
             tree["backend"] |= {"kind": "scripted", "script": SCRIPT}
         config = parse(tree, "demo")
         model, backend = build_model(config), build_backend(config)
-        services, sandboxes = build_services(config, model, backend)
-        lifespan = _lifespan(services, sandboxes, backend)
+        services, pool, way_out = build_services(config, model, backend)
+        lifespan = _lifespan(services, pool, way_out, backend)
         return asyncio.run(show(services, lifespan, arguments.question, arguments.model))
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits
+from policies.pool import PoolSettings
 
 
 class ConfigError(Exception):
@@ -79,13 +80,20 @@ class BubblewrapConfig(_Section):
 
 
 class SandboxConfig(_Section):
-    """Where the computers are."""
+    """Where the computers are, how many, and what their walls are."""
 
     backend: Literal["auto", "docker", "bubblewrap"] = "auto"
     """auto: docker where an engine answers, else bubblewrap."""
+    agent: Literal["auto", "python", "native"] = "auto"
+    """The program inside. auto: the native one where it was built for the machine."""
+    inputs: Path | None = None
+    """A directory of this host that every sandbox sees, read-only, at /testbed/shared."""
+    self_test: bool = True
+    """Whether a backend must show at start that nothing escapes from it."""
     docker: DockerConfig = DockerConfig()
     bubblewrap: BubblewrapConfig = BubblewrapConfig()
     isolation: Isolation = Isolation()
+    pool: PoolSettings = PoolSettings()
 
 
 class Config(_Section):

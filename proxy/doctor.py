@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from socket import socket
 
 from policies.isolation import Isolation
@@ -10,6 +11,10 @@ from proxy.agent.model import Model
 from proxy.errors import BackendError
 from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
+from sandbox_runtime.escape.probe import Finding
+from sandbox_runtime.escape.run import refusal, run_probes, untried
+from sandbox_runtime.escape.run import self_test as try_everything
+from sandbox_runtime.image_check import REQUIRED, image_checks
 from sandbox_runtime.lending import start_sandbox
 
 log = logging.getLogger(__name__)
@@ -36,22 +41,53 @@ def announce(listener: socket, backend: str, model: Check) -> None:
     log.info("serving at http://%s:%d/v1", f"[{host}]" if ":" in host else host, port)
 
 
-async def diagnose(model: Model, builders: Mapping[str, Callable[[], Backend]]) -> int:
+async def require_sound(backend: Backend, isolation: Isolation, *, self_test: bool) -> None:
+    """Refuse a backend that does not work here, or that something escapes from.
+
+    Raises SandboxStartError; the backend is then closed.
+    """
+    try:
+        if broken := [check for check in await backend.check() if not check.ok]:
+            raise SandboxStartError("; ".join(f"{each.name}: {each.detail}" for each in broken))
+        if self_test:
+            findings = await run_probes(partial(start_sandbox, backend), isolation)
+            if why := refusal(findings):
+                raise SandboxStartError(f"{backend.name}: {why}")
+            if why := untried(findings):
+                log.warning("%s: %s", backend.name, why)
+    except SandboxError as error:
+        await backend.aclose()
+        raise SandboxStartError(str(error)) from error
+
+
+async def diagnose(
+    model: Model,
+    builders: Mapping[str, Callable[[], Backend]],
+    isolation: Isolation,
+    *,
+    self_test: bool,
+) -> int:
     """Print every check; the exit code is 1 if one failed that `serve` stands on.
 
     `builders` makes each kind of sandbox that may be taken; the first that can be made is.
+    Ways to escape are tried from inside; with `self_test` also those that take long.
     """
     answers = [_line(await check_model(model), needed=True)]
     await model.aclose()
     taken = ""
     for name, build in builders.items():
-        checks, there = await _examine(name, build)
+        checks, there = await _examine(name, build, isolation, self_test=self_test)
         needed = not taken and (there or name == list(builders)[-1])
         taken = name if needed and there else taken
-        answers += [_line(check, needed=needed) for check in checks]
+        answers += [_line(check, needed=needed and not _only_missed(check)) for check in checks]
     answers.append(_line(Check("sandboxes", bool(taken), taken or "none"), needed=True))
     sys.stdout.writelines(text for text, _ in answers)
     return 0 if all(fine for _, fine in answers) else 1
+
+
+def _only_missed(check: Check) -> bool:
+    """Whether a model may miss it, but nothing of ours does."""
+    return check.name.startswith("image ") and check.name not in REQUIRED
 
 
 def _line(check: Check, *, needed: bool) -> tuple[str, bool]:
@@ -60,26 +96,61 @@ def _line(check: Check, *, needed: bool) -> tuple[str, bool]:
     return f"{mark}  {check.name}: {check.detail}\n", check.ok or not needed
 
 
-async def _examine(name: str, build: Callable[[], Backend]) -> tuple[list[Check], bool]:
+async def _examine(
+    name: str, build: Callable[[], Backend], isolation: Isolation, *, self_test: bool
+) -> tuple[list[Check], bool]:
     """What one kind of sandbox is worth here, and whether there is one at all."""
     try:
         backend = build()
     except SandboxStartError as error:
         return [Check(name, False, str(error))], False
-    checks = [*await backend.check(), await _trial(backend)]
+    checks = await backend.check()
+    if all(check.ok for check in checks):
+        checks += await _trial(backend, isolation)
+        checks += await _escapes(backend, isolation, self_test=self_test)
     await backend.aclose()
     return checks, True
 
 
-async def _trial(backend: Backend) -> Check:
-    """A real sandbox runs a real command."""
+async def _escapes(backend: Backend, isolation: Isolation, *, self_test: bool) -> list[Check]:
+    """What was tried against the walls: a line for what does not hold, or for all with the test."""
+    start = partial(start_sandbox, backend)
     try:
-        sandbox = await start_sandbox(backend, Isolation())
-        result = await sandbox.exec("echo $((6 * 7)); id -u; uname -sr", timeout_s=10)
+        if self_test:
+            findings: list[Finding] = []
+            await try_everything(start, isolation, findings.append)
+            return [finding.check() for finding in findings]
+        findings = await run_probes(start, isolation)
     except SandboxError as error:
-        return Check(f"{backend.name} sandbox", False, str(error))
+        return [Check(f"{backend.name} walls", False, str(error))]
+    held = sum(finding.verdict == "held" for finding in findings)
+    bad = [finding.check() for finding in findings if finding.verdict != "held"]
+    return [Check(f"{backend.name} walls", not bad, f"{held} of {len(findings)} held"), *bad]
+
+
+async def _trial(backend: Backend, isolation: Isolation) -> list[Check]:
+    """A real sandbox runs a real command, and shows what its image has."""
+    try:
+        sandbox = await start_sandbox(backend, isolation)
+        result = await sandbox.exec("echo $((6 * 7)); id -u; uname -sr", timeout_s=10)
+        image = await image_checks(sandbox)
+    except SandboxError as error:
+        return [Check(f"{backend.name} sandbox", False, str(error))]
     await sandbox.close()
     works = result.stdout.startswith("42\n")
-    return Check(
-        f"{backend.name} sandbox", works, " ".join((result.stdout + result.stderr).split())
-    )
+    said = " ".join((result.stdout + result.stderr).split())
+    return [Check(f"{backend.name} sandbox", works, said), *image]
+
+
+async def collect_garbage(builders: Mapping[str, Callable[[], Backend]]) -> int:
+    """Remove what dead proxies have left behind and say how much that was."""
+    for name, build in builders.items():
+        try:
+            backend = build()
+        except SandboxStartError as error:
+            sys.stdout.write(f"--    {name}: {error}\n")
+            continue
+        removed = await backend.sweep()
+        await backend.aclose()
+        sys.stdout.write(f"ok    {name}: {removed} removed\n")
+    return 0

@@ -98,13 +98,13 @@ class ContextOverflowError(BackendError):
 class SandboxUnavailableError(ProxyError):
     """No sandbox can be had, or it was lost."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 5.0) -> None:
         super().__init__(
             message,
             status=503,
             type="sandbox_error",
             code="sandbox_unavailable",
-            headers={"Retry-After": "5"},
+            headers={"Retry-After": str(math.ceil(retry_after_s))},
         )
 
 

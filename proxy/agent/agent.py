@@ -11,9 +11,10 @@ from policies.artifacts import ArtifactLimits, Selection, select
 from policies.completion import is_answer
 from policies.isolation import Isolation
 from policies.limits import Limits, Spent, StopReason, exceeded
-from policies.prompts import NOT_RUN, NUDGE, WHY_NO_MORE_TOOLS
+from policies.prompts import NOT_RUN, NUDGE, WHY_NO_MORE_TOOLS, system_prompt
 from proxy.agent.answer import AnswerWriter, answer_file, produced_files
 from proxy.agent.conversation import Conversation
+from proxy.agent.egress_watch import EgressWatch
 from proxy.agent.events import (
     Emit,
     FileProduced,
@@ -56,8 +57,12 @@ class Agent:
 
         Raises BackendError when the model fails for good, SandboxError when the sandbox does.
         """
-        async with self.sandboxes.lease(self.isolation) as lease:
-            return await _Run(self, task, emit, lease).go()
+        watch = EgressWatch(task.run_id, emit)
+        async with self.sandboxes.lease(self.isolation, watch.decided) as lease:
+            try:
+                return await _Run(self, task, emit, lease).go()
+            finally:
+                watch.close()
 
 
 @dataclass
@@ -84,7 +89,8 @@ class _Run:
         self._emit = emit
         self._limits = agent.limits
         self._toolbox = Toolbox(agent.make_tools(), lease, emit)
-        self._talk = Conversation(agent.model, task, self._toolbox.schemas, agent.limits)
+        words = system_prompt(agent.limits, agent.isolation.egress)
+        self._talk = Conversation(agent.model, task, self._toolbox.schemas, words)
         self._writer = AnswerWriter(
             emit, task.outbox, agent.artifact_limits, rewrite_links=task.rewrite_links
         )

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from policies.limits import Limits, StopReason
-from policies.prompts import final_request, system_prompt
+from policies.limits import StopReason
+from policies.prompts import final_request
 from proxy.agent.events import OnDelta
 from proxy.agent.history import History
 from proxy.agent.model import Message, Model, Reply
@@ -18,12 +18,13 @@ class Conversation:
     """The history of one run and the calls that make it grow."""
 
     def __init__(
-        self, model: Model, task: Task, tools: Sequence[Mapping[str, Any]], limits: Limits
+        self, model: Model, task: Task, tools: Sequence[Mapping[str, Any]], words: str
     ) -> None:
+        """`words` go to the model before the client's own."""
         self._model = model
         self._task = task
         self._tools = [*tools, *task.client_tools]
-        self.history = History(opening(task.messages, system_prompt(limits)))
+        self.history = History(opening(task.messages, words))
         self.usage: dict[str, Any] = {}
         self.tally = Tally()
         self._known_tokens = 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from policies.limits import StopReason
+from sandbox_runtime.egress.decision import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,13 @@ class ToolCallFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class EgressDecided:
+    """A program in the sandbox tried to reach a host; told when the connection is over."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerDelta:
     """A piece of the answer, links already made good."""
 
@@ -106,6 +114,7 @@ Event = (
     | ToolCallStarted
     | ToolOutput
     | ToolCallFinished
+    | EgressDecided
     | AnswerDelta
     | FileProduced
     | RunFinished

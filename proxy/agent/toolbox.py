@@ -4,14 +4,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from policies.observation import lost_words
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.tool_calls import ToolCall
+from sandbox_runtime.errors import SandboxGoneError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
+MAX_LOSSES = 3
+"""How many sandboxes one run may lose before it is the run that fails."""
+
 
 class Toolbox:
-    """Does what the model calls for; whatever the model did wrong is an observation."""
+    """Does what the model calls for; whatever the model did wrong is an observation.
+
+    A sandbox that is lost is one too, for mostly it was the model's command that broke it: the next
+    call gets a new one.
+    """
 
     def __init__(self, tools: Sequence[Tool], lease: Lease, emit: Emit) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -19,6 +28,7 @@ class Toolbox:
         self._emit = emit
         self.computer: Sandbox | None = None
         """The sandbox, once a tool has asked for it."""
+        self.losses = 0
         self.steps = 0
         self.spent_s = 0.0
         self.cpu_s = 0.0
@@ -72,9 +82,20 @@ class Toolbox:
         async def on_output(stream: StreamName, text: str) -> None:
             await self._emit(ToolOutput(step, stream, text))
 
-        return await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
+        try:
+            return await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
+        except SandboxLostError as error:
+            self.losses += 1
+            self.computer = None
+            if self.losses == MAX_LOSSES:
+                raise
+            return Observation(lost_words(str(error)))
 
     async def sandbox(self) -> Sandbox:
-        """The run's lease, as the tools see it."""
-        self.computer = await self._lease.sandbox()
-        return self.computer
+        """The run's lease, as the tools see it. Raises SandboxStartError, and SandboxGoneError once
+        where a new sandbox has taken the place of one that was in use."""
+        computer = await self._lease.sandbox()
+        if self.computer and self.computer is not computer:
+            raise SandboxGoneError(f"sandbox {self.computer.id} is gone")
+        self.computer = computer
+        return computer

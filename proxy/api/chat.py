@@ -25,7 +25,7 @@ from proxy.errors import BadRequestError, ProxyError, SandboxUnavailableError, i
 from proxy.wire.chat_request import check, to_task, wants_usage
 from proxy.wire.chat_response import ChunkWriter, completion
 from proxy.wire.steps import Steps, StepText
-from sandbox_runtime.errors import SandboxError
+from sandbox_runtime import errors
 
 log = logging.getLogger(__name__)
 router = APIRouter()
@@ -137,7 +137,10 @@ class _Answer:
         except ProxyError as error:
             log.warning("run %s failed: %s", run_id, error)
             raise
-        except SandboxError as error:
+        except errors.SandboxUnavailableError as error:
+            log.warning("run %s found no sandbox: %s", run_id, error)
+            raise SandboxUnavailableError(str(error), retry_after_s=error.retry_after_s) from error
+        except errors.SandboxError as error:
             log.warning("run %s failed: %s", run_id, error)
             raise SandboxUnavailableError(str(error)) from error
         except asyncio.CancelledError:

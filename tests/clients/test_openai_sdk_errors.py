@@ -1,6 +1,5 @@
 """What goes wrong reaches the openai SDK as the exception it has for that."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,41 +8,11 @@ import openai
 import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from sandbox_runtime.errors import SandboxStartError
-from tests.fakes.backend import Backend, Frames, Held, Refusal, chunk, frames, scripted_backend
-from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import ATTEMPTS, door_to, house, join, serve
+from tests.clients.errors import ASKED, client_of, failed_stream, refused
+from tests.fakes.backend import Backend, Frames, Refusal, chunk, frames, scripted_backend
+from tests.fakes.server import ATTEMPTS, house
 
-ASKED: list[Any] = [{"role": "user", "content": "Hello."}]
 A_TOOL = {"type": "function", "function": {"name": "submit", "parameters": {}}}
-
-
-def client_of(url: str, api_key: str = "none") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0)
-
-
-async def refused(client: openai.AsyncOpenAI, **body: Any) -> openai.APIStatusError:
-    """The error of one request that must fail before anything is streamed."""
-    asked = {"model": "fake-model", "messages": ASKED, **body}
-    with anyio.fail_after(10), pytest.raises(openai.APIStatusError) as caught:
-        await client.chat.completions.create(**asked)
-    return caught.value
-
-
-async def failed_stream(
-    client: openai.AsyncOpenAI, body: dict[str, Any]
-) -> tuple[list[str], openai.APIError]:
-    """The text that came, and the error that ended the stream."""
-    pieces: list[str] = []
-
-    async def read() -> None:
-        async for piece in await client.chat.completions.create(**body, stream=True):
-            delta = piece.choices[0].delta
-            pieces.append(delta.content or (delta.model_extra or {}).get("reasoning", ""))
-
-    with anyio.fail_after(10), pytest.raises(openai.APIError) as caught:
-        await read()
-    return pieces, caught.value
 
 
 # The request is wrong
@@ -324,71 +293,3 @@ async def test_an_error_before_the_first_piece_is_in_the_stream_too(tmp_path: Pa
         pieces, error = await failed_stream(client, body)
     assert (pieces, error.message, error.code) == ([""], "CUDA out of memory", "500")
     assert len(backend.requests) == ATTEMPTS
-
-
-# The sandbox and the proxy itself
-
-
-async def test_without_a_sandbox_the_service_is_unavailable(tmp_path: Path) -> None:
-    script = [tool_reply(call("execute_bash", command="true"))] * 2
-    async with scripted_backend(script) as backend:
-        model = door_to(backend)
-        sandboxes = MemorySandboxes(SandboxStartError("no engine answers"))
-        services = join(model, sandboxes, tmp_path)
-        async with serve(services) as url, client_of(url) as client:
-            error = await refused(client)
-            body = {"model": "fake-model", "messages": ASKED}
-            pieces, streamed = await failed_stream(client, body)
-        await model.aclose()
-    assert isinstance(error, openai.InternalServerError)
-    assert (error.status_code, error.code) == (503, "sandbox_unavailable")
-    assert error.response.headers["retry-after"] == "5"
-    assert pieces[:2] == ["", "$ true\n"]
-    assert (streamed.code, streamed.message) == ("sandbox_unavailable", "no engine answers")
-
-
-async def test_a_sandbox_that_is_lost_makes_the_service_unavailable(tmp_path: Path) -> None:
-    again = asyncio.Event()
-    use = tool_reply(call("execute_bash", command="true"))
-    async with scripted_backend([use, Held(use, again)]) as backend:
-        model = door_to(backend)
-        sandboxes = MemorySandboxes()
-        async with (
-            serve(join(model, sandboxes, tmp_path)) as url,
-            client_of(url) as client,
-            anyio.create_task_group() as group,
-        ):
-
-            async def lose() -> None:
-                await backend.arrived(2)
-                await sandboxes.lent[0].close()
-                again.set()
-
-            group.start_soon(lose)
-            error = await refused(client)
-        await model.aclose()
-    assert (error.status_code, error.code) == (503, "sandbox_unavailable")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_the_inside(
-    stream: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with scripted_backend([text_reply("Hello.")]) as backend:
-        model = door_to(backend)
-        broken: Any = object()  # a place for sandboxes that is none
-        services = join(model, broken, tmp_path)
-        async with serve(services) as url, client_of(url) as client:
-            if stream:
-                _, error = await failed_stream(client, {"model": "fake-model", "messages": ASKED})
-            else:
-                error = await refused(client)
-        await model.aclose()
-    assert (error.code, error.type) == ("internal_error", "server_error")
-    assert error.body == {
-        "message": "The proxy failed.",
-        "type": "server_error",
-        "param": None,
-        "code": "internal_error",
-    }
-    assert "'object' object has no attribute 'lease'" in caplog.text

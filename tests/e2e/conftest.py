@@ -2,15 +2,17 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sandbox_runtime.errors import SandboxStartError
 from tests.e2e.leftovers import Engine
+from tests.e2e.proxy_process import state_dir
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
+def engine(tmp_path: Path) -> Iterator[Engine]:
     """The Docker engine; without one the test is skipped, or fails if told to."""
     try:
         found = Engine()
@@ -19,4 +21,6 @@ def engine() -> Iterator[Engine]:
             raise
         pytest.skip(str(error))
     yield found
+    # A proxy killed between making a container and starting it leaves that for its next sweep.
+    found.clear(state_dir(tmp_path))
     found.close()

@@ -4,10 +4,14 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from docker.errors import APIError
+
 from sandbox_runtime.backends.cgroups import find_cgroups, owner
-from sandbox_runtime.backends.docker import INSTALL_LABEL, connect
+from sandbox_runtime.backends.docker import INSTALL_LABEL
+from sandbox_runtime.backends.docker_engine import connect
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -40,6 +44,18 @@ class Engine:
 
     def __init__(self) -> None:
         self.client, _ = connect()
+
+    def clear(self, state_dir: Path) -> None:
+        """Remove these containers, as a sweep would while the state is there."""
+        for id in self.containers(state_dir):
+            with suppress(APIError):  # gone, or about to be
+                self.client.remove_container(id, force=True)
+
+    def running(self, state_dir: Path) -> list[str]:
+        """Of these containers those that run."""
+        ids = self.containers(state_dir)
+        alive = {found["Id"] for found in self.client.containers()}
+        return [id for id in ids if id in alive]
 
     def containers(self, state_dir: Path) -> list[str]:
         """The containers of the installation whose state is there, running or not."""

@@ -89,10 +89,11 @@ async def test_secrets_of_the_host_are_not_in_the_sandbox(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://key@index.example")
     look = tool_reply(bash("env; cat /proc/1/environ /proc/self/environ | tr '\\0' '\\n'"))
     outcome = await run(kind, tmp_path, look, DONE)
     assert "sk-canary" not in outcome.observations[0]
-    assert "PIP_" not in outcome.observations[0]
+    assert "index.example" not in outcome.observations[0]
 
 
 async def test_every_call_of_a_turn_is_run_and_answered(kind: Kind, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from proxy.models.scripted import call, tool_reply
 from sandbox_runtime.backends.docker import INSTALL_LABEL, OWNER_LABEL
 from tests.e2e.leftovers import Engine, cgroups_of, command_line, descendants, running
 from tests.e2e.proxy_process import Server, serving, state_dir
-from tests.fakes.backend import by_history, scripted_backend
+from tests.fakes.backend import Held, Item, by_history, scripted_backend
 from tests.fakes.server import REAL_KINDS, Kind
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
@@ -59,12 +59,15 @@ async def busy(home: Path, kind: Kind, marker: str, *, stream: bool) -> AsyncIte
 
 
 async def nothing_is_left(home: Path, marker: str, pids: list[int]) -> None:
-    """Return when the processes and the containers of the server at `home` are gone."""
+    """Return when the processes and the containers of the server at `home` are gone.
+
+    One that was made but not started yet when its owner was killed is for the next sweep.
+    """
     await until(lambda: not running(marker))
     await until(lambda: not any(map(command_line, pids)))
     if (state_dir(home) / "install-id").exists():
         engine = Engine()
-        await until(lambda: not engine.containers(state_dir(home)))
+        await until(lambda: not engine.running(state_dir(home)))
         engine.close()
 
 
@@ -163,11 +166,45 @@ async def test_a_start_sweeps_what_the_dead_left_and_nothing_else(
     with anyio.fail_after(60):
         async with busy(tmp_path, "docker", marker, stream=True):
             install_id = (state_dir(tmp_path) / "install-id").read_text(encoding="ascii")
-            (of_the_living,) = engine.containers(state_dir(tmp_path))
+            of_the_living = set(engine.containers(state_dir(tmp_path)))
             dead = {stray(install_id, "0123456789abcdef"), stray(install_id, "fedcba9876543210")}
             of_another_host = stray("another-installation", "0123456789abcdef")
             async with serving(tmp_path, "docker", "http://127.0.0.1:1/v1"):
                 await until(lambda: not dead.intersection(engine.containers(state_dir(tmp_path))))
-            assert engine.containers(state_dir(tmp_path)) == [of_the_living]
+            assert of_the_living <= set(engine.containers(state_dir(tmp_path)))
             assert running(marker)
             assert engine.client.inspect_container(of_another_host)["State"]["Running"]
+
+
+async def test_of_two_proxies_one_is_killed_and_the_others_runs_go_on(
+    kind: Kind, tmp_path: Path
+) -> None:
+    marker = f"3{os.getpid()}"
+    killed = anyio.Event()
+    script: list[Item] = [
+        tool_reply(call("execute_bash", command="STATE=kept; echo begun")),
+        Held(tool_reply(call("execute_bash", command="echo $STATE")), killed),
+        tool_reply(call("submit", answer="done")),
+    ]
+    with anyio.fail_after(60):
+        async with (
+            scripted_backend(script) as backend,
+            serving(tmp_path, kind, backend.base_url) as survivor,
+            busy(tmp_path, kind, marker, stream=True) as victim,
+            httpx.AsyncClient(timeout=None) as client,
+            anyio.create_task_group() as group,
+        ):
+
+            async def ask() -> None:
+                body = {"model": "fake-model", "messages": ASKED}
+                await client.post(f"{survivor.url}/v1/chat/completions", json=body)
+
+            group.start_soon(ask)
+            await backend.arrived(2)
+            pids = list(descendants(victim.process.pid))
+            victim.process.kill()
+            await until(lambda: not running(marker))
+            await until(lambda: not any(map(command_line, pids)))
+            killed.set()
+        told = [m["content"] for m in backend.requests[-1].body["messages"] if m["role"] == "tool"]
+    assert told == ["Exit code: 0\n[stdout]\nbegun", "Exit code: 0\n[stdout]\nkept"]

@@ -21,6 +21,8 @@ import pytest
 import uvicorn
 
 from policies.artifacts import ArtifactLimits
+from policies.isolation import Isolation
+from policies.pool import PoolSettings
 from proxy.__main__ import listen
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
@@ -33,9 +35,10 @@ from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.lending import FreshSandboxes
+from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.sandbox import Sandboxes
 from sandbox_runtime.tools import make_tools
+from sandbox_runtime.way_out import WayOut
 from tests.fakes.backend import Backend as ScriptedBackend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
@@ -69,13 +72,17 @@ async def serve(services: Services) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def house(
-    backend: ScriptedBackend, kind: Kind, state_dir: Path, **changes: Any
+    backend: ScriptedBackend,
+    kind: Kind,
+    state_dir: Path,
+    isolation: Isolation = Isolation(),
+    **changes: Any,
 ) -> AsyncIterator[str]:
     """The whole of it before a scripted backend; `changes` are fields of Services."""
     model = door_to(backend)
     try:
         async with open_sandboxes(kind, state_dir) as sandboxes:
-            services = join(model, sandboxes, state_dir, **changes)
+            services = join(model, sandboxes, state_dir, isolation, **changes)
             async with serve(services) as url:
                 yield url
     finally:
@@ -88,11 +95,17 @@ def door_to(backend: ScriptedBackend) -> Model:
     return RetryingModel(model, attempts=ATTEMPTS, base_delay_s=0)
 
 
-def join(model: Model, sandboxes: Sandboxes, state_dir: Path, **changes: Any) -> Services:
+def join(
+    model: Model,
+    sandboxes: Sandboxes,
+    state_dir: Path,
+    isolation: Isolation = Isolation(),
+    **changes: Any,
+) -> Services:
     """The parts in their places."""
     services = Services(
         model=model,
-        agent=Agent(model, sandboxes, make_tools),
+        agent=Agent(model, sandboxes, make_tools, isolation=isolation),
         files=FileStore(state_dir / "files", limits=ArtifactLimits()),
     )
     return replace(services, **changes)
@@ -105,12 +118,15 @@ async def open_sandboxes(kind: Kind, state_dir: Path) -> AsyncIterator[Sandboxes
         yield MemorySandboxes()
         return
     backend = open_backend(kind, state_dir)
-    sandboxes = FreshSandboxes(backend)
+    way_out = WayOut()
+    sandboxes = Pool(backend, PoolSettings(idle=0), [], on_lend=way_out.open)
+    sandboxes.start()
     try:
         yield sandboxes
     finally:
         with anyio.CancelScope(shield=True):
             await sandboxes.aclose()
+            way_out.close()
             await backend.aclose()
 
 

@@ -10,10 +10,12 @@ import pytest
 from policies.isolation import Isolation
 from policies.limits import StopReason
 from policies.prompts import final_request
-from proxy.agent.events import Event, OnDelta, ToolCallStarted
+from proxy.agent.events import Event, OnDelta, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.model import Reply
+from proxy.agent.toolbox import MAX_LOSSES
 from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from sandbox_runtime.egress.decision import OnDecision
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -180,7 +182,9 @@ class NeverReady:
         raise AssertionError
 
     @asynccontextmanager
-    async def lease(self, isolation: Isolation) -> AsyncIterator["NeverReady"]:
+    async def lease(
+        self, isolation: Isolation, on_decision: OnDecision | None = None
+    ) -> AsyncIterator["NeverReady"]:
         try:
             yield self
         finally:
@@ -198,17 +202,34 @@ async def test_a_run_without_commands_waits_for_no_sandbox(
     assert (result.answer, sandboxes.ended) == ("42", True)
 
 
-async def test_a_sandbox_that_is_lost_fails_the_run() -> None:
+async def test_a_sandbox_that_is_lost_is_told_of_and_replaced() -> None:
     sandboxes = MemorySandboxes()
 
     async def lose(event: Event) -> None:
         if isinstance(event, ToolCallStarted) and event.step == 2:
             await sandboxes.lent[0].close()
 
-    model = ScriptedModel([tool_reply(SHORT), tool_reply(SHORT), SUBMIT])
+    calls = [call("execute_bash", command=command) for command in ("x=1", "y=2", "echo $x.")]
+    model = ScriptedModel([*(tool_reply(each) for each in calls), SUBMIT])
+    events = Events(lose)
+    result = await Run(model, sandboxes, events=events).go()
+    told = [event.observation for event in events if isinstance(event, ToolCallFinished)]
+    assert "Everything in the sandbox is lost" in told[1]
+    assert told[2] == "Exit code: 0\n[stdout]\n."
+    assert (result.answer, sandboxes.opened, sandboxes.closed) == ("42", 2, 2)
+
+
+async def test_a_run_that_loses_one_sandbox_after_another_fails() -> None:
+    sandboxes = MemorySandboxes()
+
+    async def lose(event: Event) -> None:
+        if isinstance(event, ToolOutput):
+            await sandboxes.lent[-1].close()
+
+    model = ScriptedModel([tool_reply(call("execute_bash", command="echo; sleep 1"))] * 9)
     with pytest.raises(SandboxLostError):
         await Run(model, sandboxes, events=Events(lose)).go()
-    assert (sandboxes.opened, sandboxes.closed) == (1, 1)
+    assert (sandboxes.opened, sandboxes.closed) == (MAX_LOSSES, MAX_LOSSES)
 
 
 # The client leaves, or its connection breaks

@@ -1,0 +1,86 @@
+"""A Docker engine of the test's own, which may be stopped and started without harm to others."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from anyio.abc import Process
+
+from sandbox_runtime.backends.docker_engine import connect
+from sandbox_runtime.errors import SandboxStartError
+from tests.fakes.waiting import until
+from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
+
+
+class OwnEngine:
+    """`dockerd` with everything it has in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: Process | None = None
+        self.url = f"unix://{directory}/docker.sock"
+
+    async def start(self) -> None:
+        options = {
+            "data-root": self._directory / "data",
+            "exec-root": self._directory / "exec",
+            "pidfile": self._directory / "pid",
+            "host": self.url,
+            "iptables": "false",
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        self._process = await anyio.open_process(
+            ["dockerd", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        with anyio.fail_after(60):
+            await until(self._answers)
+
+    async def stop(self) -> None:
+        if self._process:
+            self._process.terminate()
+            await self._process.wait()
+            self._process = None
+
+    def containers(self) -> list[str]:
+        client, _ = connect(self.url)
+        try:
+            return [found["Id"] for found in client.containers(all=True)]
+        finally:
+            client.close()
+
+    def _answers(self) -> bool:
+        try:
+            client, _ = connect(self.url)
+        except SandboxStartError:
+            return False
+        client.close()
+        return True
+
+    async def take_image(self) -> None:
+        """The tests' image, from the engine that has it."""
+        copy = f"docker save {DOCKER_IMAGE} | docker --host {self.url} load"
+        await anyio.run_process(["sh", "-c", copy])
+
+
+@asynccontextmanager
+async def own_engine() -> AsyncIterator[OwnEngine]:
+    """Running, with the tests' image; gone with the block."""
+    if shutil.which("dockerd") is None:
+        pytest.skip("dockerd is not installed here")
+    # A short path, for it has sockets in it, whose paths may not be long.
+    directory = Path(tempfile.mkdtemp(prefix="engine-"))
+    engine = OwnEngine(directory)
+    try:
+        await engine.start()
+        await engine.take_image()
+        yield engine
+    finally:
+        with anyio.CancelScope(shield=True):
+            await engine.stop()
+            await anyio.to_thread.run_sync(shutil.rmtree, directory)
