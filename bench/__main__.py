@@ -4,18 +4,38 @@ import argparse
 import asyncio
 import os
 import platform
+import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 
-from bench import commands, imports, relay, run3, starts
+from bench import (
+    acquire,
+    commands,
+    cycles,
+    density,
+    files,
+    imports,
+    memory,
+    owner,
+    refill,
+    relay,
+    run3,
+)
 from bench.plan import Plan
 from bench.table import Part, render
 from proxy.config import DockerConfig
 
 PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[Part]]]] = {
+    "acquire": acquire.measure,
     "commands": commands.measure,
-    "starts": starts.measure,
+    "files": files.measure,
+    "memory": memory.measure,
+    "refill": refill.measure,
+    "owner": owner.measure,
+    "cycles": cycles.measure,
+    "density": density.measure,
     "run3": run3.measure,
     "relay": relay.measure,
     "imports": imports.measure,
@@ -24,29 +44,50 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[Part]]]] = {
 
 def main() -> int:
     """Measure and print; returns the exit code."""
+    arguments = _parser().parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        _parser().error(f"no such part: {', '.join(sorted(unknown))}")
+    docker_at_once, bubblewrap_at_once = arguments.density
+    plan = Plan(
+        image=arguments.image,
+        rounds=arguments.rounds,
+        peers=not arguments.no_peers,
+        litellm=arguments.litellm,
+        docker_at_once=docker_at_once,
+        bubblewrap_at_once=bubblewrap_at_once,
+    )
+    # Told to end, it ends as by Ctrl-C: peers' containers would stay for ever.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    started, took, measured = _machine(), [], []
+    for name in arguments.parts or PARTS:
+        began = time.monotonic()
+        measured += asyncio.run(PARTS[name](plan))
+        took.append(f"{name} {time.monotonic() - began:.0f} s")
+    sys.stdout.write(f"before: {started}\nafter:  {_machine()}\nimage:  {plan.image}\n")
+    sys.stdout.write(f"parts:  {', '.join(took)}\n\n{render(measured)}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
         "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all"
     )
-    parser.add_argument("--rounds", type=int, help="how often each thing is measured")
-    parser.add_argument("--image", default=DockerConfig().image, help="for us and for every peer")
-    parser.add_argument("--no-reference", action="store_true", help="leave llm-in-sandbox out")
-    parser.add_argument("--litellm", action="store_true", help="measure the LiteLLM proxy too")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    plan = Plan(
-        image=arguments.image,
-        rounds=arguments.rounds,
-        reference=not arguments.no_reference,
-        litellm=arguments.litellm,
+    parser.add_argument(
+        "--rounds", type=int, help="how often each thing is measured; how many cycles"
     )
-    started = _machine()
-    names = arguments.parts or PARTS
-    measured = [part for name in names for part in asyncio.run(PARTS[name](plan))]
-    sys.stdout.write(f"before: {started}\nafter:  {_machine()}\nimage:  {plan.image}\n\n")
-    sys.stdout.write(render(measured))
-    return 0
+    parser.add_argument("--image", default=DockerConfig().image, help="for us and for every peer")
+    parser.add_argument(
+        "--density",
+        nargs=2,
+        type=int,
+        metavar=("DOCKER", "BUBBLEWRAP"),
+        default=(200, 500),
+        help="how many sandboxes are up at once",
+    )
+    parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
+    parser.add_argument("--litellm", action="store_true", help="measure the LiteLLM proxy too")
+    return parser
 
 
 def _machine() -> str:

@@ -1,68 +1,95 @@
-"""What a command costs: `true` in a sandbox that is already there."""
+"""What commands cost in sandboxes that are already there: one at a time, and in many at once."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 
-from bench.places import PlainDocker, places
-from bench.plan import Plan, Way, interleave, milliseconds
-from bench.table import Part, Row
-from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Backend
-from sandbox_runtime.lending import start_sandbox
+from docker.models.containers import Container
+
+from bench.places import Agent, Kind, Place, places
+from bench.plain_docker import PlainDocker, plain_container
+from bench.plan import Plan, Way, interleave, milliseconds, repeated
+from bench.runtimes import (
+    LLM_BUBBLEWRAP,
+    LLM_DOCKER,
+    LLM_POOL,
+    REFERENCE,
+    SWE_REX,
+    Runtime,
+    left_out,
+    peer_ways,
+    runtimes,
+    start,
+)
+from bench.sandboxes import fresh_sandbox
+from bench.table import Part, compared, figure
 from sandbox_runtime.sandbox import Sandbox
 
-ROUNDS = 60
-TARGET_MS = 8
-BY_SDK, BY_CLI, HOST = "docker exec (SDK)", "docker exec (CLI)", "bash -c true on the host"
+ROUNDS = 12
+OURS_PER_ROUND = 5
+BURSTS = 5
+AT_ONCE = 16
+EACH = 20
+"""Commands in each sandbox in one burst."""
+EACH_PLAIN = 3
+TRUE, ECHO = "commands: `true`", "commands: `echo`"
+THROUGHPUT = f"commands: `true` in {AT_ONCE} sandboxes at once"
+TARGETS_MS: Mapping[Agent, float] = {"native": 4, "python": 8}
+PER_S = 130
+BY_SDK, BY_CLI, HOST = "docker exec (SDK)", "docker exec (CLI)", "bash -c on the host"
+PEERS: Mapping[Kind, tuple[str, ...]] = {
+    "docker": (HOST, BY_SDK, BY_CLI, REFERENCE, SWE_REX, LLM_DOCKER),
+    "bubblewrap": (HOST, BY_SDK, BY_CLI, REFERENCE, SWE_REX, LLM_BUBBLEWRAP),
+}
 
 
 async def measure(plan: Plan) -> list[Part]:
-    """Every backend beside docker exec."""
-    async with places(plan.image) as found, AsyncExitStack() as opened:
-        ways: dict[str, Way] = {HOST: _on_host}
-        for name, backend in found.backends.items():
-            ways |= await opened.enter_async_context(_ours(name, backend))
-        if "docker" in found.backends:
-            ways |= await opened.enter_async_context(_docker_exec(plan.image))
+    """Every place beside docker exec and everybody who uses it."""
+    async with AsyncExitStack() as opened:
+        found = await opened.enter_async_context(places(plan.image))
+        ours: dict[str, Way] = {HOST: _on_host}
+        for place in found.found:
+            sandbox = await opened.enter_async_context(fresh_sandbox(place))
+            ours[place.name] = partial(_ours, place, sandbox)
+        peers = await opened.enter_async_context(runtimes(plan, besides=(LLM_POOL,)))
+        await start(peers)
+        ways = repeated(OURS_PER_ROUND, ours) | peer_ways(peers, _peer)
+        if "docker" in found.kinds:
+            plain = await opened.enter_async_context(plain_container(plan.image))
+            ways |= {BY_SDK: partial(_by_sdk, *plain), BY_CLI: partial(_by_command_line, *plain)}
         measured = await interleave(plan.rounds or ROUNDS, ways)
-        rows = [
-            Row(name, measured[name], target=TARGET_MS, peers=(BY_SDK, BY_CLI, HOST))
-            for name in found.backends
+        missing = [*found.missing, *left_out(peers)]
+        targets = {place.name: TARGETS_MS[place.agent] for place in found.found}
+        rivals = {place.name: PEERS[place.kind] for place in found.found}
+        return [
+            compared(TRUE, measured, targets, rivals, missing=missing),
+            compared(ECHO, measured, targets, rivals),
+            await _throughput(plan, found.found),
         ]
-        peers = [Row(name, measured[name]) for name in (BY_SDK, BY_CLI, HOST) if name in measured]
-        return [Part("commands: `true`", [*rows, *found.missing, *peers])]
 
 
-@asynccontextmanager
-async def _ours(name: str, backend: Backend) -> AsyncIterator[Mapping[str, Way]]:
-    sandbox = await start_sandbox(backend, Isolation())
-    try:
-        yield {name: lambda: _timed(name, sandbox)}
-    finally:
-        await sandbox.close()
+async def _ours(place: Place, sandbox: Sandbox) -> Mapping[str, float]:
+    return {
+        figure(place.name, TRUE): await milliseconds(sandbox.exec("true", timeout_s=10)),
+        figure(place.name, ECHO): await milliseconds(sandbox.exec("echo hello", timeout_s=10)),
+    }
 
 
-async def _timed(name: str, sandbox: Sandbox) -> Mapping[str, float]:
-    return {name: await milliseconds(sandbox.exec("true", timeout_s=10))}
+async def _peer(runtime: Runtime) -> Mapping[str, float]:
+    return {
+        figure(runtime.name, TRUE): await runtime.order("exec", command="true"),
+        figure(runtime.name, ECHO): await runtime.order("exec", command="echo hello"),
+    }
 
 
-@asynccontextmanager
-async def _docker_exec(image: str) -> AsyncIterator[Mapping[str, Way]]:
-    plain = PlainDocker(image)
-    container = await plain.run()
+async def _by_sdk(plain: PlainDocker, container: Container) -> Mapping[str, float]:
+    return {figure(BY_SDK, TRUE): await milliseconds(plain.exec_by_sdk(container))}
 
-    async def by_sdk() -> Mapping[str, float]:
-        return {BY_SDK: await milliseconds(plain.exec_by_sdk(container))}
 
-    async def by_command_line() -> Mapping[str, float]:
-        return {BY_CLI: await milliseconds(plain.exec_by_command_line(container))}
-
-    try:
-        yield {BY_SDK: by_sdk, BY_CLI: by_command_line}
-    finally:
-        await plain.remove(container)
-        plain.close()
+async def _by_command_line(plain: PlainDocker, container: Container) -> Mapping[str, float]:
+    return {figure(BY_CLI, TRUE): await milliseconds(plain.exec_by_command_line(container))}
 
 
 async def _on_host() -> Mapping[str, float]:
@@ -72,4 +99,46 @@ async def _on_host() -> Mapping[str, float]:
         process = await asyncio.create_subprocess_exec("bash", "--norc", "-c", "true")
         await process.wait()
 
-    return {HOST: await milliseconds(run())}
+    return {figure(HOST, TRUE): await milliseconds(run())}
+
+
+async def _throughput(plan: Plan, ours: Sequence[Place]) -> Part:
+    async with AsyncExitStack() as opened:
+        ways: dict[str, Way] = {}
+        for place in ours:
+            sandboxes = [
+                await opened.enter_async_context(fresh_sandbox(place)) for _ in range(AT_ONCE)
+            ]
+            ways[place.name] = partial(_burst, place, sandboxes)
+        if any(place.kind == "docker" for place in ours):
+            plain = [
+                await opened.enter_async_context(plain_container(plan.image))
+                for _ in range(AT_ONCE)
+            ]
+            ways[BY_SDK] = partial(_plain_burst, plain)
+        measured = await interleave(min(plan.rounds or BURSTS, BURSTS), ways)
+    names = [place.name for place in ours]
+    targets, peers = dict.fromkeys(names, PER_S), dict.fromkeys(names, (BY_SDK,))
+    return compared(THROUGHPUT, measured, targets, peers, unit="commands/s")
+
+
+async def _burst(place: Place, sandboxes: Sequence[Sandbox]) -> Mapping[str, float]:
+    async def work(sandbox: Sandbox) -> None:
+        for _ in range(EACH):
+            await sandbox.exec("true", timeout_s=60)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(work(sandbox) for sandbox in sandboxes))
+    took_s = time.perf_counter() - started
+    return {figure(place.name, THROUGHPUT): EACH * len(sandboxes) / took_s}
+
+
+async def _plain_burst(plain: Sequence[tuple[PlainDocker, Container]]) -> Mapping[str, float]:
+    async def work(docker: PlainDocker, container: Container) -> None:
+        for _ in range(EACH_PLAIN):
+            await docker.exec_by_sdk(container)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(work(*each) for each in plain))
+    took_s = time.perf_counter() - started
+    return {figure(BY_SDK, THROUGHPUT): EACH_PLAIN * len(plain) / took_s}

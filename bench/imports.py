@@ -29,8 +29,8 @@ async def measure(plan: Plan) -> list[Part]:
     """Commands in turn, then servers."""
     ways: dict[str, Way] = {name: partial(_command, name) for name in COMMANDS}
     measured = await interleave(plan.rounds or ROUNDS, ways)
-    async with places(plan.image) as found:
-        names = list(found.backends)
+    async with places(plan.image, agents=("native",)) as found:
+        names = found.kinds
     servers: dict[str, Way] = {name: partial(_serve, name, plan.image) for name in names}
     measured |= await interleave(min(plan.rounds or SERVER_ROUNDS, SERVER_ROUNDS), servers)
     heavy = await _imported()

@@ -17,10 +17,14 @@ class Plan:
     """The Docker image for us and for every peer."""
     rounds: int | None = None
     """How often each thing is measured; None: each part's own number."""
-    reference: bool = True
-    """Whether the reference package may be installed and run."""
+    peers: bool = True
+    """Whether peers' packages may be installed and run."""
     litellm: bool = False
     """Whether the LiteLLM proxy may be installed and run."""
+    docker_at_once: int = 200
+    """Sandboxes that `density` has up together on Docker."""
+    bubblewrap_at_once: int = 500
+    """The same on bubblewrap, beside them."""
 
 
 async def interleave(rounds: int, ways: Mapping[str, Way]) -> dict[str, list[float]]:
@@ -36,6 +40,11 @@ async def interleave(rounds: int, ways: Mapping[str, Way]) -> dict[str, list[flo
         progress(f"round {number} of {rounds}: {', '.join(measured)}")
     progress("")
     return measured
+
+
+def repeated(times: int, ways: Mapping[str, Way]) -> dict[str, Way]:
+    """The same so many times a round, for what is quick beside slow peers."""
+    return {f"{name} {number}": way for number in range(times) for name, way in ways.items()}
 
 
 async def milliseconds(work: Awaitable[object]) -> float:

@@ -1,8 +1,8 @@
 """The three-turn script through the whole house, from a client's request to its answer.
 
 Bash, an answer file by the editor, submit: on a model that takes no time and a sandbox that is
-not there yet. The reference does the same work on the same model and image; its imports, which it
-pays in every process, are left out.
+there already (warm) or not (cold). The reference does the same work on the same model and image;
+its imports, which it pays in every process, are left out.
 """
 
 import asyncio
@@ -11,54 +11,62 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import httpx
 
 from bench.backend import ANSWER
-from bench.places import places
-from bench.plan import Plan, Way, interleave
+from bench.places import Kind, places
+from bench.plan import Plan, Way, interleave, repeated
+from bench.runtimes import REFERENCE_PACKAGES
 from bench.servers import Server, model_backend, process, proxy
 from bench.table import Part, Row
 from bench.venvs import PeerMissingError, peer_python
 
-ROUNDS = 10
-OURS_PER_ROUND = 5
+ROUNDS = 4
+OURS_PER_ROUND = 3
 """The reference needs 50 times as long, and varies little."""
-TARGETS_S = {"docker": 1.2, "bubblewrap": 0.4}
+TARGETS_S: Mapping[Kind, float] = {"docker": 1.2, "bubblewrap": 0.4}
+IDLE = {"cold": 0, "warm": 2}
 PEER, PEER_RETURNS = "reference, to its answer", "reference, until it returns"
-PACKAGES = ("llm-in-sandbox==0.2.0", "mcp>=2.2,<3")
-"""litellm, which the reference needs, fails without mcp as soon as tools are given."""
 DRIVER = Path(__file__).parent / "peers" / "reference.py"
 QUESTION = {"model": "bench", "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
 SETTLE_S = 0.5
-"""A sandbox is removed after the answer: the next start is not to be slowed by that."""
+"""A sandbox is removed after the answer, and another made: no run is to be slowed by that."""
 REFERENCE_TIMEOUT_S = 120
 
 
 async def measure(plan: Plan) -> list[Part]:
     """Every backend beside the reference."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image) as found:
-            names = list(found.backends)
+        async with places(plan.image, agents=("native",)) as found:
+            kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())
         ways: dict[str, Way] = {}
-        for name in names:
-            server = await opened.enter_async_context(proxy(model, sandbox=name, image=plan.image))
-            way = await opened.enter_async_context(_ours(name, server))
-            ways |= {f"{name} {number}": way for number in range(OURS_PER_ROUND)}
+        for kind, (state, idle) in product(kinds, IDLE.items()):
+            ours = proxy(model, sandbox=kind, image=plan.image, idle=idle)
+            server = await opened.enter_async_context(ours)
+            name = f"{kind}, {state}"
+            ways[name] = await opened.enter_async_context(_ours(name, server))
+        ways = repeated(OURS_PER_ROUND, ways)
         try:
-            if "docker" in names and plan.reference:
-                python = await asyncio.to_thread(peer_python, "reference", *PACKAGES)
+            if "docker" in kinds and plan.peers:
+                python = await asyncio.to_thread(peer_python, "reference", *REFERENCE_PACKAGES)
                 driver = _reference(python, model, plan.image)
                 ways[PEER] = await opened.enter_async_context(driver)
         except (PeerMissingError, RuntimeError) as error:
             missing.append(Row(PEER, note=str(error).splitlines()[-1]))
         measured = await interleave(plan.rounds or ROUNDS, ways)
-    rows = [Row(name, measured[name], "s", TARGETS_S[name], (PEER, PEER_RETURNS)) for name in names]
+    rows = [
+        Row(f"{kind}, {state}", measured[f"{kind}, {state}"], "s", target, (PEER, PEER_RETURNS))
+        for kind, target in TARGETS_S.items()
+        for state in IDLE
+        if kind in kinds
+    ]
     peers = [Row(name, measured[name], "s") for name in (PEER, PEER_RETURNS) if name in measured]
-    return [Part("run3: three turns, cold sandbox", [*rows, *peers, *missing])]
+    return [Part("run3: three turns through the whole proxy", [*rows, *peers, *missing])]
 
 
 @asynccontextmanager

@@ -8,17 +8,19 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from bench.load import answers
+from policies.pool import PoolSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 10
+POOL = PoolSettings()
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -60,10 +62,16 @@ async def process(
     stdin: int = asyncio.subprocess.DEVNULL,
     stdout: int | IO[bytes] = asyncio.subprocess.DEVNULL,
     stderr: int | IO[bytes] = asyncio.subprocess.DEVNULL,
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A child of ours that ends with the block."""
+    """A child of ours that ends with the block; `env` goes over our own environment."""
     child = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, stdin=stdin, stdout=stdout, stderr=stderr
+        *command,
+        cwd=ROOT,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env={**os.environ, **(env or {})},
     )
     try:
         yield child
@@ -104,14 +112,16 @@ async def model_backend() -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def proxy(model: Server, *, sandbox: str, image: str) -> AsyncIterator[Server]:
-    """Our own server as its command starts it."""
+async def proxy(
+    model: Server, *, sandbox: str, image: str, idle: int = POOL.idle
+) -> AsyncIterator[Server]:
+    """Our own server as its command starts it, with so many sandboxes kept ready."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         config: dict[str, Any] = {
             "server": {"port": port, "state_dir": directory},
             "backend": {"base_url": model.base_url},
-            "sandbox": {"backend": sandbox, "docker": {"image": image}},
+            "sandbox": {"backend": sandbox, "docker": {"image": image}, "pool": {"idle": idle}},
         }
         file = Path(directory, "config.yaml")
         await asyncio.to_thread(file.write_text, json.dumps(config))

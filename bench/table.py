@@ -1,12 +1,16 @@
 """What was measured, and the one table it is printed as."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["ms", "s", "req/s", "CPU ms", "MiB"]
-HEADINGS = ("", "n", "median", "min", "p90", "", "target", "times better than (ratio of medians)")
+Unit = Literal["ms", "s", "req/s", "commands/s", "MB/s", "CPU ms", "MiB", "x", ""]
+RATES: tuple[Unit, ...] = ("req/s", "commands/s", "MB/s")
+HEADINGS = (
+    *("", "n", "median", "min", "p90", "p99", "", "target"),
+    "times better than (ratio of medians)",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Row:
 
     def times_better_than(self, peer: "Row") -> float:
         """How many of this one make up one of the other."""
-        if self.unit == "req/s":
+        if self.unit in RATES:
             return self.median / peer.median
         return peer.median / self.median if self.median else float("inf")
 
@@ -41,6 +45,41 @@ class Part:
     rows: Sequence[Row]
 
 
+def percentile(samples: Sequence[float], percent: int) -> float:
+    """What so many percent of the samples do not exceed."""
+    if len(samples) < 2:
+        return samples[0]
+    return statistics.quantiles(samples, n=100, method="inclusive")[percent - 1]
+
+
+def figure(name: str, quantity: str) -> str:
+    """What a loop that measures several things of everybody calls each: see `compared`."""
+    return f"{name}: {quantity}"
+
+
+def compared(
+    quantity: str,
+    measured: Mapping[str, Sequence[float]],
+    targets: Mapping[str, float | None],
+    peers: Mapping[str, Sequence[str]],
+    *,
+    unit: Unit = "ms",
+    missing: Iterable[Row] = (),
+) -> Part:
+    """One quantity of all who have it: ours, each with its target and its peers, then those."""
+
+    def samples(name: str) -> Sequence[float]:
+        return measured.get(figure(name, quantity), ())
+
+    ours = [
+        Row(name, samples(name), unit, target, tuple(peers.get(name, ())))
+        for name, target in targets.items()
+    ]
+    theirs = dict.fromkeys(name for each in ours for name in each.peers)
+    rows = [*ours, *(Row(name, samples(name), unit) for name in theirs)]
+    return Part(quantity, [*(row for row in rows if row.samples), *missing])
+
+
 def render(parts: Iterable[Part]) -> str:
     """The table."""
     lines: list[tuple[str, ...]] = [HEADINGS]
@@ -48,7 +87,7 @@ def render(parts: Iterable[Part]) -> str:
         lines.append((part.name.upper(),))
         lines += [_cells(row, part.rows) for row in part.rows]
     widths = [
-        max(len(line[column]) for line in lines if len(line) > column)
+        max(len(line[column]) for line in lines if len(line) > 1)
         for column in range(len(HEADINGS) - 1)
     ]
     return "\n".join(_aligned(line, widths) for line in lines) + "\n"
@@ -57,15 +96,18 @@ def render(parts: Iterable[Part]) -> str:
 def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
     if not row.samples:
         return (f"  {row.what}", *("" for _ in HEADINGS[2:]), row.note)
-    numbers = (row.median, min(row.samples), _p90(row.samples))
+    spread = (min(row.samples), percentile(row.samples, 90), percentile(row.samples, 99))
     known = {other.what: other for other in others if other.samples}
     ratios = [
-        f"{row.times_better_than(known[name]):.3g}x {name}" for name in row.peers if name in known
+        f"{_number(row.times_better_than(known[name]))}x {name}"
+        for name in row.peers
+        if name in known
     ]
     return (
         f"  {row.what}",
         str(len(row.samples)),
-        *map(_number, numbers),
+        _number(row.median),
+        *(_number(value) if len(row.samples) > 1 else "" for value in spread),
         row.unit,
         _verdict(row),
         "; ".join([*ratios, *([row.note] if row.note else [])]),
@@ -75,23 +117,17 @@ def _cells(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
 def _verdict(row: Row) -> str:
     if row.target is None:
         return ""
-    rate = row.unit == "req/s"
+    rate = row.unit in RATES
     met = row.median >= row.target if rate else row.median <= row.target
     return f"{'>=' if rate else '<='} {_number(row.target)} {'met' if met else 'MISSED'}"
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _p90(samples: Sequence[float]) -> float:
-    if len(samples) < 2:
-        return samples[0]
-    return statistics.quantiles(samples, n=10, method="inclusive")[-1]
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    numeric = range(1, 5)
+    numeric = range(1, 6)
     cells = [
         cell.rjust(width) if column in numeric else cell.ljust(width)
         for column, (cell, width) in enumerate(zip(line, widths, strict=False))

@@ -1,0 +1,127 @@
+"""What a sandbox costs whom it is lent to: a warm one, a cold one, and its removal."""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from bench.places import Kind, Place, places
+from bench.plain_docker import PlainDocker
+from bench.plan import Plan, Way, interleave, milliseconds, repeated
+from bench.runtimes import (
+    LLM_BUBBLEWRAP,
+    LLM_DOCKER,
+    LLM_POOL,
+    REFERENCE,
+    SWE_REX,
+    Runtime,
+    left_out,
+    peer_ways,
+    runtimes,
+)
+from bench.sandboxes import filled
+from bench.table import Part, compared, figure
+from policies.isolation import Isolation
+from policies.pool import PoolSettings
+from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.pool.pool import Pool
+
+ROUNDS = 2
+OURS_PER_ROUND = 15
+"""Peers need up to a hundred times as long."""
+WARM = "acquire: a warm sandbox"
+FIRST = "acquire: a warm sandbox, to the end of its first `true`"
+COLD = "acquire: nothing there yet, to the end of the first `true`"
+REMOVAL = "acquire: removal, off the request's path"
+TARGETS_MS: Mapping[str, Mapping[Kind, float | None]] = {
+    WARM: {"docker": 5, "bubblewrap": 5},
+    FIRST: {"docker": None, "bubblewrap": None},
+    COLD: {"docker": 600, "bubblewrap": 100},
+    REMOVAL: {"docker": 200, "bubblewrap": 10},
+}
+PLAIN = "docker run sleep + docker exec"
+PEERS: Mapping[Kind, tuple[str, ...]] = {
+    "docker": (PLAIN, REFERENCE, SWE_REX, LLM_DOCKER, LLM_POOL),
+    "bubblewrap": (PLAIN, REFERENCE, SWE_REX, LLM_POOL, LLM_BUBBLEWRAP),
+}
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Every place beside everybody else's containers."""
+    async with AsyncExitStack() as opened:
+        found = await opened.enter_async_context(places(plan.image))
+        ours: dict[str, Way] = {}
+        for place in found.found:
+            ours |= await opened.enter_async_context(_ours(place))
+        peers = await opened.enter_async_context(runtimes(plan))
+        ways = repeated(OURS_PER_ROUND, ours) | peer_ways(peers, _peer)
+        if "docker" in found.kinds:
+            plain = PlainDocker(plan.image)
+            opened.callback(plain.close)
+            ways[PLAIN] = partial(_plain, plain)
+        measured = await interleave(plan.rounds or ROUNDS, ways)
+    return [
+        compared(
+            quantity,
+            measured,
+            {place.name: targets[place.kind] for place in found.found},
+            {place.name: PEERS[place.kind] for place in found.found},
+            missing=[*found.missing, *left_out(peers)] if quantity == COLD else (),
+        )
+        for quantity, targets in TARGETS_MS.items()
+    ]
+
+
+@asynccontextmanager
+async def _ours(place: Place) -> AsyncIterator[Mapping[str, Way]]:
+    pool = Pool(place.backend, PoolSettings(idle=1), [Isolation()])
+    try:
+        yield {
+            f"{place.name} warm": partial(_lent, place, pool),
+            f"{place.name} cold": partial(_started, place),
+        }
+    finally:
+        await pool.aclose()
+
+
+async def _lent(place: Place, pool: Pool) -> Mapping[str, float]:
+    await filled(pool, 1)
+    started = time.perf_counter()
+    async with pool.lease(Isolation()) as lease:
+        sandbox = await lease.sandbox()
+        lent = time.perf_counter()
+        await sandbox.exec("true", timeout_s=10)
+        used = time.perf_counter()
+    return {
+        figure(place.name, WARM): (lent - started) * 1000,
+        figure(place.name, FIRST): (used - started) * 1000,
+    }
+
+
+async def _started(place: Place) -> Mapping[str, float]:
+    started = time.perf_counter()
+    sandbox = await start_sandbox(place.backend, Isolation())
+    await sandbox.exec("true", timeout_s=10)
+    ready_ms = (time.perf_counter() - started) * 1000
+    removal_ms = await milliseconds(sandbox.close())
+    return {figure(place.name, COLD): ready_ms, figure(place.name, REMOVAL): removal_ms}
+
+
+async def _plain(plain: PlainDocker) -> Mapping[str, float]:
+    started = time.perf_counter()
+    container = await plain.run()
+    try:
+        await plain.exec_by_sdk(container)
+        ready_ms = (time.perf_counter() - started) * 1000
+    finally:
+        removal_ms = await milliseconds(plain.remove(container))
+    return {figure(PLAIN, COLD): ready_ms, figure(PLAIN, REMOVAL): removal_ms}
+
+
+async def _peer(runtime: Runtime) -> Mapping[str, float]:
+    start_ms = await runtime.order("start")
+    first_ms = start_ms + await runtime.order("exec", command="true")
+    stop_ms = await runtime.order("stop")
+    if runtime.name == LLM_POOL:
+        return {figure(LLM_POOL, WARM): start_ms, figure(LLM_POOL, FIRST): first_ms}
+    return {figure(runtime.name, COLD): first_ms, figure(runtime.name, REMOVAL): stop_ms}

@@ -1,0 +1,52 @@
+"""Sandboxes lent, used and given back, again and again: whether anything is left of them."""
+
+import signal
+from dataclasses import asdict
+
+from bench.lenders import Stock, lender
+from bench.places import Place, places
+from bench.plan import Plan, progress
+from bench.table import Part, Row
+
+CYCLES = 120
+IDLE = 2
+GROWTH_MIB = 1.0
+TARGETS = {"rss_mib": GROWTH_MIB}
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Each place in turn."""
+    cycles = plan.rounds or CYCLES
+    async with places(plan.image, agents=("native",)) as found:
+        parts = [await _part(plan, place, cycles) for place in found.found]
+    return [*parts, Part("cycles: left out", found.missing)] if found.missing else parts
+
+
+async def _part(plan: Plan, place: Place, cycles: int) -> Part:
+    progress(f"cycles: {place.name}")
+    async with lender(plan.image, [Stock(place.kind, place.agent, IDLE)]) as host:
+        await host.order("cycle", kind=place.kind, count=cycles // 2)
+        # By then the process has taken what memory it needs to do this at all.
+        before = asdict(host.belongings())
+        took_s = await host.order("cycle", kind=place.kind, count=cycles)
+        after = asdict(host.belongings())
+        left = (await host.end(signal.SIGTERM)).left + host.cgroups()
+    rows = [
+        Row(
+            f"{what.replace('_', ' ')} more than before",
+            [after[what] - before[what]],
+            "MiB" if what == "rss_mib" else "",
+            TARGETS.get(what, 0),
+            note=f"{before[what]:.5g} before, {after[what]:.5g} after",
+        )
+        for what in before
+    ]
+    idle = f"{IDLE} idle ones are there before and after"
+    return Part(
+        f"cycles: {place.name}: {cycles} times lent, used, given back ({idle})",
+        [
+            Row("a cycle", [took_s * 1000 / cycles]),
+            *rows,
+            Row("left after SIGTERM to the owner, of anything", [left], "", 0),
+        ],
+    )

@@ -1,0 +1,54 @@
+"""Many sandboxes on one host at once: up, each at work, and gone when their owner is to end."""
+
+import signal
+
+from bench.lenders import Lender, Stock, lender
+from bench.places import Kind, places
+from bench.plan import Plan, progress
+from bench.processes import available_mib
+from bench.table import Part, Row
+
+COMMAND = "echo $((6 * 7)) > answer && grep -q 42 answer"
+GONE_S = 30
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """All kinds together, in one process that owns them."""
+    async with places(plan.image, agents=("native",)) as found:
+        wanted: dict[Kind, int] = {
+            "docker": plan.docker_at_once,
+            "bubblewrap": plan.bubblewrap_at_once,
+        }
+        counts = {kind: wanted[kind] for kind in found.kinds if wanted[kind]}
+    if not counts:
+        return [Part("density: nowhere", found.missing)]
+    stocks = [Stock(kind, "native", max_total=count) for kind, count in counts.items()]
+    async with lender(plan.image, stocks) as host:
+        rows = [row for kind, count in counts.items() for row in await _up(host, kind, count)]
+        rows += await _down(host, sum(counts.values()))
+    title = " and ".join(f"{count} on {kind}" for kind, count in counts.items())
+    return [Part(f"density: {title}, together", [*rows, *found.missing])]
+
+
+async def _up(host: Lender, kind: Kind, count: int) -> list[Row]:
+    progress(f"density: {count} on {kind}")
+    before_mib = available_mib()
+    took_s = await host.order("hold", kind=kind, count=count, command=COMMAND)
+    each_mib = (before_mib - available_mib()) / count
+    return [
+        Row(f"{kind}: all up, and each has run a command", [took_s], "s"),
+        Row(f"{kind}: memory that the host has less, for each", [each_mib], "MiB"),
+    ]
+
+
+async def _down(host: Lender, count: int) -> list[Row]:
+    progress("density: SIGTERM")
+    sandboxes = host.sandboxes()
+    ending = await host.end(signal.SIGTERM)
+    up = f"{len(sandboxes)} of {count} were up, {sum(map(len, sandboxes))} processes"
+    return [
+        Row("SIGTERM to the owner, until all are gone", [ending.seconds], "s", GONE_S, note=up),
+        Row("processes left", [ending.processes], "", 0),
+        Row("containers left", [ending.containers], "", 0),
+        Row("cgroups left", [host.cgroups()], "", 0),
+    ]

@@ -1,0 +1,150 @@
+"""What files cost on their way in and out: small ones, large ones, and one of a gigabyte."""
+
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from docker.models.containers import Container
+
+from bench.gigabyte import measure_gigabyte
+from bench.places import Kind, Place, places
+from bench.plain_docker import PlainDocker, plain_container
+from bench.plan import Plan, Way, interleave, milliseconds
+from bench.runtimes import (
+    LLM_BUBBLEWRAP,
+    LLM_DOCKER,
+    LLM_POOL,
+    REFERENCE,
+    SWE_REX,
+    Runtime,
+    left_out,
+    peer_ways,
+    runtimes,
+    start,
+)
+from bench.sandboxes import fresh_sandbox
+from bench.table import Part, compared, figure
+from sandbox_runtime.sandbox import Sandbox
+
+SMALL_MS, LARGE_MB_PER_S = 5, 80
+LARGE_MB = 100
+PIECE_BYTES = 1 << 20
+PLAIN = "docker cp (SDK)"
+PEERS: Mapping[Kind, tuple[str, ...]] = {
+    "docker": (PLAIN, REFERENCE, SWE_REX, LLM_DOCKER),
+    "bubblewrap": (PLAIN, REFERENCE, SWE_REX, LLM_BUBBLEWRAP),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A file of the host that goes in and out again, so many times."""
+
+    what: str
+    source: Path
+    rounds: int
+
+    @property
+    def path(self) -> str:
+        """Inside, in a directory with nothing beside it."""
+        return f"/testbed/{self.source.name}.d/{self.source.name}"
+
+    @property
+    def quantities(self) -> tuple[str, str]:
+        """What is measured of it."""
+        return f"files: {self.what} in", f"files: {self.what} out"
+
+    def figures(self, who: str, in_ms: float, out_ms: float) -> Mapping[str, float]:
+        """By the names of rows."""
+        there, back = self.quantities
+        return {figure(who, there): in_ms, figure(who, back): out_ms}
+
+
+Carry = Callable[[Load], Awaitable[Mapping[str, float]]]
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Every place beside `docker cp` and everybody who uses it."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        small = Load("1 KB", Path(name, "small"), rounds=15)
+        large = Load(f"{LARGE_MB} MB", Path(name, "large"), rounds=3)
+        small.source.write_bytes(b"x" * 1000)
+        large.source.write_bytes(b"x" * LARGE_MB * 10**6)
+        measured: dict[str, list[float]] = {}
+        async with AsyncExitStack() as opened:
+            found = await opened.enter_async_context(places(plan.image))
+            peers = await opened.enter_async_context(runtimes(plan, besides=(LLM_POOL,)))
+            ours = await opened.enter_async_context(_ours(found.found))
+            plain = await opened.enter_async_context(_plain(plan, found.found))
+            await start(peers)
+            for load in (small, large):
+                ways: dict[str, Way] = {
+                    who: partial(carry, load) for who, carry in (ours | plain).items()
+                }
+                ways |= peer_ways(peers, partial(_peer, load))
+                measured |= await interleave(min(plan.rounds or load.rounds, load.rounds), ways)
+    names = [place.name for place in found.found]
+    rates = {key: [LARGE_MB / (ms / 1000) for ms in took] for key, took in measured.items()}
+    missing = [*found.missing, *left_out(peers)]
+    rivals = {place.name: PEERS[place.kind] for place in found.found}
+    smallest, fastest = dict.fromkeys(names, SMALL_MS), dict.fromkeys(names, LARGE_MB_PER_S)
+    return [
+        *(compared(each, measured, smallest, rivals) for each in small.quantities),
+        *(compared(each, rates, fastest, rivals, unit="MB/s") for each in large.quantities),
+        await measure_gigabyte(plan, found.found),
+        *([Part("files: left out", missing)] if missing else []),
+    ]
+
+
+@asynccontextmanager
+async def _ours(found: Sequence[Place]) -> AsyncIterator[dict[str, Carry]]:
+    async with AsyncExitStack() as opened:
+        yield {
+            place.name: partial(
+                _carry, place, await opened.enter_async_context(fresh_sandbox(place))
+            )
+            for place in found
+        }
+
+
+async def _carry(place: Place, sandbox: Sandbox, load: Load) -> Mapping[str, float]:
+    async def read() -> AsyncIterator[bytes]:
+        with load.source.open("rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+
+    in_ms = await milliseconds(sandbox.put(load.path, read()))
+    with (load.source.parent / "out").open("wb") as target:
+
+        async def write(piece: bytes) -> None:
+            target.write(piece)
+
+        out_ms = await milliseconds(sandbox.get(load.path, write, max_bytes=LARGE_MB * 10**6))
+    return load.figures(place.name, in_ms, out_ms)
+
+
+@asynccontextmanager
+async def _plain(plan: Plan, found: Sequence[Place]) -> AsyncIterator[dict[str, Carry]]:
+    if not any(place.kind == "docker" for place in found):
+        yield {}
+        return
+    async with plain_container(plan.image) as (plain, container):
+        yield {PLAIN: partial(_copy, plain, container)}
+
+
+async def _copy(plain: PlainDocker, container: Container, load: Load) -> Mapping[str, float]:
+    path = f"/tmp/{load.source.name}"  # a directory that every image has
+    in_ms = await milliseconds(plain.put(container, load.source, path))
+    out_ms = await milliseconds(plain.get(container, path, load.source.parent / "out"))
+    return load.figures(PLAIN, in_ms, out_ms)
+
+
+async def _peer(load: Load, runtime: Runtime) -> Mapping[str, float]:
+    in_ms = await runtime.order("put", source=str(load.source), path=load.path)
+    target = load.source.parent / "out of a peer"
+    target.mkdir(exist_ok=True)
+    out_ms = await runtime.order("get", path=load.path, target=str(target))
+    return load.figures(runtime.name, in_ms, out_ms)

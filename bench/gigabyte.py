@@ -1,0 +1,46 @@
+"""A gigabyte in and out of a sandbox, and whose memory grows by that: nobody's, it should be."""
+
+from bench.lenders import Stock, lender
+from bench.places import Place
+from bench.plan import Plan, progress
+from bench.processes import peak_rss_mib, rss_mib
+from bench.table import Part, Row
+
+MB = 1000
+"""Of a gigabyte."""
+GROWTH_MIB = 16
+"""Buffers on the way, no more."""
+TARGET_MB_PER_S = 80
+
+
+async def measure_gigabyte(plan: Plan, ours: list[Place]) -> Part:
+    """Each place in turn, once: in a process that does nothing else."""
+    rows: list[Row] = []
+    for place in ours:
+        progress(f"1 GB: {place.name}")
+        rows += await _rows(plan, place)
+    return Part("files: 1 GB in and out, and the most memory on the way", rows)
+
+
+async def _rows(plan: Plan, place: Place) -> list[Row]:
+    async with lender(plan.image, [Stock(place.kind, place.agent)]) as host:
+        await host.order("hold", kind=place.kind, count=1, command="true")
+        pids = {"host": host.pid, "agent": host.agents()[0].pid}
+        before = {who: rss_mib(pid) for who, pid in pids.items()}
+        in_s = await host.order("put", kind=place.kind, size=MB * 10**6)
+        out_s = await host.order("get", kind=place.kind, size=MB * 10**6)
+        most = {who: peak_rss_mib(pid) for who, pid in pids.items()}
+    return [
+        Row(f"{place.name}: in", [MB / in_s], "MB/s", TARGET_MB_PER_S),
+        Row(f"{place.name}: out", [MB / out_s], "MB/s", TARGET_MB_PER_S),
+        *(
+            Row(
+                f"{place.name}: growth of the {who}'s memory",
+                [most[who] - before[who]],
+                "MiB",
+                GROWTH_MIB,
+                note=f"{before[who]:.1f} before, {most[who]:.1f} at most",
+            )
+            for who in pids
+        ),
+    ]

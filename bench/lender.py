@@ -1,0 +1,148 @@
+"""A process that lends sandboxes, as a proxy does: `python -m bench.lender SETUP`.
+
+SETUP is JSON: image, state_dir, and pools, each with kind, agent, idle and max_total. It does what
+it is told on standard input, one line of JSON an order, and answers each by one line. SIGTERM ends
+all sandboxes, then itself.
+"""
+
+import asyncio
+import json
+import resource
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.places import make_backend
+from bench.sandboxes import filled
+from policies.isolation import Isolation
+from policies.pool import PoolSettings
+from sandbox_runtime.backends.base import Backend
+from sandbox_runtime.pool.pool import Pool
+from sandbox_runtime.sandbox import Sandbox
+
+ISOLATION = Isolation()
+COMMAND_S = 60
+LONGEST_WAIT_S = 900
+FILE = "/testbed/large"
+PIECE = bytes(1 << 20)
+
+
+class Lender:
+    """Pools of several kinds, and the sandboxes that are out."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._pools: dict[str, Pool] = {}
+        self._idle: dict[str, int] = {}
+        self._backends: list[Backend] = []
+        self._lent: dict[str, list[Sandbox]] = {}
+        self._leases = AsyncExitStack()
+        for each in setup["pools"]:
+            backend = make_backend(
+                each["kind"],
+                each["agent"],
+                image=setup["image"],
+                state_dir=Path(setup["state_dir"]),
+            )
+            settings = PoolSettings(
+                idle=each["idle"],
+                max_total=each["max_total"],
+                on_miss="wait",
+                max_waiting=each["max_total"],
+                wait_s=LONGEST_WAIT_S,
+            )
+            self._backends.append(backend)
+            self._pools[each["kind"]] = Pool(backend, settings, [ISOLATION])
+            self._idle[each["kind"]] = each["idle"]
+
+    async def obey(self, do: str, **details: Any) -> None:
+        """Do one thing."""
+        works: dict[str, Callable[..., Awaitable[None]]] = {
+            "fill": self._fill,
+            "hold": self._hold,
+            "cycle": self._cycle,
+            "put": self._put,
+            "get": self._get,
+        }
+        await works[do](**details)
+
+    async def _fill(self, kind: str) -> None:
+        """Have as many idle ones as the pool is to have, and nothing on its way."""
+        await filled(self._pools[kind], self._idle[kind])
+
+    async def _hold(self, kind: str, count: int, command: str) -> None:
+        """Lend so many more and run a command in each, all at once."""
+        leases = [
+            await self._leases.enter_async_context(self._pools[kind].lease(ISOLATION))
+            for _ in range(count)
+        ]
+        sandboxes = [await lease.sandbox() for lease in leases]
+        self._lent.setdefault(kind, []).extend(sandboxes)
+        await asyncio.gather(*(_run(sandbox, command) for sandbox in sandboxes))
+
+    async def _cycle(self, kind: str, count: int) -> None:
+        """Lend, use and give back."""
+        for _ in range(count):
+            async with self._pools[kind].lease(ISOLATION) as lease:
+                await _run(await lease.sandbox(), "true")
+        await self._fill(kind)
+
+    async def _put(self, kind: str, size: int) -> None:
+        """Write a file into the sandbox that was lent last."""
+
+        async def source() -> AsyncIterator[bytes]:
+            for _ in range(size // len(PIECE)):
+                yield PIECE
+
+        await self._lent[kind][-1].put(FILE, source())
+
+    async def _get(self, kind: str, size: int) -> None:
+        """Read it back."""
+
+        async def sink(piece: bytes) -> None:
+            del piece
+
+        await self._lent[kind][-1].get(FILE, sink, max_bytes=size)
+
+    async def aclose(self) -> None:
+        """End all sandboxes."""
+        await self._leases.aclose()
+        await asyncio.gather(*(pool.aclose() for pool in self._pools.values()))
+        for backend in self._backends:
+            await backend.aclose()
+
+
+async def _run(sandbox: Sandbox, command: str) -> None:
+    done = await sandbox.exec(command, timeout_s=COMMAND_S)
+    if done.exit_code:
+        raise RuntimeError(f"{command!r}: exit {done.exit_code}: {done.stderr}")
+
+
+async def _follow_orders(lender: Lender) -> None:
+    orders = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    while line := await orders.readline():
+        started = time.perf_counter()
+        await lender.obey(**json.loads(line))
+        sys.stdout.write(f"{json.dumps({'seconds': time.perf_counter() - started})}\n")
+        sys.stdout.flush()
+
+
+async def _main(setup: dict[str, Any]) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a sandbox takes up to three files
+    lender = Lender(setup)
+    work = asyncio.create_task(_follow_orders(lender))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        await lender.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(json.loads(sys.argv[1])))

@@ -1,0 +1,190 @@
+"""Processes that own sandboxes, seen from outside: what belongs to them, and what stays of it."""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import docker
+from docker.utils import kwargs_from_env
+
+from bench.places import Agent, Kind
+from bench.processes import Family, Process, alive, open_files, rss_mib
+from bench.servers import process
+from sandbox_runtime.backends.cgroups import find_cgroups, owner
+from sandbox_runtime.backends.docker import INSTALL_LABEL
+
+ORDER_TIMEOUT_S = 900
+LONGEST_END_S = 120
+POLL_S = 0.002
+SHARE_OF_POLLING = 5
+"""To look takes processor time from what is looked at: so many times as long we then do not."""
+
+
+class LenderError(Exception):
+    """A lender did not do what it was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """A pool that a lender has."""
+
+    kind: Kind
+    agent: Agent
+    idle: int = 0
+    max_total: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a lender's sandboxes ended with it."""
+
+    seconds: float
+    processes: int
+    """Those that are left; so with containers."""
+    containers: int
+
+    @property
+    def left(self) -> int:
+        """Of both."""
+        return self.processes + self.containers
+
+
+@dataclass(frozen=True, slots=True)
+class Belongings:
+    """What there is on the host because of a lender."""
+
+    containers: int
+    processes: int
+    cgroups: int
+    files: int
+    """In its directory for temporary files and its state directory."""
+    open_files: int
+    rss_mib: float
+
+
+class Lender:
+    """One that runs."""
+
+    def __init__(
+        self,
+        child: asyncio.subprocess.Process,
+        directory: Path,
+        words: IO[bytes],
+        engine: docker.APIClient | None,
+    ) -> None:
+        self.pid = child.pid
+        self._child = child
+        self._directory = directory
+        self._words = words
+        self._engine = engine
+        self._owner = owner(child.pid)
+
+    async def order(self, do: str, **details: Any) -> float:
+        """Have it do something; returns how many seconds that took. Raises LenderError."""
+        assert self._child.stdin
+        assert self._child.stdout
+        self._child.stdin.write(json.dumps({"do": do, **details}).encode() + b"\n")
+        async with asyncio.timeout(ORDER_TIMEOUT_S):
+            answer = await self._child.stdout.readline()
+        if not answer:
+            self._words.seek(0)
+            words = self._words.read().decode(errors="replace").strip()
+            raise LenderError(f"{do}: {(words.splitlines() or ['it ended'])[-1]}")
+        return float(json.loads(answer)["seconds"])
+
+    def sandboxes(self) -> list[set[Process]]:
+        """All processes of each of its sandboxes; those of Docker with their shim."""
+        mains = [self._main(container) for container in self.containers()]
+        family = Family()
+        tops = [family.parent(pid) for pid in mains] + family.children(self.pid)
+        return [family.descent(top) for top in tops]
+
+    def agents(self) -> list[Process]:
+        """The program inside each of its sandboxes, when that has nothing else to do."""
+        family = Family()
+        return [
+            next(process for process in sandbox if not family.children(process.pid))
+            for sandbox in self.sandboxes()
+        ]
+
+    def containers(self) -> list[str]:
+        """Ids of those that it has made and that the engine has not forgotten."""
+        if self._engine is None:
+            return []
+        label = f"{INSTALL_LABEL}={(self._directory / 'install-id').read_text()}"
+        return [each["Id"] for each in self._engine.containers(all=True, filters={"label": label})]
+
+    def _main(self, container: str) -> int:
+        assert self._engine
+        return int(self._engine.inspect_container(container)["State"]["Pid"])
+
+    def belongings(self) -> Belongings:
+        """All that there is because of it now."""
+        return Belongings(
+            containers=len(self.containers()),
+            processes=len(set[Process]().union(*self.sandboxes())),
+            cgroups=self.cgroups(),
+            files=sum(len(files) for _, _, files in os.walk(self._directory)),
+            open_files=open_files(self.pid),
+            rss_mib=rss_mib(self.pid),
+        )
+
+    def cgroups(self) -> int:
+        """Directories of its sandboxes; Docker's lie elsewhere and go with the containers."""
+        found = find_cgroups()
+        folders = [each.folder for each in found.hierarchies] if found else []
+        return sum(len(list(folder.glob(f"{self._owner}-*"))) for folder in folders)
+
+    async def end(self, signal: int) -> Ending:
+        """End it by `signal`, and watch until nothing of its sandboxes is left, or two minutes."""
+        left = set[Process]().union(*self.sandboxes(), {Family()[self.pid]})
+        self._child.send_signal(signal)
+        started = time.perf_counter()
+        while True:
+            began = time.perf_counter()
+            left = await asyncio.to_thread(alive, left)
+            containers = await asyncio.to_thread(self.containers)
+            now = time.perf_counter()
+            if not (left or containers) or now - started > LONGEST_END_S:
+                return Ending(now - started, len(left), len(containers))
+            await asyncio.sleep(POLL_S + SHARE_OF_POLLING * (now - began))
+
+
+@asynccontextmanager
+async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
+    """A lender for the length of the block, with empty pools."""
+    pools = [
+        {"kind": each.kind, "agent": each.agent, "idle": each.idle, "max_total": each.max_total}
+        for each in stocks
+    ]
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as directory,
+        tempfile.TemporaryFile() as words,
+        _engine(stocks) as engine,
+    ):
+        setup = {"image": image, "state_dir": directory, "pools": pools}
+        async with process(
+            [sys.executable, "-m", "bench.lender", json.dumps(setup)],
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=words,
+            env={"TMPDIR": directory},
+        ) as child:
+            yield Lender(child, Path(directory), words, engine)
+
+
+@contextmanager
+def _engine(stocks: Sequence[Stock]) -> Iterator[docker.APIClient | None]:
+    if not any(each.kind == "docker" for each in stocks):
+        yield None
+        return
+    with closing(docker.APIClient(version="auto", **kwargs_from_env())) as engine:
+        yield engine

@@ -1,0 +1,67 @@
+"""What a sandbox that has nothing to do holds of the host's memory."""
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+from bench.lenders import Stock, lender
+from bench.places import Agent, Kind, Place, places
+from bench.plain_docker import plain_container
+from bench.plan import Plan, progress
+from bench.processes import Family, cgroup_mib, pss_mib
+from bench.table import Part, Row
+
+SANDBOXES = 10
+PLAIN = "docker run sleep"
+TARGETS_MIB: Mapping[tuple[Kind, Agent], float] = {
+    ("docker", "native"): 5,
+    ("bubblewrap", "native"): 3,
+    ("docker", "python"): 17,
+    ("bubblewrap", "python"): 12,
+}
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Each place in turn, some sandboxes of each, and as many bare containers."""
+    async with places(plan.image) as found:
+        rows = [row for place in found.found for row in await _rows(plan, place)]
+        if "docker" in found.kinds:
+            rows.append(await _plain(plan))
+    return [Part("memory: a sandbox with nothing to do", [*rows, *found.missing])]
+
+
+async def _rows(plan: Plan, place: Place) -> list[Row]:
+    progress(f"memory: {place.name}")
+    async with lender(plan.image, [Stock(place.kind, place.agent, SANDBOXES, SANDBOXES)]) as host:
+        await host.order("fill", kind=place.kind)
+        sandboxes, agents = host.sandboxes(), host.agents()
+        try:
+            whole = [pss_mib(sandbox) for sandbox in sandboxes]
+            inside = [pss_mib([agent]) for agent in agents]
+        except PermissionError:
+            return [Row(place.name, note="only root sees how much memory its processes share")]
+        try:
+            charged = [cgroup_mib(agent.pid) for agent in agents]
+        except LookupError:
+            charged = []
+        programs = ", ".join(sorted({process.name for process in sandboxes[0]}))
+    target = TARGETS_MIB[place.kind, place.agent]
+    return [
+        Row(place.name, whole, "MiB", target, (PLAIN,), f"PSS of {programs}"),
+        Row(f"{place.name}: the agent of that", inside, "MiB"),
+        Row(f"{place.name}: its cgroup", charged, "MiB"),
+    ]
+
+
+async def _plain(plan: Plan) -> Row:
+    progress(f"memory: {PLAIN}")
+    async with AsyncExitStack() as opened:
+        containers = [
+            await opened.enter_async_context(plain_container(plan.image)) for _ in range(SANDBOXES)
+        ]
+        pids = [await plain.main(container) for plain, container in containers]
+        family = Family()
+        try:
+            held = [pss_mib(family.descent(family.parent(pid))) for pid in pids]
+        except PermissionError:
+            held = []
+    return Row(PLAIN, held, "MiB")

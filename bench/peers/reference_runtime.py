@@ -1,0 +1,40 @@
+"""The reference package's sandbox alone: `python -m bench.peers.reference_runtime IMAGE`."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.peers.driver import serve
+
+
+class Reference:
+    """See `driver.Sandbox`."""
+
+    def __init__(self, image: str) -> None:
+        module = importlib.import_module("llm_in_sandbox.docker_runtime")
+        self._make: Any = lambda: module.DockerRuntime(image, logger=False)
+        self._runtime: Any = None
+
+    def start(self) -> None:
+        self._runtime = self._make()
+
+    def exec(self, command: str) -> str:
+        output, ending = self._runtime.run(command)
+        if ending != "0":
+            raise RuntimeError(f"{ending}: {output}")
+        return str(output)
+
+    def put(self, source: str, path: str) -> None:
+        self._runtime.copy_to_container(source, path)
+
+    def get(self, path: str, target: str) -> None:
+        # Of a single file it would fetch all and keep nothing.
+        self._runtime.copy_from_container(str(Path(path).parent), target)
+
+    def stop(self) -> None:
+        self._runtime.close()
+
+
+if __name__ == "__main__":
+    serve(Reference(sys.argv[1]))

@@ -1,0 +1,57 @@
+"""What a command feels of a pool that is being filled beside it, in the same process."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from bench.places import Place, places
+from bench.plan import Plan, Way, interleave, milliseconds
+from bench.sandboxes import fresh_sandbox
+from bench.table import Part, compared, figure, percentile
+from policies.isolation import Isolation
+from policies.pool import PoolSettings
+from sandbox_runtime.pool.pool import Pool
+from sandbox_runtime.sandbox import Sandbox
+
+ROUNDS = 3
+IDLE = 15
+COMMANDS = 300
+ALONE = "refill: p95 of a command with nothing beside it"
+BESIDE = f"refill: p95 of a command while {IDLE} sandboxes are made"
+RATIO = "refill: times as long"
+TARGET = 2
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Every place."""
+    async with places(plan.image) as found:
+        ways: dict[str, Way] = {place.name: partial(_both, place) for place in found.found}
+        measured = await interleave(min(plan.rounds or ROUNDS, ROUNDS), ways)
+    names = [place.name for place in found.found]
+    untargeted, targets = dict[str, float | None].fromkeys(names), dict.fromkeys(names, TARGET)
+    return [
+        compared(ALONE, measured, untargeted, {}),
+        compared(BESIDE, measured, untargeted, {}),
+        compared(RATIO, measured, targets, {}, unit="x", missing=found.missing),
+    ]
+
+
+async def _both(place: Place) -> Mapping[str, float]:
+    async with fresh_sandbox(place) as sandbox:
+        left = iter(range(COMMANDS))
+        alone = await _p95(sandbox, lambda: next(left, None) is not None)
+        pool = Pool(place.backend, PoolSettings(idle=IDLE, max_total=IDLE), [Isolation()])
+        pool.start()
+        beside = await _p95(sandbox, lambda: pool.stats().idle < IDLE)
+        await pool.aclose()
+    return {
+        figure(place.name, ALONE): alone,
+        figure(place.name, BESIDE): beside,
+        figure(place.name, RATIO): beside / alone,
+    }
+
+
+async def _p95(sandbox: Sandbox, goes_on: Callable[[], bool]) -> float:
+    took = []
+    while goes_on():
+        took.append(await milliseconds(sandbox.exec("true", timeout_s=60)))
+    return percentile(took, 95)

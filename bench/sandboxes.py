@@ -1,0 +1,34 @@
+"""Sandboxes of ours: from a pool, and from none."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bench.places import Place
+from policies.isolation import Isolation
+from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.pool.pool import Pool, PoolStats
+from sandbox_runtime.sandbox import Sandbox
+
+POLL_S = 0.005
+
+
+@asynccontextmanager
+async def fresh_sandbox(place: Place) -> AsyncIterator[Sandbox]:
+    """A new one, from no pool."""
+    sandbox = await start_sandbox(place.backend, Isolation())
+    try:
+        yield sandbox
+    finally:
+        await sandbox.close()
+
+
+async def filled(pool: Pool, idle: int) -> None:
+    """Have the pool begin, and return when so many wait for work and nothing is on its way."""
+    pool.start()
+    while not _is_filled(pool.stats(), idle):  # noqa: ASYNC110 - a pool tells nobody
+        await asyncio.sleep(POLL_S)
+
+
+def _is_filled(stats: PoolStats, idle: int) -> bool:
+    return stats.idle >= idle and not (stats.starting or stats.ending)
