@@ -2,11 +2,12 @@
 PYTHON ?= python3
 IMAGE ?= llm-sandbox-proxy/sandbox:latest
 TEST_IMAGE ?= llm-sandbox-proxy/test:latest
-TEST_PACKAGES := python3 procps
 BIN := .venv/bin
 SETUP := .venv/.complete
 
-.PHONY: install demo serve doctor test check format bench image test-image clean
+AGENT := sandbox_runtime/guest/bin/agent-x86_64
+
+.PHONY: agent install demo serve doctor test check format bench image test-image clean
 
 install: $(SETUP) bubblewrap
 
@@ -22,6 +23,12 @@ bubblewrap:
 	  && { apt-get install -qq -y bubblewrap || { apt-get update -qq && apt-get install -qq -y bubblewrap; }; } >/dev/null; } \
 	  || echo "bubblewrap is missing: install it for sandboxes without a Docker engine" >&2
 
+# The program inside sandboxes, in C, for x86-64 and arm64; without it they have it in Python.
+agent: $(AGENT)
+
+$(AGENT): $(wildcard sandbox_runtime/guest/native/*) | $(SETUP)
+	sandbox_runtime/guest/native/build $(BIN)/python
+
 demo: install
 	$(BIN)/python -m proxy demo
 
@@ -31,7 +38,7 @@ serve: install
 doctor: install
 	$(BIN)/python -m proxy doctor
 
-test: install test-image
+test: install agent test-image
 	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs
 
 check: install
@@ -45,17 +52,17 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install test-image
+bench: install agent test-image
 	$(BIN)/python -m bench --image $(TEST_IMAGE)
 
 image:
-	sandbox_runtime/image/build $(IMAGE)
+	sandbox_runtime/image/build full $(IMAGE)
 
-# What the Docker tests start; nothing where no engine answers.
+# What the Docker tests start, trusting whom this host trusts; nothing where no engine answers.
 test-image:
 	@if ! docker info >/dev/null 2>&1; then echo "no Docker engine answers: its tests are skipped"; \
-	elif ! docker image inspect $(TEST_IMAGE) >/dev/null 2>&1; then \
-	  sandbox_runtime/image/build $(TEST_IMAGE) "$(TEST_PACKAGES)"; fi
+	else sandbox_runtime/image/build slim $(TEST_IMAGE) --quiet --build-arg \
+	  CA_CERTIFICATES="$$(cat /usr/local/share/ca-certificates/*.crt 2>/dev/null)"; fi
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache demo-output
