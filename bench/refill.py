@@ -5,7 +5,6 @@ from functools import partial
 
 from bench.places import Place, places
 from bench.plan import Plan, Way, interleave, milliseconds
-from bench.sandboxes import fresh_sandbox
 from bench.table import Part, compared, figure, percentile
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
@@ -36,13 +35,13 @@ async def measure(plan: Plan) -> list[Part]:
 
 
 async def _both(place: Place) -> Mapping[str, float]:
-    async with fresh_sandbox(place) as sandbox:
+    pool = Pool(place.backend, PoolSettings(idle=IDLE, max_total=IDLE + 1), [Isolation()])
+    async with pool.lease(Isolation()) as lease:
+        sandbox = await lease.sandbox()
+        beside = await _p95(sandbox, lambda: pool.stats().idle < IDLE)
         left = iter(range(COMMANDS))
         alone = await _p95(sandbox, lambda: next(left, None) is not None)
-        pool = Pool(place.backend, PoolSettings(idle=IDLE, max_total=IDLE), [Isolation()])
-        pool.start()
-        beside = await _p95(sandbox, lambda: pool.stats().idle < IDLE)
-        await pool.aclose()
+    await pool.aclose()
     return {
         figure(place.name, ALONE): alone,
         figure(place.name, BESIDE): beside,

@@ -12,7 +12,7 @@ from sandbox_runtime.clock import Clock
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
-from sandbox_runtime.pool.books import Books, Place
+from sandbox_runtime.pool.books import Books, Place, State
 
 OnReady = Callable[[Place], None]
 OnFailure = Callable[[Place, BaseException], None]
@@ -23,7 +23,7 @@ class Supply:
     """Where new sandboxes come from.
 
     Every start ends in one of two calls: `on_ready`, or `on_failure` with the place out of the
-    books again. `on_rested` is called when there is hope again after failures.
+    books again. `on_rested` is called when there may be made some in advance again.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Supply:
 
     @property
     def is_resting(self) -> bool:
-        """Whether a start has failed so lately that nothing should be made in advance."""
+        """Whether nothing should be made in advance just now: a start has failed, or ended while
+        commands may run that want the processor too."""
         return self._resting is not None
 
     def start(self, isolation: Isolation, recipe: Recipe) -> None:
@@ -72,18 +73,21 @@ class Supply:
         given_up = SandboxStartError("its start was given up")
         if error := given_up if starting.cancelled() else starting.exception():
             self._books.strike(place)
-            self._rest()
+            if self._resting is None:
+                self._failures += 1
+                self._rest(rest_s(self._failures))
             self._on_failure(place, error)
             return
         place.sandbox, place.ready_at = starting.result(), self._clock.time()
-        self.start_s = moving_mean(self.start_s, place.ready_at - began)
+        took_s = place.ready_at - began
+        self.start_s = moving_mean(self.start_s, took_s)
         self._recover()
+        if took_s and self._books.number(State.LENT):
+            self._rest(took_s)
         self._on_ready(place)
 
-    def _rest(self) -> None:
-        if self._resting is None:
-            self._failures += 1
-            self._resting = asyncio.create_task(self._sleep(rest_s(self._failures)))
+    def _rest(self, seconds: float) -> None:
+        self._resting = asyncio.create_task(self._sleep(seconds))
 
     async def _sleep(self, seconds: float) -> None:
         await self._clock.sleep(seconds)

@@ -152,6 +152,23 @@ async def test_a_start_that_succeeds_ends_the_rest() -> None:
         assert stage.stats.failed == 1
 
 
+async def test_making_them_ready_leaves_half_the_time_to_commands() -> None:
+    async with puppets(WARM) as stage:
+        await stage.until(idle=2)
+        stage.backend.may_start.clear()
+        async with stage.pool.lease(SMALL) as lease, stage.pool.lease(SMALL) as other:
+            await lease.sandbox()
+            await other.sandbox()
+            await stage.until(starting=1)
+            stage.clock.advance(0.25)
+            stage.backend.may_start.set()
+            await stage.until(idle=1)
+            await until(lambda: 0.25 in stage.clock.alarms)
+            assert stage.stats.starting == 0
+            stage.clock.advance(0.25)
+            await stage.until(idle=2)
+
+
 async def test_closing_ends_what_nobody_has_and_waits_for_the_rest() -> None:
     async with puppets(WARM) as stage:
         async with stage.pool.lease(SMALL) as lease:
