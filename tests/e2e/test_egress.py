@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import shutil
 import socket
 from pathlib import Path
 
@@ -13,53 +14,81 @@ from policies.egress import PRESETS, Egress
 from policies.isolation import Isolation
 from proxy.models.scripted import call, tool_reply
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import Kind, house
 
-PATIENCE_S = 180.0
+PATIENCE_S = 240.0
 
 
-@pytest.fixture
-def registry() -> Egress:
-    """The preset for PyPI, whatever this network's addresses for it look like."""
+def preset(name: str) -> Egress:
+    """The preset, whatever this network's addresses for its hosts look like."""
     networks = set()
     try:
-        for host in PRESETS["pypi"]:
+        for host in PRESETS[name]:
             for *_, address in socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM):
                 ip = ipaddress.ip_address(address[0])
                 networks |= set() if ip.is_global else {f"{ip}/{ip.max_prefixlen}"}
     except OSError as error:
-        pytest.skip(f"this machine reaches no PyPI: {error}")
-    return Egress("allowlist", ("pypi",), tuple(sorted(networks)))
+        pytest.skip(f"this machine does not reach {name}: {error}")
+    return Egress("allowlist", (name,), tuple(sorted(networks)))
 
 
-@pytest.mark.docker
-async def test_a_model_installs_a_package_and_is_refused_another_host(
-    registry: Egress, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    commands = [
-        "pip install --no-cache-dir six && python3 -c 'import six; print(six.__name__, \"works\")'",
-        "curl -sS https://example.com; curl -sS http://example.com",
-        "curl -sS --noproxy '*' https://pypi.org; getent hosts pypi.org || echo no names",
-    ]
+async def observations(kind: Kind, egress: Egress, state_dir: Path, *commands: str) -> list[str]:
+    """What a model is told that runs these commands, one a turn."""
     replies = [
         *(tool_reply(call("execute_bash", command=command)) for command in commands),
         tool_reply(call("submit", answer="done")),
     ]
     async with scripted_backend(replies) as backend:
         async with (
-            house(backend, "docker", tmp_path, Isolation(egress=registry)) as url,
+            house(backend, kind, state_dir, Isolation(egress=egress)) as url,
             httpx.AsyncClient(timeout=PATIENCE_S) as client,
         ):
             with anyio.fail_after(PATIENCE_S):
                 body = {"model": "m", "messages": [{"role": "user", "content": "Install."}]}
                 await client.post(f"{url}/v1/chat/completions", json=body)
-        told = [m["content"] for m in backend.requests[-1].body["messages"] if m["role"] == "tool"]
-    assert "\nsix works" in told[0]
-    assert "example.com is not in this sandbox's allowlist (allowed: pypi.org, " in told[1]
-    assert "Could not resolve host" in told[2]
-    assert "no names" in told[2]
+        return [m["content"] for m in backend.requests[-1].body["messages"] if m["role"] == "tool"]
+
+
+@pytest.mark.docker
+async def test_a_model_installs_a_package_and_is_refused_another_host(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    installed, refused, unreached = await observations(
+        "docker",
+        preset("pypi"),
+        tmp_path,
+        "pip install --no-cache-dir six && python3 -c 'import six; print(six.__name__, \"works\")'",
+        "curl -sS https://example.com; curl -sS http://example.com",
+        "curl -sS --noproxy '*' https://pypi.org; getent hosts pypi.org || echo no names",
+    )
+    assert "\nsix works" in installed
+    assert "example.com is not in this sandbox's allowlist (allowed: pypi.org, " in refused
+    assert "Could not resolve host" in unreached
+    assert "no names" in unreached
     lines = [line for line in caplog.messages if " egress " in line]
     assert any(" egress allowed pypi.org:443, " in line for line in lines)
     assert any(" egress denied example.com:443, " in line for line in lines)
     assert any(" egress denied example.com:80, " in line for line in lines)
+
+
+@pytest.mark.docker
+async def test_a_model_installs_a_package_of_debian(tmp_path: Path) -> None:
+    (told,) = await observations(
+        "docker",
+        preset("debian"),
+        tmp_path,
+        "apt-get update -qq && apt-get install -qq -y hello > /dev/null 2>&1 && hello",
+    )
+    assert "Hello, world!" in told
+
+
+@pytest.mark.skipif(not shutil.which("npm"), reason="this machine has no npm for sandboxes to use")
+async def test_a_model_installs_a_package_of_npm(tmp_path: Path) -> None:
+    (told,) = await observations(
+        "bubblewrap",
+        preset("npm"),
+        tmp_path,
+        'npm install --no-audit --no-fund is-odd && node -p \'require("is-odd")(3) + " works"\'',
+    )
+    assert "true works" in told
