@@ -5,6 +5,7 @@ killed, and only that guest: its sandbox's callers get SandboxLostError.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 import anyio
@@ -32,6 +33,8 @@ from sandbox_runtime.protocol import (
     parse_object,
 )
 from sandbox_runtime.streams import PATIENCE_S, Connection, OnConnection, Stream
+
+logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 """Of programs inside, at one time."""
@@ -199,7 +202,13 @@ class Channel:
         connection = self._streams[number] = Connection(self, number)
         task = asyncio.ensure_future(self.on_connection(connection))
         self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(self._connection_over)
+
+    def _connection_over(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error and not isinstance(error, ConnectionError):  # that the guest is gone is known
+            logger.error("a connection from inside failed", exc_info=error)
 
     def _greet(self, kind: int, payload: bytes) -> None:
         if kind == HELLO and not self._hello.is_set():

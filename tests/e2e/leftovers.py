@@ -1,17 +1,22 @@
 """What is there that could be left behind: processes, containers, open files, tasks."""
 
 import asyncio
+import gc
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
 from docker.errors import APIError
 
 from sandbox_runtime.backends.cgroups import find_cgroups, owner
 from sandbox_runtime.backends.docker import INSTALL_LABEL
 from sandbox_runtime.backends.docker_engine import connect
+from tests.fakes.waiting import until
+
+PATIENCE_S = 60.0
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -69,8 +74,16 @@ class Engine:
         self.client.close()
 
 
+async def gone(left: Callable[[], Counter[str]]) -> None:
+    """Return once nothing is left. Raises AssertionError that says what is."""
+    with anyio.move_on_after(PATIENCE_S):
+        return await until(lambda: not left())
+    raise AssertionError(f"still there: {left()}")
+
+
 def open_files() -> Counter[str]:
     """What this process holds open, by kind; each file that is a file by its path."""
+    gc.collect()  # docker's SDK leaves some sockets in cycles
     found: Counter[str] = Counter()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:

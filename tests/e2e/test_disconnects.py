@@ -17,7 +17,7 @@ import pytest
 from docker.constants import DEFAULT_NUM_POOLS
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.e2e.leftovers import Engine, cgroups_of, descendants, open_files, running, tasks
+from tests.e2e.leftovers import Engine, cgroups_of, descendants, gone, open_files, running, tasks
 from tests.fakes.backend import Frames, Held, Item, chunk, frames, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import REAL_KINDS, Kind, door_to, house, join, open_sandboxes, serve
@@ -160,9 +160,9 @@ async def test_clients_that_leave_at_random_moments_leave_nothing_behind(
                 await crowd.come(leaving=count, at_a_time=at_a_time)
                 await quiet(kind, marker, tmp_path)
                 await model.aclose()  # the connections it keeps for the next call
-                await until(lambda: not tasks() - at_work)
-                await until(lambda: not open_files() - files)
-            await until(lambda: not open_files() - at_first)
+                await gone(lambda: tasks() - at_work)
+                await gone(lambda: open_files() - files)
+            await gone(lambda: open_files() - at_first)
     assert crowd.left >= count
 
 

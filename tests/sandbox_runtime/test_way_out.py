@@ -113,6 +113,19 @@ async def test_a_handler_that_hangs_up_is_seen_inside(sandbox: GuestSandbox) -> 
     assert await _python(sandbox, program) == "b''\n"
 
 
+async def test_a_handler_that_fails_is_told_of_and_costs_its_connection_only(
+    sandbox: GuestSandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(connection: Connection) -> None:
+        connection.abort()
+        raise ValueError("that was not foreseen")
+
+    sandbox.let_out(fail)
+    assert await _python(sandbox, "print(connect().recv(10))") == "b''\n"
+    assert await output(sandbox, "echo well") == "well\n"
+    assert "a connection from inside failed" in caplog.text
+
+
 async def test_a_program_that_hangs_up_is_seen_by_the_handler(sandbox: GuestSandbox) -> None:
     ended = anyio.Event()
 
