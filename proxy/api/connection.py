@@ -1,6 +1,7 @@
 """The client's end of a request: who it is, where it reaches us, whether it is still there."""
 
 import asyncio
+import hashlib
 import hmac
 import json
 from collections.abc import Awaitable
@@ -24,12 +25,18 @@ def services(request: Request) -> Services:
 def has_key(request: Request) -> bool:
     """Whether the client sent the key, where one is needed."""
     expected = services(request).api_key
-    if expected is None:
-        return True
+    return expected is None or hmac.compare_digest(_key(request).encode(), expected.encode())
+
+
+def owner(request: Request) -> str:
+    """Whose files, runs and conversations these are: a digest of the key that was sent. Clients
+    that send none, where none is needed, share theirs."""
+    return hashlib.sha256(_key(request).encode()).hexdigest()[:16]
+
+
+def _key(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(
-        key.strip().encode(), expected.encode()
-    )
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def authorize(request: Request) -> None:
