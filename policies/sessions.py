@@ -1,0 +1,67 @@
+"""Which conversation a request belongs to, and what it goes on from."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+CHAT_HEADERS = (
+    "x-openwebui-chat-id",
+    "chatui-conversation-id",
+    "x-chat-id",
+    "x-session-id",
+    "x-hermes-session-id",
+)
+"""Where chat UIs say which chat it is."""
+MAX_PARENTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a client calls a conversation."""
+
+    name: str
+    by_messages: bool
+    """Whether the messages show what it goes on from; else it goes on from where it stands."""
+
+
+def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> Named | None:
+    """The conversation, in the order in which clients can say it; None: the request is alone.
+
+    `headers` are in lower case.
+    """
+    ours = body.get("sandbox")
+    ours = ours if isinstance(ours, dict) else {}
+    explicit = (ours.get("container_id"), ours.get("session"), headers.get("x-sandbox-session"))
+    if name := _first(explicit):
+        return Named(name, by_messages=False)
+    metadata = body.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    chats = (headers.get(header) for header in CHAT_HEADERS)
+    if name := _first((*chats, body.get("session_id"), metadata.get("session_id"))):
+        return Named(name, by_messages=True)
+    return None
+
+
+def states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """The state that a conversation has after these messages, and those it may go on from, latest
+    first.
+
+    Only what the client brings counts, the user's words and its tools' results: clients change what
+    the assistant said, and system prompts tell the time.
+    """
+    chain = [""]
+    for message in messages:
+        if message.get("role") in ("user", "tool"):
+            said = json.dumps([message.get("role"), message.get("content")], sort_keys=True)
+            chain.append(hashlib.sha256(f"{chain[-1]}{said}".encode()).hexdigest()[:32])
+    state, *before = reversed(chain[1:]) if chain[1:] else ("",)
+    return state, before[:MAX_PARENTS]
+
+
+def _first(names: Sequence[object]) -> str | None:
+    """The first that can be a name."""
+    found = (name for name in names if isinstance(name, str) and name.strip())
+    name = next(found, None)
+    return name.strip() if name else None

@@ -1,0 +1,288 @@
+"""Workspaces that outlive a request: each state is a snapshot, and for a while a computer too.
+
+A run goes on from a state and ends in another; what was before stays as it was. So two requests
+that go on from the same state, or a conversation that branches, each have a workspace of their own:
+one of them has the computer that is still warm, the others a new one with the same files.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
+
+from policies.isolation import Isolation
+from sandbox_runtime.clock import Clock, SystemClock
+from sandbox_runtime.egress.decision import Decision, OnDecision
+from sandbox_runtime.errors import SandboxError, SandboxFileError
+from sandbox_runtime.sandbox import Lease, Sandbox, Sandboxes, Sink
+
+logger = logging.getLogger(__name__)
+
+Origin = Literal["new", "kept", "restored"]
+MAX_SNAPSHOT_MIB = 1024
+"""Larger workspaces last only as long as their computer is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A conversation: whose it is, and what the client calls it."""
+
+    owner: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How the files of a conversation stood after one of its runs."""
+
+    session: Session
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """A conversation that a run goes on with: from the first of `parents` (names of states) that
+    is there, else from the state that was left last."""
+
+    session: Session
+    parents: Sequence[str] = ()
+
+
+class Snapshots(Protocol):
+    """Where the states of workspaces lie."""
+
+    async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
+        """Keep what `write` sends as that state, in full or not at all. Raises what it raises."""
+
+    async def alias(self, state: State, of: State) -> None:
+        """The one is the same as the other, if that is kept."""
+
+    async def newest(self, session: Session) -> str | None:
+        """The name of the state that was kept last, if any."""
+
+    async def known(self, session: Session, names: Sequence[str]) -> set[str]:
+        """Those of the states that are kept."""
+
+    def read(self, state: State) -> AsyncIterable[bytes]:
+        """What was saved. Raises SandboxFileError where it is kept no more."""
+
+    async def discard(self, session: Session) -> None:
+        """Forget every state of it. Safe to call twice."""
+
+
+class Seat:
+    """A workspace as one run has it: a lease whose computers have the files of a state."""
+
+    def __init__(self, isolation: Isolation) -> None:
+        self.isolation = isolation
+        self.origin: Origin = "new"
+        self.listener: OnDecision | None = None
+        """Who hears what programs inside reach: of the present run."""
+        self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
+        """What gives a new computer the files of the state that the run goes on from."""
+        self.leave_as: State | None = None
+        """The state that the run leaves, once it is known that it shall be kept."""
+        self.computer: Sandbox | None = None
+        """The last computer that was taken, once one was."""
+        self._lease: Lease | None = None
+        self._ends = AsyncExitStack()
+        self._preparing = asyncio.Lock()
+
+    async def begin(self, sandboxes: Sandboxes) -> None:
+        """Ask for a computer."""
+        lease = sandboxes.lease(self.isolation, self._decided)
+        self._lease = await self._ends.enter_async_context(lease)
+
+    async def sandbox(self) -> Sandbox:
+        """See `Lease`."""
+        assert self._lease
+        async with self._preparing:
+            computer = await self._lease.sandbox()
+            if computer is not self.computer:
+                await self._prepare(computer)
+                self.computer = computer
+            return computer
+
+    async def _prepare(self, computer: Sandbox) -> None:
+        if self.restore is None:
+            return
+        try:
+            await self.restore(computer)
+        except SandboxFileError as error:  # nobody is helped by a conversation that cannot go on
+            logger.warning("a workspace is lost, and begins anew: %s", error)
+            self.origin = "new"
+        else:
+            self.origin = "restored"
+
+    async def end(self) -> None:
+        """Give the computer back."""
+        await self._ends.aclose()
+
+    def _decided(self, decision: Decision) -> Awaitable[None] | None:
+        return self.listener(decision) if self.listener else None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A computer that nobody uses now, in the state it was left in."""
+
+    seat: Seat
+    expiring: asyncio.Task[None]
+
+
+class Workspaces:
+    """Lends workspaces to runs, and keeps what they leave."""
+
+    def __init__(
+        self,
+        sandboxes: Sandboxes,
+        snapshots: Snapshots,
+        *,
+        keep_s: float,
+        max_kept: int,
+        clock: Clock | None = None,
+    ) -> None:
+        """`keep_s`, `max_kept`: how long, and how many, computers are kept that nobody uses."""
+        self._sandboxes = sandboxes
+        self._snapshots = snapshots
+        self._keep_s = keep_s
+        self._max_kept = max_kept
+        self._clock = clock or SystemClock()
+        self._kept: dict[State, _Kept] = {}
+        self._settling: dict[State, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def use(
+        self, goes_on: GoesOn | None, isolation: Isolation, on_decision: OnDecision | None = None
+    ) -> AsyncIterator[Seat]:
+        """A workspace for the length of the block; it is kept if its `leave_as` is set by then.
+
+        A block that fails leaves nothing. Raises SandboxUnavailableError, SandboxStartError.
+        """
+        parent = await self._parent(goes_on) if goes_on else None
+        seat = self._kept_seat(parent, isolation) or Seat(isolation)
+        try:
+            await self._make_ready(seat, parent)
+            seat.listener = on_decision
+            yield seat
+        except BaseException:
+            self._own(seat.end())
+            raise
+        finally:
+            seat.listener = None
+        if seat.leave_as:
+            self._leave(parent, seat.leave_as, seat)
+        else:
+            self._own(seat.end())
+
+    async def discard(self, session: Session) -> None:
+        """End a session: its computers and all its states. Safe to call twice."""
+        await self._settled_all(session)
+        for state in [state for state in self._kept if state.session == session]:
+            await self._take(state).end()
+        await self._snapshots.discard(session)
+
+    async def aclose(self) -> None:
+        """Keep what is being kept, and give all computers back."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        for state in list(self._kept):
+            await self._take(state).end()
+
+    # Taking
+
+    async def _parent(self, goes_on: GoesOn) -> State | None:
+        session = goes_on.session
+        states = [State(session, name) for name in goes_on.parents]
+        for state in states:
+            if settling := self._settling.get(state):
+                await asyncio.wait([settling])  # it is this state only from then on
+        known = await self._snapshots.known(session, goes_on.parents)
+        there = (state for state in states if state.name in known or state in self._kept)
+        if found := next(there, None):
+            return found
+        await self._settled_all(session)
+        newest = await self._snapshots.newest(session)
+        return State(session, newest) if newest else None
+
+    async def _settled_all(self, session: Session) -> None:
+        tasks = [task for state, task in self._settling.items() if state.session == session]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _kept_seat(self, state: State | None, isolation: Isolation) -> Seat | None:
+        kept = self._kept.get(state) if state else None
+        if state is None or kept is None or kept.seat.isolation != isolation:
+            return None
+        return self._take(state)
+
+    async def _make_ready(self, seat: Seat, parent: State | None) -> None:
+        seat.leave_as = None
+        if seat.computer:
+            seat.origin = "kept"
+        else:
+            await seat.begin(self._sandboxes)
+        seat.restore = None
+        if parent and await self._snapshots.known(parent.session, [parent.name]):
+            # Also where the computer is warm: should it be lost, the next one has the files.
+            seat.restore = lambda computer: computer.restore(self._snapshots.read(parent))
+
+    def _take(self, state: State) -> Seat:
+        kept = self._kept.pop(state)
+        kept.expiring.cancel()
+        return kept.seat
+
+    # Leaving
+
+    def _leave(self, parent: State | None, state: State, seat: Seat) -> None:
+        settling = self._own(self._settle(parent, state, seat))
+        self._settling[state] = settling
+        settling.add_done_callback(partial(self._settled, state))
+
+    def _settled(self, state: State, settling: "asyncio.Task[None]") -> None:
+        if self._settling[state] is settling:  # no other run has left the same state meanwhile
+            del self._settling[state]
+
+    async def _settle(self, parent: State | None, state: State, seat: Seat) -> None:
+        """Keep the state that a run has left."""
+        computer = seat.computer
+        try:
+            if computer:
+                await self._snapshots.save(state, _snapshot_of(computer))
+            elif parent:
+                await self._snapshots.alias(state, parent)
+        except SandboxError as error:
+            logger.warning("the workspace of %s cannot be kept: %s", state.session.name, error)
+        if computer:
+            self._keep(state, seat)
+        else:
+            await seat.end()
+
+    def _keep(self, state: State, seat: Seat) -> None:
+        if state in self._kept:
+            self._own(self._take(state).end())
+        self._kept[state] = _Kept(seat, asyncio.create_task(self._expire(state)))
+        while len(self._kept) > self._max_kept:
+            self._own(self._take(next(iter(self._kept))).end())
+
+    async def _expire(self, state: State) -> None:
+        await self._clock.sleep(self._keep_s)
+        self._own(self._kept.pop(state).seat.end())
+
+    def _own(self, work: "Awaitable[None]") -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _snapshot_of(computer: Sandbox) -> Callable[[Sink], Awaitable[int]]:
+    async def write(sink: Sink) -> int:
+        return await computer.snapshot(sink, max_bytes=MAX_SNAPSHOT_MIB << 20)
+
+    return write

@@ -1,0 +1,49 @@
+"""Snapshots in memory."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from proxy.workspaces import Session, State
+from sandbox_runtime.errors import FileMissingError
+from sandbox_runtime.sandbox import Sink
+
+
+class MemorySnapshots:
+    """Keeps all that it is given."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Session, dict[str, bytes]] = {}
+
+    async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
+        pieces: list[bytes] = []
+
+        async def take(piece: bytes) -> None:
+            pieces.append(piece)
+
+        await write(take)
+        self._keep(state, b"".join(pieces))
+
+    async def alias(self, state: State, of: State) -> None:
+        data = self.kept.get(of.session, {}).get(of.name)
+        if data is not None:
+            self._keep(state, data)
+
+    async def newest(self, session: Session) -> str | None:
+        return next(reversed(self.kept.get(session, {})), None)
+
+    async def known(self, session: Session, names: Sequence[str]) -> set[str]:
+        return set(names) & self.kept.get(session, {}).keys()
+
+    async def read(self, state: State) -> AsyncIterator[bytes]:
+        try:
+            data = self.kept[state.session][state.name]
+        except KeyError as error:
+            raise FileMissingError(f"state {state.name!r} is kept no more") from error
+        yield data
+
+    async def discard(self, session: Session) -> None:
+        self.kept.pop(session, None)
+
+    def _keep(self, state: State, data: bytes) -> None:
+        states = self.kept.setdefault(state.session, {})
+        states.pop(state.name, None)  # what is kept again is the newest
+        states[state.name] = data

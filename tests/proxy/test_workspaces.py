@@ -1,0 +1,187 @@
+"""A conversation's files are there again, whoever has the computer meanwhile."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from proxy.workspaces import GoesOn, Origin, Seat, Session, State, Workspaces
+from sandbox_runtime.errors import SandboxStartError
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.memory_snapshots import MemorySnapshots
+from tests.fakes.waiting import until
+
+CHAT = Session("somebody", "chat")
+ISOLATION = Isolation()
+KEEP_S = 60.0
+
+
+class House:
+    """Workspaces with all that is behind them."""
+
+    def __init__(self, max_kept: int = 2) -> None:
+        self.sandboxes = MemorySandboxes()
+        self.snapshots = MemorySnapshots()
+        self.clock = HandClock()
+        self.workspaces = Workspaces(
+            self.sandboxes, self.snapshots, keep_s=KEEP_S, max_kept=max_kept, clock=self.clock
+        )
+
+    async def run(
+        self, command: str, state: str, *parents: str, session: Session = CHAT
+    ) -> tuple[str, Origin]:
+        """What one run's command prints, and where its files came from."""
+        async with self.use(state, *parents, session=session) as seat:
+            result = await (await seat.sandbox()).exec(command, timeout_s=5)
+        return result.stdout, seat.origin
+
+    @asynccontextmanager
+    async def use(self, state: str, *parents: str, session: Session = CHAT) -> AsyncIterator[Seat]:
+        """A workspace that is kept as that state."""
+        async with self.workspaces.use(GoesOn(session, parents), ISOLATION) as seat:
+            yield seat
+            seat.leave_as = State(session, state)
+
+    @property
+    def alive(self) -> int:
+        return self.sandboxes.opened - self.sandboxes.closed
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    house = House()
+    with anyio.fail_after(10):
+        yield house
+        await house.workspaces.aclose()
+    assert house.alive == 0
+
+
+async def test_the_next_request_has_the_files_and_the_computer_of_the_one_before(
+    house: House,
+) -> None:
+    assert await house.run("echo one > file", "1") == ("", "new")
+    assert await house.run("cat file", "2", "1") == ("one\n", "kept")
+    assert house.sandboxes.opened == 1
+
+
+async def test_a_conversation_that_comes_back_late_has_its_files_in_a_new_computer(
+    house: House,
+) -> None:
+    await house.run("echo one > file", "1")
+    await until(lambda: house.clock.alarms == [KEEP_S])
+    house.clock.advance(KEEP_S)
+    await until(lambda: house.alive == 0)
+    assert await house.run("cat file", "2", "1") == ("one\n", "restored")
+
+
+async def test_a_conversation_that_branches_goes_on_from_where_it_was(house: House) -> None:
+    await house.run("echo one > file", "1")
+    await house.run("echo two >> file", "2", "1")
+    assert await house.run("cat file", "2b", "1") == ("one\n", "restored")
+    assert await house.run("cat file", "3", "2", "1") == ("one\ntwo\n", "kept")
+
+
+async def test_two_requests_at_once_have_a_computer_each(house: House) -> None:
+    await house.run("echo one > file", "1")
+    async with (
+        house.use("2", "1") as first,
+        house.use("2b", "1") as second,
+    ):
+        computers = await first.sandbox(), await second.sandbox()
+        assert computers[0] is not computers[1]
+        for n, computer in enumerate(computers):
+            await computer.exec(f"echo {n} >> file", timeout_s=5)
+    assert await house.run("cat file", "3", "2") == ("one\n0\n", "kept")
+    assert await house.run("cat file", "3b", "2b") == ("one\n1\n", "kept")
+
+
+async def test_a_request_that_does_not_say_from_where_goes_on_from_the_newest(
+    house: House,
+) -> None:
+    await house.run("echo one > file", "1")
+    await house.run("echo two > file", "2", "1")
+    assert await house.run("cat file", "3", "unknown") == ("two\n", "kept")
+
+
+async def test_a_run_that_used_no_computer_leaves_the_files_as_they_were(house: House) -> None:
+    await house.run("echo one > file", "1")
+    async with house.use("2", "1"):
+        pass
+    assert await house.run("cat file", "3", "2", "1") == ("one\n", "kept")
+
+
+async def test_a_run_that_fails_leaves_nothing(house: House) -> None:
+    await house.run("echo one > file", "1")
+
+    async def fail() -> None:
+        async with house.use("2", "1") as seat:
+            await (await seat.sandbox()).exec("echo spoilt > file", timeout_s=5)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert await house.run("cat file", "2", "1") == ("one\n", "restored")
+
+
+async def test_who_is_not_its_owner_has_another_workspace(house: House) -> None:
+    await house.run("echo one > file", "1")
+    other = Session("somebody else", CHAT.name)
+    assert await house.run("ls", "2", "1", session=other) == ("documents\noutput\n", "new")
+
+
+async def test_a_computer_that_is_lost_is_replaced_by_one_with_the_files_of_before(
+    house: House,
+) -> None:
+    await house.run("echo one > file", "1")
+    async with house.use("2", "1") as seat:
+        computer = await seat.sandbox()
+        await computer.exec("echo lost > file", timeout_s=5)
+        await computer.close()
+        again = await seat.sandbox()
+        assert (await again.exec("cat file", timeout_s=5)).stdout == "one\n"
+        assert seat.origin == "restored"
+
+
+async def test_a_conversation_whose_files_are_lost_begins_anew(house: House) -> None:
+    await house.run("echo one > file", "1")
+    async with house.use("2", "1") as seat:
+        house.snapshots.kept.clear()
+        await (await seat.sandbox()).close()
+        again = await seat.sandbox()
+        assert (await again.exec("ls", timeout_s=5)).stdout == "documents\noutput\n"
+        assert seat.origin == "new"
+
+
+async def test_no_more_computers_are_kept_than_may_be(house: House) -> None:
+    for n in range(4):
+        await house.run("echo one > file", "1", session=Session("somebody", f"chat {n}"))
+    await until(lambda: house.alive == 2)
+    first = Session("somebody", "chat 0")
+    assert await house.run("cat file", "2", "1", session=first) == ("one\n", "restored")
+
+
+async def test_a_conversation_that_is_ended_is_forgotten(house: House) -> None:
+    await house.run("echo one > file", "1")
+    await house.workspaces.discard(CHAT)
+    await house.workspaces.discard(CHAT)
+    assert house.alive == 0
+    assert await house.run("ls", "2", "1") == ("documents\noutput\n", "new")
+
+
+async def test_a_run_that_belongs_to_no_conversation_leaves_nothing(house: House) -> None:
+    async with house.workspaces.use(None, ISOLATION) as seat:
+        await (await seat.sandbox()).exec("echo one > file", timeout_s=5)
+    await until(lambda: house.alive == 0)
+    assert house.snapshots.kept == {}
+
+
+async def test_where_no_computer_can_be_had_the_request_hears_why() -> None:
+    failing = MemorySandboxes(SandboxStartError("the engine is down"))
+    workspaces = Workspaces(failing, MemorySnapshots(), keep_s=KEEP_S, max_kept=2)
+    async with workspaces.use(GoesOn(CHAT), ISOLATION) as seat:
+        with pytest.raises(SandboxStartError, match="the engine is down"):
+            await seat.sandbox()
+    await workspaces.aclose()
