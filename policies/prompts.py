@@ -1,9 +1,13 @@
 """The words that go to the model beside the client's own."""
 
+from collections.abc import Sequence
+
 from policies.egress import Egress
 from policies.limits import Limits, StopReason
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 
+TOOL_NAMES = ("str_replace_editor", "execute_bash", "submit")
+"""Ours, in the order in which the model is told of them."""
 NUDGE = (
     "No tool was called. If there is work left, go on with the tools. If you are done, call submit"
     " with the complete final answer."
@@ -19,21 +23,26 @@ WHY_NO_MORE_TOOLS = {
     StopReason.TOOL_OUTPUT_BUDGET: "The budget for tool output is used up.",
     StopReason.CONTEXT_WINDOW: "The context window is full.",
 }
+CALL_NOW = "Call one of the tools that are left now, with what you have found out."
 NOT_RUN = "Not run: the work was already submitted."
 
 
-def system_prompt(limits: Limits, egress: Egress = Egress()) -> str:
-    """What the model is told of its computer."""
+def system_prompt(
+    limits: Limits, egress: Egress = Egress(), names: Sequence[str] = TOOL_NAMES
+) -> str:
+    """What the model is told of its computer, `names` being those of its tools."""
+    editor, bash, submit = names
     return (
         "You have a computer of your own: an isolated Linux sandbox that you use through the tools"
-        " execute_bash and str_replace_editor. Use it whenever computing, checking, searching or"
+        f" {bash} and {editor}. Use it whenever computing, checking, searching or"
         " writing files gives a better answer than memory; answer simple things directly.\n"
         f"- Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}. Put every file the"
         f" user should receive into {OUTPUT_DIR}; nothing else is kept.\n"
         f"- {_network(egress)} The shell's directory, variables and functions carry over"
         f" between commands; one command may take {limits.command_timeout_s:g} s.\n"
-        "- Nobody can answer questions while you work. When you are done, call submit with the"
-        " complete final answer as the user should read it; refer to produced files by their path."
+        "- Nobody can answer questions while you work. When you are done, call"
+        f" {submit} with the complete final answer as the user should read it; refer to produced"
+        " files by their path."
     )
 
 
@@ -45,6 +54,11 @@ def _network(egress: Egress) -> str:
         f"From the sandbox, HTTP and HTTPS reach {hosts}; nothing else does. Programs find the way"
         " by the proxy variables that are set."
     )
+
+
+def call_request(stop: StopReason) -> str:
+    """How the model is asked for the call that the client insists on."""
+    return f"{WHY_NO_MORE_TOOLS.get(stop, '')} {CALL_NOW}".lstrip()
 
 
 def final_request(stop: StopReason) -> str:

@@ -18,6 +18,31 @@ MAX_PARENTS = 200
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    """A conversation: whose it is, and what the client calls it."""
+
+    owner: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How the files of a conversation stood after one of its runs."""
+
+    session: Session
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """A conversation that a run goes on with: from the first of `parents` (names of states) that
+    is there, else from the state that was left last."""
+
+    session: Session
+    parents: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Named:
     """What a client calls a conversation."""
 

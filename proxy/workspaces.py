@@ -14,6 +14,7 @@ from functools import partial
 from typing import Literal, Protocol
 
 from policies.isolation import Isolation
+from policies.sessions import GoesOn, Session, State
 from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.egress.decision import Decision, OnDecision
 from sandbox_runtime.errors import SandboxError, SandboxFileError
@@ -24,31 +25,6 @@ logger = logging.getLogger(__name__)
 Origin = Literal["new", "kept", "restored"]
 MAX_SNAPSHOT_MIB = 1024
 """Larger workspaces last only as long as their computer is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A conversation: whose it is, and what the client calls it."""
-
-    owner: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """How the files of a conversation stood after one of its runs."""
-
-    session: Session
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class GoesOn:
-    """A conversation that a run goes on with: from the first of `parents` (names of states) that
-    is there, else from the state that was left last."""
-
-    session: Session
-    parents: Sequence[str] = ()
 
 
 class Snapshots(Protocol):
@@ -90,6 +66,11 @@ class Seat:
         self._lease: Lease | None = None
         self._ends = AsyncExitStack()
         self._preparing = asyncio.Lock()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there are files of earlier runs in it."""
+        return self.origin != "new" or self.restore is not None
 
     async def begin(self, sandboxes: Sandboxes) -> None:
         """Ask for a computer."""
@@ -170,14 +151,14 @@ class Workspaces:
             seat.listener = on_decision
             yield seat
         except BaseException:
-            self._own(seat.end())
+            await seat.end()
             raise
         finally:
             seat.listener = None
         if seat.leave_as:
             self._leave(parent, seat.leave_as, seat)
         else:
-            self._own(seat.end())
+            await seat.end()
 
     async def discard(self, session: Session) -> None:
         """End a session: its computers and all its states. Safe to call twice."""
@@ -239,8 +220,9 @@ class Workspaces:
     # Leaving
 
     def _leave(self, parent: State | None, state: State, seat: Seat) -> None:
-        settling = self._own(self._settle(parent, state, seat))
-        self._settling[state] = settling
+        settling = self._settling[state] = asyncio.create_task(self._settle(parent, state, seat))
+        self._tasks.add(settling)
+        settling.add_done_callback(self._tasks.discard)
         settling.add_done_callback(partial(self._settled, state))
 
     def _settled(self, state: State, settling: "asyncio.Task[None]") -> None:
@@ -258,27 +240,20 @@ class Workspaces:
         except SandboxError as error:
             logger.warning("the workspace of %s cannot be kept: %s", state.session.name, error)
         if computer:
-            self._keep(state, seat)
+            await self._keep(state, seat)
         else:
             await seat.end()
 
-    def _keep(self, state: State, seat: Seat) -> None:
+    async def _keep(self, state: State, seat: Seat) -> None:
         if state in self._kept:
-            self._own(self._take(state).end())
+            await self._take(state).end()
         self._kept[state] = _Kept(seat, asyncio.create_task(self._expire(state)))
         while len(self._kept) > self._max_kept:
-            self._own(self._take(next(iter(self._kept))).end())
+            await self._take(next(iter(self._kept))).end()
 
     async def _expire(self, state: State) -> None:
         await self._clock.sleep(self._keep_s)
-        self._own(self._kept.pop(state).seat.end())
-
-    def _own(self, work: "Awaitable[None]") -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        assert isinstance(task, asyncio.Task)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        await self._kept.pop(state).seat.end()
 
 
 def _snapshot_of(computer: Sandbox) -> Callable[[Sink], Awaitable[int]]:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from policies.completion import is_answer
 from policies.isolation import Isolation
 from policies.limits import Limits, Spent, StopReason, exceeded
 from policies.prompts import NOT_RUN, NUDGE, WHY_NO_MORE_TOOLS, system_prompt
-from proxy.agent.answer import AnswerWriter, answer_file, produced_files
+from policies.sessions import GoesOn
+from proxy.agent.answer import AnswerWriter, answer_file
 from proxy.agent.conversation import Conversation
 from proxy.agent.egress_watch import EgressWatch
 from proxy.agent.events import (
@@ -28,13 +29,16 @@ from proxy.agent.events import (
 from proxy.agent.history import text_of
 from proxy.agent.listener import TurnListener, think_aloud
 from proxy.agent.model import Model, Reply
+from proxy.agent.outputs import Outputs, remove_answers
+from proxy.agent.parking import Parked, answers
 from proxy.agent.submit_stream import recovered_answer
 from proxy.agent.task import Artifact, Result, Task
 from proxy.agent.tool_calls import ToolCall, Turn, understand
 from proxy.agent.toolbox import Toolbox
 from proxy.errors import BackendError, ContextOverflowError
+from proxy.workspaces import Seat, Workspaces
 from sandbox_runtime.errors import SandboxFileError
-from sandbox_runtime.sandbox import Lease, Sandboxes
+from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Observation, Tool
 
 FINAL_ANSWER_S = 600.0
@@ -46,7 +50,7 @@ class Agent:
     """A model, a place for computers, and what a run may use of both."""
 
     model: Model
-    sandboxes: Sandboxes
+    workspaces: Workspaces
     make_tools: Callable[[], Sequence[Tool]]
     limits: Limits = Limits()
     isolation: Isolation = Isolation()
@@ -58,11 +62,13 @@ class Agent:
         Raises BackendError when the model fails for good, SandboxError when the sandbox does.
         """
         watch = EgressWatch(task.run_id, emit)
-        async with self.sandboxes.lease(self.isolation, watch.decided) as lease:
+        async with self.workspaces.use(task.goes_on, self.isolation, watch.decided) as seat:
             try:
-                return await _Run(self, task, emit, lease).go()
+                result = await _Run(self, task, emit, seat).go()
             finally:
                 watch.close()
+            seat.leave_as = task.leaves or (task.parks if result.parked else None)
+            return result
 
 
 @dataclass
@@ -83,20 +89,25 @@ class _Ending:
 class _Run:
     """One run of the loop."""
 
-    def __init__(self, agent: Agent, task: Task, emit: Emit, lease: Lease) -> None:
+    def __init__(self, agent: Agent, task: Task, emit: Emit, seat: Seat) -> None:
         self._agent = agent
         self._task = task
         self._emit = emit
         self._limits = agent.limits
-        self._toolbox = Toolbox(agent.make_tools(), lease, emit)
-        words = system_prompt(agent.limits, agent.isolation.egress)
-        self._talk = Conversation(agent.model, task, self._toolbox.schemas, words)
+        self._seat = seat
+        self._client_names = [_tool_name(tool) for tool in task.client_tools]
+        self._outputs = Outputs()
+        self._toolbox = Toolbox(
+            agent.make_tools(), seat, emit, prepare=self._prepare, taken=self._client_names
+        )
+        words = system_prompt(agent.limits, agent.isolation.egress, self._toolbox.names)
+        self._talk = Conversation(agent.model, task, self._our_tools(), words)
         self._writer = AnswerWriter(
             emit, task.outbox, agent.artifact_limits, rewrite_links=task.rewrite_links
         )
         self._ending = _Ending()
         self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
-        self._client_names = [_tool_name(tool) for tool in task.client_tools]
+        self._as_text = False
         self._started = time.monotonic()
         self._turns = 0
         self._nudged = False
@@ -106,9 +117,29 @@ class _Run:
         stop = None
         while stop is None:
             stop = exceeded(self._limits, self._spent()) or await self._turn()
+        if self._task.must_call and stop in WHY_NO_MORE_TOOLS:
+            stop = await self._ask_for_call(stop)
         answer = await self._answer(stop)
         await self._writer.finish(answer, self._toolbox.computer)
         return await self._result(stop, answer)
+
+    async def _prepare(self, computer: Sandbox) -> None:
+        """Make a computer that was just taken ready for this run."""
+        if not self._seat.goes_on:
+            return
+        if self._task.resumes is None:
+            await remove_answers(computer)
+        await self._outputs.begin(computer)
+
+    def _our_tools(self) -> list[Mapping[str, Any]]:
+        """What the model may use of ours; a run that has to end in a call cannot be submitted."""
+        names = zip(self._toolbox.names, self._toolbox.schemas, strict=True)
+        is_out = self._task.must_call
+        return [
+            schema
+            for name, schema in names
+            if not (is_out and self._toolbox.proper_name(name) == "submit")
+        ]
 
     def _spent(self) -> Spent:
         return Spent(
@@ -187,13 +218,28 @@ class _Run:
         if ending.submitted is not None:
             told += [(call, NOT_RUN) for call in ending.client_calls]
             ending.client_calls.clear()
+        self._as_text = turn.as_text
         self._talk.history.append(*_told(told, as_text=turn.as_text))
         if ending.submitted is not None:
             return StopReason.SUBMITTED
         return StopReason.CLIENT_TOOL_CALLS if ending.client_calls else None
 
+    async def _ask_for_call(self, stop: StopReason) -> StopReason:
+        """The call that the client insists on, at the limit of a run that has not made it."""
+        try:
+            async with asyncio.timeout(FINAL_ANSWER_S):
+                reply = await self._talk.ask_call(stop, None)
+        except TimeoutError:
+            return stop
+        turn = understand(reply.message, self._client_names, self._call_ids)
+        self._talk.history.append(turn.message)
+        self._ending.reply, self._as_text = reply, turn.as_text
+        self._ending.client_calls = [c for c in turn.calls if c.name in self._client_names]
+        return StopReason.CLIENT_TOOL_CALLS if self._ending.client_calls else stop
+
     async def _run_tool(self, call: ToolCall, reply: Reply) -> Observation:
-        answer = recovered_answer(call.written) if call.name == "submit" and call.written else ""
+        is_submit = self._toolbox.proper_name(call.name) == "submit"
+        answer = recovered_answer(call.written) if is_submit and call.written else ""
         if answer:  # it is there, though its JSON is cut off or wrongly escaped
             call = replace(call, arguments={"answer": answer}, mistake=None)
         timeout_s = min(self._limits.command_timeout_s, self._time_left_s())
@@ -261,6 +307,7 @@ class _Run:
         artifacts, selection = await self._collect()
         await self._emit(RunFinished(stop, self._talk.usage))
         reply = self._ending.reply
+        calls = [{**call.raw, "id": self._minted(call.id)} for call in self._ending.client_calls]
         return Result(
             run_id=self._task.run_id,
             container_id=self._task.outbox.container_id,
@@ -268,7 +315,7 @@ class _Run:
             answer=self._writer.text,
             stop_reason=stop,
             finish_reason=self._finish_reason(stop, answer),
-            tool_calls=[call.raw for call in self._ending.client_calls],
+            tool_calls=calls,
             usage=self._talk.usage,
             segments=len(self._talk.history.segments),
             tally=replace(
@@ -283,6 +330,27 @@ class _Run:
             left_out=selection.left_out,
             choice=reply.choice if reply else {},
             response=reply.response if reply else {},
+            origin=self._seat.origin,
+            parked=self._parked([call["id"] for call in calls]) if calls else None,
+        )
+
+    def _minted(self, id: str) -> str:
+        """An id of ours: models' own are not unique, and by ours we find the run again."""
+        return id if id.startswith(f"call_{self._task.run_id}_") else next(self._call_ids)
+
+    def _parked(self, ids: Sequence[str]) -> Parked:
+        task = self._task
+        state = task.leaves or task.parks
+        history = self._talk.history
+        return Parked(
+            messages=list(history.messages),
+            ours_from=history.ours_from,
+            calls=[
+                (id, call.id, call.name)
+                for id, call in zip(ids, self._ending.client_calls, strict=True)
+            ],
+            as_text=self._as_text,
+            goes_on=GoesOn(state.session, [state.name]) if state else None,
         )
 
     def _finish_reason(self, stop: StopReason, answer: str) -> str:
@@ -297,7 +365,8 @@ class _Run:
         sandbox = self._toolbox.computer
         if sandbox is None:
             return [], Selection((), ())
-        selection = select(await produced_files(sandbox), self._agent.artifact_limits)
+        produced = await self._outputs.produced(sandbox)
+        selection = select(produced, self._agent.artifact_limits)
         artifacts = []
         for file in selection.chosen:
             try:
@@ -310,11 +379,8 @@ class _Run:
 
 
 def _told(told: Sequence[tuple[ToolCall, str]], *, as_text: bool) -> list[dict[str, Any]]:
-    if as_text and told:
-        # One message: many chat templates want user and assistant to alternate.
-        results = (f"Result of {call.name}:\n{text}" for call, text in told)
-        return [{"role": "user", "content": "\n\n".join(results)}]
-    return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in told]
+    results = [(call.id, call.name, {"content": text}) for call, text in told]
+    return answers(results, as_text) if results else []
 
 
 def _tool_name(tool: Any) -> str:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from policies.artifacts import ArtifactLimits, Produced, output_path, select
-from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES, OUTPUT_DIR
+from policies.artifacts import ArtifactLimits, select
+from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES
 from proxy.agent.events import AnswerDelta, Emit
 from proxy.agent.links import LinkWriter
+from proxy.agent.outputs import all_files
 from proxy.agent.submit_stream import SubmitStream
 from proxy.agent.task import Outbox
 from sandbox_runtime.errors import SandboxFileError
@@ -64,7 +65,7 @@ class AnswerWriter:
         """The files that will be handed back: a link to any other would be dead."""
         if sandbox is None or not self._rewrite:
             return []
-        chosen = select(await produced_files(sandbox), self._limits).chosen
+        chosen = select(await all_files(sandbox), self._limits).chosen
         return [file.path for file in chosen]
 
     async def _end(self) -> None:
@@ -77,19 +78,6 @@ class AnswerWriter:
             text = text.encode(errors="replace").decode()  # half a surrogate pair is no text
             self.text += text
             await self._emit(AnswerDelta(text, logprobs))
-
-
-async def produced_files(sandbox: Sandbox) -> list[Produced]:
-    """The regular files in the output directory."""
-    try:
-        listing = await sandbox.list(OUTPUT_DIR)
-    except SandboxFileError:
-        return []
-    return [
-        Produced(output_path(entry.path), entry.bytes)
-        for entry in listing.entries
-        if entry.kind == "file"
-    ]
 
 
 async def answer_file(sandbox: Sandbox) -> str:

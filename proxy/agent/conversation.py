@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from policies.limits import StopReason
-from policies.prompts import final_request
+from policies.prompts import call_request, final_request
 from proxy.agent.events import OnDelta
 from proxy.agent.history import History
 from proxy.agent.model import Message, Model, Reply
@@ -24,7 +24,7 @@ class Conversation:
         self._model = model
         self._task = task
         self._tools = [*tools, *task.client_tools]
-        self.history = History(opening(task.messages, words))
+        self.history = _history(task, words)
         self.usage: dict[str, Any] = {}
         self.tally = Tally()
         self._known_tokens = 0
@@ -32,12 +32,20 @@ class Conversation:
     async def ask(self, on_delta: OnDelta | None) -> Reply:
         """The model's next turn, tools at hand. Raises BackendError."""
         with_tools: dict[str, Any] = {"tools": self._tools}
-        if self._task.tool_choice is not None and self.tally.llm_calls == 0:
+        if self._task.must_call:
+            with_tools["tool_choice"] = "required"
+        elif self._task.tool_choice is not None and self.tally.llm_calls == 0:
             # A forced call holds for the first turn; repeated, the run would never end.
             with_tools["tool_choice"] = self._task.tool_choice
         if self._task.parallel_tool_calls is not None:
             with_tools["parallel_tool_calls"] = self._task.parallel_tool_calls
         return await self._complete(with_tools, on_delta)
+
+    async def ask_call(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
+        """A call of one of the client's tools, none of ours being at hand any more."""
+        self.history.append({"role": "user", "content": call_request(stop)})
+        tools: dict[str, Any] = {"tools": self._task.client_tools, "tool_choice": "required"}
+        return await self._complete(tools, on_delta)
 
     async def ask_final(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
         """The visible answer, without tools and in the form the client asked for."""
@@ -78,6 +86,12 @@ class Conversation:
     def tokens(self) -> int:
         """Prompt and completion tokens so far."""
         return tokens(self.usage, "prompt_tokens") + tokens(self.usage, "completion_tokens")
+
+
+def _history(task: Task, words: str) -> History:
+    if task.resumes:
+        return History(task.resumes.continued(task.messages), task.resumes.ours_from)
+    return History(opening(task.messages, words))
 
 
 def opening(messages: Sequence[Message], words: str) -> list[Message]:

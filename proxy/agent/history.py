@@ -15,8 +15,9 @@ SHORTEN_SHARE = 3
 class History:
     """The messages of one run."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._ours_from = len(messages)
+    def __init__(self, messages: Sequence[Message], ours_from: int | None = None) -> None:
+        """`ours_from`: where the run's own messages begin; after all of them if not told."""
+        self.ours_from = len(messages) if ours_from is None else ours_from
         self.segments: list[list[Message]] = [list(messages)]
 
     @property
@@ -36,7 +37,7 @@ class History:
         sizes = {
             index: len(message["content"])
             for index, message in enumerate(self.messages)
-            if index >= self._ours_from and _is_observation(message)
+            if index >= self.ours_from and _is_observation(message)
         }
         largest = sorted(sizes, key=lambda index: -sizes[index])
         goal = sum(sizes.values()) / SHORTEN_SHARE

@@ -38,7 +38,8 @@ class TurnListener:
                 await self._hear_prose(text, logprobs)
             case ToolCallDelta(index, name, arguments):
                 await self._end_prose()
-                if index == 0 and name == "submit" and self._answer_live:
+                is_submit = self._toolbox.proper_name(name) == "submit"
+                if index == 0 and is_submit and self._answer_live:
                     await self._writer.write_submit(arguments, self._toolbox.computer)
 
     async def _hear_prose(self, text: str, logprobs: Any) -> None:

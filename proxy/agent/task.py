@@ -6,7 +6,10 @@ from typing import Any, Protocol
 
 from policies.artifacts import Produced
 from policies.limits import StopReason
+from policies.sessions import GoesOn, State
 from proxy.agent.model import Message
+from proxy.agent.parking import Parked
+from proxy.workspaces import Origin
 from sandbox_runtime.sandbox import Sandbox
 
 
@@ -50,6 +53,8 @@ class Task:
     client_tools: Sequence[Mapping[str, Any]] = ()
     """Tools that only the client can run."""
     tool_choice: Any = None
+    must_call: bool = False
+    """Whether the run has to end in a call of a tool of the client's."""
     parallel_tool_calls: Any = None
     """Whether the client can answer several calls of its tools in one turn."""
     every_turn: Mapping[str, Any] = field(default_factory=dict)
@@ -62,6 +67,14 @@ class Task:
     """Whether the model is asked to stream, because someone watches."""
     rewrite_links: bool = True
     """Whether the answer is prose, in which links to produced files may be put."""
+    goes_on: GoesOn | None = None
+    """The conversation whose files the run finds."""
+    leaves: State | None = None
+    """What its files are kept as; None: they are not kept."""
+    parks: State | None = None
+    """The same for a run that waits for the client's tools."""
+    resumes: Parked | None = None
+    """The run that it goes on with, now that the client has answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +120,7 @@ class Result:
     """Other fields of the last reply's choice, such as logprobs."""
     response: Mapping[str, Any]
     """Other fields of the last reply, such as system_fingerprint."""
+    origin: Origin = "new"
+    """Where its files came from."""
+    parked: Parked | None = None
+    """What it takes to go on once the client has answered."""

@@ -1,7 +1,7 @@
 """The tools of one run and the sandbox they work in."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from policies.observation import lost_words
@@ -11,6 +11,7 @@ from sandbox_runtime.errors import SandboxGoneError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
+Prepare = Callable[[Sandbox], Awaitable[None]]
 MAX_LOSSES = 3
 """How many sandboxes one run may lose before it is the run that fails."""
 
@@ -22,10 +23,22 @@ class Toolbox:
     call gets a new one.
     """
 
-    def __init__(self, tools: Sequence[Tool], lease: Lease, emit: Emit) -> None:
-        self._tools = {tool.name: tool for tool in tools}
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        lease: Lease,
+        emit: Emit,
+        *,
+        prepare: Prepare,
+        taken: Collection[str] = (),
+    ) -> None:
+        """`prepare` is called for each new computer before its first command; `taken` are the names
+        of the client's tools: it keeps them, ours are renamed."""
+        self._tools = {_free(tool.name, taken): tool for tool in tools}
         self._lease = lease
         self._emit = emit
+        self._prepare = prepare
+        self._prepared: Sandbox | None = None
         self.computer: Sandbox | None = None
         """The sandbox, once a tool has asked for it."""
         self.losses = 0
@@ -43,14 +56,19 @@ class Toolbox:
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
         """The tools as the model is told of them, always in this order."""
-        return [tool.schema for tool in self._tools.values()]
+        return [_named(tool.schema, name) for name, tool in self._tools.items()]
+
+    def proper_name(self, name: str) -> str:
+        """What a tool is called by us, which the model may know by another name."""
+        tool = self._tools.get(name)
+        return tool.name if tool else name
 
     async def run(self, call: ToolCall, timeout_s: float) -> Observation:
         """Do one call and tell the listeners. Raises SandboxError."""
         self.steps += 1
         step = self.steps
         shown = call.arguments if isinstance(call.arguments, dict) else {}
-        await self._emit(ToolCallStarted(step, call.id, call.name, shown))
+        await self._emit(ToolCallStarted(step, call.id, self.proper_name(call.name), shown))
         started = time.monotonic()
         observation = await self._observe(call, step, timeout_s)
         duration_s = time.monotonic() - started
@@ -62,7 +80,7 @@ class Toolbox:
             ToolCallFinished(
                 step=step,
                 call_id=call.id,
-                name=call.name,
+                name=self.proper_name(call.name),
                 observation=observation.text,
                 exit_code=observation.exit_code,
                 output_lines=observation.output_lines,
@@ -97,5 +115,18 @@ class Toolbox:
         computer = await self._lease.sandbox()
         if self.computer and self.computer is not computer:
             raise SandboxGoneError(f"sandbox {self.computer.id} is gone")
+        if self._prepared is not computer:
+            await self._prepare(computer)
+            self._prepared = computer
         self.computer = computer
         return computer
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name = f"sandbox_{name}"
+    return name
+
+
+def _named(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return {**schema, "function": {**schema["function"], "name": name}}

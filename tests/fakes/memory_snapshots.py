@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from proxy.workspaces import Session, State
+from policies.sessions import Session, State
 from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
 

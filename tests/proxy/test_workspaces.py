@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 from policies.isolation import Isolation
-from proxy.workspaces import GoesOn, Origin, Seat, Session, State, Workspaces
+from policies.sessions import GoesOn, Session, State
+from proxy.workspaces import Origin, Seat, Workspaces
 from sandbox_runtime.errors import SandboxStartError
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.memory_sandbox import MemorySandboxes

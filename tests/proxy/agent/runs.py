@@ -19,9 +19,11 @@ from proxy.agent.events import (
 from proxy.agent.model import Model
 from proxy.agent.task import Artifact, Result, Task
 from proxy.models.scripted import ScriptedModel, call, tool_reply
+from proxy.workspaces import Workspaces
 from sandbox_runtime.sandbox import Sandbox, Sandboxes
 from sandbox_runtime.tools import make_tools
 from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.sandbox_runtime.transfer import read
 
 USER = {"role": "user", "content": "How many?"}
@@ -103,6 +105,7 @@ class Run:
 
     model: Model
     sandboxes: Sandboxes = field(default_factory=MemorySandboxes)
+    snapshots: MemorySnapshots = field(default_factory=MemorySnapshots)
     limits: Limits = Limits()
     artifact_limits: ArtifactLimits = ArtifactLimits()
     events: Events = field(default_factory=Events)
@@ -119,14 +122,18 @@ class Run:
                 **fields,
             }
         )
+        workspaces = Workspaces(self.sandboxes, self.snapshots, keep_s=60, max_kept=0)
         agent = Agent(
             self.model,
-            self.sandboxes,
+            workspaces,
             make_tools,
             limits=self.limits,
             artifact_limits=self.artifact_limits,
         )
-        return await agent.run(task, self.events)
+        try:
+            return await agent.run(task, self.events)
+        finally:
+            await workspaces.aclose()
 
 
 async def answered(replies: Sequence[Mapping[str, Any]], **fields: Any) -> Result:

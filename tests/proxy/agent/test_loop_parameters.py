@@ -93,7 +93,7 @@ async def test_the_clients_calls_are_left_to_the_client() -> None:
     )
     assert result.tool_calls == [
         {
-            "id": "call_0_0",
+            "id": "call_r1_1",
             "type": "function",
             "function": {"name": "lookup", "arguments": '{"key": "x"}'},
         }
@@ -102,7 +102,7 @@ async def test_the_clients_calls_are_left_to_the_client() -> None:
     assert run.events.reasoning == "I will look."
 
 
-async def test_a_mixed_turn_runs_ours_and_returns_theirs_as_they_stand() -> None:
+async def test_a_mixed_turn_runs_ours_and_returns_theirs_under_ids_of_ours() -> None:
     theirs = {
         "id": "t1",
         "type": "function",
@@ -117,7 +117,7 @@ async def test_a_mixed_turn_runs_ours_and_returns_theirs_as_they_stand() -> None
     message = {"role": "assistant", "content": None, "tool_calls": [theirs, ours]}
     run = Run(ScriptedModel([{"message": message}]))
     result = await run.go(client_tools=[LOOKUP])
-    assert result.tool_calls == [theirs]
+    assert result.tool_calls == [{**theirs, "id": "call_r1_1"}]
     assert (run.events.observations, list(run.outbox.saved)) == (
         ["Exit code: 0\n(no output)"],
         ["/testbed/output/a"],

@@ -1,0 +1,57 @@
+"""What a run has produced, where earlier ones have left files of theirs."""
+
+import shlex
+
+from policies.artifacts import Produced, output_path
+from policies.workspace import ANSWER_FILES, OUTPUT_DIR
+from sandbox_runtime.errors import SandboxFileError
+from sandbox_runtime.sandbox import Listing, Sandbox
+
+TIDY_S = 10.0
+
+
+class Outputs:
+    """The output directory of one run."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, str] | None = None
+        """What lay there before, with its digest."""
+
+    async def begin(self, sandbox: Sandbox) -> None:
+        """Remember what lies there from earlier runs."""
+        listing = await _listing(sandbox, hashes=True)
+        self._before = {entry.path: entry.sha256 for entry in listing.entries}
+
+    async def produced(self, sandbox: Sandbox) -> list[Produced]:
+        """The regular files that are new or have changed."""
+        if self._before is None:
+            return await all_files(sandbox)
+        listing = await _listing(sandbox, hashes=True)
+        return [
+            Produced(output_path(entry.path), entry.bytes)
+            for entry in listing.entries
+            if entry.kind == "file" and self._before.get(entry.path) != entry.sha256
+        ]
+
+
+async def remove_answers(sandbox: Sandbox) -> None:
+    """Remove what earlier runs have answered: it is no answer of this one."""
+    files = shlex.join(ANSWER_FILES)
+    await sandbox.exec(f"rm -rf {files}", timeout_s=TIDY_S, shell_state="none")
+
+
+async def all_files(sandbox: Sandbox) -> list[Produced]:
+    """The regular files in the output directory."""
+    listing = await _listing(sandbox, hashes=False)
+    return [
+        Produced(output_path(entry.path), entry.bytes)
+        for entry in listing.entries
+        if entry.kind == "file"
+    ]
+
+
+async def _listing(sandbox: Sandbox, *, hashes: bool) -> Listing:
+    try:
+        return await sandbox.list(OUTPUT_DIR, hashes=hashes)
+    except SandboxFileError:
+        return Listing((), truncated=False)

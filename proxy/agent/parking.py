@@ -1,0 +1,116 @@
+"""Runs that wait for the client: its tools were called, and it answers in a later request."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from policies.sessions import GoesOn, Session
+from proxy.agent.model import Message
+
+NO_RESULT = "The tool was not run."
+_MINTED = re.compile(r"call_([0-9a-z]+)_\d+")
+
+
+class ParkedRuns(Protocol):
+    """Where they wait."""
+
+    async def save(self, owner: str, run_id: str, parked: "Parked") -> None:
+        """Keep it for a while, for that owner alone."""
+
+    async def find(self, owner: str, run_id: str) -> "Parked | None":
+        """The run, if it still waits. It goes on waiting: the client may ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What a run needs to go on once its client has answered."""
+
+    messages: Sequence[Message]
+    """All that the model was told, the turn with the calls included."""
+    ours_from: int
+    """Where in them the run's own begin."""
+    calls: Sequence[tuple[str, str, str]]
+    """Of each call the id that the client has, the model's own, and the tool's name."""
+    as_text: bool
+    """Whether the calls were written as text, so that no `tool` message can answer them."""
+    goes_on: GoesOn | None
+    """Its workspace, where it has one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON carries it."""
+        at = self.goes_on
+        workspace = at and [at.session.owner, at.session.name, list(at.parents)]
+        return {
+            "messages": list(self.messages),
+            "ours_from": self.ours_from,
+            "calls": [list(call) for call in self.calls],
+            "as_text": self.as_text,
+            "workspace": workspace,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Parked":
+        """What `to_json` made."""
+        at = value["workspace"]
+        return cls(
+            messages=value["messages"],
+            ours_from=value["ours_from"],
+            calls=[(theirs, own, name) for theirs, own, name in value["calls"]],
+            as_text=value["as_text"],
+            goes_on=GoesOn(Session(at[0], at[1]), at[2]) if at else None,
+        )
+
+    def continued(self, messages: Sequence[Message]) -> list[Message]:
+        """What the model was told, and what the client's messages add to it.
+
+        The client may have changed or dropped what came before its answers: that is as it was.
+        """
+        ids = {theirs for theirs, _, _ in self.calls}
+        results = {
+            str(message["tool_call_id"]): message
+            for message in messages
+            if message.get("role") == "tool" and message.get("tool_call_id") in ids
+        }
+        told = answers(
+            ((own, name, results.get(theirs)) for theirs, own, name in self.calls), self.as_text
+        )
+        return [*self.messages, *told, *_after(messages, ids)]
+
+
+def run_ids(messages: Sequence[Message]) -> list[str]:
+    """The runs whose calls are answered after the last word of user or assistant, latest first."""
+    found: dict[str, None] = {}
+    for message in reversed(messages):
+        if message.get("role") == "assistant":
+            break
+        answered = message.get("tool_call_id") if message.get("role") == "tool" else None
+        if minted := _MINTED.fullmatch(str(answered)):
+            found[minted[1]] = None
+    return list(found)
+
+
+def answers(results: Iterable[tuple[str, str, Message | None]], as_text: bool) -> list[Message]:
+    """The results of calls, given as the model's id, the tool's name and the client's message."""
+    given = [
+        (id, name, NO_RESULT if message is None else message.get("content"))
+        for id, name, message in results
+    ]
+    if as_text:
+        # One message: many chat templates want user and assistant to alternate.
+        texts = (f"Result of {name}:\n{_text(content)}" for _, name, content in given)
+        return [{"role": "user", "content": "\n\n".join(texts)}]
+    return [{"role": "tool", "tool_call_id": id, "content": content} for id, _, content in given]
+
+
+def _after(messages: Sequence[Message], ids: set[str]) -> list[Message]:
+    """What follows the last answer to one of these calls."""
+    last = max(n for n, message in enumerate(messages) if message.get("tool_call_id") in ids)
+    return list(messages[last + 1 :])
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, dict))
+        return "".join(part for part in parts if isinstance(part, str))
+    return str(content)
