@@ -1,10 +1,25 @@
 """Which requests get a computer and which go straight to the backend."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 PLAIN_SUFFIX = ":plain"
+TASK_HEADER = "x-openwebui-task"
+"""Open WebUI names in it what it wants for itself; empty in the requests of its users."""
+TINY_TOKENS = 8
+"""No answer of a run fits into so few: such requests only look whether the model is there."""
+_BEGINNING_CHARS = 300
+_TITLE = re.compile(
+    r"\b(?:concise|short|brief)\b[^.\n]{0,80}\btitle\b[^.\n]{0,80}\b(?:conversation|chat)\b",
+    re.IGNORECASE,
+)
+"""How chat UIs ask for a chat's title: LibreChat, n8n and others."""
+_OPEN_WEBUI_TASK = re.compile(
+    r"\A\s*#+ Task:\s[^<]*?\b(?:title|tags|follow-up|queries|autocomplet\w*|emoji)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +32,11 @@ class Route:
     reason: str
 
 
-def route(body: Mapping[str, Any]) -> Route:
-    """Decide from the request alone. `<model>:plain` is the backend's model untouched."""
+def route(body: Mapping[str, Any], headers: Mapping[str, str]) -> Route:
+    """Decide from the request alone. `<model>:plain` is the backend's model untouched.
+
+    `headers` are in lower case.
+    """
     model = str(body.get("model", ""))
     if model.endswith(PLAIN_SUFFIX):
         return Route("plain", model.removesuffix(PLAIN_SUFFIX), "the model's name ends in :plain")
@@ -26,4 +44,28 @@ def route(body: Mapping[str, Any]) -> Route:
         return Route("plain", model, "tool_choice forbids tools")
     if body.get("functions"):
         return Route("plain", model, "the deprecated `functions` cannot be mixed with tools")
+    if _is_utility(body, headers):
+        return Route("plain", model, "a chat UI asks for itself")
     return Route("sandbox", model, "default")
+
+
+def _is_utility(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Whether it is no question of a user: titles, tags and suggestions need no computer."""
+    task = headers.get(TASK_HEADER, "").strip()
+    if task and not task.startswith("{{"):  # a version that does not fill the name in
+        return True
+    limits = (body.get("max_completion_tokens"), body.get("max_tokens"))
+    if any(isinstance(limit, int) and 0 < limit <= TINY_TOKENS for limit in limits):
+        return True
+    if body.get("tools"):
+        return False
+    messages = [each for each in body.get("messages") or [] if isinstance(each, Mapping)]
+    said = [each.get("content") for each in (*messages[:1], *messages[-1:])]
+    return any(isinstance(text, str) and _asks_for_utility(text) for text in said)
+
+
+def _asks_for_utility(text: str) -> bool:
+    beginning = text[:_BEGINNING_CHARS]
+    if _TITLE.search(beginning):
+        return True
+    return "<chat_history>" in text and _OPEN_WEBUI_TASK.search(beginning) is not None

@@ -40,7 +40,7 @@ SSE_HEADERS = {"Cache-Control": "no-cache"}
 async def chat_completions(request: Request) -> Response:
     authorize(request)
     body = check(await json_body(request))
-    way = route(body)
+    way = route(body, request.headers)
     if way.kind == "plain":
         plain = {key: value for key, value in body.items() if key != "sandbox"}
         return await relay(request, {**plain, "model": way.model})

@@ -18,7 +18,7 @@ from policies.routing import Route, route
     ],
 )
 def test_a_request_gets_a_computer(fields: dict[str, Any]) -> None:
-    assert route({"model": "qwen3", **fields}) == Route("sandbox", "qwen3", "default")
+    assert route({"model": "qwen3", **fields}, {}) == Route("sandbox", "qwen3", "default")
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,60 @@ def test_a_request_gets_a_computer(fields: dict[str, Any]) -> None:
 def test_a_request_that_cannot_or_will_not_use_tools_goes_straight_on(
     body: dict[str, Any], model: str, reason: str
 ) -> None:
-    assert route(body) == Route("plain", model, reason)
+    assert route(body, {}) == Route("plain", model, reason)
 
 
 @pytest.mark.parametrize("model", ["plain", "qwen3:plainer", "qwen3:PLAIN", ":plain/qwen3"])
 def test_only_the_whole_suffix_counts(model: str) -> None:
-    assert route({"model": model}).kind == "sandbox"
+    assert route({"model": model}, {}).kind == "sandbox"
+
+
+UTILITY = "a chat UI asks for itself"
+OPEN_WEBUI_TITLE = """### Task:
+Make a concise title of 3-5 words for the chat.
+### Chat History:
+<chat_history>
+USER: hello
+</chat_history>"""
+OPEN_WEBUI_ANSWER = """### Task:
+Answer the user's query from the context.
+<context>titles and tags</context>"""
+
+
+def said(text: str, role: str = "user") -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": role, "content": text}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (said("Anything."), {"x-openwebui-task": "tags_generation"}),
+        (said(OPEN_WEBUI_TITLE), {}),
+        (said(OPEN_WEBUI_TITLE.replace("title", "list of tags")), {}),
+        (said("Give a concise, 5-word-or-less title for the conversation."), {}),
+        (said("Write a short title for this chat", "system"), {}),
+        ({**said("Say OK."), "max_tokens": 1}, {}),
+        ({**said("Say OK."), "max_completion_tokens": 8}, {}),
+    ],
+)
+def test_what_a_chat_ui_asks_for_itself_goes_straight_on(
+    body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    assert route(body, headers) == Route("plain", "m", UTILITY)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (said("Anything."), {"x-openwebui-task": ""}),
+        (said("Anything."), {"x-openwebui-task": "{{TASK}}"}),
+        (said(OPEN_WEBUI_ANSWER), {}),
+        (said(OPEN_WEBUI_ANSWER + "<chat_history>"), {}),
+        (said("Plot the sales. " * 30 + "Then write a short title for the chat."), {}),
+        ({**said("Write a short title for this chat"), "tools": [{"type": "function"}]}, {}),
+        ({**said("Count."), "max_tokens": 9, "max_completion_tokens": None}, {}),
+        ({"model": "m", "messages": [None, {"content": [{"type": "text", "text": "x"}]}]}, {}),
+    ],
+)
+def test_what_a_user_asks_does_not(body: dict[str, Any], headers: dict[str, str]) -> None:
+    assert route(body, headers).kind == "sandbox"
