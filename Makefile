@@ -38,8 +38,11 @@ serve: install
 doctor: install
 	$(BIN)/python -m proxy doctor
 
+# Most tests wait for other processes more than they compute, so there are more workers than cores.
+WORKERS ?= $(shell expr 1 + `nproc`)
+
 test: install agent test-image
-	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs
+	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs --numprocesses $(WORKERS) --dist loadfile
 
 check: install
 	$(BIN)/ruff format --check .

@@ -59,7 +59,9 @@ async def told(home: Path, *arguments: str, **variables: str) -> str:
 
 
 async def test_a_missing_engine_is_told(tmp_path: Path) -> None:
-    line = await told(tmp_path, "serve", "--sandbox", "docker", DOCKER_HOST="tcp://127.0.0.1:1")
+    line = await told(
+        tmp_path, "serve", "--port", "0", "--sandbox", "docker", DOCKER_HOST="tcp://127.0.0.1:1"
+    )
     assert line.startswith("no Docker engine answers")
 
 
@@ -67,14 +69,16 @@ async def test_a_missing_engine_is_told(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("engine")
 async def test_a_missing_image_is_told(tmp_path: Path) -> None:
     config = configured(tmp_path, {"sandbox": {"docker": {"image": "no/such:image"}}})
-    line = await told(tmp_path, "serve", "--config", config, "--sandbox", "docker")
+    line = await told(tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "docker")
     assert line == "docker image: 'no/such:image' is missing: build it with `make image`"
 
 
 @pytest.mark.parametrize("section", ["server", "backend"])
 async def test_a_missing_key_is_told(section: str, tmp_path: Path) -> None:
     config = configured(tmp_path, {section: {"api_key_env": "NO_SUCH_KEY"}})
-    line = await told(tmp_path, "serve", "--config", config, "--sandbox", "bubblewrap")
+    line = await told(
+        tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
+    )
     assert line == "the environment variable NO_SUCH_KEY is not set, and config names it"
 
 
@@ -96,19 +100,23 @@ async def test_a_mistake_in_the_configuration_is_told_with_its_place(
     tree: dict[str, Any] | str, words: str, tmp_path: Path
 ) -> None:
     config = configured(tmp_path, tree)
-    line = await told(tmp_path, "serve", "--config", config, "--sandbox", "bubblewrap")
+    line = await told(
+        tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
+    )
     assert words in line
 
 
 async def test_a_missing_configuration_is_told(tmp_path: Path) -> None:
-    line = await told(tmp_path, "serve", "--config", "none.yaml")
+    line = await told(tmp_path, "serve", "--port", "0", "--config", "none.yaml")
     assert line == "none.yaml: [Errno 2] No such file or directory: 'none.yaml'"
 
 
 async def test_a_place_for_its_state_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config = configured(tmp_path, {"server": {"state_dir": str(tmp_path / "file" / "state")}})
-    line = await told(tmp_path, "serve", "--config", config, "--sandbox", "bubblewrap")
+    line = await told(
+        tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
+    )
     assert line.startswith("server.state_dir: [Errno 20] Not a directory")
 
 
@@ -120,8 +128,10 @@ async def test_a_port_in_use_is_told(tmp_path: Path) -> None:
 
 
 async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
-    line = await told(tmp_path, "serve", "--sandbox", "bubblewrap", "--host", "192.0.2.1")
-    assert line.startswith("cannot listen on 192.0.2.1:8080: Cannot assign requested address")
+    line = await told(
+        tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", "192.0.2.1"
+    )
+    assert line.startswith("cannot listen on 192.0.2.1:0: Cannot assign requested address")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--sandbox", "chroot"]])

@@ -80,8 +80,8 @@ async def test_tls_finds_whom_to_trust_but_no_private_key() -> None:
 
 
 async def test_shared_inputs_can_be_read_by_all_and_written_by_none(tmp_path: Path) -> None:
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
+    for directory in (tmp_path, *tmp_path.parents):
+        directory.chmod(directory.stat().st_mode | 0o555)
     (tmp_path / "table.csv").write_text("a,b\n")
     (tmp_path / "table.csv").chmod(0o666)
     backend = BubblewrapBackend(state_dir=NOWHERE, inputs=tmp_path)
