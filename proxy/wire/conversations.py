@@ -1,0 +1,61 @@
+"""Which conversation a request goes on with, and under what name its files are found."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policies.sessions import GoesOn, Session, State, named, states
+from proxy.agent.parking import Parked
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """The place of one run in what came before it and what will come after."""
+
+    container_id: str
+    goes_on: GoesOn | None
+    leaves: State | None
+    parks: State
+    resumes: Parked | None
+
+
+def thread(
+    owner: str,
+    run_id: str,
+    headers: Mapping[str, str],
+    body: Mapping[str, Any],
+    waiting: Parked | None,
+) -> Thread:
+    """`headers` are in lower case; `waiting` is the run that the client has answered, if any."""
+    goes_on, leaves = _conversation(owner, run_id, headers, body)
+    if waiting and waiting.goes_on:
+        goes_on = waiting.goes_on
+    session = goes_on.session if goes_on else Session(owner, f"cntr_{run_id}")
+    return Thread(
+        container_id=session.name,
+        goes_on=goes_on,
+        leaves=leaves if leaves and leaves.session == session else None,
+        parks=State(session, run_id),
+        resumes=waiting,
+    )
+
+
+def _conversation(
+    owner: str, run_id: str, headers: Mapping[str, str], body: Mapping[str, Any]
+) -> tuple[GoesOn | None, State | None]:
+    chat = named(headers, body)
+    if chat is None:
+        return None, None
+    session = Session(owner, container_id(owner, chat.name))
+    if not chat.by_messages:
+        return GoesOn(session), State(session, run_id)
+    state, parents = states(body["messages"])
+    return GoesOn(session, tuple(parents)), State(session, state)
+
+
+def container_id(owner: str, name: str) -> str:
+    """A conversation may be asked for by the name that the client gave it, or by its container."""
+    if name.startswith("cntr_"):
+        return name
+    return f"cntr_{hashlib.sha256(f'{owner}/{name}'.encode()).hexdigest()[:32]}"
