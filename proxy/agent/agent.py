@@ -88,7 +88,7 @@ class _Run:
         self._task = task
         self._emit = emit
         self._limits = agent.limits
-        self._toolbox = Toolbox(agent.make_tools(), lease, emit)
+        self._toolbox = Toolbox(agent.make_tools(), lease, emit, task.inputs)
         words = system_prompt(agent.limits, agent.isolation.egress)
         self._talk = Conversation(agent.model, task, self._toolbox.schemas, words)
         self._writer = AnswerWriter(

@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from policies.observation import lost_words
+from policies.observation import lost_words, not_placed_words
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
+from proxy.agent.task import InputFile
 from proxy.agent.tool_calls import ToolCall
-from sandbox_runtime.errors import SandboxGoneError, SandboxLostError
+from sandbox_runtime.errors import SandboxFileError, SandboxGoneError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
@@ -19,13 +22,17 @@ class Toolbox:
     """Does what the model calls for; whatever the model did wrong is an observation.
 
     A sandbox that is lost is one too, for mostly it was the model's command that broke it: the next
-    call gets a new one.
+    call gets a new one, and the client's files are put into that too.
     """
 
-    def __init__(self, tools: Sequence[Tool], lease: Lease, emit: Emit) -> None:
+    def __init__(
+        self, tools: Sequence[Tool], lease: Lease, emit: Emit, inputs: Sequence[InputFile] = ()
+    ) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._lease = lease
         self._emit = emit
+        self._inputs = inputs
+        self._not_placed: list[str] = []
         self.computer: Sandbox | None = None
         """The sandbox, once a tool has asked for it."""
         self.losses = 0
@@ -82,8 +89,10 @@ class Toolbox:
         async def on_output(stream: StreamName, text: str) -> None:
             await self._emit(ToolOutput(step, stream, text))
 
+        self._not_placed.clear()
         try:
-            return await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
+            seen = await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
+            return replace(seen, text="\n".join([*self._not_placed, seen.text]))
         except SandboxLostError as error:
             self.losses += 1
             self.computer = None
@@ -97,5 +106,16 @@ class Toolbox:
         computer = await self._lease.sandbox()
         if self.computer and self.computer is not computer:
             raise SandboxGoneError(f"sandbox {self.computer.id} is gone")
+        if self.computer is None:
+            await self._place(computer)
         self.computer = computer
         return computer
+
+    async def _place(self, computer: Sandbox) -> None:
+        """Put the client's files into a sandbox that nothing was done in yet."""
+        for file in self._inputs:
+            try:
+                async with aclosing(file.read()) as pieces:
+                    await computer.put(file.path, pieces)
+            except SandboxFileError as error:
+                self._not_placed.append(not_placed_words(file.path, str(error)))
