@@ -123,8 +123,13 @@ def lost_words(why: str) -> str:
     """What the model is told when its sandbox has ended under its hands."""
     return (
         f"{why}\nEverything in the sandbox is lost: files, variables, running processes. The next"
-        " command starts in a new, empty one."
+        " command starts in a new one, which has nothing but the files the user gave."
     )
+
+
+def not_placed_words(path: str, why: str) -> str:
+    """What the model is told when a file that was given to it is not there."""
+    return f"[the given file {path} is not in the sandbox: {why}]"
 
 
 def readable(output: str) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from proxy.agent.model import Model
     from proxy.config import Config
+    from proxy.inputs import Inputs
     from proxy.services import Services
     from sandbox_runtime.backends.base import Backend
     from sandbox_runtime.egress.dialer import Endpoint
@@ -179,7 +180,8 @@ def build_services(
     from sandbox_runtime.way_out import WayOut
 
     isolation = config.sandbox.isolation
-    way_out = WayOut(forbidden=_own_addresses(config, listener), secrets=os.environ)
+    forbidden = _own_addresses(config, listener)
+    way_out = WayOut(forbidden=forbidden, secrets=os.environ)
     try:
         way_out.check(isolation.egress)
     except ValueError as error:
@@ -197,11 +199,20 @@ def build_services(
         model=model,
         agent=agent,
         files=FileStore(_state_dir(config) / "files", limits=config.artifacts),
+        inputs=_inputs(config, forbidden),
         api_key=secret(config.server.api_key_env),
         public_url=config.server.public_url,
         steps=config.server.steps,
     )
     return services, pool, way_out
+
+
+def _inputs(config: "Config", forbidden: "list[Endpoint]") -> "Inputs":
+    from proxy.fetch import Fetcher
+    from proxy.inputs import Inputs
+
+    fetcher = Fetcher(forbidden=forbidden)
+    return Inputs(config.inputs, modalities=config.backend.modalities, fetcher=fetcher)
 
 
 def _own_addresses(config: "Config", listener: "socket | None") -> list["Endpoint"]:
@@ -293,6 +304,7 @@ def _lifespan(
         await asyncio.wait(sweeping)
         await pool.aclose()
         way_out.close()
+        services.inputs.close()
         await backend.aclose()
         await services.model.aclose()
 

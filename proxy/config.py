@@ -11,6 +11,7 @@ from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.pool import PoolSettings
+from policies.workspace import InputLimits, Modality
 
 
 class ConfigError(Exception):
@@ -53,6 +54,8 @@ class BackendConfig(_Section):
     """Longest silence of the backend."""
     attempts: int = Field(default=5, ge=1)
     """How often a call that failed for a passing reason is tried."""
+    modalities: tuple[Modality, ...] = ("image",)
+    """What the model takes in beside text; of the rest it is told where the file lies."""
     models: tuple[str, ...] = ()
     """litellm: what GET /v1/models lists."""
     script: Path | None = None
@@ -103,6 +106,7 @@ class Config(_Section):
     backend: BackendConfig = BackendConfig()
     sandbox: SandboxConfig = SandboxConfig()
     limits: Limits = Limits()
+    inputs: InputLimits = InputLimits()
     artifacts: ArtifactLimits = ArtifactLimits()
 
 

@@ -4,6 +4,7 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ BadRequestError          400        the request is wrong; `param` names the field
 ├ UnauthorizedError        401        the key is missing or wrong
 ├ NotFoundError            404        no such route, model or file
+├ FileTooLargeError        413        a file is larger than may be sent
 ├ BackendError             its own    the model's server refused or failed; status kept
 │ └ ContextOverflowError   400        the conversation no longer fits the model
 └ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
@@ -71,6 +72,19 @@ class NotFoundError(ProxyError):
 
     def __init__(self, message: str, *, code: str = "not_found") -> None:
         super().__init__(message, status=404, type="invalid_request_error", code=code)
+
+
+class FileTooLargeError(ProxyError):
+    """A file is larger than may be sent."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(
+            message,
+            status=413,
+            type="invalid_request_error",
+            code="file_too_large",
+            param=param,
+        )
 
 
 class BackendError(ProxyError):

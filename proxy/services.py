@@ -1,10 +1,11 @@
 """What the HTTP surfaces are given to work with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.files import FileStore
+from proxy.inputs import Inputs
 from proxy.wire.steps import Steps
 
 
@@ -15,6 +16,7 @@ class Services:
     model: Model
     agent: Agent
     files: FileStore
+    inputs: Inputs = field(default_factory=Inputs)
     api_key: str | None = None
     """What clients must send as bearer token; None lets everyone in."""
     public_url: str | None = None

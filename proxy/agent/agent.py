@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from proxy.agent.events import (
 from proxy.agent.history import text_of
 from proxy.agent.listener import TurnListener, think_aloud
 from proxy.agent.model import Model, Reply
-from proxy.agent.outputs import Outputs, remove_answers
+from proxy.agent.outputs import Outputs, given_files, remove_answers
 from proxy.agent.parking import Parked, answers
 from proxy.agent.submit_stream import recovered_answer
 from proxy.agent.task import Artifact, Result, Task
@@ -98,7 +98,12 @@ class _Run:
         self._client_names = [_tool_name(tool) for tool in task.client_tools]
         self._outputs = Outputs()
         self._toolbox = Toolbox(
-            agent.make_tools(), seat, emit, prepare=self._prepare, taken=self._client_names
+            agent.make_tools(),
+            seat,
+            emit,
+            task.inputs,
+            prepare=self._prepare,
+            taken=self._client_names,
         )
         words = system_prompt(agent.limits, agent.isolation.egress, self._toolbox.names)
         self._talk = Conversation(agent.model, task, self._our_tools(), words)
@@ -123,13 +128,14 @@ class _Run:
         await self._writer.finish(answer, self._toolbox.computer)
         return await self._result(stop, answer)
 
-    async def _prepare(self, computer: Sandbox) -> None:
-        """Make a computer that was just taken ready for this run."""
+    async def _prepare(self, computer: Sandbox) -> Collection[str]:
+        """Make a computer ready for this run; returns the client's files that are in it already."""
         if not self._seat.goes_on:
-            return
+            return ()
         if self._task.resumes is None:
             await remove_answers(computer)
         await self._outputs.begin(computer)
+        return await given_files(computer)
 
     def _our_tools(self) -> list[Mapping[str, Any]]:
         """What the model may use of ours; a run that has to end in a call cannot be submitted."""

@@ -3,7 +3,7 @@
 import shlex
 
 from policies.artifacts import Produced, output_path
-from policies.workspace import ANSWER_FILES, OUTPUT_DIR
+from policies.workspace import ANSWER_FILES, INPUT_DIR, OUTPUT_DIR
 from sandbox_runtime.errors import SandboxFileError
 from sandbox_runtime.sandbox import Listing, Sandbox
 
@@ -40,9 +40,15 @@ async def remove_answers(sandbox: Sandbox) -> None:
     await sandbox.exec(f"rm -rf {files}", timeout_s=TIDY_S, shell_state="none")
 
 
+async def given_files(sandbox: Sandbox) -> set[str]:
+    """The paths in the directory of files that clients gave."""
+    listing = await _listing(sandbox, INPUT_DIR)
+    return {f"{INPUT_DIR}/{entry.path}" for entry in listing.entries}
+
+
 async def all_files(sandbox: Sandbox) -> list[Produced]:
     """The regular files in the output directory."""
-    listing = await _listing(sandbox, hashes=False)
+    listing = await _listing(sandbox)
     return [
         Produced(output_path(entry.path), entry.bytes)
         for entry in listing.entries
@@ -50,8 +56,10 @@ async def all_files(sandbox: Sandbox) -> list[Produced]:
     ]
 
 
-async def _listing(sandbox: Sandbox, *, hashes: bool) -> Listing:
+async def _listing(
+    sandbox: Sandbox, directory: str = OUTPUT_DIR, *, hashes: bool = False
+) -> Listing:
     try:
-        return await sandbox.list(OUTPUT_DIR, hashes=hashes)
+        return await sandbox.list(directory, hashes=hashes)
     except SandboxFileError:
         return Listing((), truncated=False)

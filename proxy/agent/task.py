@@ -1,6 +1,6 @@
 """What the agent is asked for and what it gives back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +28,15 @@ class Artifact:
     """The content itself, for a picture small enough to travel inside the message."""
 
 
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file that the client gave, for the sandbox to have before the first command."""
+
+    path: str
+    read: Callable[[], AsyncGenerator[bytes, None]]
+    """Its bytes, from the start at each call. Raises SandboxFileError where they cannot be had."""
+
+
 class Outbox(Protocol):
     """Where one run's produced files go."""
 
@@ -50,6 +59,7 @@ class Task:
     outbox: Outbox
     model: str
     messages: Sequence[Message]
+    inputs: Sequence[InputFile] = ()
     client_tools: Sequence[Mapping[str, Any]] = ()
     """Tools that only the client can run."""
     tool_choice: Any = None

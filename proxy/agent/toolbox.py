@@ -2,16 +2,20 @@
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from policies.observation import lost_words
+from policies.observation import lost_words, not_placed_words
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
+from proxy.agent.task import InputFile
 from proxy.agent.tool_calls import ToolCall
-from sandbox_runtime.errors import SandboxGoneError, SandboxLostError
+from sandbox_runtime.errors import SandboxFileError, SandboxGoneError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
-Prepare = Callable[[Sandbox], Awaitable[None]]
+Prepare = Callable[[Sandbox], Awaitable[Collection[str]]]
+"""Makes a computer ready for a run, and says which files are in it already."""
 MAX_LOSSES = 3
 """How many sandboxes one run may lose before it is the run that fails."""
 
@@ -20,7 +24,7 @@ class Toolbox:
     """Does what the model calls for; whatever the model did wrong is an observation.
 
     A sandbox that is lost is one too, for mostly it was the model's command that broke it: the next
-    call gets a new one.
+    call gets a new one, and the client's files are put into that too.
     """
 
     def __init__(
@@ -28,6 +32,7 @@ class Toolbox:
         tools: Sequence[Tool],
         lease: Lease,
         emit: Emit,
+        inputs: Sequence[InputFile] = (),
         *,
         prepare: Prepare,
         taken: Collection[str] = (),
@@ -37,8 +42,9 @@ class Toolbox:
         self._tools = {_free(tool.name, taken): tool for tool in tools}
         self._lease = lease
         self._emit = emit
+        self._inputs = inputs
         self._prepare = prepare
-        self._prepared: Sandbox | None = None
+        self._not_placed: list[str] = []
         self.computer: Sandbox | None = None
         """The sandbox, once a tool has asked for it."""
         self.losses = 0
@@ -100,8 +106,10 @@ class Toolbox:
         async def on_output(stream: StreamName, text: str) -> None:
             await self._emit(ToolOutput(step, stream, text))
 
+        self._not_placed.clear()
         try:
-            return await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
+            seen = await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
+            return replace(seen, text="\n".join([*self._not_placed, seen.text]))
         except SandboxLostError as error:
             self.losses += 1
             self.computer = None
@@ -115,11 +123,22 @@ class Toolbox:
         computer = await self._lease.sandbox()
         if self.computer and self.computer is not computer:
             raise SandboxGoneError(f"sandbox {self.computer.id} is gone")
-        if self._prepared is not computer:
-            await self._prepare(computer)
-            self._prepared = computer
+        if self.computer is None:
+            present = await self._prepare(computer)
+            await self._place(computer, present)
         self.computer = computer
         return computer
+
+    async def _place(self, computer: Sandbox, present: Collection[str]) -> None:
+        """Put the client's files into a sandbox that nothing was done in yet by this run."""
+        for file in self._inputs:
+            if file.path in present:
+                continue  # an earlier run had it, and may have changed it
+            try:
+                async with aclosing(file.read()) as pieces:
+                    await computer.put(file.path, pieces)
+            except SandboxFileError as error:
+                self._not_placed.append(not_placed_words(file.path, str(error)))
 
 
 def _free(name: str, taken: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from sandbox_runtime.tools import make_tools
 def test_it_names_the_directories() -> None:
     words = system_prompt(Limits())
     assert f"Working directory: {WORKING_DIR}." in words
-    assert f"Files the user gave: {INPUT_DIR}." in words
+    assert f"Files the user gave: {INPUT_DIR};" in words
     assert f"into {OUTPUT_DIR};" in words
     assert (WORKING_DIR, INPUT_DIR, OUTPUT_DIR) == (
         "/testbed",

@@ -1,0 +1,142 @@
+"""Names for files that others have named: safe on a disk and in a sentence, one for each file."""
+
+import re
+import unicodedata
+
+UNKNOWN_TYPE = "application/octet-stream"
+_MAX_NAME_BYTES = 120
+_KEPT = frozenset("._-+,=@")
+_EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,7}")
+_MIME_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}")
+
+# Our own table, as `mimetypes` reads the machine's; of several names the first is the one given.
+_TYPES = {
+    ".txt": "text/plain",
+    ".log": "text/plain",
+    ".csv": "text/csv",
+    ".tsv": "text/tab-separated-values",
+    ".md": "text/markdown",
+    ".html": "text/html",
+    ".htm": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".py": "text/x-python",
+    ".xml": "application/xml",
+    ".json": "application/json",
+    ".jsonl": "application/jsonl",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+    ".toml": "application/toml",
+    ".sql": "application/sql",
+    ".pdf": "application/pdf",
+    ".rtf": "application/rtf",
+    ".doc": "application/msword",
+    ".docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    ".xls": "application/vnd.ms-excel",
+    ".xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    ".ppt": "application/vnd.ms-powerpoint",
+    ".pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+    ".odt": "application/vnd.oasis.opendocument.text",
+    ".ods": "application/vnd.oasis.opendocument.spreadsheet",
+    ".epub": "application/epub+zip",
+    ".parquet": "application/vnd.apache.parquet",
+    ".sqlite": "application/vnd.sqlite3",
+    ".zip": "application/zip",
+    ".gz": "application/gzip",
+    ".tar": "application/x-tar",
+    ".7z": "application/x-7z-compressed",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+    ".bmp": "image/bmp",
+    ".tiff": "image/tiff",
+    ".svg": "image/svg+xml",
+    ".heic": "image/heic",
+    ".wav": "audio/wav",
+    ".mp3": "audio/mpeg",
+    ".flac": "audio/flac",
+    ".ogg": "audio/ogg",
+    ".opus": "audio/opus",
+    ".m4a": "audio/mp4",
+    ".aac": "audio/aac",
+    ".mid": "audio/midi",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+    ".mov": "video/quicktime",
+    ".mkv": "video/x-matroska",
+    ".avi": "video/x-msvideo",
+}
+_EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.items())} | {
+    "audio/mp3": ".mp3",
+    "audio/x-wav": ".wav",
+    "image/jpg": ".jpg",
+    "text/xml": ".xml",
+    "text/json": ".json",
+    "application/csv": ".csv",
+    "application/javascript": ".js",
+    "application/x-yaml": ".yaml",
+    "application/x-zip-compressed": ".zip",
+}
+
+
+def type_of(filename: str) -> str:
+    """The MIME type that a file's name speaks of."""
+    _, extension = _split(filename)
+    return _TYPES.get(extension.lower(), UNKNOWN_TYPE)
+
+
+def clean_type(mime_type: str) -> str:
+    """A MIME type without its parameters, fit to be shown."""
+    bare = mime_type.partition(";")[0].strip().lower()
+    return bare if _MIME_TYPE.fullmatch(bare) else UNKNOWN_TYPE
+
+
+def safe_name(wanted: str, mime_type: str) -> str:
+    """A file's name without path, control characters or anything a shell would read; empty where
+    nothing is left of it."""
+    bare = unicodedata.normalize("NFC", wanted).replace("\\", "/").rpartition("/")[2]
+    clean = re.sub("_{2,}", "_", "".join(map(_safe, bare.strip(". "))))
+    stem, extension = _split(clean)
+    if not (stem := stem.lstrip("._-").rstrip("._")):
+        return ""
+    extension = extension or _EXTENSIONS.get(mime_type, "")
+    room = _MAX_NAME_BYTES - len(extension)
+    return stem.encode()[:room].decode(errors="ignore") + extension
+
+
+class Names:
+    """The names in one directory, each given once."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._unnamed: dict[str, int] = {}
+
+    def give(self, wanted: str, *, kind: str, mime_type: str) -> str:
+        """A name like the wanted one, or one after the `kind` of file, that no other has."""
+        name = safe_name(wanted, mime_type)
+        if not name:
+            number = self._unnamed[kind] = self._unnamed.get(kind, 0) + 1
+            name = safe_name(f"{kind}-{number}", mime_type)
+        stem, extension = _split(name)
+        number = 1
+        while name in self._taken:
+            number += 1
+            name = f"{stem}-{number}{extension}"
+        self._taken.add(name)
+        return name
+
+
+def _safe(character: str) -> str:
+    # Letters, marks and numbers of every script: what else there is may split a line or a word.
+    is_word = unicodedata.category(character)[0] in "LMN"
+    return character if is_word or character in _KEPT else "_"
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Stem and extension; what begins with a digit (a version, a date) is none."""
+    stem, dot, rest = name.rpartition(".")
+    if dot and _EXTENSION.fullmatch(dot + rest):
+        return stem, dot + rest
+    return name, ""

@@ -1,0 +1,202 @@
+"""Files on the web, fetched for a request by the host: from public addresses only, bounded in time
+and size."""
+
+import asyncio
+import ssl
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urljoin, urlsplit
+
+import httpcore
+
+from policies.egress import Egress, Rules
+from policies.hosts import Target, parse_authority, parse_host
+from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, open_connection
+from sandbox_runtime.egress.errors import EgressError
+from sandbox_runtime.egress.resolver import Resolve, SystemResolver
+
+FETCH_S = 20.0
+"""For one file, its redirects included."""
+_CONNECT_S = 5.0
+_MAX_REDIRECTS = 5
+_PORTS = {"http": 80, "https": 443}
+_URL_CHARS = "/%:@!$&'()*+,;=~?"
+_HEADERS = (
+    ("Accept", "*/*"),
+    ("Accept-Encoding", "identity"),
+    ("User-Agent", "llm-sandbox-proxy"),
+)
+
+
+class FetchError(Exception):
+    """The file cannot be had; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A file as it came."""
+
+    data: bytes
+    mime_type: str
+    """As its server calls it; empty where it says nothing."""
+
+
+class Room:
+    """How much may be fetched for one request."""
+
+    def __init__(self, bytes: int) -> None:
+        self._left = bytes
+
+    def take(self, bytes: int) -> None:
+        """Raises FetchError where no room is left."""
+        self._left -= bytes
+        if self._left < 0:
+            raise FetchError("the request's files are too large together")
+
+
+class Fetcher:
+    """Fetches by GET.
+
+    A name is resolved once, and only an address that was checked is dialed; so it is for each
+    redirect. `forbidden` are the proxy's own and its backend's addresses.
+    """
+
+    def __init__(
+        self,
+        *,
+        forbidden: Collection[Endpoint] = (),
+        resolve: Resolve | None = None,
+        connect: Connect = open_connection,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = FETCH_S,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._system = SystemResolver()
+        self._dialer = Dialer(
+            Rules(Egress(mode="open")), forbidden, resolve or self._system, connect, _CONNECT_S
+        )
+        self._tls = tls
+
+    async def fetch(self, url: str, *, max_bytes: int, room: Room) -> Fetched:
+        """The file behind a URL. Raises FetchError."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._follow(url, max_bytes, room)
+        except TimeoutError as error:
+            raise FetchError(f"it took longer than {self._timeout_s:g} s") from error
+        except EgressError as error:
+            raise FetchError(str(error)) from error
+        except ssl.SSLError as error:
+            raise FetchError(f"TLS failed: {error.reason or error}") from error
+        except (OSError, httpcore.NetworkError, httpcore.ProtocolError) as error:
+            raise FetchError(f"the connection failed: {error}") from error
+
+    def close(self) -> None:
+        """Give back what resolving names holds."""
+        self._system.close()
+
+    async def _follow(self, url: str, max_bytes: int, room: Room) -> Fetched:
+        for _ in range(_MAX_REDIRECTS + 1):
+            host, request = _parsed(url)
+            tls = self._tls = self._tls or ssl.create_default_context()  # slow, and seldom needed
+            async with (
+                httpcore.AsyncConnectionPool(tls, network_backend=_Network(self._dialer)) as pool,
+                pool.stream("GET", request, headers=[("Host", host), *_HEADERS]) as answer,
+            ):
+                headers = {name.lower(): value.decode("latin-1") for name, value in answer.headers}
+                location = headers.get(b"location") if 300 <= answer.status < 400 else None
+                if location is None:
+                    return await _body(answer, headers, max_bytes, room)
+            url = _joined(url, location)
+        raise FetchError(f"it was redirected more than {_MAX_REDIRECTS} times")
+
+
+class _Network(httpcore.AsyncNetworkBackend):
+    """Connections for httpcore, by the dialer's rules."""
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's own signature
+        local_address: str | None = None,
+        socket_options: Iterable[object] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        return _Stream(*await self._dialer.dial(Target(parse_host(host), port)))
+
+
+class _Stream(httpcore.AsyncNetworkStream):
+    """One of them. It knows no timeouts of its own: `fetch` has one for all."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def read(
+        self,
+        max_bytes: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's own signature
+    ) -> bytes:
+        return await self._reader.read(max_bytes)
+
+    async def write(
+        self,
+        buffer: bytes,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's own signature
+    ) -> None:
+        self._writer.write(buffer)
+        await self._writer.drain()
+
+    async def aclose(self) -> None:
+        self._writer.transport.abort()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's own signature
+    ) -> httpcore.AsyncNetworkStream:
+        await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+        return self
+
+
+def _parsed(url: str) -> tuple[str, httpcore.URL]:
+    """A URL's Host header and the URL, read once: what is checked is what is asked for. Raises
+    FetchError."""
+    try:
+        split = urlsplit(url)
+        if split.scheme not in _PORTS:
+            raise FetchError("only http and https URLs are fetched")
+        target = parse_authority(split.netloc, _PORTS[split.scheme])
+    except ValueError as error:
+        raise FetchError(f"its URL is malformed: {error}") from error
+    query = f"?{split.query}" if split.query else ""
+    path = quote((split.path or "/") + query, safe=_URL_CHARS)
+    host = str(target).removesuffix(f":{_PORTS[split.scheme]}")
+    return host, httpcore.URL(scheme=split.scheme, host=target.host, port=target.port, target=path)
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise FetchError("it was redirected to a malformed URL") from error
+
+
+async def _body(
+    answer: httpcore.Response, headers: Mapping[bytes, str], max_bytes: int, room: Room
+) -> Fetched:
+    if answer.status != 200:
+        raise FetchError(f"its server answered {answer.status}")
+    if headers.get(b"content-encoding", "identity") != "identity":
+        raise FetchError("its server sent it compressed, unasked")
+    data = bytearray()
+    async for piece in answer.aiter_stream():
+        data += piece
+        if len(data) > max_bytes:
+            raise FetchError(f"it is larger than {max_bytes >> 20} MiB")
+        room.take(len(piece))
+    return Fetched(bytes(data), headers.get(b"content-type", ""))

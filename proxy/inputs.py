@@ -1,0 +1,218 @@
+"""What clients send beside words: taken out of requests, made ready to lie in the sandbox."""
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from policies.file_names import clean_type
+from policies.workspace import Given, InputLimits, Kind, Modality, Placed, plan
+from proxy.agent.task import InputFile, Task
+from proxy.errors import BadRequestError, FileTooLargeError
+from proxy.fetch import Fetcher, FetchError, Room
+from proxy.uploads import NoUploads, Upload, Uploads
+from proxy.wire.content_parts import FilePart, Remote, Uploaded, beside, malformed, read
+from proxy.wire.inline_data import InlineData
+from sandbox_runtime.errors import SandboxFileError
+
+MAX_FETCHES = 32
+"""How many URLs of one request are fetched."""
+FETCHES_AT_ONCE = 8
+MAX_SHOWN_IMAGE_BYTES = 20 << 20
+"""The largest uploaded picture that goes to the model; a larger one is a file only."""
+_PIECE_BYTES = 1 << 20
+
+Pieces = AsyncGenerator[bytes, None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a part of a request holds, or why it cannot be had."""
+
+    mime_type: str = ""
+    bytes: int = 0
+    read: Callable[[], Pieces] | None = None
+    fault: str = ""
+    filename: str = ""
+    """Where the part itself has none."""
+    shown: Mapping[str, Any] | None = None
+    """What stands for it towards a model that takes it in."""
+
+
+class Inputs:
+    """Takes files out of requests. `modalities` are what the model takes in beside text."""
+
+    def __init__(
+        self,
+        limits: InputLimits = InputLimits(),
+        *,
+        modalities: tuple[Modality, ...] = ("image",),
+        uploads: Uploads | None = None,
+        fetcher: Fetcher | None = None,
+    ) -> None:
+        """Without a fetcher, nothing is fetched."""
+        self._limits = limits
+        self._modalities = frozenset[Kind](modalities)
+        self._uploads = uploads or NoUploads()
+        self._fetcher = fetcher
+
+    async def receive(self, task: Task, owner: str, body: Mapping[str, Any]) -> Task:
+        """The task, its files beside its messages. Raises BadRequestError, FileTooLargeError."""
+        messages, parts = read(task.messages)
+        parts = [*beside(body), *parts]
+        contents = await self._contents(parts, owner) if parts else []
+        given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
+        workspace = plan(messages, given, move_text_over_chars=self._limits.move_text_over_chars)
+        inputs = [_input_file(placed, contents) for placed in workspace.files]
+        return replace(task, messages=workspace.messages, inputs=inputs)
+
+    def close(self) -> None:
+        """Give back what fetching holds."""
+        if self._fetcher:
+            self._fetcher.close()
+
+    async def _contents(self, parts: Sequence[FilePart], owner: str) -> list[_Content]:
+        sizes = await asyncio.to_thread(self._measured, parts)
+        fetched = await self._fetched(parts, Room(self._max_total - sum(sizes.values())))
+        found = []
+        for part in parts:
+            match part.source:
+                case InlineData() as data:
+                    pieces = partial(_inline_pieces, data)
+                    content = _Content(part.mime_type, sizes[part.identity], pieces)
+                    found.append(replace(content, shown=part.part))
+                case Remote(url=url):
+                    found.append(replace(fetched[url], shown=part.part))
+                case Uploaded(file_id=file_id):
+                    found.append(await self._uploaded(part, owner, file_id))
+        return found
+
+    def _given(self, part: FilePart, content: _Content) -> Given:
+        return Given(
+            at=part.at,
+            kind=part.kind,
+            identity=part.identity,
+            filename=part.filename or content.filename,
+            mime_type=content.mime_type,
+            bytes=content.bytes,
+            shown=content.shown if part.kind in self._modalities else None,
+            fault=content.fault,
+        )
+
+    # Inside the request
+
+    @property
+    def _max_file(self) -> int:
+        return self._limits.max_file_mib << 20
+
+    @property
+    def _max_total(self) -> int:
+        return self._limits.max_total_mib << 20
+
+    def _measured(self, parts: Sequence[FilePart]) -> dict[str, int]:
+        """How large each file inside the request is, by its identity."""
+        sizes: dict[str, int] = {}
+        room = self._max_total
+        for part in parts:
+            if not isinstance(part.source, InlineData) or part.identity in sizes:
+                continue
+            try:
+                size = sizes[part.identity] = part.source.measure()
+            except ValueError as error:
+                raise malformed(part.param, error) from error
+            room -= size
+            if size > self._max_file or room < 0:
+                raise FileTooLargeError(
+                    f"Invalid file data: '{part.param}'. A file inside a request may have"
+                    f" {self._limits.max_file_mib} MiB, and all together"
+                    f" {self._limits.max_total_mib} MiB.",
+                    param=part.param,
+                )
+        return sizes
+
+    # On the web
+
+    async def _fetched(self, parts: Sequence[FilePart], room: Room) -> dict[str, _Content]:
+        urls = dict.fromkeys(part.source.url for part in parts if isinstance(part.source, Remote))
+        at_once = asyncio.Semaphore(FETCHES_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                url: group.create_task(self._fetch(url, number, at_once, room))
+                for number, url in enumerate(urls)
+            }
+        return {url: task.result() for url, task in tasks.items()}
+
+    async def _fetch(
+        self, url: str, number: int, at_once: asyncio.Semaphore, room: Room
+    ) -> _Content:
+        try:
+            if self._fetcher is None or not self._limits.fetch_urls:
+                raise FetchError("URLs are not fetched here")
+            if number >= MAX_FETCHES:
+                raise FetchError(f"the request has more than {MAX_FETCHES} URLs")
+            async with at_once:
+                file = await self._fetcher.fetch(url, max_bytes=self._max_file, room=room)
+        except FetchError as error:
+            return _Content(fault=f"{url[:200]} was not fetched: {error}")
+        return _Content(clean_type(file.mime_type), len(file.data), partial(_pieces, file.data))
+
+    # Sent beforehand
+
+    async def _uploaded(self, part: FilePart, owner: str, file_id: str) -> _Content:
+        upload = await self._uploads.find(owner, file_id)
+        if upload is None:
+            raise BadRequestError(
+                f"Invalid '{part.param}': no file {file_id!r} was found.",
+                param=part.param,
+                code="file_not_found",
+            )
+        mime_type = clean_type(upload.mime_type)
+        shown = None
+        if part.kind == "image" and "image" in self._modalities:
+            shown = await asyncio.to_thread(_picture, upload, mime_type, part.part or {})
+        read = partial(_file_pieces, upload.path)
+        return _Content(mime_type, upload.bytes, read, filename=upload.filename, shown=shown)
+
+
+def _input_file(placed: Placed, contents: Sequence[_Content]) -> InputFile:
+    if isinstance(placed.source, str):
+        text = placed.source.encode(errors="replace")  # half a surrogate pair is no text
+        return InputFile(placed.path, partial(_pieces, text))
+    read = contents[placed.source].read
+    assert read is not None
+    return InputFile(placed.path, read)
+
+
+def _picture(upload: Upload, mime_type: str, part: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An uploaded picture as the part that models know."""
+    if upload.bytes > MAX_SHOWN_IMAGE_BYTES:
+        return None
+    try:
+        data = base64.b64encode(upload.path.read_bytes()).decode()
+    except OSError:
+        return None  # it has just expired: the sandbox will not have it either, and say so
+    detail = {"detail": part["detail"]} if part.get("detail") else {}
+    return {"type": "image_url", "image_url": {"url": f"data:{mime_type};base64,{data}", **detail}}
+
+
+async def _inline_pieces(data: InlineData) -> Pieces:
+    for piece in data.pieces():
+        yield piece
+
+
+async def _pieces(data: bytes) -> Pieces:
+    for start in range(0, len(data), _PIECE_BYTES):
+        yield data[start : start + _PIECE_BYTES]
+
+
+async def _file_pieces(path: Path) -> Pieces:
+    try:
+        file = await asyncio.to_thread(path.open, "rb")
+    except OSError as error:
+        raise SandboxFileError(f"the upload is gone: {error.strerror}") from error
+    with file:
+        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+            yield piece

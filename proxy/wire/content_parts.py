@@ -1,0 +1,212 @@
+"""The parts of messages that are files, in every form that clients write them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from policies.file_names import UNKNOWN_TYPE, clean_type, type_of
+from policies.workspace import Kind, Message
+from proxy.errors import BadRequestError
+from proxy.wire.inline_data import InlineData, data_url
+
+_URL_PARTS: dict[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
+_FILE_FIELDS = ("file_data", "file_id", "file_url")
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file somewhere on the web."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A file that was sent beforehand."""
+
+    file_id: str
+
+
+Source = InlineData | Remote | Uploaded
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file among the parts of the messages, or named beside them."""
+
+    at: tuple[int, int] | None
+    """The message and its part; None: beside."""
+    param: str
+    """The field, as errors name it."""
+    kind: Kind
+    source: Source
+    filename: str = ""
+    part: Mapping[str, Any] | None = None
+    """As chat backends know it, where there are models that take it in."""
+
+    @property
+    def identity(self) -> str:
+        """The same for the same file."""
+        match self.source:
+            case InlineData(text=text):
+                return text
+            case Remote(url=url):
+                return url
+            case Uploaded(file_id=file_id):
+                return file_id
+
+    @property
+    def mime_type(self) -> str:
+        """What the client says it is, or its name does."""
+        if isinstance(self.source, InlineData) and self.source.mime_type:
+            return clean_type(self.source.mime_type)
+        return type_of(self.filename)
+
+
+def read(messages: Sequence[Message]) -> tuple[list[Message], list[FilePart]]:
+    """The messages, each part under the name that chat completions have for it, and the files in
+    them. The model's own messages are left as they are. Raises BadRequestError."""
+    files: list[FilePart] = []
+    told: list[Message] = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list) and message.get("role") != "assistant":
+            parts = [_renamed(part) if isinstance(part, dict) else part for part in content]
+            message = message if parts == content else {**message, "content": parts}
+            found = (_file_part(part, (index, place)) for place, part in enumerate(parts))
+            files += [each for each in found if each]
+        told.append(message)
+    return told, files
+
+
+def beside(body: Mapping[str, Any]) -> list[FilePart]:
+    """The uploaded files that the extension `sandbox.file_ids` names. Raises BadRequestError."""
+    ours = body.get("sandbox")
+    file_ids = ours.get("file_ids") if isinstance(ours, dict) else None
+    if file_ids is None:
+        return []
+    if not isinstance(file_ids, list) or not all(isinstance(each, str) for each in file_ids):
+        raise BadRequestError(
+            "Invalid type for 'sandbox.file_ids': expected an array of strings.",
+            param="sandbox.file_ids",
+            code="invalid_type",
+        )
+    return [
+        FilePart(None, f"sandbox.file_ids[{index}]", "file", Uploaded(file_id))
+        for index, file_id in enumerate(file_ids)
+    ]
+
+
+def _renamed(part: dict[str, Any]) -> dict[str, Any]:
+    """The Responses API's parts as chat completions have them."""
+    if part.get("type") == "input_text":
+        return {**part, "type": "text"}
+    if part.get("type") == "input_image" and (url := _url(part.get("image_url"))):
+        detail = {"detail": part["detail"]} if part.get("detail") else {}
+        return {"type": "image_url", "image_url": {"url": url, **detail}}
+    return part
+
+
+def _file_part(part: Any, at: tuple[int, int]) -> FilePart | None:
+    """The file that a part is, if it is one."""
+    if not isinstance(part, dict):
+        return None
+    param = f"messages[{at[0]}].content[{at[1]}]"
+    match part.get("type"):
+        case "file" | "input_file" as kind:
+            return _document(part, at, f"{param}.{kind}" if kind in part else param)
+        case "input_image" if isinstance(part.get("file_id"), str):
+            return FilePart(at, f"{param}.file_id", "image", Uploaded(part["file_id"]), part=part)
+        case "input_audio":
+            return _audio(part, at, f"{param}.input_audio")
+        case "image_url" | "video_url" | "audio_url" as kind:
+            return _by_url(part, at, kind, f"{param}.{kind}")
+    return None
+
+
+def _document(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart:
+    nested = part.get(part["type"])
+    fields = nested if isinstance(nested, dict) else part
+    filename = fields.get("filename")
+    name = filename if isinstance(filename, str) else ""
+    for field in _FILE_FIELDS:
+        if isinstance(value := fields.get(field), str) and value:
+            where = f"{param}.{field}"
+            source = Uploaded(value) if field == "file_id" else _source(value, where)
+            return FilePart(at, where, "file", source, name or _last_of(source))
+    raise BadRequestError(
+        f"Missing required parameter: '{param}.file_id'.",
+        param=f"{param}.file_id",
+        code="missing_required_parameter",
+    )
+
+
+def _audio(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart | None:
+    audio = part.get("input_audio")
+    data = audio.get("data") if isinstance(audio, dict) else None
+    if not isinstance(audio, dict) or not isinstance(data, str):
+        return None
+    source = _source(data, f"{param}.data")
+    if isinstance(source, InlineData) and not source.mime_type:
+        mime_type = type_of(f"audio.{audio.get('format')}")
+        source = InlineData(data, 0, mime_type if mime_type != UNKNOWN_TYPE else "")
+    return FilePart(at, f"{param}.data", "audio", source, part=part)
+
+
+def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) -> FilePart | None:
+    url = _url(part.get(kind))
+    if not url.lower().startswith(("data:", "http://", "https://")):
+        return None  # such as file: or gs:, which only the backend may understand
+    source = _source(url, param)
+    expected = _URL_PARTS[kind]
+    if isinstance(source, InlineData) and (found := _kind(source.mime_type)) != expected:
+        return FilePart(at, param, found, source)
+    return FilePart(at, param, expected, source, _last_of(source), part=part)
+
+
+def _source(text: str, param: str) -> Source:
+    """What a string with data or a URL leads to. Raises BadRequestError."""
+    scheme = text[: len("https://")].lower()
+    if scheme.startswith(("http://", "https://")):
+        return Remote(text)
+    if not scheme.startswith("data:"):
+        return InlineData(text, 0, "")
+    try:
+        return data_url(text)
+    except ValueError as error:
+        raise malformed(param, error) from error
+
+
+def malformed(param: str, error: ValueError) -> BadRequestError:
+    """What the client hears of data that cannot be read."""
+    return BadRequestError(
+        f"Invalid file data: '{param}'. Expected a base64-encoded data URL (e.g."
+        f" 'data:text/plain;base64,SGVsbG8='), but {error}.",
+        param=param,
+        code="invalid_value",
+    )
+
+
+def _url(value: Any) -> str:
+    url = value.get("url") if isinstance(value, dict) else value
+    return url if isinstance(url, str) else ""
+
+
+def _kind(mime_type: str) -> Kind:
+    match clean_type(mime_type).partition("/")[0]:
+        case "image":
+            return "image"
+        case "audio":
+            return "audio"
+        case "video":
+            return "video"
+    return "file"
+
+
+def _last_of(source: Source) -> str:
+    """The name at the end of a URL's path."""
+    if not isinstance(source, Remote):
+        return ""
+    path = source.url.partition("#")[0].partition("?")[0].partition("://")[2]
+    return unquote(path.rpartition("/")[2]) if "/" in path else ""

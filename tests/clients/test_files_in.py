@@ -1,0 +1,334 @@
+"""What the openai SDK sends beside words lies in the sandbox, and the model is told where."""
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import anyio
+import openai
+import pytest
+from openai.types.chat import ChatCompletion
+
+from policies.isolation import Isolation
+from policies.workspace import INPUT_DIR, InputLimits
+from proxy.fetch import Fetcher
+from proxy.inputs import Inputs
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.clients.errors import client_of, refused
+from tests.fakes.backend import Backend, by_history, scripted_backend
+from tests.fakes.server import KINDS, REAL_KINDS, Kind, house
+from tests.fakes.uploads import DirectoryUploads
+from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
+
+CSV, PNG, WAV = b"n,square\n1,1\n", b"\x89PNG pixels", b"RIFF sound"
+SUBMIT = tool_reply(call("submit", answer="done"))
+ASK = {"type": "text", "text": "What is it?"}
+BOOK = "".join(f"Line {number} of the book.\n" for number in range(3000))
+
+
+def data_url(mime_type: str, data: bytes) -> str:
+    return f"data:{mime_type};base64,{base64.b64encode(data).decode()}"
+
+
+def file_part(data: bytes = CSV, **file: Any) -> dict[str, Any]:
+    return {"type": "file", "file": {"file_data": base64.b64encode(data).decode(), **file}}
+
+
+def image_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}
+
+
+def showing(*names: str) -> Any:
+    """A model that looks at the files, then is done."""
+    command = "; ".join(f"cat {INPUT_DIR}/{name}; echo" for name in names)
+    return by_history([tool_reply(call("execute_bash", command=command)), SUBMIT])
+
+
+def user(*parts: Any) -> list[Any]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+async def ask(url: str, messages: list[Any], key: str = "none", **body: Any) -> ChatCompletion:
+    async with client_of(url, key) as client:
+        with anyio.fail_after(30):
+            completion = await client.chat.completions.create(
+                model="fake-model", messages=messages, extra_body=body
+            )
+    assert isinstance(completion, ChatCompletion)
+    return completion
+
+
+def heard(backend: Backend, number: int = 0) -> Any:
+    """What the model was sent of the user's first message."""
+    messages = backend.requests[number].body["messages"]
+    return next(each["content"] for each in messages if each["role"] == "user")
+
+
+def observed(backend: Backend) -> str:
+    """What the first command showed, and what stood before that."""
+    (tool,) = (each for each in backend.requests[1].body["messages"] if each["role"] == "tool")
+    return str(tool["content"]).replace("Exit code: 0\n[stdout]\n", "")
+
+
+def notes(content: Any) -> list[str]:
+    return [part["text"] for part in content if part["type"] == "text"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_part_is_a_file_and_the_words_in_brackets_are_true(
+    kind: Kind, tmp_path: Path
+) -> None:
+    image = image_part(data_url("image/png", PNG))
+    parts = [
+        ASK,
+        {"type": "file", "file": {"filename": "a b.csv", "file_data": data_url("text/csv", CSV)}},
+        file_part(filename="../b.csv"),
+        image,
+        {"type": "input_audio", "input_audio": {"data": file_data(WAV), "format": "wav"}},
+        image_part(data_url("application/pdf", b"%PDF")),
+        {"type": "input_file", "filename": "c.txt", "file_data": data_url("text/plain", b"c")},
+        {"type": "video_url", "video_url": {"url": data_url("video/mp4", b"mp4")}},
+        {"type": "audio_url", "audio_url": {"url": data_url("audio/mpeg", b"mp3")}},
+        {"type": "input_text", "text": "Say."},
+    ]
+    names = ["a_b.csv", "b.csv", "image-1.png", "audio-1.wav", "file-1.pdf", "c.txt"]
+    names += ["video-1.mp4", "audio-2.mp3"]
+    async with scripted_backend(showing(*names)) as backend, house(backend, kind, tmp_path) as url:
+        await ask(url, user(*parts))
+    content = heard(backend)
+    told = [
+        re.fullmatch(r"\[.*?(/testbed/\S+) \((\S+), (\d+) bytes\)\]", t) for t in notes(content)
+    ]
+    assert [found.groups() for found in told if found] == [
+        (f"{INPUT_DIR}/a_b.csv", "text/csv", "13"),
+        (f"{INPUT_DIR}/b.csv", "text/csv", "13"),
+        (f"{INPUT_DIR}/image-1.png", "image/png", "11"),
+        (f"{INPUT_DIR}/audio-1.wav", "audio/wav", "10"),
+        (f"{INPUT_DIR}/file-1.pdf", "application/pdf", "4"),
+        (f"{INPUT_DIR}/c.txt", "text/plain", "1"),
+        (f"{INPUT_DIR}/video-1.mp4", "video/mp4", "3"),
+        (f"{INPUT_DIR}/audio-2.mp3", "audio/mpeg", "3"),
+    ]
+    assert [content[0], content[3], content[-1]] == [ASK, image, {"type": "text", "text": "Say."}]
+    assert {part["type"] for part in content} == {"text", "image_url"}
+    shown = observed(backend).encode().replace("\ufffd".encode(), b"\x89")
+    assert shown.rstrip() == b"\n".join([CSV, CSV, PNG, WAV, b"%PDF", b"c", b"mp4", b"mp3"])
+
+
+def file_data(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+async def test_what_the_model_takes_in_decides_what_it_is_sent(tmp_path: Path) -> None:
+    image = {"type": "input_image", "image_url": data_url("image/png", PNG), "detail": "low"}
+    audio = {"type": "input_audio", "input_audio": {"data": file_data(WAV), "format": "wav"}}
+    async with scripted_backend(by_history([SUBMIT])) as backend:
+        for inputs in (Inputs(), Inputs(modalities=()), Inputs(modalities=("audio",))):
+            async with house(backend, "memory", tmp_path, inputs=inputs) as url:
+                await ask(url, user(image, audio))
+    sees, reads, hears = (heard(backend, number) for number in range(3))
+    as_chat = {"type": "image_url", "image_url": {"url": image["image_url"], "detail": "low"}}
+    assert [part for part in sees if part["type"] != "text"] == [as_chat]
+    assert [part["type"] for part in reads] == ["text", "text"]
+    assert [part for part in hears if part["type"] != "text"] == [audio]
+
+
+async def test_a_request_straight_to_the_model_is_not_touched(tmp_path: Path) -> None:
+    messages = user(ASK, file_part(filename="a.csv"), {"type": "input_text", "text": BOOK})
+    async with (
+        scripted_backend([text_reply("Hi.")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        await client.chat.completions.create(model="fake-model:plain", messages=messages)
+    assert backend.requests[0].body["messages"] == messages
+
+
+async def test_a_conversation_sent_again_begins_with_the_same_words(tmp_path: Path) -> None:
+    first = user(ASK, file_part(filename="a.csv"), image_part(data_url("image/png", PNG)))
+    second = [
+        *first,
+        {"role": "assistant", "content": "A table."},
+        *user(file_part(b"other", filename="a.csv"), image_part(data_url("image/png", PNG))),
+    ]
+    async with (
+        scripted_backend(lambda body: SUBMIT) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        await ask(url, first)
+        await ask(url, second)
+    before, after = (seen.body["messages"] for seen in backend.requests)
+    assert after[: len(before)] == before
+    paths = re.findall(r"/testbed/documents/\S+", str(after[1:]))
+    assert [path.rpartition("/")[2] for path in paths] == [
+        "a.csv",
+        "image-1.png",
+        "a-2.csv",
+        "image-1.png",
+    ]
+
+
+@pytest.mark.parametrize("kind", REAL_KINDS)
+async def test_a_long_text_is_read_where_the_prompt_says(kind: Kind, tmp_path: Path) -> None:
+    command = f"wc -c < {INPUT_DIR}/message-1.txt; sed -n 1501p {INPUT_DIR}/message-1.txt"
+    script = by_history([tool_reply(call("execute_bash", command=command)), SUBMIT])
+    async with scripted_backend(script) as backend, house(backend, kind, tmp_path) as url:
+        await ask(url, [{"role": "user", "content": f"{BOOK}\nWho wrote it?"}])
+    content = heard(backend)
+    assert f"is the file {INPUT_DIR}/message-1.txt:" in content
+    assert content.startswith("Line 0 of the book.\n")
+    assert content.endswith("\nWho wrote it?")
+    assert len(content) < 3000
+    assert observed(backend).split("\n")[:2] == [str(len(BOOK) + 14), "Line 1500 of the book."]
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "words"),
+    [
+        (file_part(file_data="data:text/csv;base64,Y"), "file.file_data", "cut off"),
+        (file_part(file_data="a,b"), "file.file_data", "not of base64"),
+        (file_part(file_data="data:text/csv"), "file.file_data", "no comma"),
+        (image_part("data:image/png;base64,%"), "image_url", "not of base64"),
+        ({"type": "file", "file": {"filename": "a.csv"}}, "file.file_id", "Missing required"),
+        ({"type": "file", "file": {"file_id": "file-x"}}, "file.file_id", "no file 'file-x'"),
+        ({"type": "input_file", "file_id": "file-x"}, "file_id", "no file 'file-x'"),
+    ],
+)
+async def test_a_part_that_is_wrong_is_named(
+    part: dict[str, Any], field: str, words: str, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        error = await refused(client, messages=user(ASK, part))
+    assert isinstance(error, openai.BadRequestError)
+    assert error.param == f"messages[0].content[1].{field}"
+    assert words in error.message
+    assert backend.requests == []
+
+
+async def test_files_too_large_are_refused_alone_and_together(tmp_path: Path) -> None:
+    inputs = Inputs(InputLimits(max_file_mib=1, max_total_mib=2))
+    mebibyte = bytes(1 << 20)
+    async with (
+        scripted_backend([SUBMIT]) as backend,
+        house(backend, "memory", tmp_path, inputs=inputs) as url,
+        client_of(url) as client,
+    ):
+        alone = await refused(client, messages=user(file_part(mebibyte + b".")))
+        more = [file_part(mebibyte), file_part(mebibyte[1:] + b"."), file_part(b"..")]
+        together = await refused(client, messages=user(*more))
+        await ask(url, user(*more[:2], more[0]))
+    for error, place in ((alone, 0), (together, 2)):
+        assert (error.status_code, error.code) == (413, "file_too_large")
+        assert error.param == f"messages[0].content[{place}].file.file_data"
+
+
+@pytest.mark.parametrize("file_ids", ["file-1", [1]])
+async def test_ids_beside_the_messages_are_strings(file_ids: Any, tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        error = await refused(client, extra_body={"sandbox": {"file_ids": file_ids}})
+    assert (error.status_code, error.param) == (400, "sandbox.file_ids")
+
+
+async def test_uploaded_files_are_found_by_whoever_sent_them(tmp_path: Path) -> None:
+    uploads = DirectoryUploads(tmp_path)
+    csv, png = uploads.add("mine", "a.csv", CSV), uploads.add("mine", "p.png", PNG)
+    messages = user(
+        ASK,
+        {"type": "file", "file": {"file_id": csv}},
+        {"type": "input_image", "file_id": png, "detail": "high"},
+    )
+    beside = {"file_ids": [uploads.add("mine", "notes.txt", b"n"), csv]}
+    async with (
+        scripted_backend(showing("a.csv", "p.png", "notes.txt")) as backend,
+        house(backend, "memory", tmp_path, inputs=Inputs(uploads=uploads)) as url,
+        client_of(url, "theirs") as other,
+    ):
+        await ask(url, messages, "mine", sandbox=beside)
+        error = await refused(other, messages=messages)
+        foreign = await refused(other, extra_body={"sandbox": beside})
+    assert (error.status_code, error.param) == (400, "messages[0].content[1].file.file_id")
+    assert (foreign.status_code, foreign.param) == (400, "sandbox.file_ids[0]")
+    shown = {"url": data_url("image/png", PNG), "detail": "high"}
+    assert heard(backend) == [
+        ASK,
+        {"type": "text", "text": f"[Given file: {INPUT_DIR}/a.csv (text/csv, 13 bytes)]"},
+        {"type": "image_url", "image_url": shown},
+        {
+            "type": "text",
+            "text": f"[The image above is the file {INPUT_DIR}/p.png (image/png, 11 bytes)]",
+        },
+        {
+            "type": "text",
+            "text": f"[Given file: {INPUT_DIR}/notes.txt (text/plain, 1 bytes)]\n"
+            f"[Given file: {INPUT_DIR}/a.csv (text/csv, 13 bytes)]",
+        },
+    ]
+    assert "sandbox" not in backend.requests[0].body
+    assert observed(backend).rstrip().endswith("pixels\nn")
+
+
+async def test_what_is_on_the_web_is_fetched_or_said_not_to_be(tmp_path: Path) -> None:
+    async def site(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 11\r\n\r\n"
+        writer.write(head + PNG)
+
+    internet = Internet({"allowed.example": ["93.184.215.14"], "inside.example": ["10.0.0.1"]})
+    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
+    there, inside = image_part("http://allowed.example/p%20q"), image_part("http://inside.example/")
+    paper = {"type": "input_file", "file_url": "http://allowed.example/paper.png"}
+    async with (
+        scripted_backend(showing("p_q.png", "paper.png")) as backend,
+        internet.server(site),
+        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+    ):
+        await ask(url, user(there, inside, paper))
+    fetcher.close()
+    content = heard(backend)
+    assert [part for part in content if part["type"] != "text"] == [there, inside]
+    assert notes(content) == [
+        f"[The image above is the file {INPUT_DIR}/p_q.png (image/png, 11 bytes)]",
+        "[http://inside.example/ was not fetched: host inside.example has no address that a sandbox"
+        " may reach (it is private, reserved or the proxy's own)]",
+        f"[Given file: {INPUT_DIR}/paper.png (image/png, 11 bytes)]",
+    ]
+    assert observed(backend).count("pixels") == 2
+
+
+async def test_nothing_is_fetched_where_that_is_switched_off(tmp_path: Path) -> None:
+    internet = Internet()
+    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
+    inputs = Inputs(InputLimits(fetch_urls=False), fetcher=fetcher)
+    image = image_part("http://allowed.example/p.png")
+    async with (
+        scripted_backend([SUBMIT]) as backend,
+        house(backend, "memory", tmp_path, inputs=inputs) as url,
+    ):
+        await ask(url, user(image))
+    note = "[http://allowed.example/p.png was not fetched: URLs are not fetched here]"
+    assert heard(backend) == [image, {"type": "text", "text": note}]
+    assert (internet.lookups, internet.dialed) == ([], [])
+
+
+async def test_a_disk_too_small_for_a_file_is_told_of(tmp_path: Path) -> None:
+    parts = [file_part(bytes(3 << 20), filename="big.bin"), file_part(filename="a.csv")]
+    script = by_history([tool_reply(call("execute_bash", command="ls documents")), SUBMIT])
+    small = Isolation(disk_mib=1)
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "bubblewrap", tmp_path, small) as url,
+    ):
+        await ask(url, user(*parts))
+    told, *rest = observed(backend).split("\n")
+    assert told.startswith(f"[the given file {INPUT_DIR}/big.bin is not in the sandbox: ")
+    assert "No space left" in told
+    assert rest[0] == "a.csv"

@@ -1,0 +1,27 @@
+"""Uploaded files in a directory, each its owner's."""
+
+import hashlib
+from pathlib import Path
+
+from policies.file_names import type_of
+from proxy.uploads import Upload
+
+
+class DirectoryUploads:
+    """Finds what was added, for the key that added it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._found: dict[tuple[str, str], Upload] = {}
+
+    def add(self, api_key: str, filename: str, data: bytes) -> str:
+        """Keep a file; returns its id."""
+        file_id = f"file-{len(self._found) + 1}"
+        path = self._directory / file_id
+        path.write_bytes(data)
+        owner = hashlib.sha256(api_key.encode()).hexdigest()[:16]
+        self._found[owner, file_id] = Upload(file_id, filename, len(data), type_of(filename), path)
+        return file_id
+
+    async def find(self, owner: str, file_id: str) -> Upload | None:
+        return self._found.get((owner, file_id))

@@ -1,0 +1,71 @@
+"""Names that are safe wherever they are written."""
+
+import pytest
+
+from policies.file_names import Names, clean_type, safe_name, type_of
+
+PDF = "application/pdf"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        ("report.csv", "report.csv"),
+        ("../../etc/passwd", "passwd.pdf"),
+        ("C:\\Users\\me\\plan.docx", "plan.docx"),
+        ("/testbed/output/answer.txt", "answer.txt"),
+        ("my report (final).csv", "my_report_final.csv"),
+        ("a\nb\x00c\u202e\u2028d.txt", "a_b_c_d.txt"),
+        ("$(rm -rf ~).txt", "rm_-rf.txt"),
+        ("-rf.txt", "rf.txt"),
+        (".bashrc", "bashrc.pdf"),
+        ("\ud800.txt", ""),
+        ("..", ""),
+        ("", ""),
+        ("Bericht Übersicht.csv", "Bericht_Übersicht.csv"),
+        ("u\u0308ber.csv", "über.csv"),
+        ("報告書.csv", "報告書.csv"),
+        ("हिन्दी.csv", "हिन्दी.csv"),
+        ("v1.tar.gz", "v1.tar.gz"),
+        ("2601.16206", "2601.16206.pdf"),
+        ("paper", "paper.pdf"),
+        ("paper.TXT", "paper.TXT"),
+        ("x" * 300 + ".csv", "x" * 116 + ".csv"),
+        ("ü" * 300 + ".csv", "ü" * 58 + ".csv"),
+    ],
+)
+def test_a_name_is_one_safe_word(wanted: str, name: str) -> None:
+    assert safe_name(wanted, PDF) == name
+
+
+def test_each_file_has_a_name_of_its_own() -> None:
+    names = Names()
+    asked = ["a.csv", "a.csv", "a-2.csv", "b/a.csv", "", "", "a"]
+    given = [names.give(name, kind="image", mime_type="image/png") for name in asked]
+    assert given == [
+        "a.csv",
+        "a-2.csv",
+        "a-2-2.csv",
+        "a-3.csv",
+        "image-1.png",
+        "image-2.png",
+        "a.png",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "clean"),
+    [
+        ("text/csv", "text/csv"),
+        ("Text/HTML; charset=utf-8", "text/html"),
+        ("x]\n[y/z", "application/octet-stream"),
+        ("", "application/octet-stream"),
+    ],
+)
+def test_a_type_is_shown_without_what_does_not_belong_to_it(written: str, clean: str) -> None:
+    assert clean_type(written) == clean
+
+
+def test_a_name_tells_the_type() -> None:
+    assert type_of("b.PDF") == PDF
+    assert type_of("b.unheard-of") == type_of("b") == "application/octet-stream"

@@ -1,0 +1,93 @@
+"""The client's files lie in the sandbox before anything is done there."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from policies.limits import StopReason
+from proxy.agent.events import Event, ToolCallFinished
+from proxy.agent.task import InputFile
+from proxy.models.scripted import ScriptedModel, call, tool_reply
+from sandbox_runtime.errors import SandboxFileError
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.proxy.agent.runs import SUBMIT, Events, Run, bash
+
+PATH = "/testbed/documents/a.txt"
+SHOWN = "Exit code: 0\n[stdout]\n"
+SHOW = tool_reply(bash(f"cat {PATH}"))
+
+
+class File:
+    """A given file that counts how often it is read, and has an end that may fail."""
+
+    def __init__(self, *pieces: bytes, failure: Exception | None = None) -> None:
+        self.input = InputFile(PATH, self.read)
+        self.begun = self.ended = 0
+        self._pieces = pieces
+        self._failure = failure
+
+    async def read(self) -> AsyncGenerator[bytes, None]:
+        self.begun += 1
+        try:
+            for piece in self._pieces:
+                yield piece
+            if self._failure:
+                raise self._failure
+        finally:
+            self.ended += 1
+
+
+async def test_it_is_there_for_the_first_command_and_written_once() -> None:
+    file = File(b"one ", b"two")
+    run = Run(ScriptedModel([SHOW, SHOW, SUBMIT]))
+    await run.go(inputs=[file.input])
+    assert run.events.observations[:2] == [f"{SHOWN}one two"] * 2
+    assert (file.begun, file.ended) == (1, 1)
+
+
+async def test_the_editor_finds_it_too() -> None:
+    view = call("str_replace_editor", command="view", path=PATH)
+    run = Run(ScriptedModel([tool_reply(view), SUBMIT]))
+    await run.go(inputs=[File(b"one two").input])
+    assert "one two" in run.events.observations[0]
+
+
+async def test_a_run_that_does_nothing_in_its_sandbox_reads_no_file() -> None:
+    file = File(b"one")
+    result = await Run(ScriptedModel([SUBMIT])).go(inputs=[file.input])
+    assert (result.stop_reason, file.begun) == (StopReason.SUBMITTED, 0)
+
+
+async def test_a_new_sandbox_has_it_again_after_a_loss() -> None:
+    sandboxes = MemorySandboxes()
+    file = File(b"one")
+
+    async def lose(event: Event) -> None:
+        if isinstance(event, ToolCallFinished) and event.step == 1:
+            await sandboxes.lent[-1].close()
+
+    run = Run(ScriptedModel([SHOW, SHOW, SHOW, SUBMIT]), sandboxes, events=Events(lose))
+    await run.go(inputs=[file.input])
+    first, lost, second, _ = run.events.observations
+    assert (first, second) == (f"{SHOWN}one",) * 2
+    assert "starts in a new one, which has nothing but the files the user gave" in lost
+    assert (sandboxes.opened, file.begun, file.ended) == (2, 2, 2)
+
+
+async def test_the_model_is_told_once_of_a_file_that_cannot_be_put_there() -> None:
+    good = InputFile("/testbed/documents/b.txt", File(b"two").read)
+    bad = File(b"one", failure=SandboxFileError("the upload is gone"))
+    show = tool_reply(bash("ls documents; cat documents/b.txt"))
+    run = Run(ScriptedModel([show, show, SUBMIT]))
+    await run.go(inputs=[bad.input, good])
+    told = f"[the given file {PATH} is not in the sandbox: the upload is gone]"
+    assert run.events.observations[:2] == [f"{told}\n{SHOWN}b.txt\ntwo", f"{SHOWN}b.txt\ntwo"]
+    assert (bad.begun, bad.ended) == (1, 1)
+
+
+async def test_a_file_whose_reading_fails_for_our_fault_fails_the_run() -> None:
+    bad = File(b"one", failure=RuntimeError("ours"))
+    sandboxes = MemorySandboxes()
+    with pytest.raises(RuntimeError, match="ours"):
+        await Run(ScriptedModel([SHOW]), sandboxes).go(inputs=[bad.input])
+    assert (sandboxes.opened, sandboxes.closed, bad.ended) == (1, 1, 1)
