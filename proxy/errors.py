@@ -5,7 +5,8 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ UnauthorizedError        401        the key is missing or wrong
 ├ NotFoundError            404        no such route, model or file
 ├ BackendError             its own    the model's server refused or failed; status kept
-│ └ ContextOverflowError   400        the conversation no longer fits the model
+│ ├ ContextOverflowError   400        the conversation no longer fits the model
+│ └ OutOfTimeError         504        no answer by the deadline; to ask again would end the same way
 └ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
 """
 
@@ -93,6 +94,14 @@ class BackendError(ProxyError):
 
 class ContextOverflowError(BackendError):
     """The conversation no longer fits the model."""
+
+
+class OutOfTimeError(BackendError):
+    """There is no answer by the deadline."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=504)
+        self.headers["x-should-retry"] = "false"
 
 
 class SandboxUnavailableError(ProxyError):

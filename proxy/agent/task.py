@@ -62,6 +62,8 @@ class Task:
     """Whether the model is asked to stream, because someone watches."""
     rewrite_links: bool = True
     """Whether the answer is prose, in which links to produced files may be put."""
+    deadline_s: float | None = None
+    """When the answer must be there, from the run's start; the policy's limit holds beside it."""
 
 
 @dataclass(frozen=True, slots=True)
