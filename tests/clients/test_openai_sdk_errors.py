@@ -31,6 +31,18 @@ A_TOOL = {"type": "function", "function": {"name": "submit", "parameters": {}}}
         ({"extra_body": {"stream": "yes"}}, "stream", "invalid_type"),
         ({"extra_body": {"sandbox": {"steps": "all"}}}, "sandbox.steps", "invalid_value"),
         ({"extra_headers": {"X-Sandbox-Steps": "all"}}, "sandbox.steps", "invalid_value"),
+        ({"extra_headers": {"X-Sandbox-Deadline": "soon"}}, "X-Sandbox-Deadline", "invalid_value"),
+        ({"extra_body": {"sandbox": {"deadline_s": 0}}}, "sandbox.deadline_s", "invalid_value"),
+        (
+            {"extra_body": {"sandbox": {"on_disconnect": "wait"}}},
+            "sandbox.on_disconnect",
+            "invalid_value",
+        ),
+        (
+            {"extra_headers": {"X-Sandbox-On-Disconnect": ""}},
+            "X-Sandbox-On-Disconnect",
+            "invalid_value",
+        ),
     ],
 )
 async def test_a_bad_request_names_the_field(
