@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, Self
 
@@ -38,7 +39,7 @@ class Run:
         self.created = int(time.time())
         self.heard_out = False
         """Whether somebody has listened to the end."""
-        self.why_cancelled = "the server stops"
+        self.why_cancelled = ""
         self.chars = 0
         """How much memory it holds, about, once it has ended."""
         self.ended_at: float | None = None
@@ -63,6 +64,11 @@ class Run:
         if self._working.cancelled():
             return "cancelled"
         return "failed" if self._working.exception() else "completed"
+
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether it has a result, or may come to one."""
+        return not self.why_cancelled and self.status in ("running", "completed")
 
     def result(self) -> Result:
         """What came of it. Raises what it failed with, RunCancelledError."""
@@ -98,9 +104,10 @@ class Run:
                 self._on_alone(self)
 
     def cancel(self, why: str) -> None:
-        """End it now."""
-        self.why_cancelled = why
-        self._working.cancel()
+        """End it now. Safe to call twice."""
+        if not self.why_cancelled:
+            self.why_cancelled = why
+            self._working.cancel()
 
     async def ended(self) -> None:
         """Return when nothing of it is at work any more."""
@@ -116,9 +123,12 @@ class Run:
 
     def _over(self, working: asyncio.Future[Result]) -> None:
         self.chars = self._replay.chars
-        if not working.cancelled() and working.exception() is None:
-            pictures = (artifact.data_url for artifact in working.result().artifacts)
-            self.chars += sum(len(url) for url in pictures if url)
+        if not working.cancelled():
+            if error := working.exception():
+                _let_go(error)
+            else:
+                pictures = (artifact.data_url for artifact in working.result().artifacts)
+                self.chars += sum(len(url) for url in pictures if url)
         self.ended_at = time.monotonic()
         for listener in self._listeners:
             listener.wake()
@@ -168,3 +178,10 @@ class Listener:
         self._on_taken()
         self.run.heard_out |= not taken
         return taken
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free what the failed frames hold: the error may be kept, and the log has the rest."""
+    while error:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -94,11 +94,11 @@ class Runs:
 
     def _find_by_key(self, claim: Claim) -> Run | None:
         for run in self._runs.values():
-            if (run.claim.owner, run.claim.key) == (claim.owner, claim.key):
+            named = (run.claim.owner, run.claim.key) == (claim.owner, claim.key)
+            if named and run.can_be_joined:
                 if run.claim.fingerprint != claim.fingerprint:
                     raise IdempotencyError
-                if run.status in ("running", "completed"):
-                    return run
+                return run
         return None
 
     def _find_retried(self, claim: Claim) -> Run | None:
@@ -141,7 +141,7 @@ class Runs:
             _warn_of_repetition(told, run)
             raise told from error
         except asyncio.CancelledError:
-            log.info("run %s ended: %s", run.id, run.why_cancelled)
+            log.info("run %s ended: %s", run.id, run.why_cancelled or "the server stops")
             raise
         except Exception:
             log.exception("run %s failed", run.id)
@@ -190,7 +190,7 @@ def _can_be_retried(run: Run, claim: Claim) -> bool:
         and run.claim.retry_count is not None
         and run.claim.same_request(claim)
         and not run.heard_out
-        and run.status in ("running", "completed")
+        and run.can_be_joined
     )
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from policies.isolation import Isolation
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.runs.runs import Runs
+from sandbox_runtime.egress.decision import OnDecision
 from tests.clients.chat import (
     ASKED,
     FIRST,
@@ -25,7 +29,7 @@ from tests.clients.chat import (
 )
 from tests.e2e.leftovers import gone, tasks
 from tests.fakes.backend import Held, scripted_backend
-from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
 from tests.fakes.server import door_to, house, join, serve
 
 NEVER = "Never said."
@@ -59,6 +63,43 @@ async def test_a_run_ends_when_its_client_is_gone_for_good(
         with anyio.fail_after(20):
             seen = await leave_after(backend, 1, url, headers, stream=stream)
             await seen.gone.wait()
+
+
+class SlowToClose(MemorySandboxes):
+    """Takes a sandbox back only when `may_close` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_close = asyncio.Event()
+
+    @asynccontextmanager
+    async def lease(
+        self, isolation: Isolation, on_decision: OnDecision | None = None
+    ) -> AsyncIterator[MemoryLease]:
+        async with super().lease(isolation, on_decision) as lease:
+            try:
+                yield lease
+            finally:
+                await self.may_close.wait()
+
+
+async def test_who_comes_back_while_the_run_is_being_ended_gets_another(tmp_path: Path) -> None:
+    script = [Held(text_reply(NEVER), asyncio.Event()), text_reply("42")]
+    async with scripted_backend(script) as backend:
+        sandboxes, model = SlowToClose(), door_to(backend)
+        services = join(model, sandboxes, tmp_path, make_runs=partial(Runs, grace_s=0))
+        with anyio.fail_after(20):
+            async with serve(services) as url, client(url) as http:
+                seen = await leave_after(backend, 1, url, KEY)
+                await seen.gone.wait()
+                async with anyio.create_task_group() as group:
+                    asking = Asking(http, group)
+                    asking.begin(KEY)
+                    await backend.arrived(2)
+                    sandboxes.may_close.set()
+        await model.aclose()
+    assert answer(asking.responses[0]) == "42"
+    assert (sandboxes.opened, sandboxes.closed) == (2, 2)
 
 
 async def test_a_run_that_two_hear_goes_on_for_the_one_who_stays(tmp_path: Path) -> None:
