@@ -15,6 +15,8 @@ class StopReason(StrEnum):
     """The model called tools that only the client can run."""
     MAX_TURNS = "max_turns"
     WALL_TIME = "wall_time"
+    DEADLINE = "deadline"
+    """The client would have hung up."""
     TOKEN_BUDGET = "token_budget"
     TOOL_OUTPUT_BUDGET = "tool_output_budget"
     CONTEXT_WINDOW = "context_window"

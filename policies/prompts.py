@@ -19,6 +19,7 @@ FINAL_ANSWER = (
 WHY_NO_MORE_TOOLS = {
     StopReason.MAX_TURNS: "The limit of steps is reached.",
     StopReason.WALL_TIME: "The time is up.",
+    StopReason.DEADLINE: "The time is up.",
     StopReason.TOKEN_BUDGET: "The token budget is used up.",
     StopReason.TOOL_OUTPUT_BUDGET: "The budget for tool output is used up.",
     StopReason.CONTEXT_WINDOW: "The context window is full.",

@@ -174,6 +174,7 @@ def build_services(
     from proxy.agent.agent import Agent
     from proxy.config import ConfigError, secret
     from proxy.files import FileStore
+    from proxy.runs.runs import Runs
     from proxy.services import Services
     from sandbox_runtime.pool.pool import Pool
     from sandbox_runtime.tools import make_tools
@@ -197,12 +198,14 @@ def build_services(
     )
     services = Services(
         model=model,
-        agent=agent,
+        runs=Runs(agent),
         files=FileStore(_state_dir(config) / "files", limits=config.artifacts),
         inputs=_inputs(config, forbidden),
         api_key=secret(config.server.api_key_env),
         public_url=config.server.public_url,
         steps=config.server.steps,
+        on_disconnect=config.server.on_disconnect,
+        nonstream_keep_alive_s=config.server.nonstream_keep_alive_s,
     )
     return services, pool, way_out
 
@@ -302,6 +305,7 @@ def _lifespan(
         for task in sweeping:
             task.cancel()
         await asyncio.wait(sweeping)
+        await services.runs.aclose()
         await pool.aclose()
         way_out.close()
         services.inputs.close()

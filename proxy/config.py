@@ -40,6 +40,11 @@ class ServerConfig(_Section):
     """Produced files and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
     steps: Annotated[Literal["off", "reasoning"], BeforeValidator(_unquoted_off)] = "reasoning"
     """Whether steps are shown as thinking."""
+    on_disconnect: Literal["cancel", "detach"] = "cancel"
+    """What becomes of a run when its client leaves, unless the request says."""
+    nonstream_keep_alive_s: float | None = Field(default=None, gt=0)
+    """Silence after which an answer in one piece begins with blanks; its status is then 200, and an
+    error stands in the body. null never does."""
 
 
 class BackendConfig(_Section):

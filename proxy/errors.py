@@ -6,7 +6,10 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ NotFoundError            404        no such route, model or file
 ├ FileTooLargeError        413        a file is larger than may be sent
 ├ BackendError             its own    the model's server refused or failed; status kept
-│ └ ContextOverflowError   400        the conversation no longer fits the model
+│ ├ ContextOverflowError   400        the conversation no longer fits the model
+│ └ OutOfTimeError         504        no answer by the deadline; to ask again would end the same way
+├ IdempotencyError         422        an Idempotency-Key that came before, with another body
+├ RunCancelledError        409        somebody else ended the run
 └ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
 """
 
@@ -107,6 +110,40 @@ class BackendError(ProxyError):
 
 class ContextOverflowError(BackendError):
     """The conversation no longer fits the model."""
+
+
+class OutOfTimeError(BackendError):
+    """There is no answer by the deadline."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=504)
+        self.headers["x-should-retry"] = "false"
+
+
+class IdempotencyError(ProxyError):
+    """An Idempotency-Key was used before, for another request."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This Idempotency-Key was used before, with another body.",
+            status=422,
+            type="invalid_request_error",
+            code="idempotency_key_reused",
+            param="Idempotency-Key",
+        )
+
+
+class RunCancelledError(ProxyError):
+    """The run was ended, by another request or because the server stops."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The run was cancelled.",
+            status=409,
+            type="invalid_request_error",
+            code="run_cancelled",
+            headers={"x-should-retry": "false"},  # OpenAI's SDKs would begin it anew
+        )
 
 
 class SandboxUnavailableError(ProxyError):

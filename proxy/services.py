@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.files import FileStore
 from proxy.inputs import Inputs
+from proxy.runs.runs import Runs
 from proxy.wire.steps import Steps
+from proxy.wire.terms import OnDisconnect
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class Services:
     """The parts, joined by __main__ or a test."""
 
     model: Model
-    agent: Agent
+    runs: Runs
     files: FileStore
     inputs: Inputs = field(default_factory=Inputs)
     api_key: str | None = None
@@ -24,3 +25,7 @@ class Services:
     steps: Steps = "reasoning"
     keep_alive_s: float = 10.0
     """Silence after which a stream says that it is alive; gateways hang up after 50 to 120 s."""
+    nonstream_keep_alive_s: float | None = None
+    """The same for an answer in one piece, which then begins with blanks; None says nothing."""
+    on_disconnect: OnDisconnect = "cancel"
+    """What becomes of a run when its client leaves, unless the request says."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from policies.artifacts import ArtifactLimits, Selection, select
 from policies.completion import is_answer
+from policies.deadline import time_plan
 from policies.isolation import Isolation
 from policies.limits import Limits, Spent, StopReason, exceeded
 from policies.prompts import NOT_RUN, NUDGE, WHY_NO_MORE_TOOLS, system_prompt
@@ -35,14 +36,15 @@ from proxy.agent.submit_stream import recovered_answer
 from proxy.agent.task import Artifact, Result, Task
 from proxy.agent.tool_calls import ToolCall, Turn, understand
 from proxy.agent.toolbox import Toolbox
-from proxy.errors import BackendError, ContextOverflowError
+from proxy.errors import BackendError, ContextOverflowError, OutOfTimeError
 from proxy.workspaces import Seat, Workspaces
 from sandbox_runtime.errors import SandboxFileError
 from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Observation, Tool
 
 FINAL_ANSWER_S = 600.0
-"""How long the one last question may take, the run's own time being up."""
+"""How long the one last question may take, the run's own time being up; less where a deadline is
+near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ class _Run:
         self._agent = agent
         self._task = task
         self._emit = emit
-        self._limits = agent.limits
+        self._times = time_plan(agent.limits.wall_time_s, task.deadline_s)
+        self._limits = replace(agent.limits, wall_time_s=self._times.work_s)
         self._seat = seat
         self._client_names = [_tool_name(tool) for tool in task.client_tools]
         self._outputs = Outputs()
@@ -122,6 +125,8 @@ class _Run:
         stop = None
         while stop is None:
             stop = exceeded(self._limits, self._spent()) or await self._turn()
+        if stop is StopReason.WALL_TIME:
+            stop = self._times.stop
         if self._task.must_call and stop in WHY_NO_MORE_TOOLS:
             stop = await self._ask_for_call(stop)
         answer = await self._answer(stop)
@@ -249,7 +254,7 @@ class _Run:
         if answer:  # it is there, though its JSON is cut off or wrongly escaped
             call = replace(call, arguments={"answer": answer}, mistake=None)
         timeout_s = min(self._limits.command_timeout_s, self._time_left_s())
-        observation = await self._toolbox.run(call, timeout_s)
+        observation = await self._toolbox.run(call, timeout_s, self._time_left_s())
         if answer and observation.finished:
             self._ending.finish_reason = reply.finish_reason
         return observation
@@ -283,8 +288,9 @@ class _Run:
     async def _asked_answer(self, stop: StopReason, fallback: str) -> str:
         await self._writer.begin()
         hear = self._hear_final if self._task.stream else None
+        left_s = max(0.001, self._times.answer_s - self._spent().wall_time_s)
         try:
-            async with asyncio.timeout(FINAL_ANSWER_S):
+            async with asyncio.timeout(min(FINAL_ANSWER_S, left_s)):
                 reply = await self._talk.ask_final(stop, hear)
         except BackendError:
             if not fallback or self._writer.text:
@@ -294,7 +300,7 @@ class _Run:
             self._ending.finish_reason = "length"
             if best := self._writer.given or fallback:
                 return best
-            raise BackendError("the model did not answer in time", status=504) from error
+            raise OutOfTimeError("the model did not answer in time") from error
         self._ending.reply = reply
         self._ending.finish_reason = reply.finish_reason
         if not self._task.stream:

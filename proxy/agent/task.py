@@ -85,6 +85,8 @@ class Task:
     """The same for a run that waits for the client's tools."""
     resumes: Parked | None = None
     """The run that it goes on with, now that the client has answered."""
+    deadline_s: float | None = None
+    """When the answer must be there, from the run's start; the policy's limit holds beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The tools of one run and the sandbox they work in."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
@@ -18,6 +19,8 @@ Prepare = Callable[[Sandbox], Awaitable[Collection[str]]]
 """Makes a computer ready for a run, and says which files are in it already."""
 MAX_LOSSES = 3
 """How many sandboxes one run may lose before it is the run that fails."""
+GRACE_S = 0.5
+"""What a command that used up its time has for ending by itself, so that its output is seen."""
 
 
 class Toolbox:
@@ -69,14 +72,19 @@ class Toolbox:
         tool = self._tools.get(name)
         return tool.name if tool else name
 
-    async def run(self, call: ToolCall, timeout_s: float) -> Observation:
-        """Do one call and tell the listeners. Raises SandboxError."""
+    async def run(self, call: ToolCall, timeout_s: float, left_s: float) -> Observation:
+        """Do one call and tell the listeners; a command may take `timeout_s`, and everything, the
+        wait for a sandbox too, what is left of the run's time. Raises SandboxError."""
         self.steps += 1
         step = self.steps
         shown = call.arguments if isinstance(call.arguments, dict) else {}
         await self._emit(ToolCallStarted(step, call.id, self.proper_name(call.name), shown))
         started = time.monotonic()
-        observation = await self._observe(call, step, timeout_s)
+        try:
+            async with asyncio.timeout(left_s + GRACE_S):
+                observation = await self._observe(call, step, timeout_s)
+        except TimeoutError:
+            observation = Observation("Given up: the time is up.")
         duration_s = time.monotonic() - started
         self.spent_s += duration_s
         self.cpu_s += observation.cpu_s

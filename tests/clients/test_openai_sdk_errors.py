@@ -31,6 +31,18 @@ A_TOOL = {"type": "function", "function": {"name": "submit", "parameters": {}}}
         ({"extra_body": {"stream": "yes"}}, "stream", "invalid_type"),
         ({"extra_body": {"sandbox": {"steps": "all"}}}, "sandbox.steps", "invalid_value"),
         ({"extra_headers": {"X-Sandbox-Steps": "all"}}, "sandbox.steps", "invalid_value"),
+        ({"extra_headers": {"X-Sandbox-Deadline": "soon"}}, "X-Sandbox-Deadline", "invalid_value"),
+        ({"extra_body": {"sandbox": {"deadline_s": 0}}}, "sandbox.deadline_s", "invalid_value"),
+        (
+            {"extra_body": {"sandbox": {"on_disconnect": "wait"}}},
+            "sandbox.on_disconnect",
+            "invalid_value",
+        ),
+        (
+            {"extra_headers": {"X-Sandbox-On-Disconnect": ""}},
+            "X-Sandbox-On-Disconnect",
+            "invalid_value",
+        ),
     ],
 )
 async def test_a_bad_request_names_the_field(
@@ -188,12 +200,18 @@ async def test_an_overloaded_backend_says_when_to_come_again(tmp_path: Path) -> 
     assert isinstance(error, openai.RateLimitError)
     assert (error.status_code, error.code) == (429, "429")
     assert error.response.headers["retry-after"] == "120"
+    assert "x-should-retry" not in error.response.headers
     assert len(backend.requests) == 1
 
 
-async def test_a_run_that_failed_after_work_was_done_is_not_started_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "said", [tool_reply(call("execute_bash", command="true")), text_reply("Let me see:")]
+)
+async def test_a_run_that_failed_after_the_model_spoke_is_not_started_anew(
+    said: dict[str, Any], tmp_path: Path
+) -> None:
     """The SDK would do all of it again, twice, unasked."""
-    script = [tool_reply(call("execute_bash", command="true")), *[server_error()] * 9]
+    script = [said, *[server_error()] * 9]
     async with (
         scripted_backend(script) as backend,
         house(backend, "memory", tmp_path) as url,

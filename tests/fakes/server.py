@@ -10,7 +10,7 @@ async with (
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from proxy.app import create_app
 from proxy.files import FileStore
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
+from proxy.runs.runs import Runs
 from proxy.services import Services
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
@@ -67,6 +68,7 @@ async def serve(services: Services) -> AsyncIterator[str]:
         server.should_exit = True
         with anyio.CancelScope(shield=True):
             await serving
+            await services.runs.aclose()
         listener.close()
 
 
@@ -78,7 +80,8 @@ async def house(
     isolation: Isolation = Isolation(),
     **changes: Any,
 ) -> AsyncIterator[str]:
-    """The whole of it before a scripted backend; `changes` are fields of Services."""
+    """The whole of it before a scripted backend; `changes` are fields of Services, and `make_runs`
+    where they are not to be as usual."""
     model = door_to(backend)
     try:
         async with open_sandboxes(kind, state_dir) as sandboxes:
@@ -100,12 +103,13 @@ def join(
     sandboxes: Sandboxes,
     state_dir: Path,
     isolation: Isolation = Isolation(),
+    make_runs: Callable[[Agent], Runs] = Runs,
     **changes: Any,
 ) -> Services:
     """The parts in their places."""
     services = Services(
         model=model,
-        agent=Agent(model, sandboxes, make_tools, isolation=isolation),
+        runs=make_runs(Agent(model, sandboxes, make_tools, isolation=isolation)),
         files=FileStore(state_dir / "files", limits=ArtifactLimits()),
     )
     return replace(services, **changes)

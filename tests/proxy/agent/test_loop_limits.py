@@ -1,37 +1,15 @@
 """A limit withdraws the tools, asks for the answer once, and says why the run ended."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import anyio
 import pytest
 
 from policies.limits import Limits, StopReason
 from policies.prompts import final_request
-from proxy.agent.events import OnDelta
-from proxy.agent.model import Reply
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.agent.runs import FAILURE, SUBMIT, Run, bash, valid
+from tests.proxy.agent.stuck_model import StuckModel
 
 COUNTED = {"prompt_tokens": 600, "completion_tokens": 400, "total_tokens": 1000}
-
-
-class StuckModel(ScriptedModel):
-    """Never comes to the end of a turn with tools, after the first `turns`."""
-
-    def __init__(self, replies: list[dict[str, Any]], *, turns: int = 0) -> None:
-        super().__init__(replies)
-        self._turns = turns
-
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
-        position = sum(message["role"] == "assistant" for message in body["messages"])
-        reply = None if "tools" in body else await super().complete(body, on_delta)
-        if reply is None and position < self._turns:
-            reply = await super().complete(body, on_delta)
-        if reply is None:
-            await anyio.Event().wait()
-        assert reply is not None
-        return reply
 
 
 @pytest.mark.parametrize("stream", [False, True])

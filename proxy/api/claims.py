@@ -1,0 +1,39 @@
+"""What a request stands for: whose it is, which work it asks for, and until when."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from proxy.api.connection import owner, services
+from proxy.runs.claim import Claim
+from proxy.wire.terms import Terms
+
+NOT_THE_WORK = ("stream", "stream_options")
+"""What says how the answer is told, and not what is asked for."""
+
+
+async def claim(request: Request, body: Mapping[str, Any], terms: Terms) -> Claim:
+    """The request's. With a key of the client's own, a stream may join a whole run and the other
+    way round; the SDKs' retries are the same to the byte."""
+    written = await request.body()
+    if terms.idempotency_key is not None:
+        work = {key: value for key, value in body.items() if key not in NOT_THE_WORK}
+        written = json.dumps(work, sort_keys=True).encode()
+    return Claim(
+        owner=owner(request),
+        fingerprint=hashlib.sha256(request.url.path.encode() + b"\n" + written).hexdigest(),
+        key=terms.idempotency_key,
+        retry_count=terms.retry_count,
+        stream=bool(body.get("stream")),
+        detach=(terms.on_disconnect or services(request).on_disconnect) == "detach",
+    )
+
+
+def deadline_s(request: Request, terms: Terms, claim: Claim) -> float | None:
+    """When the run must have answered: where the client hears of it meanwhile, or may leave without
+    ending it, its patience is no bound."""
+    hears = claim.stream or services(request).nonstream_keep_alive_s is not None
+    return terms.deadline_s if hears or claim.detach else terms.hangs_up_s

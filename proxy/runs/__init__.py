@@ -1,0 +1,1 @@
+"""Runs as they go on: begun, heard by whoever listens, found again, ended."""

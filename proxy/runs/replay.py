@@ -1,0 +1,96 @@
+"""What has happened in a run, for listeners that come later."""
+
+from collections.abc import Iterator
+
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+    TurnStarted,
+)
+
+MAX_CHARS = 1_000_000
+"""How much is kept beside the answer, which is kept whole."""
+OVERHEAD_CHARS = 100
+"""What an event counts for beside its text."""
+
+
+class Replay:
+    """The events so far: pieces of one text joined into one, a command's live output left out (its
+    observation says it), and the oldest turns forgotten where they grow beyond `max_chars`."""
+
+    def __init__(self, max_chars: int = MAX_CHARS) -> None:
+        self._max_chars = max_chars
+        self._events: list[Event] = []
+        self._pieces: list[str] = []
+        """The text of the last event, where that still grows."""
+        self._growing: type[AnswerDelta] | type[ReasoningDelta] | None = None
+        self._chars = 0
+        self._full_at = max_chars
+
+    def add(self, event: Event) -> None:
+        """Take in what has just happened."""
+        match event:
+            case ToolOutput():
+                return
+            case AnswerDelta(text, None) | ReasoningDelta(text):
+                if self._growing is not type(event):
+                    self._close()
+                    self._growing = type(event)
+                self._pieces.append(text)
+            case _:
+                self._close()
+                self._events.append(event)
+        self._chars += _chars(event)
+        if self._chars > self._full_at:
+            self._forget()
+
+    def events(self) -> list[Event]:
+        """What is kept of it, in order."""
+        self._close()
+        return list(self._events)
+
+    @property
+    def chars(self) -> int:
+        """How large it is, about."""
+        return self._chars
+
+    def _close(self) -> None:
+        if self._growing is not None:
+            self._events.append(self._growing("".join(self._pieces)))
+            self._growing = None
+            self._pieces = []
+
+    def _forget(self) -> None:
+        """Keep the later half, from the beginning of a turn on, and all of the answer."""
+        self._close()
+        turns = list(self._turns())
+        half = self._max_chars // 2
+        latest = turns[-1][0] if turns else 0
+        first = next((at for at, chars in turns if chars <= half), latest)
+        before = [event for event in self._events[:first] if isinstance(event, AnswerDelta)]
+        self._events = before + self._events[first:]
+        self._chars = sum(map(_chars, self._events))
+        # What is left may be one long turn: looked at anew only when it has doubled.
+        self._full_at = max(self._max_chars, 2 * self._chars)
+
+    def _turns(self) -> Iterator[tuple[int, int]]:
+        """Where each turn begins, and how large the rest is from there."""
+        left = self._chars
+        for at, event in enumerate(self._events):
+            if isinstance(event, TurnStarted):
+                yield at, left
+            left -= _chars(event)
+
+
+def _chars(event: Event) -> int:
+    match event:
+        case AnswerDelta(text) | ReasoningDelta(text) | ToolCallFinished(observation=text):
+            return OVERHEAD_CHARS + len(text)
+        case ToolCallStarted(arguments=arguments):
+            given = (value for value in arguments.values() if isinstance(value, str))
+            return OVERHEAD_CHARS + sum(map(len, given))
+    return OVERHEAD_CHARS

@@ -1,0 +1,264 @@
+"""What becomes of a run when its client leaves: as the client said, or as configured."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from policies.isolation import Isolation
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.runs.runs import Runs
+from sandbox_runtime.egress.decision import OnDecision
+from tests.clients.chat import (
+    ASKED,
+    FIRST,
+    PATH,
+    SECOND,
+    Asking,
+    answer,
+    ask,
+    client,
+    leave_after,
+)
+from tests.e2e.leftovers import gone, tasks
+from tests.fakes.backend import Held, scripted_backend
+from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
+from tests.fakes.server import door_to, house, join, serve
+
+NEVER = "Never said."
+KEY = {"Idempotency-Key": "order-1"}
+DETACH = {"X-Sandbox-On-Disconnect": "detach"}
+NOBODY: dict[str, str] = {}
+
+
+# Cancelled
+
+
+@pytest.mark.parametrize(
+    ("headers", "stream", "grace_s"),
+    [
+        (NOBODY, False, 3600),
+        (NOBODY, True, 3600),
+        (FIRST, True, 3600),  # an SDK does not ask again for a stream that has begun
+        (FIRST, False, 0.01),
+        (SECOND, False, 0.01),
+        (KEY, True, 0.01),
+    ],
+)
+async def test_a_run_ends_when_its_client_is_gone_for_good(
+    headers: dict[str, str], stream: bool, grace_s: float, tmp_path: Path
+) -> None:
+    make_runs = partial(Runs, grace_s=grace_s)
+    async with (
+        scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,
+        house(backend, "memory", tmp_path, make_runs=make_runs) as url,
+    ):
+        with anyio.fail_after(20):
+            seen = await leave_after(backend, 1, url, headers, stream=stream)
+            await seen.gone.wait()
+
+
+class SlowToClose(MemorySandboxes):
+    """Takes a sandbox back only when `may_close` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_close = asyncio.Event()
+
+    @asynccontextmanager
+    async def lease(
+        self, isolation: Isolation, on_decision: OnDecision | None = None
+    ) -> AsyncIterator[MemoryLease]:
+        async with super().lease(isolation, on_decision) as lease:
+            try:
+                yield lease
+            finally:
+                await self.may_close.wait()
+
+
+async def test_who_comes_back_while_the_run_is_being_ended_gets_another(tmp_path: Path) -> None:
+    script = [Held(text_reply(NEVER), asyncio.Event()), text_reply("42")]
+    async with scripted_backend(script) as backend:
+        sandboxes, model = SlowToClose(), door_to(backend)
+        services = join(model, sandboxes, tmp_path, make_runs=partial(Runs, grace_s=0))
+        with anyio.fail_after(20):
+            async with serve(services) as url, client(url) as http:
+                seen = await leave_after(backend, 1, url, KEY)
+                await seen.gone.wait()
+                async with anyio.create_task_group() as group:
+                    asking = Asking(http, group)
+                    asking.begin(KEY)
+                    await backend.arrived(2)
+                    sandboxes.may_close.set()
+        await model.aclose()
+    assert answer(asking.responses[0]) == "42"
+    assert (sandboxes.opened, sandboxes.closed) == (2, 2)
+
+
+async def test_a_run_that_two_hear_goes_on_for_the_one_who_stays(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    make_runs = partial(Runs, grace_s=0)
+    async with (
+        scripted_backend([Held(text_reply("42"), release)]) as backend,
+        house(backend, "memory", tmp_path, make_runs=make_runs) as url,
+        client(url) as http,
+        anyio.create_task_group() as group,
+    ):
+        with anyio.fail_after(20):
+            asking = Asking(http, group)
+            async with http.stream("POST", PATH, json={**ASKED, "stream": True}, headers=KEY):
+                asking.begin(KEY)
+                other = {**ASKED, "stream": True}
+                async with http.stream("POST", PATH, json=other, headers=KEY) as stays:
+                    await leave_after(backend, 1, url, KEY)
+                    release.set()
+                    await stays.aread()
+    assert answer(stays) == answer(asking.responses[0]) == "42"
+    assert len(backend.requests) == 1
+
+
+# Detached
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "ours", "changes"),
+    [
+        (DETACH, {}, {}),
+        ({}, {"on_disconnect": "detach"}, {}),
+        ({}, {}, {"on_disconnect": "detach"}),
+    ],
+)
+async def test_a_detached_run_goes_on_and_its_result_is_kept(
+    headers: dict[str, str],
+    ours: dict[str, str],
+    changes: dict[str, Any],
+    stream: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    release = asyncio.Event()
+    step = tool_reply(call("execute_bash", command="echo 42"))
+    async with (
+        scripted_backend([step, Held(text_reply("42"), release)]) as backend,
+        house(backend, "memory", tmp_path, **changes) as url,
+        client(url) as http,
+    ):
+        with anyio.fail_after(20):
+            await leave_after(backend, 2, url, headers, stream=stream, sandbox=ours)
+            (run_id,) = re.findall("run (.*) started", caplog.text)
+            found = (await http.get(f"/v1/runs/{run_id}")).json()
+            assert (found["status"], found["completion"]) == ("running", None)
+            release.set()
+            while (found := (await http.get(f"/v1/runs/{run_id}")).json())["status"] == "running":
+                await anyio.lowlevel.checkpoint()
+    assert (found["id"], found["object"], found["error"]) == (run_id, "run", None)
+    assert found["status"] == "completed"
+    assert found["completion"]["choices"][0]["message"]["content"] == "42"
+    assert found["completion"]["choices"][0]["message"]["reasoning"].startswith("$ echo 42\n")
+    assert found["completion"]["sandbox"]["run_id"] == run_id
+
+
+async def test_a_detached_run_that_failed_says_how(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client(url) as http,
+        http.stream("POST", PATH, json={**ASKED, "stream": True}, headers=DETACH) as failed,
+    ):
+        run_id = failed.headers["x-sandbox-run"]
+        await failed.aread()
+        found = (await http.get(f"/v1/runs/{run_id}")).json()
+    assert (found["status"], found["completion"]) == ("failed", None)
+    assert found["error"]["message"] == "the script has no more"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_run_can_be_cancelled_by_its_owner(stream: bool, tmp_path: Path) -> None:
+    async with scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend:
+        sandboxes, model = MemorySandboxes(), door_to(backend)
+        async with (
+            serve(join(model, sandboxes, tmp_path)) as url,
+            client(url) as http,
+            anyio.create_task_group() as group,
+        ):
+            with anyio.fail_after(20):
+                asking = Asking(http, group)
+                headers = {**KEY, **DETACH}
+                body = {**ASKED, "stream": True}
+                async with http.stream("POST", PATH, json=body, headers=headers) as streamed:
+                    path = f"/v1/runs/{streamed.headers['x-sandbox-run']}"
+                await backend.arrived(1)
+                asking.begin(headers, stream=stream)
+                async with http.stream("POST", PATH, json=body, headers=headers) as streamed:
+                    found = (await http.delete(path)).json()
+                    await streamed.aread()
+                await backend.requests[0].gone.wait()
+                again = (await http.delete(path)).json()
+        await model.aclose()
+    assert found["status"] == again["status"] == "cancelled"
+    assert "run_cancelled" in streamed.text
+    assert (sandboxes.opened, sandboxes.closed) == (1, 1)
+
+
+async def test_whoever_waits_for_a_run_that_is_cancelled_is_told(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client(url) as http,
+    ):
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                asking = Asking(http, group)
+                asking.begin(KEY)
+                await backend.arrived(1)
+                body = {**ASKED, "stream": True}
+                async with http.stream("POST", PATH, json=body, headers=KEY) as streamed:
+                    await http.delete(f"/v1/runs/{streamed.headers['x-sandbox-run']}")
+    told = asking.responses[0]
+    assert (told.status_code, told.headers["x-should-retry"]) == (409, "false")
+    assert told.json()["error"]["code"] == "run_cancelled"
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_a_run_is_nobody_else_s(method: str, tmp_path: Path) -> None:
+    mine, yours = ({"Authorization": f"Bearer sk-{who}"} for who in ("mine", "yours"))
+    async with (
+        scripted_backend([text_reply("42")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client(url) as http,
+    ):
+        path = f"/v1/runs/{(await ask(http, {**mine, **DETACH})).headers['x-sandbox-run']}"
+        assert (await http.request(method, path, headers=yours)).status_code == 404
+        assert (await http.request(method, path, headers=mine)).json()["status"] == "completed"
+
+
+async def test_a_run_that_was_heard_is_forgotten(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([text_reply("42")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client(url) as http,
+    ):
+        run_id = (await ask(http, FIRST)).headers["x-sandbox-run"]
+        assert (await http.get(f"/v1/runs/{run_id}")).status_code == 404
+
+
+async def test_a_detached_run_ends_with_the_server(tmp_path: Path) -> None:
+    async with scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend:
+        at_first = tasks()
+        sandboxes, model = MemorySandboxes(), door_to(backend)
+        with anyio.fail_after(20):
+            async with serve(join(model, sandboxes, tmp_path)) as url:
+                seen = await leave_after(backend, 1, url, DETACH)
+            await seen.gone.wait()
+            await model.aclose()
+            await gone(lambda: tasks() - at_first)
+    assert (sandboxes.opened, sandboxes.closed) == (1, 1)

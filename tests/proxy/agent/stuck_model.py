@@ -1,0 +1,33 @@
+"""A model that never comes to the end of a turn."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import anyio
+
+from proxy.agent.events import OnDelta
+from proxy.agent.model import Reply
+from proxy.models.scripted import ScriptedModel
+
+
+class StuckModel(ScriptedModel):
+    """It is stuck in each turn with tools after the first `turns`, and where told to also in its
+    last words."""
+
+    def __init__(
+        self,
+        replies: Sequence[Mapping[str, Any]],
+        *,
+        turns: int = 0,
+        is_stuck_at_last: bool = False,
+    ) -> None:
+        super().__init__(replies)
+        self._turns = turns
+        self._is_stuck_at_last = is_stuck_at_last
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        position = sum(message["role"] == "assistant" for message in body["messages"])
+        is_stuck = position >= self._turns if "tools" in body else self._is_stuck_at_last
+        if is_stuck:
+            await anyio.sleep_forever()
+        return await super().complete(body, on_delta)

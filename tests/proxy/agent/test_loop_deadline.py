@@ -1,0 +1,81 @@
+"""A deadline ends the work early enough for an answer."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from policies.limits import Limits, StopReason
+from policies.prompts import final_request
+from proxy.errors import OutOfTimeError
+from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
+from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.sandbox import Lease, Sandbox
+from tests.proxy.agent.runs import SUBMIT, Run, bash
+from tests.proxy.agent.stuck_model import StuckModel
+
+DEADLINE = StopReason.DEADLINE
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_takes_too_long_is_asked_for_what_it_has(stream: bool) -> None:
+    model = StuckModel([text_reply("About 42.")])
+    with anyio.fail_after(20):
+        result = await Run(model).go(deadline_s=2, stream=stream)
+    assert (result.answer, result.stop_reason) == ("About 42.", DEADLINE)
+    assert model.requests[-1]["messages"][-1]["content"] == final_request(DEADLINE)
+
+
+async def test_the_nearer_of_deadline_and_limit_is_named() -> None:
+    run = Run(StuckModel([text_reply("About 42.")]), limits=Limits(wall_time_s=0.01))
+    with anyio.fail_after(20):
+        result = await run.go(deadline_s=60)
+    assert result.stop_reason is StopReason.WALL_TIME
+
+
+async def test_a_command_gets_no_more_time_than_the_deadline_leaves() -> None:
+    model = ScriptedModel([tool_reply(bash("echo a; sleep 100")), SUBMIT])
+    run = Run(model)
+    with anyio.fail_after(20):
+        await run.go(deadline_s=100)
+    assert "(timed out)" in run.events.observations[0]
+
+
+async def test_the_last_words_too_must_come_in_time() -> None:
+    stuck = StuckModel([], is_stuck_at_last=True)
+    with anyio.fail_after(20), pytest.raises(OutOfTimeError) as caught:
+        await Run(stuck).go(deadline_s=0.1)
+    assert (caught.value.status, caught.value.headers["x-should-retry"]) == (504, "false")
+
+
+async def test_what_was_found_is_better_than_last_words_that_do_not_come() -> None:
+    found = tool_reply(bash("echo 42 > output/answer.txt"))
+    stuck = StuckModel([found], turns=1, is_stuck_at_last=True)
+    with anyio.fail_after(20):
+        result = await Run(stuck).go(deadline_s=2)
+    assert (result.answer, result.stop_reason) == ("42", DEADLINE)
+
+
+class NoSandboxes:
+    """Has none, and says so to nobody."""
+
+    @asynccontextmanager
+    async def lease(
+        self, isolation: Isolation, on_decision: OnDecision | None = None
+    ) -> AsyncIterator[Lease]:
+        yield self
+
+    async def sandbox(self) -> Sandbox:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+async def test_the_wait_for_a_sandbox_ends_in_time_too() -> None:
+    model = ScriptedModel([tool_reply(bash("ls")), text_reply("About 42.")])
+    run = Run(model, sandboxes=NoSandboxes())
+    with anyio.fail_after(20):
+        result = await run.go(deadline_s=2)
+    assert run.events.observations == ["Given up: the time is up."]
+    assert (result.answer, result.stop_reason) == ("About 42.", DEADLINE)

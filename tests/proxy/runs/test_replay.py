@@ -1,0 +1,69 @@
+"""What listeners that come later are told."""
+
+from policies.limits import StopReason
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    ReasoningDelta,
+    RunFinished,
+    RunStarted,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+    TurnStarted,
+)
+from proxy.runs.replay import Replay
+
+
+def replayed(*events: Event, max_chars: int = 1_000_000) -> list[Event]:
+    replay = Replay(max_chars)
+    for event in events:
+        replay.add(event)
+    return replay.events()
+
+
+def call(observation: str) -> ToolCallFinished:
+    return ToolCallFinished(1, "c1", "execute_bash", observation, 0, 1, 0.1)
+
+
+def test_pieces_of_one_text_are_joined() -> None:
+    pieces = [ReasoningDelta("a"), ReasoningDelta("b"), AnswerDelta("c"), AnswerDelta("d")]
+    end = RunFinished(StopReason.ANSWERED)
+    assert replayed(*pieces, end) == [ReasoningDelta("ab"), AnswerDelta("cd"), end]
+
+
+def test_pieces_that_carry_probabilities_stay_as_they_are() -> None:
+    pieces = [AnswerDelta("a", {"content": [1]}), AnswerDelta("b", {"content": [2]})]
+    assert replayed(*pieces) == pieces
+
+
+def test_it_can_be_told_while_it_grows() -> None:
+    replay = Replay()
+    replay.add(AnswerDelta("a"))
+    assert replay.events() == [AnswerDelta("a")]
+    replay.add(AnswerDelta("b"))
+    assert replay.events() == [AnswerDelta("a"), AnswerDelta("b")]
+
+
+def test_live_output_is_left_out_for_the_observation_says_it() -> None:
+    begun = ToolCallStarted(1, "c1", "execute_bash", {"command": "ls"})
+    assert replayed(begun, ToolOutput(1, "stdout", "x"), call("x")) == [begun, call("x")]
+
+
+def test_the_oldest_turns_are_forgotten_and_the_answer_never() -> None:
+    events: list[Event] = [RunStarted("r1"), AnswerDelta("First words.")]
+    for turn in range(1, 101):
+        events += [TurnStarted(turn), call("x" * 1000)]
+    events += [AnswerDelta("y" * 100_000)]
+    kept = replayed(*events, max_chars=20_000)
+    turns = [event.turn for event in kept if isinstance(event, TurnStarted)]
+    assert kept[0] == AnswerDelta("First words.")
+    assert kept[-1] == events[-1]
+    assert turns == list(range(turns[0], 101))
+    assert len([event for event in kept if isinstance(event, ToolCallFinished)]) == len(turns)
+    assert 1 <= len(turns) <= 20
+
+
+def test_one_turn_that_is_too_long_is_kept() -> None:
+    events = [TurnStarted(1), *(call("x" * 1000) for _ in range(50))]
+    assert replayed(*events, max_chars=10_000) == events

@@ -1,0 +1,111 @@
+"""A run at work and its listeners."""
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from policies.limits import StopReason
+from proxy.agent.events import Emit, Event, TurnStarted
+from proxy.agent.task import Result, Tally, Task
+from proxy.errors import RunCancelledError
+from proxy.runs.claim import Claim
+from proxy.runs.run import MAX_BEHIND, Listener, Run
+from tests.proxy.agent.runs import USER, MemoryOutbox
+
+RESULT = Result(
+    run_id="r1",
+    container_id="cntr_test",
+    model="m",
+    answer="42",
+    stop_reason=StopReason.ANSWERED,
+    finish_reason="stop",
+    tool_calls=[],
+    usage={},
+    segments=1,
+    tally=Tally(),
+    artifacts=[],
+    left_out=[],
+    choice={},
+    response={},
+)
+
+
+class Counting:
+    """Work that tells how far it has come."""
+
+    def __init__(self, turns: int) -> None:
+        self.done = 0
+        self._turns = turns
+
+    async def __call__(self, run: Run, emit: Emit) -> Result:
+        for turn in range(1, self._turns + 1):
+            await emit(TurnStarted(turn))
+            self.done = turn
+        return RESULT
+
+
+def started(work: Counting, on_alone: Callable[[Run], None] = lambda run: None) -> Run:
+    task = Task(run_id="r1", outbox=MemoryOutbox(), model="m", messages=[USER])
+    return Run(task, Claim(owner="o", fingerprint="f"), work, on_alone)
+
+
+async def heard(listener: Listener) -> list[Event]:
+    events: list[Event] = []
+    while new := await listener.events():
+        events += new
+    return events
+
+
+async def test_each_listener_hears_all_whenever_it_came() -> None:
+    run = started(Counting(3))
+    with anyio.fail_after(5), run.listen() as first:
+        await run.ended()
+        with run.listen() as late:
+            turns = [TurnStarted(1), TurnStarted(2), TurnStarted(3)]
+            assert await heard(first) == await heard(late) == turns
+    assert run.result() is RESULT
+
+
+async def test_a_run_waits_for_the_only_listener_there_is() -> None:
+    work = Counting(10 * MAX_BEHIND)
+    run = started(work)
+    with anyio.fail_after(5), run.listen() as listener:
+        await anyio.wait_all_tasks_blocked()
+        assert work.done == MAX_BEHIND - 1
+        assert len(await listener.events()) == MAX_BEHIND
+        await anyio.wait_all_tasks_blocked()
+        assert work.done == 2 * MAX_BEHIND - 1
+        await heard(listener)
+    assert work.done == 10 * MAX_BEHIND
+
+
+async def test_a_run_waits_for_the_fastest_of_several() -> None:
+    work = Counting(10 * MAX_BEHIND)
+    run = started(work)
+    with anyio.fail_after(5), run.listen() as slow, run.listen() as fast:
+        assert len(await heard(fast)) == 10 * MAX_BEHIND
+        assert len(await heard(slow)) == 10 * MAX_BEHIND
+
+
+async def test_a_run_goes_on_when_the_one_it_waits_for_leaves() -> None:
+    work = Counting(10 * MAX_BEHIND)
+    alone: list[Run] = []
+    run = started(work, alone.append)
+    with anyio.fail_after(5):
+        with run.listen():
+            await anyio.wait_all_tasks_blocked()
+        assert alone == [run]
+        await run.ended()
+    assert (work.done, run.status) == (10 * MAX_BEHIND, "completed")
+
+
+async def test_who_listens_to_a_run_that_is_cancelled_is_told() -> None:
+    run = started(Counting(10 * MAX_BEHIND))
+    with anyio.fail_after(5), run.listen() as listener:
+        await anyio.wait_all_tasks_blocked()
+        run.cancel("by hand")
+        await heard(listener)
+    assert run.status == "cancelled"
+    with pytest.raises(RunCancelledError):
+        run.result()
