@@ -1,7 +1,6 @@
 """POST /v1/chat/completions."""
 
 import asyncio
-import json
 import logging
 import time
 import uuid
@@ -15,7 +14,9 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.history import without_steps
 from policies.routing import route
+from policies.steps import PROFILES, Steps, is_profile, suited
 from proxy.agent.events import Emit, Event, ToolCallFinished
 from proxy.agent.task import Result, Task
 from proxy.api.connection import authorize, base_url, json_body, services, while_connected
@@ -24,7 +25,7 @@ from proxy.api.relay import relay
 from proxy.errors import BadRequestError, ProxyError, SandboxUnavailableError, internal_error
 from proxy.wire.chat_request import check, to_task, wants_usage
 from proxy.wire.chat_response import ChunkWriter, completion
-from proxy.wire.steps import Steps, StepText
+from proxy.wire.step_record import StepRecord
 from sandbox_runtime import errors
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ async def chat_completions(request: Request) -> Response:
         return await relay(request, {**plain, "model": way.model})
     run_id = uuid.uuid4().hex
     outbox = services(request).files.outbox(run_id, base_url(request))
+    body["messages"] = without_steps(body["messages"])
     task = to_task(body, model=way.model, run_id=run_id, outbox=outbox)
     answer = _Answer(request, body, task)
     return answer.streamed() if task.stream else await answer.whole()
@@ -77,14 +79,13 @@ class _Answer:
 
     async def whole(self) -> Response:
         """The completion in one piece."""
-        steps = StepText(self._steps)
-        reasoning: list[str] = []
+        steps = StepRecord(self._steps, self._task.run_id)
         work_done = False
 
         async def listen(event: Event) -> None:
             nonlocal work_done
             work_done |= isinstance(event, ToolCallFinished)
-            reasoning.append(steps.of(event))
+            steps.take(event)
 
         try:
             result = await while_connected(self._request, self._run(listen))
@@ -92,7 +93,8 @@ class _Answer:
             if work_done:  # OpenAI's SDKs would have all of it done again, twice
                 error.headers["x-should-retry"] = "false"
             raise
-        content = completion(result, **self._names, reasoning="".join(reasoning))
+        content = completion(result, **self._names, reasoning=steps.thinking)
+        content["sandbox"] |= steps.beside
         return JSON(content, headers=self._headers)
 
     def streamed(self) -> Response:
@@ -112,7 +114,7 @@ class _Answer:
         chunks = ChunkWriter(**self._names, run_id=self._task.run_id, steps=self._steps)
 
         async def listen(event: Event) -> None:
-            if frame := chunks.event(event):
+            for frame in chunks.event(event):
                 await send.send(_data(frame))
 
         async with send:
@@ -120,9 +122,9 @@ class _Answer:
             try:
                 result = await self._run(listen)
             except ProxyError as error:
-                frames = [json.dumps(error.body())]
+                frames = chunks.fail(error.body())
             except Exception:  # noqa: BLE001 - the headers are out: the client must hear of it here
-                frames = [json.dumps(internal_error().body())]
+                frames = chunks.fail(internal_error().body())
             else:
                 frames = chunks.finish(result)
                 frames += [chunks.usage(result)] if self._wants_usage else []
@@ -163,20 +165,21 @@ def _steps(request: Request, body: dict[str, Any]) -> Steps:
     """The profile asked for: in the body, by header, or as configured."""
     ours = body.get("sandbox")
     asked = ours.get("steps") if isinstance(ours, dict) else None
-    asked = asked or request.headers.get("x-sandbox-steps") or services(request).steps
-    if asked == "off":
-        return "off"
-    if asked == "reasoning":
-        return "reasoning"
+    asked = asked or request.headers.get("x-sandbox-steps")
+    if not asked:
+        return suited(services(request).steps, request.headers)
+    if is_profile(asked):
+        return asked
     raise BadRequestError(
-        f"Invalid value {asked!r} for 'sandbox.steps': 'off' or 'reasoning'.",
+        f"Invalid value {asked!r} for 'sandbox.steps': one of {', '.join(map(repr, PROFILES))}.",
         param="sandbox.steps",
         code="invalid_value",
     )
 
 
-def _data(text: str) -> bytes:
-    return f"data: {text}\n\n".encode()
+def _data(frame: str) -> bytes:
+    named = frame.startswith("event: ")
+    return f"{'' if named else 'data: '}{frame}\n\n".encode()
 
 
 async def _drain(receive: MemoryObjectReceiveStream[bytes]) -> AsyncIterator[bytes]:
