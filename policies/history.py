@@ -11,7 +11,7 @@ from policies.steps import tells_steps
 
 _STEP_ID = re.compile(r"step_[0-9A-Za-z]+_\d+")
 _THINKING_FIELDS = ("reasoning", "reasoning_content", "reasoning_text", "thinking")
-_THOUGHT = re.compile(r"<think>(.*?)</think>\s*", re.DOTALL)
+_OPEN, _CLOSE = "<think>", "</think>"
 UNANSWERED = "(I was stopped before I had an answer.)"
 """Stands where nothing but steps stood, so that two users' turns do not meet."""
 
@@ -81,10 +81,17 @@ def _without_thinking(message: Message) -> Message:
 
 def _without_thoughts(content: Any) -> Any:
     """Content without the `<think>` blocks that tell of steps; the same object where none does."""
-    if isinstance(content, str) and "<think>" in content:
-        shown = _THOUGHT.sub(lambda found: "" if tells_steps(found[1]) else found[0], content)
-        return content if shown == content else shown
-    return content
+    if not isinstance(content, str) or _OPEN not in content:
+        return content
+    *blocks, rest = content.split(_CLOSE)  # a regular expression would take quadratic time
+    shown: list[str] = []
+    was_ours = False
+    for block in blocks:
+        before, opened, thought = (block.lstrip() if was_ours else block).partition(_OPEN)
+        was_ours = bool(opened) and tells_steps(thought)
+        shown += [before] if was_ours else [before, opened, thought, _CLOSE]
+    text = "".join([*shown, rest.lstrip() if was_ours else rest])
+    return content if text == content else text
 
 
 def _is_ours(call_id: object) -> bool:

@@ -127,8 +127,10 @@ class StepItems:
         """The last line of the output, for the first piece, the second, the fourth, the eighth …:
         Open WebUI keeps every status it was ever sent."""
         self._pieces += 1
+        if self._pieces & (self._pieces - 1):
+            return []
         lines = readable(text).strip().splitlines()
-        if self._pieces & (self._pieces - 1) or not lines:
+        if not lines:
             return []
         return [_status(f"{self._title} - {_line(lines[-1])}", done=False)]
 

@@ -320,6 +320,33 @@ async def test_what_open_webui_sends_back_of_our_cards_does_not_reach_the_model(
     ]
 
 
+async def test_a_clients_own_call_beside_our_cards_comes_back_to_the_model_alone(
+    tmp_path: Path,
+) -> None:
+    function = {"name": "weather", "arguments": '{"city": "Bonn"}'}
+    own = {"id": "call_w", "type": "function", "function": function}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    calls_it = {"message": {"role": "assistant", "content": None, "tool_calls": [own]}}
+    async with (
+        scripted_backend([SCRIPT[0], calls_it, text_reply("Rain.")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        with anyio.fail_after(10):
+            text = (await ask(url, OPEN_WEBUI, stream=True, tools=tools)).text
+            sent = [frame["choices"][0]["delta"] for _, frame in events_in(text)]
+            reader = read_by_open_webui(text)
+            calling = {"role": "assistant", "content": "", "tool_calls": [own]}
+            told = {"role": "tool", "tool_call_id": "call_w", "content": "Rain."}
+            back = [*ASKED, *reader.messages, calling, told]
+            await ask(url, OPEN_WEBUI, messages=back, tools=tools)
+    assert [delta["tool_calls"] for delta in sent if "tool_calls" in delta] == [
+        [{"index": 0, **own}]
+    ]
+    assert reader.to_run == []
+    assert [message["role"] for message in reader.messages] == ["assistant", "tool"]
+    assert backend.requests[2].body["messages"][1:] == [*ASKED, calling, told]
+
+
 async def test_what_a_chat_sends_back_of_our_thinking_does_not_reach_the_model(
     backend: Backend, tmp_path: Path
 ) -> None:

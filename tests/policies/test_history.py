@@ -115,8 +115,26 @@ def test_thinking_that_tells_of_steps_goes_whole(field: str) -> None:
 
 
 def test_thoughts_inside_the_answer_that_tell_of_steps_go() -> None:
-    said = {**ANSWER, "content": f"<think>{DIGEST}</think>\n\nThree.<think>So.</think>"}
-    assert without_steps([said]) == [{**ANSWER, "content": "Three.<think>So.</think>"}]
+    thought = f"<think>{DIGEST}</think>\n\n"
+    said = {**ANSWER, "content": f"{thought}{thought}Three.<think>So.</think> {thought}"}
+    assert without_steps([said]) == [{**ANSWER, "content": "Three.<think>So.</think> "}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        DIGEST,
+        f"<think>{DIGEST}",
+        f"{DIGEST}</think>",
+        f"</think>{DIGEST}<think>",
+        f"<think>Hm.</think>{DIGEST}",
+        "<think>" * 10_000,
+        "<think></think>" * 10_000,
+    ],
+)
+def test_what_is_no_thought_of_steps_stays(content: str) -> None:
+    said = [{**ANSWER, "content": content}]
+    assert without_steps(said) == said
 
 
 def test_what_is_taken_away_is_taken_from_a_copy() -> None:

@@ -1,6 +1,7 @@
 """Steps as Open WebUI's cards: what it makes of the frames, and the frames themselves."""
 
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -155,6 +156,23 @@ def test_cards_and_thoughts_stand_in_the_order_in_which_they_came() -> None:
         "-> c",
         "message: Done.",
     ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_a_run_does_each_card_has_its_own_result_below_it(seed: int) -> None:
+    rng = random.Random(seed)
+    events: list[Event] = []
+    for step in range(1, rng.randint(2, 12)):
+        events += rng.choices([ReasoningDelta("Hm."), ReasoningDelta("\n")], k=rng.randint(0, 3))
+        events += [AnswerDelta("Or so.")] * (rng.random() < 0.1)
+        tool = rng.choice(["execute_bash", "submit", "unknown"])
+        output = [ToolOutput(step, "stdout", "x\n")] * rng.randint(0, 3)
+        events += [started(step, tool), *output, finished(step, f"{step}")]
+    items = Stream(*events, AnswerDelta("Done.")).reader.items
+    cards = [n for n, item in enumerate(items) if item["type"] == "function_call"]
+    results = [n for n, item in enumerate(items) if item["type"] == "function_call_output"]
+    assert results == [n + 1 for n in cards]
+    assert [items[n]["call_id"] for n in cards] == [items[n]["call_id"] for n in results]
 
 
 def test_cards_after_an_answer_that_was_none_stand_below_it() -> None:
