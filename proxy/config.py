@@ -11,6 +11,7 @@ from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.pool import PoolSettings
+from policies.steps import StepsSetting
 from policies.workspace import InputLimits, Modality
 
 
@@ -38,8 +39,8 @@ class ServerConfig(_Section):
     """How clients reach this server, for file links; null takes it from each request."""
     state_dir: Path | None = None
     """Produced files and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
-    steps: Annotated[Literal["off", "reasoning"], BeforeValidator(_unquoted_off)] = "reasoning"
-    """Whether steps are shown as thinking."""
+    steps: Annotated[StepsSetting, BeforeValidator(_unquoted_off)] = "auto"
+    """How steps are shown to clients that do not say; auto: as suits the client."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     """What becomes of a run when its client leaves, unless the request says."""
     nonstream_keep_alive_s: float | None = Field(default=None, gt=0)

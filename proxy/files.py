@@ -41,10 +41,10 @@ class FileStore:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._secret = _secret(directory / ".secret")
 
-    def outbox(self, run_id: str, base_url: str) -> "RunFiles":
+    def outbox(self, container_id: str, base_url: str) -> "RunFiles":
         """Where a run's files go; `base_url` is how clients reach this server."""
         expires = int(time.time() + self._limits.keep_hours * 3600)
-        return RunFiles(self, f"cntr_{run_id}", base_url.rstrip("/"), expires, self._limits)
+        return RunFiles(self, container_id, base_url.rstrip("/"), expires, self._limits)
 
     def folder(self, container_id: str) -> Path:
         """A run's folder."""

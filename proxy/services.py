@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from policies.steps import StepsSetting
 from proxy.agent.model import Model
+from proxy.agent.parking import ParkedRuns
 from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.runs.runs import Runs
-from proxy.wire.steps import Steps
 from proxy.wire.terms import OnDisconnect
 
 
@@ -16,13 +17,15 @@ class Services:
 
     model: Model
     runs: Runs
+    parked: ParkedRuns
     files: FileStore
     inputs: Inputs = field(default_factory=Inputs)
     api_key: str | None = None
     """What clients must send as bearer token; None lets everyone in."""
     public_url: str | None = None
     """How clients reach this server, for links; None takes it from each request."""
-    steps: Steps = "reasoning"
+    steps: StepsSetting = "auto"
+    """How steps are shown to clients that do not say."""
     keep_alive_s: float = 10.0
     """Silence after which a stream says that it is alive; gateways hang up after 50 to 120 s."""
     nonstream_keep_alive_s: float | None = None

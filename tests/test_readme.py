@@ -1,5 +1,6 @@
 """What the front door says holds."""
 
+import json
 import re
 from contextlib import redirect_stdout
 from io import StringIO
@@ -8,9 +9,22 @@ from pathlib import Path
 import anyio
 import pytest
 
+from policies.limits import StopReason
+from proxy.agent.events import (
+    EgressDecided,
+    Event,
+    FileProduced,
+    RunFinished,
+    RunStarted,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+)
 from proxy.demo import SCRIPT
 from proxy.models.scripted import ScriptedModel
 from proxy.wire.chat_request import FINAL_ONLY, LOOP_OWNED, RESERVED_TOOLS
+from proxy.wire.step_events import StepEvents
+from sandbox_runtime.egress.decision import Decision
 from tests.fakes.server import join, open_sandboxes, serve
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +61,25 @@ def test_the_reserved_tools_are_named() -> None:
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:[\w.]+/)+[\w.]*)`", README))))
 def test_every_file_that_is_named_is_there(path: str) -> None:
     assert path.startswith(("demo-output/", "v1/")) or (ROOT / path).exists()
+
+
+def test_the_events_of_steps_are_those_that_are_sent() -> None:
+    (block,) = re.findall(r"```json\n(\{\"v\".*?)```", README, re.DOTALL)
+    told = StepEvents("5f")
+    decision = Decision("example.com", 443, "denied", "not allowed", 0, 0, 0.1)
+    ended = ToolCallFinished(
+        1, "c", "execute_bash", "Exit code: 0\n[stdout]\ncc -o a a.c", 0, 1, 1.21
+    )
+    events: list[Event] = [
+        RunStarted("5f"),
+        ToolCallStarted(1, "c", "execute_bash", {"command": "make"}),
+        ToolOutput(1, "stdout", "cc -o a a.c\n"),
+        EgressDecided(decision),
+        ended,
+        FileProduced("cfile_1", "/testbed/output/a", 880),
+        RunFinished(StopReason.SUBMITTED),
+    ]
+    assert [json.loads(line) for line in block.splitlines()] == [told.of(event) for event in events]
 
 
 def test_every_target_that_is_named_is_in_the_makefile() -> None:

@@ -8,15 +8,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.routing import Route, route
+from policies.steps import PROFILES, Steps, is_profile, suited
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s
-from proxy.api.connection import authorize, base_url, json_body, owner, services
+from proxy.api.connection import authorize, json_body, services
 from proxy.api.relay import relay
+from proxy.api.tasks import task_of
 from proxy.errors import BadRequestError
 from proxy.wire.chat_answer import StreamedCompletion, WholeCompletion, head
-from proxy.wire.chat_request import check, to_task, wants_usage
-from proxy.wire.steps import Steps
+from proxy.wire.chat_request import check, wants_usage
 from proxy.wire.terms import read_terms
 
 router = APIRouter()
@@ -44,15 +45,13 @@ async def _run(request: Request, body: dict[str, Any], way: Route) -> Response:
     asked = await claim(request, body, terms)
 
     async def make_task(run_id: str) -> Task:
-        outbox = services(request).files.outbox(run_id, base_url(request))
-        task = to_task(body, model=way.model, run_id=run_id, outbox=outbox)
-        task = await services(request).inputs.receive(task, owner(request), body)
+        task = await task_of(request, body, model=way.model, run_id=run_id)
         return replace(task, deadline_s=deadline_s(request, terms, asked))
 
     listener = await services(request).runs.enter(asked, make_task)
     names = head(listener.run.id, listener.run.created, body["model"])
     if not asked.stream:
-        return await whole(request, listener, WholeCompletion(names, steps), terms)
+        return await whole(request, listener, WholeCompletion(names, listener.run.id, steps), terms)
     frames = StreamedCompletion(names, listener.run.id, steps, wants_usage=wants_usage(body))
     return streamed(request, listener, frames, terms)
 
@@ -61,13 +60,13 @@ def _steps(request: Request, body: dict[str, Any]) -> Steps:
     """The profile asked for: in the body, by header, or as configured."""
     ours = body.get("sandbox")
     asked = ours.get("steps") if isinstance(ours, dict) else None
-    asked = asked or request.headers.get("x-sandbox-steps") or services(request).steps
-    if asked == "off":
-        return "off"
-    if asked == "reasoning":
-        return "reasoning"
+    asked = asked or request.headers.get("x-sandbox-steps")
+    if not asked:
+        return suited(services(request).steps, request.headers)
+    if is_profile(asked):
+        return asked
     raise BadRequestError(
-        f"Invalid value {asked!r} for 'sandbox.steps': 'off' or 'reasoning'.",
+        f"Invalid value {asked!r} for 'sandbox.steps': one of {', '.join(map(repr, PROFILES))}.",
         param="sandbox.steps",
         code="invalid_value",
     )

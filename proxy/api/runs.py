@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from policies.steps import suited
 from proxy.api.connection import authorize, owner, services
 from proxy.api.json_response import JSON
 from proxy.errors import NotFoundError, ProxyError, internal_error
@@ -58,7 +59,7 @@ def _shown(request: Request, run: Run) -> dict[str, Any]:
 
 def _completion(request: Request, run: Run) -> dict[str, Any]:
     names = head(run.id, run.created, run.model)
-    document = WholeCompletion(names, services(request).steps)
+    document = WholeCompletion(names, run.id, suited(services(request).steps, request.headers))
     result = run.result()
     for event in run.past():
         document.event(event)

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit
+from proxy.agent.parking import ParkedRuns
 from proxy.agent.task import Result, Task
 from proxy.errors import IdempotencyError, ProxyError, SandboxUnavailableError
 from proxy.runs.claim import Claim
@@ -36,8 +37,11 @@ MakeTask = Callable[[str], Awaitable[Task]]
 class Runs:
     """Begins runs, finds them again, and sees each to its end."""
 
-    def __init__(self, agent: Agent, *, grace_s: float = GRACE_S, keep_s: float = KEEP_S) -> None:
+    def __init__(
+        self, agent: Agent, parked: ParkedRuns, *, grace_s: float = GRACE_S, keep_s: float = KEEP_S
+    ) -> None:
         self._agent = agent
+        self._parked = parked
         self._grace_s = grace_s
         self._keep_s = keep_s
         self._runs: dict[str, Run] = {}
@@ -126,6 +130,8 @@ class Runs:
         log.info("run %s started, model %s", run.id, run.model)
         try:
             result = await self._agent.run(task, emit)
+            if result.parked:
+                await self._parked.save(run.claim.owner, run.id, result.parked)
         except ProxyError as error:
             log.warning("run %s failed: %s", run.id, error)
             _warn_of_repetition(error, run)

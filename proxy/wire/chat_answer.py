@@ -1,13 +1,13 @@
 """A run's answer as chat completions have it, whole or as server-sent events."""
 
-import json
 from typing import Any, TypedDict
 
+from policies.steps import Steps
 from proxy.agent.events import Event
 from proxy.agent.task import Result
 from proxy.errors import ProxyError
 from proxy.wire.chat_response import ChunkWriter, completion
-from proxy.wire.steps import Steps, StepText
+from proxy.wire.step_record import StepRecord
 
 
 class Head(TypedDict):
@@ -26,18 +26,19 @@ def head(run_id: str, created: int, model: str) -> Head:
 class WholeCompletion:
     """Collects what goes into the one object."""
 
-    def __init__(self, head: Head, steps: Steps) -> None:
+    def __init__(self, head: Head, run_id: str, steps: Steps) -> None:
         self._head = head
-        self._steps = StepText(steps)
-        self._reasoning: list[str] = []
+        self._steps = StepRecord(steps, run_id)
 
     def event(self, event: Event) -> None:
         """See Document."""
-        self._reasoning.append(self._steps.of(event))
+        self._steps.take(event)
 
     def finish(self, result: Result) -> dict[str, Any]:
         """See Document."""
-        return completion(result, **self._head, reasoning="".join(self._reasoning))
+        content = completion(result, **self._head, reasoning=self._steps.thinking)
+        content["sandbox"] |= self._steps.beside
+        return content
 
 
 class StreamedCompletion:
@@ -53,8 +54,7 @@ class StreamedCompletion:
 
     def event(self, event: Event) -> str:
         """See Frames."""
-        frame = self._chunks.event(event)
-        return _data(frame) if frame else ""
+        return "".join(map(_data, self._chunks.event(event)))
 
     def finish(self, result: Result) -> str:
         """See Frames."""
@@ -63,8 +63,9 @@ class StreamedCompletion:
 
     def fail(self, error: ProxyError) -> str:
         """See Frames."""
-        return _data(json.dumps(error.body())) + _data("[DONE]")
+        return "".join(map(_data, [*self._chunks.fail(error.body()), "[DONE]"]))
 
 
-def _data(text: str) -> str:
-    return f"data: {text}\n\n"
+def _data(frame: str) -> str:
+    named = frame.startswith("event: ")
+    return f"{'' if named else 'data: '}{frame}\n\n"

@@ -5,9 +5,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from policies.steps import Steps
 from proxy.agent.events import AnswerDelta, Event
 from proxy.agent.task import Artifact, Result
-from proxy.wire.steps import Steps, StepText, extension
+from proxy.wire.json_text import json_text
+from proxy.wire.step_events import StepEvents, named
+from proxy.wire.step_items import StepItems
+from proxy.wire.steps import StepText, extension
 
 
 def completion(
@@ -139,6 +143,8 @@ class ChunkWriter:
     ) -> None:
         self._run_id = run_id
         self._steps = StepText(steps)
+        self._items = StepItems(run_id) if steps == "items" else None
+        self._events = StepEvents(run_id) if steps == "events" else None
         self._answer_began = False
         self._head = json.dumps(
             {
@@ -153,24 +159,42 @@ class ChunkWriter:
         """The first frame, sent before anything is known."""
         return self._chunk({"role": "assistant", "content": ""})
 
-    def event(self, event: Event) -> str | None:
-        """The frame of an event, if it shows."""
+    def event(self, event: Event) -> list[str]:
+        """The frames of an event; none for most."""
+        frames = [frame] if (frame := self._spoken(event)) else []
+        if self._items:
+            frames += [self._beside(keys) for keys in self._items.of(event)]
+        if self._events and (told := self._events.of(event)):
+            frames.append(named(told))
+        return frames
+
+    def _spoken(self, event: Event) -> str | None:
         if isinstance(event, AnswerDelta):
             self._answer_began = True
             return self._chunk({"content": event.text}, logprobs=event.logprobs)
         text = self._steps.of(event)
-        if not text or self._answer_began:
+        return self._thought(text, extension(event, self._run_id)) if text else None
+
+    def _thought(self, text: str, sandbox: Mapping[str, Any] | None) -> str | None:
+        if self._answer_began:
             # Open WebUI would put thinking that follows the answer into the block before it.
             return None
-        return self._chunk(
-            {"reasoning": text, "reasoning_content": text},
-            sandbox=extension(event, self._run_id),
-        )
+        return self._chunk({"reasoning": text, "reasoning_content": text}, sandbox=sandbox)
+
+    def fail(self, error: Mapping[str, Any]) -> list[str]:
+        """What ends a run that failed: steps that were begun, then the error."""
+        text = self._steps.abandoned()
+        ended = self._thought(text, None) if text else None
+        open_items = self._items.abandoned() if self._items else []
+        frames = [self._beside(keys) for keys in open_items]
+        return [*([ended] if ended else []), *frames, json.dumps(error)]
 
     def finish(self, result: Result) -> list[str]:
         """What follows the answer: pictures, the client's tool calls, and the frame with the
         finish reason and the files."""
-        frames = []
+        frames = (
+            [self._beside(keys) for keys in self._items.finished(result)] if self._items else []
+        )
         if pictures := images(result):
             # In a frame of their own: some clients drop text beside them.
             frames.append(self._chunk({"images": pictures}))
@@ -188,6 +212,10 @@ class ChunkWriter:
     def usage(self, result: Result) -> str:
         """The last frame, for clients that asked for it."""
         return f'{self._head}, "choices": [], "usage": {json.dumps(usage(result))}}}'
+
+    def _beside(self, keys: Mapping[str, Any]) -> str:
+        """A chunk that says nothing, for those who read what stands beside its choices."""
+        return f"{self._chunk({})[:-1]}, {json_text(keys)[1:]}"
 
     def _chunk(
         self,

@@ -1,38 +1,58 @@
 """Steps as text a client can show as thinking (profile `reasoning`)."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
+from policies.steps import NOT_FINISHED, Steps, outcome
 from proxy.agent.events import (
     Event,
     ReasoningDelta,
     ToolCallFinished,
     ToolCallStarted,
+    ToolOutput,
 )
+from proxy.wire.output_digest import OutputDigest
 
 MAX_COMMAND_CHARS = 2000
-
-Steps = Literal["off", "reasoning"]
-"""Profiles: `off` shows the model's own thinking alone, `reasoning` its steps in it too."""
 
 
 class StepText:
     """The thinking of one run, piece by piece."""
 
     def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+        self._shows_steps = steps == "reasoning"
         self._at_line_start = True
+        self._output: OutputDigest | None = None
+        """That of the call that runs."""
 
     def of(self, event: Event) -> str:
         """What an event adds; "" for most."""
         text = ""
+        if isinstance(event, ReasoningDelta):
+            text = event.text
+        elif self._shows_steps:
+            text = self._of_step(event)
+        return self._said(text)
+
+    def abandoned(self) -> str:
+        """What ends a step that nobody will finish; "" where none runs."""
+        unfinished, self._output = self._output, None
+        return self._said(f"{NOT_FINISHED}\n" if unfinished else "")
+
+    def _of_step(self, event: Event) -> str:
         match event:
-            case ReasoningDelta(thought):
-                text = thought
-            case ToolCallStarted(_, _, name, arguments) if self._steps == "reasoning":
-                text = ("" if self._at_line_start else "\n") + _call(name, arguments) + "\n"
-            case ToolCallFinished() if self._steps == "reasoning":
-                text = f"[{_outcome(event)}]\n"
+            case ToolCallStarted(_, _, name, arguments):
+                self._output = OutputDigest()
+                return ("" if self._at_line_start else "\n") + called(name, arguments) + "\n"
+            case ToolOutput(_, stream, text) if self._output:
+                return self._output.take(stream, text)
+            case ToolCallFinished() if self._output:
+                rest, self._output = self._output.end(event.observation), None
+                ended = outcome(event.exit_code, event.duration_s, event.output_lines)
+                return f"{rest}{ended}\n"
+        return ""
+
+    def _said(self, text: str) -> str:
         if text:
             self._at_line_start = text.endswith("\n")
         return text.encode(errors="replace").decode()  # half a surrogate pair is no text
@@ -43,15 +63,19 @@ def extension(event: Event, run_id: str) -> dict[str, Any] | None:
     match event:
         case ToolCallStarted(step, _, name, _):
             return {"v": 1, "run": run_id, "step": step, "kind": "tool_start", "tool": name}
+        case ToolOutput(step, _, _):
+            return {"v": 1, "step": step, "kind": "tool_output"}
         case ToolCallFinished(step=step, exit_code=exit_code, duration_s=duration_s):
             ms = round(duration_s * 1000)
             return {"v": 1, "step": step, "kind": "tool_end", "exit_code": exit_code, "ms": ms}
     return None
 
 
-def _call(name: str, arguments: Mapping[str, Any]) -> str:
+def called(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as a person reads it."""
     if name == "execute_bash":
-        return f"$ {_short(arguments.get('command'))}"
+        job = f"[job {_short(arguments['job_id'])}] " if "job_id" in arguments else ""
+        return f"$ {job}{_short(arguments.get('command'))}"
     if name == "submit":
         return "submit"
     shown = " ".join(str(arguments.get(key)) for key in ("command", "path") if key in arguments)
@@ -61,11 +85,3 @@ def _call(name: str, arguments: Mapping[str, Any]) -> str:
 def _short(value: object) -> str:
     text = str(value if value is not None else "")
     return text if len(text) <= MAX_COMMAND_CHARS else text[:MAX_COMMAND_CHARS] + " ..."
-
-
-def _outcome(event: ToolCallFinished) -> str:
-    outcome = [] if event.exit_code is None else [f"exit {event.exit_code}"]
-    outcome.append(f"{event.duration_s:.1f} s")
-    if event.output_lines is not None:
-        outcome.append(f"{event.output_lines} {'line' if event.output_lines == 1 else 'lines'}")
-    return ", ".join(outcome)

@@ -72,7 +72,7 @@ def test_an_unknown_key_is_refused_with_its_path(path: str) -> None:
     [
         ({"server": {"port": "many"}}, "server.port"),
         ({"server": {"port": 65536}}, "server.port"),
-        ({"server": {"steps": "items"}}, "server.steps"),
+        ({"server": {"steps": "cards"}}, "server.steps"),
         ({"server": None}, "server"),
         ({"server": []}, "server"),
         ({"backend": {"kind": "vllm"}}, "backend.kind"),

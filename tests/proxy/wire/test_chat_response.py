@@ -223,11 +223,9 @@ def test_an_annotation_points_at_the_links_label(answer: str, pointed_at: str) -
 # Streamed
 
 
-def frames(*events: Event, steps: Any = "reasoning") -> list[dict[str, Any] | None]:
+def frames(*events: Event, steps: Any = "reasoning") -> list[list[dict[str, Any]]]:
     writer = chunks(steps)
-    return [
-        None if (frame := writer.event(event)) is None else json.loads(frame) for event in events
-    ]
+    return [[json.loads(frame) for frame in writer.event(event)] for event in events]
 
 
 def chunks(steps: Any = "reasoning") -> ChunkWriter:
@@ -265,54 +263,69 @@ def test_the_first_chunk_says_who_speaks() -> None:
     assert json.loads(chunks().role()) == chunk({"role": "assistant", "content": ""})
 
 
-def test_each_event_becomes_its_chunk_or_none() -> None:
+def test_a_step_is_told_as_it_happens() -> None:
+    start = {"v": 1, "run": "r1", "step": 1, "kind": "tool_start", "tool": "execute_bash"}
+    output = {"v": 1, "step": 1, "kind": "tool_output"}
+    end = {"v": 1, "step": 1, "kind": "tool_end", "exit_code": 0, "ms": 1240}
     assert frames(
-        RunStarted("r1"),
-        TurnStarted(1),
         ReasoningDelta("Hm."),
         STARTED,
         ToolOutput(1, "stdout", "a"),
+        ToolOutput(1, "stdout", "b\nc"),
         FINISHED,
-        AnswerDelta("4"),
-        AnswerDelta("2", {"content": []}),
+    ) == [
+        [thinking("Hm.")],
+        [thinking("\n$ ls\npwd\n", sandbox=start)],
+        [],
+        [thinking("ab\n", sandbox=output)],
+        [thinking("c\n[exit 0, 1.2 s, 3 lines]\n", sandbox=end)],
+    ]
+
+
+def test_the_answer_comes_as_content_with_its_log_probabilities() -> None:
+    choice = {"index": 0, "delta": {"content": "2"}, "finish_reason": None}
+    assert frames(AnswerDelta("4"), AnswerDelta("2", {"content": []})) == [
+        [chunk({"content": "4"})],
+        [{**chunk({}), "choices": [{**choice, "logprobs": {"content": []}}]}],
+    ]
+
+
+@pytest.mark.parametrize("steps", ["off", "reasoning", "items"])
+def test_other_events_have_no_frame(steps: str) -> None:
+    others = [
+        RunStarted("r1"),
+        TurnStarted(1),
         FileProduced("cfile_1", "/testbed/output/a", 1),
         RunFinished(StopReason.SUBMITTED),
-    ) == [
-        None,
-        None,
-        thinking("Hm."),
-        thinking(
-            "\n$ ls\npwd\n",
-            sandbox={"v": 1, "run": "r1", "step": 1, "kind": "tool_start", "tool": "execute_bash"},
-        ),
-        None,
-        thinking(
-            "[exit 0, 1.2 s, 3 lines]\n",
-            sandbox={"v": 1, "step": 1, "kind": "tool_end", "exit_code": 0, "ms": 1240},
-        ),
-        chunk({"content": "4"}),
-        {
-            **chunk({}),
-            "choices": [
-                {
-                    "index": 0,
-                    "delta": {"content": "2"},
-                    "finish_reason": None,
-                    "logprobs": {"content": []},
-                }
-            ],
-        },
-        None,
-        None,
     ]
+    assert frames(*others, steps=steps) == [[], [], [], []]
 
 
 def test_without_steps_only_the_models_own_thinking_shows() -> None:
     assert frames(ReasoningDelta("Hm."), STARTED, FINISHED, AnswerDelta("42"), steps="off") == [
-        thinking("Hm."),
-        None,
-        None,
-        chunk({"content": "42"}),
+        [thinking("Hm.")],
+        [],
+        [],
+        [chunk({"content": "42"})],
+    ]
+
+
+ERROR = {"error": {"message": "gone", "type": "server_error", "param": None, "code": None}}
+
+
+@pytest.mark.parametrize("steps", ["off", "reasoning", "items", "events"])
+def test_a_run_that_fails_between_steps_ends_in_its_error_alone(steps: str) -> None:
+    writer = chunks(steps)
+    writer.event(ReasoningDelta("Hm."))
+    assert [json.loads(frame) for frame in writer.fail(ERROR)] == [ERROR]
+
+
+def test_a_step_that_a_failing_run_leaves_open_is_said_not_to_be_finished() -> None:
+    writer = chunks()
+    writer.event(STARTED)
+    assert [json.loads(frame) for frame in writer.fail(ERROR)] == [
+        thinking("[not finished]\n"),
+        ERROR,
     ]
 
 
@@ -350,7 +363,8 @@ def test_the_usage_chunk_has_no_choices() -> None:
 def test_every_chunk_is_one_line_of_ascii() -> None:
     writer = chunks()
     made = [writer.role(), *writer.finish(RESULT), writer.usage(RESULT)]
-    made += [writer.event(event) or "" for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
+    for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED):
+        made += writer.event(event)
     assert all(frame.isascii() and "\n" not in frame for frame in made)
 
 

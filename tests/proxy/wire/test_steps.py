@@ -1,11 +1,14 @@
 """Steps as text: what a person sees of the work."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from policies.steps import OUTPUT_LEFT_OUT
 from proxy.agent.events import Event, ReasoningDelta, ToolCallFinished, ToolCallStarted, ToolOutput
+from proxy.wire.output_digest import HEAD_CHARS, HEAD_LINES, TAIL_CHARS, TAIL_LINES
 from proxy.wire.steps import MAX_COMMAND_CHARS, StepText, extension
 
 
@@ -32,6 +35,7 @@ def finished(
     [
         ("execute_bash", {"command": "python a.py"}, "$ python a.py\n"),
         ("execute_bash", {}, "$ \n"),
+        ("execute_bash", {"command": "y", "job_id": "j1"}, "$ [job j1] y\n"),
         ("execute_bash", {"command": ["ls"]}, "$ ['ls']\n"),
         (
             "str_replace_editor",
@@ -62,7 +66,57 @@ def test_a_long_command_is_cut() -> None:
     ],
 )
 def test_an_outcome_is_one_short_line(event: ToolCallFinished, shown: str) -> None:
-    assert StepText("reasoning").of(event) == shown
+    text = StepText("reasoning")
+    text.of(started("t", {}))
+    assert text.of(event) == shown
+
+
+def shown_of(output: list[str], observation: str = "") -> str:
+    """What is shown of a command's output, between the call and the outcome."""
+    text = StepText("reasoning")
+    text.of(started("execute_bash", {"command": "c"}))
+    pieces = [text.of(ToolOutput(2, "stdout", piece)) for piece in output]
+    end = text.of(replace(finished(0, 1), observation=observation))
+    return "".join([*pieces, end.removesuffix("[exit 0, 0.0 s, 1 line]\n")])
+
+
+def test_lines_are_shown_as_they_are_completed() -> None:
+    text = StepText("reasoning")
+    text.of(started("execute_bash", {"command": "c"}))
+    heard = [
+        ToolOutput(2, "stdout", "one\ntw"),
+        ToolOutput(2, "stderr", "oh"),
+        ToolOutput(2, "stdout", "o\nthree"),
+        finished(0, 3),
+    ]
+    assert [text.of(event) for event in heard] == [
+        "one\n",
+        "",
+        "two\n",
+        "three\noh\n[exit 0, 0.0 s, 3 lines]\n",
+    ]
+
+
+def test_output_is_shown_as_a_terminal_leaves_it() -> None:
+    assert shown_of(["\x1b[31mred", "\x1b[0m\n 10%\r", " 90%\rdone\n"]) == "red\ndone\n"
+
+
+def test_an_output_just_too_long_is_shown_whole_in_the_end() -> None:
+    lines = [f"{n}\n" for n in range(HEAD_LINES + TAIL_LINES)]
+    assert shown_of(lines) == "".join(lines)
+
+
+def test_of_a_long_output_the_beginning_and_the_end_are_shown() -> None:
+    lines = [f"{n}" for n in range(1000)]
+    expected = [*lines[:HEAD_LINES], OUTPUT_LEFT_OUT, *lines[-TAIL_LINES:], ""]
+    pieces = [f"{line}\n" for line in lines[:200]]  # the sandbox sends only so much as it comes
+    assert shown_of(pieces, "\n".join(lines)) == "\n".join(expected)
+
+
+@pytest.mark.parametrize("piece", ["x" * 999, "x" * 999 + "\n", "\n", "\r", "x\r" * 500])
+def test_however_much_there_is_what_is_shown_is_bounded(piece: str) -> None:
+    shown = shown_of([piece] * 1000, "y" * 30_000)
+    assert len(shown) <= HEAD_CHARS + len(OUTPUT_LEFT_OUT) + TAIL_CHARS + 2
 
 
 def test_a_step_begins_on_a_line_of_its_own() -> None:
@@ -71,7 +125,7 @@ def test_a_step_begins_on_a_line_of_its_own() -> None:
         started("submit", {}),
         finished(None, None),
         ReasoningDelta("Hm."),
-        ToolOutput(2, "stdout", "unseen\n"),
+        ToolOutput(2, "stdout", "nobody asked\n"),
         started("submit", {}),
         ReasoningDelta("So.\n"),
         started("submit", {}),
@@ -91,7 +145,7 @@ def test_half_a_surrogate_pair_is_no_text() -> None:
     assert text.of(started("execute_bash", {"command": "\ud83d"})) == "\n$ ?\n"
 
 
-def test_only_the_ends_of_a_step_carry_our_object() -> None:
+def test_what_is_said_of_a_step_carries_our_object() -> None:
     assert extension(started("execute_bash", {}), "r1") == {
         "v": 1,
         "run": "r1",
@@ -106,4 +160,6 @@ def test_only_the_ends_of_a_step_carry_our_object() -> None:
         "exit_code": 7,
         "ms": 1210,
     }
+    output = {"v": 1, "step": 2, "kind": "tool_output"}
+    assert extension(ToolOutput(2, "stdout", "a"), "r1") == output
     assert extension(ReasoningDelta("Hm."), "r1") is None

@@ -1,0 +1,47 @@
+"""How a run shows its steps, and the words for them in its thinking."""
+
+import re
+from collections.abc import Iterable
+from typing import Literal, TypeGuard, get_args
+
+Steps = Literal["off", "reasoning", "items", "events"]
+"""off: not at all; reasoning: as text among the model's thinking; items: as Open WebUI's tool
+cards; events: as server-sent events of their own."""
+StepsSetting = Literal["auto", "off", "reasoning", "items", "events"]
+"""What a server is set to. auto: as suits the client."""
+PROFILES: tuple[Steps, ...] = get_args(Steps)
+
+_OPEN_WEBUI = "x-openwebui-"
+NOT_FINISHED = "[not finished]"
+OUTPUT_LEFT_OUT = "[... output left out ...]"
+_OUTCOME = re.compile(
+    rf"^(?:\[(?:exit -?\d+, )?\d+\.\d s(?:, \d+ lines?)?\]|{re.escape(NOT_FINISHED)})$",
+    re.MULTILINE,
+)
+
+
+def is_profile(word: object) -> TypeGuard[Steps]:
+    """Whether a client may ask for it."""
+    return word in PROFILES
+
+
+def suited(setting: StepsSetting, headers: Iterable[str]) -> Steps:
+    """What is shown to a client that did not ask; `headers` are the names of those it sent."""
+    if setting != "auto":
+        return setting
+    is_open_webui = any(name.lower().startswith(_OPEN_WEBUI) for name in headers)
+    return "items" if is_open_webui else "reasoning"
+
+
+def outcome(exit_code: int | None, duration_s: float, output_lines: int | None) -> str:
+    """The line that ends a step."""
+    parts = [] if exit_code is None else [f"exit {exit_code}"]
+    parts.append(f"{duration_s:.1f} s")
+    if output_lines is not None:
+        parts.append(f"{output_lines} {'line' if output_lines == 1 else 'lines'}")
+    return f"[{', '.join(parts)}]"
+
+
+def tells_steps(thinking: str) -> bool:
+    """Whether thinking has steps in it: words of ours, which the model did not think."""
+    return _OUTCOME.search(thinking) is not None

@@ -1,0 +1,368 @@
+"""Every profile of steps, as the openai SDK, a reader of raw events and Open WebUI take it."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from policies.steps import PROFILES
+from proxy.models.scripted import call, text_reply, tool_reply
+from sandbox_runtime.errors import SandboxUnavailableError
+from tests.fakes.backend import Backend, by_history, scripted_backend
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.open_webui import OpenWebUI
+from tests.fakes.server import door_to, house, join, serve
+
+COMMAND = "printf 'a\\nb\\n'; printf 'n\\n1\\n' > output/t.csv"
+SCRIPT = [
+    {"reasoning": "Two letters.", "tool_calls": [call("execute_bash", command=COMMAND)]},
+    {"tool_calls": [call("submit", answer="They are a and b.")]},
+]
+ASKED: list[Any] = [{"role": "user", "content": "Letters, please."}]
+OBSERVED = "Exit code: 0\n[stdout]\na\nb"
+ARGUMENTS = {"command": COMMAND}
+OPEN_WEBUI = {"X-OpenWebUI-Chat-Id": "c1"}
+Json = dict[str, Any]
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[Backend]:
+    with anyio.fail_after(20):
+        async with scripted_backend(by_history(SCRIPT)) as running:
+            yield running
+
+
+def client_of(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+async def ask(url: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        asked = {"model": "fake-model", "messages": ASKED, **body}
+        return await client.post(f"{url}/v1/chat/completions", json=asked, headers=headers)
+
+
+def events_in(text: str) -> list[tuple[str, Any]]:
+    """Every event with its name, but [DONE], which must be the last."""
+    *events, done, empty = text.split("\n\n")
+    assert (done, empty) == ("data: [DONE]", "")
+    found = []
+    for event in events:
+        head, _, data = event.rpartition("data: ")
+        found.append((head.removeprefix("event: ").strip(), json.loads(data)))
+    return found
+
+
+def read_by_open_webui(text: str) -> OpenWebUI:
+    reader = OpenWebUI()
+    for name, frame in events_in(text):
+        assert name == ""
+        reader.take(frame)
+    return reader
+
+
+# The SDK
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+async def test_the_sdk_streams_the_same_answer_under_each_profile(
+    profile: str, backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url, client_of(url) as client:
+        stream = await client.chat.completions.create(
+            model="fake-model",
+            messages=ASKED,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"sandbox": {"steps": profile}},
+        )
+        # This SDK takes every event for a chunk, so events of ours come out as empty ones.
+        chunks = [chunk async for chunk in stream if chunk.object == "chat.completion.chunk"]
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == "They are a and b."
+    assert [choice.delta.tool_calls for choice in choices] == [None] * len(choices)
+    assert [c.finish_reason for c in choices if c.finish_reason] == ["stop"]
+    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+async def test_the_sdks_stream_helper_takes_every_profile(
+    profile: str, backend: Backend, tmp_path: Path
+) -> None:
+    asked: Json = {"model": "fake-model", "messages": ASKED}
+    async with (
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+        client.chat.completions.stream(
+            **asked, extra_body={"sandbox": {"steps": profile}}
+        ) as stream,
+    ):
+        completion = await stream.get_final_completion()
+    (choice,) = completion.choices
+    assert (choice.message.content, choice.finish_reason) == ("They are a and b.", "stop")
+    assert choice.message.tool_calls is None
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+async def test_no_profile_breaks_a_rule_of_the_wire(
+    profile: str, backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        answer = await ask(url, {"X-Sandbox-Steps": profile}, stream=True)
+    frames = [frame for name, frame in events_in(answer.text) if name == ""]
+    chunks = [ChatCompletionChunk.model_validate(frame) for frame in frames]
+    assert {chunk.id for chunk in chunks} == {f"chatcmpl-{answer.headers['x-sandbox-run']}"}
+    deltas = [frame["choices"][0]["delta"] for frame in frames]
+    assert not any("tool_calls" in delta for delta in deltas)
+    assert not any(delta.get("reasoning") and delta.get("content") for delta in deltas)
+    carrying = [f["choices"][0]["delta"] for f in frames[:-1] if "sandbox" in f]
+    assert all(carrying)  # a chunk that says nothing is dropped on the way by some
+    begun = next(n for n, delta in enumerate(deltas) if delta.get("content"))
+    assert not any("reasoning" in delta for delta in deltas[begun:])
+    assert [f["choices"][0]["finish_reason"] for f in frames] == [None] * (len(frames) - 1) + [
+        "stop"
+    ]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+async def test_a_run_that_finds_no_sandbox_fails_alike_under_each_profile(
+    profile: str, tmp_path: Path
+) -> None:
+    places = MemorySandboxes(failure=SandboxUnavailableError("all are lent", retry_after_s=1.0))
+    async with scripted_backend(by_history(SCRIPT)) as backend:
+        model = door_to(backend)
+        async with serve(join(model, places, tmp_path)) as url, client_of(url) as client:
+            stream = await client.chat.completions.create(
+                model="fake-model",
+                messages=ASKED,
+                stream=True,
+                extra_body={"sandbox": {"steps": profile}},
+            )
+            with anyio.fail_after(10), pytest.raises(openai.APIError) as failure:
+                async for _ in stream:
+                    pass
+        await model.aclose()
+    assert failure.value.code == "sandbox_unavailable"
+
+
+# How one is chosen
+
+
+@pytest.mark.parametrize(
+    ("setting", "header", "body", "shown"),
+    [
+        ("auto", {}, {}, "reasoning"),
+        ("auto", OPEN_WEBUI, {}, "items"),
+        ("off", OPEN_WEBUI, {}, "off"),
+        ("off", {"X-Sandbox-Steps": "events"}, {}, "events"),
+        ("off", {"X-Sandbox-Steps": "events"}, {"sandbox": {"steps": "items"}}, "items"),
+        ("auto", OPEN_WEBUI, {"sandbox": {"steps": "reasoning"}}, "reasoning"),
+    ],
+)
+async def test_the_body_comes_before_the_header_and_that_before_the_server(
+    setting: str,
+    header: dict[str, str],
+    body: Json,
+    shown: str,
+    backend: Backend,
+    tmp_path: Path,
+) -> None:
+    async with house(backend, "memory", tmp_path, steps=setting) as url:
+        completion = (await ask(url, header, **body)).json()
+    thinking = completion["choices"][0]["message"]["reasoning"]
+    found = [name for name in ("items", "events") if name in completion["sandbox"]]
+    if "$ printf" in thinking:
+        found.append("reasoning")
+    assert (found or ["off"]) == [shown]
+
+
+@pytest.mark.parametrize("asked", ["auto", "all", 1, ["items"], {"items": True}])
+async def test_no_other_profile_can_be_asked_for(
+    asked: Any, backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        refused = await ask(url, sandbox={"steps": asked})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (
+        400,
+        "sandbox.steps",
+        "invalid_value",
+    )
+    assert backend.requests == []
+
+
+# Whole answers
+
+
+async def test_a_whole_answer_has_its_steps_as_items(backend: Backend, tmp_path: Path) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        shown = (await ask(url, OPEN_WEBUI)).json()["sandbox"]
+    run = shown["run_id"]
+    call_id = f"step_{run}_1"
+    assert shown["items"] == [
+        {
+            "type": "function_call",
+            "id": f"fc_{run}_1",
+            "call_id": call_id,
+            "name": "execute_bash",
+            "arguments": json.dumps(ARGUMENTS),
+            "status": "completed",
+        },
+        {
+            "type": "function_call_output",
+            "id": f"fco_{run}_1",
+            "call_id": call_id,
+            "output": [{"type": "input_text", "text": OBSERVED}],
+            "status": "completed",
+        },
+    ]
+
+
+async def test_a_whole_answer_has_the_events_that_a_streamed_one_has_but_for_output(
+    backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        whole = (await ask(url, sandbox={"steps": "events"})).json()["sandbox"]["events"]
+        streamed = await ask(url, sandbox={"steps": "events"}, stream=True)
+    kinds = [e["kind"] for name, e in events_in(streamed.text) if name == "sandbox.step"]
+    assert kinds == [
+        *("run_started", "tool_start", "tool_output", "tool_end"),
+        *("tool_start", "tool_end", "file", "run_finished"),
+    ]
+    assert [e["kind"] for e in whole] == [kind for kind in kinds if kind != "tool_output"]
+    assert whole[2]["observation"] == OBSERVED
+
+
+# As it happens
+
+
+async def test_output_is_shown_while_its_command_runs(tmp_path: Path) -> None:
+    """The command ends only once the client has read what it printed before."""
+    places = MemorySandboxes()
+    command = "mkfifo gate; echo begun; cat gate; echo ended"
+    script = [tool_reply(call("execute_bash", command=command)), text_reply("Done.")]
+    async with scripted_backend(by_history(script)) as backend:
+        model = door_to(backend)
+        async with serve(join(model, places, tmp_path)) as url, client_of(url) as client:
+            with anyio.fail_after(10):
+                thinking = ""
+                stream = await client.chat.completions.create(
+                    model="fake-model", messages=ASKED, stream=True
+                )
+                async for chunk in stream:
+                    thinking += (chunk.choices[0].delta.model_extra or {}).get("reasoning", "")
+                    if thinking.endswith("begun\n"):
+                        assert "ended" not in thinking.removeprefix(f"$ {command}\n")
+                        await places.lent[0].exec("echo open > gate", timeout_s=5)
+        await model.aclose()
+    assert thinking.startswith(f"$ {command}\nbegun\nopen\nended\n[exit 0, ")
+
+
+# Open WebUI
+
+
+async def test_open_webui_shows_cards_a_status_and_files_and_runs_nothing_itself(
+    backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        reader = read_by_open_webui((await ask(url, OPEN_WEBUI, stream=True)).text)
+    assert reader.shown == [
+        "reasoning: Two letters.",
+        f"execute_bash {json.dumps(ARGUMENTS)} completed",
+        f"-> {OBSERVED}",
+        "message: They are a and b.",
+    ]
+    assert reader.to_run == []
+    title = f"Running: {COMMAND}"
+    assert reader.statuses == [
+        (title, False),
+        (f"{title} - b", False),
+        ("1 step, 1 file", True),
+    ]
+    (file,) = reader.files
+    assert (file["type"], file["name"], file["size"]) == ("file", "t.csv", 4)
+    assert file["url"].startswith(f"{url}/v1/containers/cntr_")
+
+
+async def test_open_webui_is_left_no_card_to_run_where_a_run_fails(tmp_path: Path) -> None:
+    places = MemorySandboxes(failure=SandboxUnavailableError("all are lent", retry_after_s=1.0))
+    async with scripted_backend(by_history(SCRIPT)) as backend:
+        model = door_to(backend)
+        async with serve(join(model, places, tmp_path)) as url:
+            with anyio.fail_after(10):
+                reader = read_by_open_webui((await ask(url, OPEN_WEBUI, stream=True)).text)
+        await model.aclose()
+    assert reader.to_run == []
+    assert reader.statuses[-1] == ("Stopped after 1 step", True)
+    assert reader.error is not None
+
+
+async def test_what_open_webui_sends_back_of_our_cards_does_not_reach_the_model(
+    backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        reader = read_by_open_webui((await ask(url, OPEN_WEBUI, stream=True)).text)
+        cards = reader.messages
+        await ask(url, OPEN_WEBUI, messages=[*ASKED, *cards, *ASKED], stream=True)
+    assert [message["role"] for message in cards] == ["assistant", "tool", "assistant"]
+    asked_again = backend.requests[2].body["messages"]
+    assert asked_again[0]["role"] == "system"
+    assert asked_again[1:] == [
+        *ASKED,
+        {"role": "assistant", "content": "They are a and b."},
+        *ASKED,
+    ]
+
+
+async def test_a_clients_own_call_beside_our_cards_comes_back_to_the_model_alone(
+    tmp_path: Path,
+) -> None:
+    function = {"name": "weather", "arguments": '{"city": "Bonn"}'}
+    own = {"id": "call_w", "type": "function", "function": function}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    calls_it = {"message": {"role": "assistant", "content": None, "tool_calls": [own]}}
+    async with (
+        scripted_backend([SCRIPT[0], calls_it, text_reply("Rain.")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        with anyio.fail_after(10):
+            text = (await ask(url, OPEN_WEBUI, stream=True, tools=tools)).text
+            sent = [frame["choices"][0]["delta"] for _, frame in events_in(text)]
+            reader = read_by_open_webui(text)
+            calling = {"role": "assistant", "content": "", "tool_calls": [own]}
+            told = {"role": "tool", "tool_call_id": "call_w", "content": "Rain."}
+            back = [*ASKED, *reader.messages, calling, told]
+            await ask(url, OPEN_WEBUI, messages=back, tools=tools)
+    assert [delta["tool_calls"] for delta in sent if "tool_calls" in delta] == [
+        [{"index": 0, **own}]
+    ]
+    assert reader.to_run == []
+    assert [message["role"] for message in reader.messages] == ["assistant", "tool"]
+    assert backend.requests[2].body["messages"][1:] == [*ASKED, calling, told]
+
+
+async def test_what_a_chat_sends_back_of_our_thinking_does_not_reach_the_model(
+    backend: Backend, tmp_path: Path
+) -> None:
+    async with house(backend, "memory", tmp_path) as url:
+        said = (await ask(url)).json()["choices"][0]["message"]
+        assert "$ printf" in said["reasoning_content"]
+        back = {key: said[key] for key in ("role", "content", "reasoning_content")}
+        await ask(url, messages=[*ASKED, back, *ASKED])
+    answer = {"role": "assistant", "content": "They are a and b."}
+    assert backend.requests[2].body["messages"][1:] == [*ASKED, answer, *ASKED]
+
+
+async def test_a_model_asked_plainly_is_sent_every_message_as_it_came(
+    backend: Backend, tmp_path: Path
+) -> None:
+    back = [{"role": "assistant", "content": "Hm.", "reasoning": "$ ls\n[exit 0, 0.1 s, 1 line]"}]
+    async with house(backend, "memory", tmp_path) as url:
+        await ask(url, model="fake-model:plain", messages=[*ASKED, *back, *ASKED])
+    assert backend.requests[0].body["messages"] == [*ASKED, *back, *ASKED]

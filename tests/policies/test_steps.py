@@ -1,0 +1,47 @@
+"""How steps are shown to whom, and that our own words for them are known again."""
+
+import pytest
+
+from policies.steps import PROFILES, is_profile, outcome, suited, tells_steps
+
+
+@pytest.mark.parametrize(
+    ("headers", "profile"),
+    [
+        ([], "reasoning"),
+        (["user-agent", "authorization"], "reasoning"),
+        (["X-OpenWebUI-Chat-Id"], "items"),
+        (["accept", "x-openwebui-user-jwt"], "items"),
+    ],
+)
+def test_a_client_is_known_by_its_headers(headers: list[str], profile: str) -> None:
+    assert suited("auto", headers) == profile
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_the_server_is_set_to_holds_for_every_client(profile: str) -> None:
+    assert is_profile(profile)
+    assert suited(profile, ["X-OpenWebUI-Chat-Id"]) == profile
+
+
+@pytest.mark.parametrize("word", ["auto", "", "Items", 1, None, ["items"], {}])
+def test_only_a_profile_is_one(word: object) -> None:
+    assert not is_profile(word)
+
+
+@pytest.mark.parametrize("exit_code", [None, 0, 137, -9])
+@pytest.mark.parametrize("output_lines", [None, 0, 1, 2000])
+@pytest.mark.parametrize("duration_s", [0.0, 1.25, 3600.0])
+def test_the_end_of_a_step_is_known_again(
+    exit_code: int | None, duration_s: float, output_lines: int | None
+) -> None:
+    line = outcome(exit_code, duration_s, output_lines)
+    assert tells_steps(f"Let me see.\n$ ls\n{line}\nSo.")
+
+
+@pytest.mark.parametrize(
+    "thinking",
+    ["", "Let me see.", "$ ls", "[1.5]", "it took [0.3 s] or so", "[exit 0]", "[1, 2, 3 lines]"],
+)
+def test_thinking_without_steps_has_none(thinking: str) -> None:
+    assert not tells_steps(thinking)

@@ -1,0 +1,62 @@
+"""Steps as events of their own; README has one of each, and they are held to that."""
+
+import json
+from typing import Any
+
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    FileProduced,
+    ReasoningDelta,
+    RunStarted,
+    ToolCallStarted,
+    ToolOutput,
+    TurnStarted,
+)
+from proxy.wire.chat_response import ChunkWriter
+from proxy.wire.step_events import MAX_OUTPUT_CHARS
+
+STARTED = ToolCallStarted(1, "the-models-own", "execute_bash", {"command": "ls"})
+
+
+def frames_of(*events: Event) -> list[str]:
+    writer = ChunkWriter(
+        response_id="chatcmpl-r1", created=7, model="m", run_id="r1", steps="events"
+    )
+    return [frame for event in events for frame in writer.event(event)]
+
+
+def told(*events: Event) -> list[dict[str, Any]]:
+    """The data of the events of ours."""
+    found = [frame.partition("\ndata: ") for frame in frames_of(*events)]
+    return [json.loads(data) for name, _, data in found if name == "event: sandbox.step"]
+
+
+def test_an_event_has_its_name_before_its_data() -> None:
+    data = '{"v": 1, "run": "r1", "kind": "run_started"}'
+    assert frames_of(RunStarted("r1")) == [f"event: sandbox.step\ndata: {data}"]
+
+
+def test_thinking_and_the_answer_come_as_chunks_beside_them() -> None:
+    found = frames_of(ReasoningDelta("Hm."), STARTED, AnswerDelta("42"), TurnStarted(1))
+    deltas = [
+        "" if frame.startswith("event: ") else json.loads(frame)["choices"][0]["delta"]
+        for frame in found
+    ]
+    assert deltas == [{"reasoning": "Hm.", "reasoning_content": "Hm."}, "", {"content": "42"}]
+
+
+def test_an_event_is_one_line_of_ascii_without_halves_of_surrogate_pairs() -> None:
+    text = "数\n\u2028\ud83d"
+    for data in told(ToolOutput(1, "stdout", text), FileProduced("cfile_1", f"/x/{text}", 3)):
+        json.dumps(data, ensure_ascii=False).encode()
+    assert all(frame.isascii() for frame in frames_of(ToolOutput(1, "stdout", text)))
+    assert all(frame.count("\n") == 1 for frame in frames_of(ToolOutput(1, "stdout", text)))
+
+
+def test_the_output_of_one_command_is_capped_and_the_next_has_its_own_cap() -> None:
+    piece = "x" * (MAX_OUTPUT_CHARS // 2 + 1)
+    output = [ToolOutput(1, "stdout", piece)] * 3
+    found = told(STARTED, *output, STARTED, output[0])
+    lengths = [len(event["text"]) for event in found if event["kind"] == "tool_output"]
+    assert lengths == [len(piece), MAX_OUTPUT_CHARS - len(piece), len(piece)]
