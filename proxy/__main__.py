@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from proxy.agent.model import Model
     from proxy.config import Config
     from proxy.services import Services
+    from proxy.store.store import Store
     from sandbox_runtime.backends.base import Backend
     from sandbox_runtime.egress.dialer import Endpoint
     from sandbox_runtime.pool.pool import Pool
     from sandbox_runtime.way_out import WayOut
-
-FILES_SWEEP_S = 600
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -166,6 +165,18 @@ def build_backend(config: "Config") -> "Backend":
     )
 
 
+def build_store(config: "Config") -> "Store":
+    """The place for all that is kept. Raises ConfigError."""
+    from proxy.config import ConfigError
+    from proxy.store.errors import StoreError
+    from proxy.store.store import Store
+
+    try:
+        return Store(_state_dir(config))
+    except StoreError as error:
+        raise ConfigError(f"server.state_dir: {error}") from error
+
+
 def build_services(
     config: "Config", model: "Model", backend: "Backend", listener: "socket | None" = None
 ) -> tuple["Services", "Pool", "WayOut"]:
@@ -196,7 +207,8 @@ def build_services(
     services = Services(
         model=model,
         agent=agent,
-        files=FileStore(_state_dir(config) / "files", limits=config.artifacts),
+        files=FileStore(build_store(config), limits=config.artifacts),
+        file_limits=config.files,
         api_key=secret(config.server.api_key_env),
         public_url=config.server.public_url,
         steps=config.server.steps,
@@ -275,16 +287,11 @@ def _lifespan(
     from sandbox_runtime.clock import SystemClock
     from sandbox_runtime.sweeper import sweep_forever
 
-    async def sweep_files() -> None:
-        while True:
-            await asyncio.to_thread(services.files.sweep)
-            await asyncio.sleep(FILES_SWEEP_S)
-
     @asynccontextmanager
     async def lifespan(app: "FastAPI") -> AsyncIterator[None]:
         sweeping = [
             asyncio.create_task(work)
-            for work in (sweep_forever(backend, SystemClock()), sweep_files())
+            for work in (sweep_forever(backend, SystemClock()), services.store.keep_swept())
         ]
         pool.start()
         yield
@@ -295,6 +302,7 @@ def _lifespan(
         way_out.close()
         await backend.aclose()
         await services.model.aclose()
+        services.store.close()
 
     return lifespan
 

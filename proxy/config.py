@@ -11,6 +11,7 @@ from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.pool import PoolSettings
+from policies.storage import FileLimits
 
 
 class ConfigError(Exception):
@@ -36,7 +37,7 @@ class ServerConfig(_Section):
     public_url: str | None = None
     """How clients reach this server, for file links; null takes it from each request."""
     state_dir: Path | None = None
-    """Produced files and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
+    """All that is kept, and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
     steps: Annotated[Literal["off", "reasoning"], BeforeValidator(_unquoted_off)] = "reasoning"
     """Whether steps are shown as thinking."""
 
@@ -104,6 +105,7 @@ class Config(_Section):
     sandbox: SandboxConfig = SandboxConfig()
     limits: Limits = Limits()
     artifacts: ArtifactLimits = ArtifactLimits()
+    files: FileLimits = FileLimits()
 
 
 def load(path: Path | None) -> Config:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from policies.storage import FileLimits
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.files import FileStore
+from proxy.store.store import Store
 from proxy.wire.steps import Steps
 
 
@@ -15,6 +17,8 @@ class Services:
     model: Model
     agent: Agent
     files: FileStore
+    file_limits: FileLimits
+    """What clients may put in."""
     api_key: str | None = None
     """What clients must send as bearer token; None lets everyone in."""
     public_url: str | None = None
@@ -22,3 +26,8 @@ class Services:
     steps: Steps = "reasoning"
     keep_alive_s: float = 10.0
     """Silence after which a stream says that it is alive; gateways hang up after 50 to 120 s."""
+
+    @property
+    def store(self) -> Store:
+        """Where all that outlives a request is kept."""
+        return self.files.store

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from policies.routing import route
 from proxy.agent.events import Emit, Event, ToolCallFinished
 from proxy.agent.task import Result, Task
-from proxy.api.connection import authorize, base_url, json_body, services, while_connected
+from proxy.api.connection import authorize, base_url, json_body, owner, services, while_connected
 from proxy.api.json_response import JSON
 from proxy.api.relay import relay
 from proxy.errors import BadRequestError, ProxyError, SandboxUnavailableError, internal_error
@@ -45,7 +45,7 @@ async def chat_completions(request: Request) -> Response:
         plain = {key: value for key, value in body.items() if key != "sandbox"}
         return await relay(request, {**plain, "model": way.model})
     run_id = uuid.uuid4().hex
-    outbox = services(request).files.outbox(run_id, base_url(request))
+    outbox = services(request).files.outbox(run_id, base_url(request), owner(request))
     task = to_task(body, model=way.model, run_id=run_id, outbox=outbox)
     answer = _Answer(request, body, task)
     return answer.streamed() if task.stream else await answer.whole()

@@ -23,6 +23,7 @@ import uvicorn
 from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
+from policies.storage import FileLimits
 from proxy.__main__ import listen
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
@@ -31,6 +32,7 @@ from proxy.files import FileStore
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.services import Services
+from proxy.store.store import Store
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
@@ -67,6 +69,7 @@ async def serve(services: Services) -> AsyncIterator[str]:
         server.should_exit = True
         with anyio.CancelScope(shield=True):
             await serving
+            services.store.close()
         listener.close()
 
 
@@ -106,7 +109,8 @@ def join(
     services = Services(
         model=model,
         agent=Agent(model, sandboxes, make_tools, isolation=isolation),
-        files=FileStore(state_dir / "files", limits=ArtifactLimits()),
+        files=changes.pop("files", None) or FileStore(Store(state_dir), limits=ArtifactLimits()),
+        file_limits=FileLimits(),
     )
     return replace(services, **changes)
 
