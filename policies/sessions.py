@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,21 @@ CHAT_HEADERS = (
 )
 """Where chat UIs say which chat it is."""
 MAX_PARENTS = 200
+_UNIQUE = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How long the workspaces of conversations are kept."""
+
+    keep_s: float = 120.0
+    """How long a computer stays with its conversation after a run."""
+    max_kept: int = 8
+    """How many stay so at one time; beyond that the oldest goes."""
+    keep_hours: float = 168.0
+    """How long the files are kept after that."""
+    quota_mib: int = 4096
+    """The files of all of a key's conversations; beyond that the oldest go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +96,27 @@ def states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     for message in messages:
         if message.get("role") in ("user", "tool"):
             said = json.dumps([message.get("role"), message.get("content")], sort_keys=True)
-            chain.append(hashlib.sha256(f"{chain[-1]}{said}".encode()).hexdigest()[:32])
+            chain.append(_digest(f"{chain[-1]}{said}")[:32])
     state, *before = reversed(chain[1:]) if chain[1:] else ("",)
     return state, before[:MAX_PARENTS]
+
+
+def container_id(owner: str, unique: str) -> str:
+    """The container of that owner with a name of its own, 32 hexadecimal digits."""
+    return f"cntr_{_digest(owner)[:8]}{unique}"
+
+
+def container_named(owner: str, name: str) -> str:
+    """The container of a conversation, which may be asked for by what the client calls it or by the
+    container itself. Nobody can name another's: what would be its name is one of the owner's."""
+    prefix = container_id(owner, "")
+    if name.startswith(prefix) and _UNIQUE.fullmatch(name.removeprefix(prefix)):
+        return name
+    return container_id(owner, _digest(f"{owner}/{name}")[:32])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def _first(names: Sequence[object]) -> str | None:

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from proxy.config import Config
     from proxy.inputs import Inputs
     from proxy.services import Services
+    from proxy.store.store import Store
     from sandbox_runtime.backends.base import Backend
     from sandbox_runtime.egress.dialer import Endpoint
     from sandbox_runtime.pool.pool import Pool
     from sandbox_runtime.way_out import WayOut
-
-FILES_SWEEP_S = 600
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -167,6 +166,18 @@ def build_backend(config: "Config") -> "Backend":
     )
 
 
+def build_store(config: "Config") -> "Store":
+    """The place for all that is kept. Raises ConfigError."""
+    from proxy.config import ConfigError
+    from proxy.store.errors import StoreError
+    from proxy.store.store import Store
+
+    try:
+        return Store(_state_dir(config), config.sessions)
+    except StoreError as error:
+        raise ConfigError(f"server.state_dir: {error}") from error
+
+
 def build_services(
     config: "Config", model: "Model", backend: "Backend", listener: "socket | None" = None
 ) -> tuple["Services", "Pool", "WayOut"]:
@@ -176,6 +187,7 @@ def build_services(
     from proxy.files import FileStore
     from proxy.runs.runs import Runs
     from proxy.services import Services
+    from proxy.workspaces import Workspaces
     from sandbox_runtime.pool.pool import Pool
     from sandbox_runtime.tools import make_tools
     from sandbox_runtime.way_out import WayOut
@@ -188,9 +200,14 @@ def build_services(
     except ValueError as error:
         raise ConfigError(f"sandbox.isolation.egress: {error}") from error
     pool = Pool(backend, config.sandbox.pool, [isolation], on_lend=way_out.open)
+    store = build_store(config)
+    sessions = config.sessions
+    workspaces = Workspaces(
+        pool, store.workspaces, keep_s=sessions.keep_s, max_kept=sessions.max_kept
+    )
     agent = Agent(
         model,
-        pool,
+        workspaces,
         partial(make_tools, config.limits),
         limits=config.limits,
         isolation=isolation,
@@ -198,9 +215,11 @@ def build_services(
     )
     services = Services(
         model=model,
-        runs=Runs(agent),
-        files=FileStore(_state_dir(config) / "files", limits=config.artifacts),
-        inputs=_inputs(config, forbidden),
+        runs=Runs(agent, store.parked),
+        workspaces=workspaces,
+        files=FileStore(store, limits=config.artifacts),
+        file_limits=config.files,
+        inputs=_inputs(config, forbidden, store),
         api_key=secret(config.server.api_key_env),
         public_url=config.server.public_url,
         steps=config.server.steps,
@@ -210,12 +229,14 @@ def build_services(
     return services, pool, way_out
 
 
-def _inputs(config: "Config", forbidden: "list[Endpoint]") -> "Inputs":
+def _inputs(config: "Config", forbidden: "list[Endpoint]", store: "Store") -> "Inputs":
     from proxy.fetch import Fetcher
     from proxy.inputs import Inputs
 
     fetcher = Fetcher(forbidden=forbidden)
-    return Inputs(config.inputs, modalities=config.backend.modalities, fetcher=fetcher)
+    return Inputs(
+        config.inputs, modalities=config.backend.modalities, fetcher=fetcher, uploads=store.uploads
+    )
 
 
 def _own_addresses(config: "Config", listener: "socket | None") -> list["Endpoint"]:
@@ -289,16 +310,11 @@ def _lifespan(
     from sandbox_runtime.clock import SystemClock
     from sandbox_runtime.sweeper import sweep_forever
 
-    async def sweep_files() -> None:
-        while True:
-            await asyncio.to_thread(services.files.sweep)
-            await asyncio.sleep(FILES_SWEEP_S)
-
     @asynccontextmanager
     async def lifespan(app: "FastAPI") -> AsyncIterator[None]:
         sweeping = [
             asyncio.create_task(work)
-            for work in (sweep_forever(backend, SystemClock()), sweep_files())
+            for work in (sweep_forever(backend, SystemClock()), services.store.keep_swept())
         ]
         pool.start()
         yield
@@ -306,11 +322,13 @@ def _lifespan(
             task.cancel()
         await asyncio.wait(sweeping)
         await services.runs.aclose()
+        await services.workspaces.aclose()
         await pool.aclose()
         way_out.close()
         services.inputs.close()
         await backend.aclose()
         await services.model.aclose()
+        services.store.close()
 
     return lifespan
 

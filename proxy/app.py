@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from proxy.api import chat, containers, health, models, runs
+from proxy.api import chat, container_files, containers, files, health, models, runs
 from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error
 from proxy.services import Services
@@ -24,7 +24,7 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     """The application over the given parts."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
-    for surface in (chat, models, containers, runs, health):
+    for surface in (chat, models, files, containers, container_files, runs, health):
         app.include_router(surface.router)
     app.add_exception_handler(ProxyError, _told)
     app.add_exception_handler(HTTPException, _no_route)

@@ -11,7 +11,9 @@ from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.pool import PoolSettings
+from policies.sessions import SessionSettings
 from policies.steps import StepsSetting
+from policies.storage import FileLimits
 from policies.workspace import InputLimits, Modality
 
 
@@ -38,7 +40,7 @@ class ServerConfig(_Section):
     public_url: str | None = None
     """How clients reach this server, for file links; null takes it from each request."""
     state_dir: Path | None = None
-    """Produced files and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
+    """All that is kept, and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
     steps: Annotated[StepsSetting, BeforeValidator(_unquoted_off)] = "auto"
     """How steps are shown to clients that do not say; auto: as suits the client."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"
@@ -114,6 +116,8 @@ class Config(_Section):
     limits: Limits = Limits()
     inputs: InputLimits = InputLimits()
     artifacts: ArtifactLimits = ArtifactLimits()
+    files: FileLimits = FileLimits()
+    sessions: SessionSettings = SessionSettings()
 
 
 def load(path: Path | None) -> Config:

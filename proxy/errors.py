@@ -5,6 +5,7 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ UnauthorizedError        401        the key is missing or wrong
 ├ NotFoundError            404        no such route, model or file
 ├ FileTooLargeError        413        a file is larger than may be sent
+├ QuotaError               400        the key's files fill all the room it has
 ├ BackendError             its own    the model's server refused or failed; status kept
 │ ├ ContextOverflowError   400        the conversation no longer fits the model
 │ └ OutOfTimeError         504        no answer by the deadline; to ask again would end the same way
@@ -73,8 +74,21 @@ class UnauthorizedError(ProxyError):
 class NotFoundError(ProxyError):
     """No such route, model or file."""
 
-    def __init__(self, message: str, *, code: str = "not_found") -> None:
-        super().__init__(message, status=404, type="invalid_request_error", code=code)
+    def __init__(self, message: str, *, code: str = "not_found", param: str | None = None) -> None:
+        super().__init__(message, status=404, type="invalid_request_error", code=code, param=param)
+
+
+class QuotaError(ProxyError):
+    """The key's files fill all the room it has."""
+
+    def __init__(self, *, used: int, quota: int) -> None:
+        super().__init__(
+            f"There is no room for this file: {used} of {quota} bytes are used. Delete some first.",
+            status=400,
+            type="invalid_request_error",
+            code="storage_quota_exceeded",
+            param="file",
+        )
 
 
 class FileTooLargeError(ProxyError):

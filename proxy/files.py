@@ -1,26 +1,22 @@
 """Produced files on the proxy's side: kept for a while, found again by links that need no key."""
 
-import asyncio
 import base64
 import hashlib
-import hmac
-import json
+import math
 import mimetypes
 import os
-import secrets
-import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from policies.artifacts import ArtifactLimits, Produced
 from proxy.agent.task import Artifact
+from proxy.signatures import Signer
+from proxy.store.records import ContainerWish
+from proxy.store.store import Store
 from sandbox_runtime.sandbox import Sandbox
 
-WRITE_BYTES = 1 << 20
-MAX_ID_CHARS = 100
-MAX_EXPIRY_DIGITS = 12
+WHOLE = "zip"
+"""What the link to all files of a container is signed for, in the place of a file's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,73 +29,61 @@ class StoredFile:
 
 
 class FileStore:
-    """A directory of produced files, one folder a run."""
+    """What runs produce, and the links that lead there."""
 
-    def __init__(self, directory: Path, *, limits: ArtifactLimits) -> None:
-        self._directory = directory
-        self._limits = limits
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._secret = _secret(directory / ".secret")
+    def __init__(self, store: Store, *, limits: ArtifactLimits) -> None:
+        self.store = store
+        self.limits = limits
+        self._signer = Signer(store.directory / "link-key", store.now)
 
-    def outbox(self, container_id: str, base_url: str) -> "RunFiles":
+    def outbox(self, container_id: str, base_url: str, owner: str) -> "RunFiles":
         """Where a run's files go; `base_url` is how clients reach this server."""
-        expires = int(time.time() + self._limits.keep_hours * 3600)
-        return RunFiles(self, container_id, base_url.rstrip("/"), expires, self._limits)
+        return RunFiles(self, container_id, base_url, owner, self.link_expiry())
 
-    def folder(self, container_id: str) -> Path:
-        """A run's folder."""
-        return self._directory / container_id
+    def link_expiry(self) -> int:
+        """How long a link lives that is made now."""
+        return int(self.store.now() + self.limits.keep_hours * 3600)
 
-    def sign(self, container_id: str, file_id: str, expires: int) -> str:
-        """The proof that a link was made here."""
-        text = f"{container_id}/{file_id}/{expires}".encode()
-        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+    @property
+    def container_minutes(self) -> int:
+        """How long a container lives without being used."""
+        return math.ceil(self.limits.keep_hours * 60)
+
+    def url(self, base_url: str, container_id: str, file_id: str, expires: int) -> str:
+        """Where a file can be fetched without a key; for WHOLE, all of a container's."""
+        signature = self._signer.sign(container_id, file_id, expires)
+        place = "content" if file_id == WHOLE else f"{file_id}/content"
+        return (
+            f"{base_url.rstrip('/')}/v1/containers/{container_id}/files/{place}"
+            f"?exp={expires}&sig={signature}"
+        )
 
     def is_signed(self, container_id: str, file_id: str, expires: str, signature: str) -> bool:
         """Whether a link was made here and still holds."""
-        if not (expires.isascii() and expires.isdigit() and len(expires) <= MAX_EXPIRY_DIGITS):
-            return False
-        if int(expires) < time.time():
-            return False
-        expected = self.sign(container_id, file_id, int(expires))
-        return hmac.compare_digest(expected.encode(), signature.encode())
+        return self._signer.is_signed(container_id, file_id, expires, signature)
 
-    def find(self, container_id: str, file_id: str) -> StoredFile | None:
-        """A stored file, or None."""
-        if not (_is_id(container_id) and _is_id(file_id)):
+    async def find(
+        self, container_id: str, file_id: str, owner: str | None = None
+    ) -> StoredFile | None:
+        """A container's file, or None; the owner's alone, unless a link has opened the way."""
+        file = await self.store.container_files.get(container_id, file_id, owner)
+        if file is None:
             return None
-        try:
-            facts = json.loads((self.folder(container_id) / f"{file_id}.json").read_text("utf-8"))
-        except FileNotFoundError:
-            return None
-        return StoredFile(
-            self.folder(container_id) / file_id, facts["filename"], facts["mime_type"]
-        )
-
-    def sweep(self) -> None:
-        """Remove what has expired."""
-        oldest = time.time() - self._limits.keep_hours * 3600
-        for folder in self._directory.glob("cntr_*"):
-            if folder.stat().st_mtime < oldest:
-                shutil.rmtree(folder, ignore_errors=True)
+        return StoredFile(self.store.blobs.path(file.blob), file.filename, file.mime_type)
 
 
 class RunFiles:
     """One run's produced files."""
 
     def __init__(
-        self,
-        store: FileStore,
-        container_id: str,
-        base_url: str,
-        expires: int,
-        limits: ArtifactLimits,
+        self, files: FileStore, container_id: str, base_url: str, owner: str, expires: int
     ) -> None:
-        self._store = store
+        self._files = files
         self._container_id = container_id
         self._base_url = base_url
+        self._owner = owner
         self._expires = expires
-        self._limits = limits
+        self._is_open = False
 
     @property
     def container_id(self) -> str:
@@ -107,93 +91,56 @@ class RunFiles:
 
     def url(self, path: str) -> str:
         file_id = self._file_id(path)
-        signature = self._store.sign(self._container_id, file_id, self._expires)
-        return (
-            f"{self._base_url}/v1/containers/{self._container_id}/files/{file_id}/content"
-            f"?exp={self._expires}&sig={signature}"
-        )
+        return self._files.url(self._base_url, self.container_id, file_id, self._expires)
 
     async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
-        folder = self._store.folder(self._container_id)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        file_id = self._file_id(file.path)
-        # Our own name in a folder of our own: nothing the sandbox chose reaches the host's paths.
-        part = folder / f".{file_id}.part"
-        try:
-            with part.open("xb") as target:
-                writer = _Writer(target)
-                await sandbox.get(file.path, writer.take, max_bytes=file.bytes)
-                await writer.flush()
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        part.rename(folder / file_id)
-        name = os.fsencode(file.path.rpartition("/")[2]).decode(errors="replace")
-        mime_type = _mime_type(name)
-        artifact = Artifact(
-            file_id=file_id,
-            container_id=self._container_id,
-            path=file.path,
-            bytes=writer.bytes,
+        store = self._files.store
+        with store.blobs.new() as writer:
+            await sandbox.get(file.path, writer.take, max_bytes=file.bytes)
+            blob = await writer.keep()
+        path = os.fsencode(file.path).decode(errors="replace")
+        mime_type = mime_type_of(path)
+        await self._open()
+        await store.container_files.produce(
+            self._owner,
+            self.container_id,
+            blob,
+            file_id=self._file_id(file.path),
+            path=path,
             mime_type=mime_type,
-            sha256=writer.digest.hexdigest(),
-            url=self.url(file.path),
-            data_url=self._data_url(folder / file_id, mime_type, writer.bytes),
         )
-        # Written last: a file with facts is a whole file.
-        facts = {"filename": name, "mime_type": mime_type, "sha256": artifact.sha256}
-        (folder / f"{file_id}.json").write_text(json.dumps(facts), encoding="utf-8")
-        return artifact
+        return Artifact(
+            file_id=self._file_id(file.path),
+            container_id=self.container_id,
+            path=file.path,
+            bytes=blob.bytes,
+            mime_type=mime_type,
+            sha256=blob.sha256,
+            url=self.url(file.path),
+            data_url=self._data_url(store.blobs.path(blob.name), mime_type, blob.bytes),
+        )
+
+    async def _open(self) -> None:
+        """Make the container, once there is something to put in."""
+        if not self._is_open:
+            wish = ContainerWish(name=self._container_id, minutes=self._files.container_minutes)
+            await self._files.store.containers.create(self._owner, wish, self.container_id)
+            self._is_open = True
 
     def _file_id(self, path: str) -> str:
-        digest = hashlib.sha256(f"{self._container_id}{path}".encode(errors="surrogateescape"))
+        digest = hashlib.sha256(f"{self.container_id}{path}".encode(errors="surrogateescape"))
         return f"cfile_{digest.hexdigest()[:24]}"
 
     def _data_url(self, path: Path, mime_type: str, size: int) -> str | None:
-        if not mime_type.startswith("image/") or size > self._limits.inline_image_kib << 10:
+        inline_bytes = self._files.limits.inline_image_kib << 10
+        if not mime_type.startswith("image/") or size > inline_bytes:
             return None
         return f"data:{mime_type};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-class _Writer:
-    """Gathers small pieces into writes worth a thread."""
-
-    def __init__(self, target: IO[bytes]) -> None:
-        self._target = target
-        self._buffer = bytearray()
-        self.digest = hashlib.sha256()
-        self.bytes = 0
-
-    async def take(self, piece: bytes) -> None:
-        """Keep a piece."""
-        self._buffer += piece
-        self.bytes += len(piece)
-        if len(self._buffer) >= WRITE_BYTES:
-            await self.flush()
-
-    async def flush(self) -> None:
-        """Write what is kept."""
-        data, self._buffer = bytes(self._buffer), bytearray()
-        self.digest.update(data)
-        await asyncio.to_thread(self._target.write, data)
-
-
-def _mime_type(name: str) -> str:
+def mime_type_of(name: str) -> str:
+    """The type that a file's name speaks of."""
     kind, encoding = mimetypes.guess_type(name)
     if encoding:  # what is inside cannot be shown as it is
         return "application/gzip" if encoding == "gzip" else "application/octet-stream"
     return kind or "application/octet-stream"
-
-
-def _is_id(text: str) -> bool:
-    return len(text) <= MAX_ID_CHARS and text.isascii() and text.replace("_", "").isalnum()
-
-
-def _secret(path: Path) -> bytes:
-    """The key that links are signed with; kept, so that links outlive a restart."""
-    try:
-        path.touch(mode=0o600, exist_ok=False)
-        path.write_bytes(secrets.token_bytes(32))
-    except FileExistsError:
-        pass
-    return path.read_bytes()

@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field
 
 from policies.steps import StepsSetting
+from policies.storage import FileLimits
 from proxy.agent.model import Model
-from proxy.agent.parking import ParkedRuns
 from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.runs.runs import Runs
+from proxy.store.store import Store
 from proxy.wire.terms import OnDisconnect
+from proxy.workspaces import Workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +19,10 @@ class Services:
 
     model: Model
     runs: Runs
-    parked: ParkedRuns
+    workspaces: Workspaces
     files: FileStore
+    file_limits: FileLimits
+    """What clients may put in."""
     inputs: Inputs = field(default_factory=Inputs)
     api_key: str | None = None
     """What clients must send as bearer token; None lets everyone in."""
@@ -32,3 +36,8 @@ class Services:
     """The same for an answer in one piece, which then begins with blanks; None says nothing."""
     on_disconnect: OnDisconnect = "cancel"
     """What becomes of a run when its client leaves, unless the request says."""
+
+    @property
+    def store(self) -> Store:
+        """Where all that outlives a request is kept."""
+        return self.files.store

@@ -1,37 +1,62 @@
-"""GET /v1/containers/…/files/…/content: a produced file, for whoever has the link or the key."""
+"""/v1/containers: what runs produced and what clients put beside it."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import FileResponse
+from starlette.responses import Response
 
-from proxy.api.connection import has_key, services
-from proxy.errors import NotFoundError, UnauthorizedError
+from proxy.api.connection import authorize, base_url, json_body, owner, services
+from proxy.api.json_response import JSON
+from proxy.api.owned_container import no_such_container, owned_container
+from proxy.api.uploads import owned_upload, put_upload
+from proxy.errors import ProxyError
+from proxy.files import WHOLE
+from proxy.store.records import Container
+from proxy.wire.containers import container_object, container_wish, file_ids
+from proxy.wire.listing import CONTAINERS, deleted, listing, page
 
 router = APIRouter()
 
-SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
-"""What cannot act on this origin when it is opened; all else, HTML and SVG too, is a download."""
-HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "sandbox; default-src 'none'",
-    "Cache-Control": "private, max-age=3600",
-}
 
-
-@router.api_route("/v1/containers/{container_id}/files/{file_id}/content", methods=["GET", "HEAD"])
-async def file_content(request: Request, container_id: str, file_id: str) -> FileResponse:
+@router.post("/v1/containers")
+async def create_container(request: Request) -> Response:
+    authorize(request)
+    body = await json_body(request)
     files = services(request).files
-    expires, signature = request.query_params.get("exp", ""), request.query_params.get("sig", "")
-    if not files.is_signed(container_id, file_id, expires, signature) and not has_key(request):
-        raise UnauthorizedError("This link has expired or is not one of ours.")
-    stored = files.find(container_id, file_id)
-    if stored is None:
-        raise NotFoundError(f"No file {file_id!r} in container {container_id!r}.")
-    shown = stored.mime_type in SHOWN_BY_BROWSERS
-    return FileResponse(
-        stored.path,
-        media_type=stored.mime_type,
-        filename=stored.filename,
-        content_disposition_type="inline" if shown else "attachment",
-        headers=HEADERS,
-    )
+    wish = container_wish(body, max_minutes=files.container_minutes)
+    uploads = [await owned_upload(request, each, "file_ids") for each in file_ids(body)]
+    container = await files.store.containers.create(owner(request), wish)
+    try:
+        for upload in uploads:
+            await put_upload(request, container.id, upload)
+    except ProxyError:
+        await files.store.containers.delete(owner(request), container.id)
+        raise
+    return JSON(_told(request, container))
+
+
+@router.get("/v1/containers")
+async def list_containers(request: Request) -> Response:
+    authorize(request)
+    query = request.query_params
+    containers = services(request).store.containers
+    found = await containers.page(owner(request), page(query, CONTAINERS), query.get("name"))
+    return JSON(listing([_told(request, each) for each in found.items], found.has_more))
+
+
+@router.get("/v1/containers/{container_id}")
+async def retrieve_container(request: Request, container_id: str) -> Response:
+    return JSON(_told(request, await owned_container(request, container_id)))
+
+
+@router.delete("/v1/containers/{container_id}")
+async def delete_container(request: Request, container_id: str) -> Response:
+    authorize(request)
+    if not await services(request).store.containers.delete(owner(request), container_id):
+        raise no_such_container(container_id)
+    return JSON(deleted(container_id, "container.deleted"))
+
+
+def _told(request: Request, container: Container) -> dict[str, object]:
+    files = services(request).files
+    zip_url = files.url(base_url(request), container.id, WHOLE, files.link_expiry())
+    return container_object(container, zip_url)

@@ -20,7 +20,7 @@ async def task_of(request: Request, body: Mapping[str, Any], *, model: str, run_
     asked = {**body, "messages": without_steps(body["messages"])}
     waiting = await _waiting(request, whose, asked)
     place = thread(whose, run_id, request.headers, asked, waiting)
-    outbox = services(request).files.outbox(place.container_id, base_url(request))
+    outbox = services(request).files.outbox(place.container_id, base_url(request), whose)
     task = to_task(asked, model=model, run_id=run_id, outbox=outbox)
     task = replace(
         task,
@@ -35,6 +35,6 @@ async def task_of(request: Request, body: Mapping[str, Any], *, model: str, run_
 async def _waiting(request: Request, whose: str, body: Mapping[str, Any]) -> Parked | None:
     """The run that these messages answer, if they do and it still waits."""
     for run_id in run_ids(body["messages"]):
-        if waiting := await services(request).parked.find(whose, run_id):
+        if waiting := await services(request).store.parked.find(whose, run_id):
             return waiting
     return None

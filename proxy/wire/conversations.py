@@ -1,11 +1,18 @@
 """Which conversation a request goes on with, and under what name its files are found."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from policies.sessions import GoesOn, Session, State, named, states
+from policies.sessions import (
+    GoesOn,
+    Session,
+    State,
+    container_id,
+    container_named,
+    named,
+    states,
+)
 from proxy.agent.parking import Parked
 
 
@@ -31,7 +38,7 @@ def thread(
     goes_on, leaves = _conversation(owner, run_id, headers, body)
     if waiting and waiting.goes_on:
         goes_on = waiting.goes_on
-    session = goes_on.session if goes_on else Session(owner, f"cntr_{run_id}")
+    session = goes_on.session if goes_on else Session(owner, container_id(owner, run_id))
     return Thread(
         container_id=session.name,
         goes_on=goes_on,
@@ -47,15 +54,8 @@ def _conversation(
     chat = named(headers, body)
     if chat is None:
         return None, None
-    session = Session(owner, container_id(owner, chat.name))
+    session = Session(owner, container_named(owner, chat.name))
     if not chat.by_messages:
         return GoesOn(session), State(session, run_id)
     state, parents = states(body["messages"])
     return GoesOn(session, tuple(parents)), State(session, state)
-
-
-def container_id(owner: str, name: str) -> str:
-    """A conversation may be asked for by the name that the client gave it, or by its container."""
-    if name.startswith("cntr_"):
-        return name
-    return f"cntr_{hashlib.sha256(f'{owner}/{name}'.encode()).hexdigest()[:32]}"

@@ -1,5 +1,6 @@
 """Produced files over HTTP: who may open them, and what a browser may do with them."""
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from email.message import Message
@@ -13,7 +14,9 @@ import pytest
 from policies.artifacts import ArtifactLimits
 from proxy.files import FileStore
 from proxy.models.scripted import call, tool_reply
+from proxy.store.store import Store
 from tests.fakes.backend import by_history, scripted_backend
+from tests.fakes.hand_clock import HandClock
 from tests.fakes.server import Kind, house
 
 KEY = "sk-right"
@@ -127,12 +130,19 @@ async def test_a_signature_opens_its_own_file_alone(tmp_path: Path) -> None:
     assert (answer.status_code, answer.json()) == (401, DENIED)
 
 
-async def test_a_link_expires(tmp_path: Path) -> None:
-    past = FileStore(tmp_path / "files", limits=ArtifactLimits(keep_hours=-1))
-    async with produced({"note.txt": "hello\n"}, tmp_path, files=past) as made:
+async def test_a_link_expires_also_when_its_file_is_still_there(tmp_path: Path) -> None:
+    clock, began = HandClock(), time.time()
+    store = Store(tmp_path, now=lambda: began + clock.time())
+    files = FileStore(store, limits=ArtifactLimits(keep_hours=1))
+    async with produced({"note.txt": "hello\n"}, tmp_path, files=files) as made:
         link = made.link("note.txt")
+        clock.advance(1800)
+        container = link.path.partition("/files/")[0]
+        used = await made.browser.get(made.url + container, headers=WITH_KEY)
+        clock.advance(1801)
         answer = await made.browser.get(link)
         with_key = await made.browser.get(link, headers=WITH_KEY)
+    assert used.status_code == 200
     assert (answer.status_code, answer.json()) == (401, DENIED)
     assert with_key.content == b"hello\n"
 

@@ -23,15 +23,19 @@ import uvicorn
 from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
+from policies.storage import FileLimits
 from proxy.__main__ import listen
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
+from proxy.agent.parking import ParkedRuns
 from proxy.app import create_app
 from proxy.files import FileStore
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.runs.runs import Runs
 from proxy.services import Services
+from proxy.store.store import Store
+from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
@@ -50,6 +54,8 @@ REAL_KINDS = KINDS[1:]
 
 BACKEND_KEY = "sk-the-backends-own-key"
 ATTEMPTS = 3
+KEEP_S = 60.0
+MAX_KEPT = 8
 
 
 @asynccontextmanager
@@ -69,6 +75,8 @@ async def serve(services: Services) -> AsyncIterator[str]:
         with anyio.CancelScope(shield=True):
             await serving
             await services.runs.aclose()
+            await services.workspaces.aclose()
+            services.store.close()
         listener.close()
 
 
@@ -103,14 +111,20 @@ def join(
     sandboxes: Sandboxes,
     state_dir: Path,
     isolation: Isolation = Isolation(),
-    make_runs: Callable[[Agent], Runs] = Runs,
+    make_runs: Callable[[Agent, ParkedRuns], Runs] = Runs,
     **changes: Any,
 ) -> Services:
     """The parts in their places."""
+    files = changes.pop("files", None) or FileStore(Store(state_dir), limits=ArtifactLimits())
+    store = files.store
+    workspaces = Workspaces(sandboxes, store.workspaces, keep_s=KEEP_S, max_kept=MAX_KEPT)
+    agent = Agent(model, workspaces, make_tools, isolation=isolation)
     services = Services(
         model=model,
-        runs=make_runs(Agent(model, sandboxes, make_tools, isolation=isolation)),
-        files=FileStore(state_dir / "files", limits=ArtifactLimits()),
+        runs=make_runs(agent, store.parked),
+        workspaces=workspaces,
+        files=files,
+        file_limits=FileLimits(),
     )
     return replace(services, **changes)
 

@@ -4,6 +4,8 @@ import base64
 import hashlib
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,22 +14,42 @@ import pytest
 from policies.artifacts import ArtifactLimits, Produced
 from proxy.agent.task import Artifact
 from proxy.files import FileStore, StoredFile
+from proxy.store.store import Store
 from sandbox_runtime.errors import FileTooLargeError, SandboxFileError, SandboxLostError
+from tests.fakes.hand_clock import HandClock
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.sandbox_runtime.transfer import pieces
 
 PNG = base64.b64decode("iVBORw0KGgo=")
 LIMITS = ArtifactLimits(inline_image_kib=1, keep_hours=1)
+OWNER = "somebody"
 
 
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "files", limits=LIMITS)
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
 
 
-def everything(tmp_path: Path) -> list[str]:
-    """Every file of the store but its key."""
-    names = (path for path in (tmp_path / "files").rglob("*") if path.is_file())
-    return sorted(path.name for path in names if path.name != ".secret")
+@pytest.fixture
+def files(tmp_path: Path, clock: HandClock) -> Iterator[FileStore]:
+    with opened(tmp_path, clock) as found:
+        yield found
+
+
+@contextmanager
+def opened(directory: Path, clock: HandClock) -> Iterator[FileStore]:
+    """A server's files; its time is the test's."""
+    began = time.time()
+    store = Store(directory, now=lambda: began + clock.time())
+    try:
+        yield FileStore(store, limits=LIMITS)
+    finally:
+        store.close()
+
+
+def contents(tmp_path: Path) -> list[bytes]:
+    """What lies in the store."""
+    return sorted(path.read_bytes() for path in (tmp_path / "blobs").iterdir())
 
 
 def signed(artifact: Artifact) -> tuple[str, str, str, str]:
@@ -39,15 +61,14 @@ def signed(artifact: Artifact) -> tuple[str, str, str, str]:
 
 
 async def saved(files: FileStore, path: str, data: bytes, run_id: str = "r1") -> Artifact:
-    outbox = files.outbox(run_id, "https://host/")
+    outbox = files.outbox(run_id, "https://host/", OWNER)
     return await outbox.save(MemorySandbox({path: data}), Produced(path, len(data)))
 
 
-async def test_a_saved_file_is_found_as_it_was(tmp_path: Path) -> None:
-    files = store(tmp_path)
+async def test_a_saved_file_is_found_as_it_was(files: FileStore) -> None:
     data = os.urandom(3 << 20)
     artifact = await saved(files, "/testbed/output/sub/a.csv", data)
-    url = files.outbox("r1", "https://host").url("/testbed/output/sub/a.csv")
+    url = files.outbox("r1", "https://host", OWNER).url("/testbed/output/sub/a.csv")
     assert artifact == Artifact(
         file_id=artifact.file_id,
         container_id="cntr_r1",
@@ -60,14 +81,13 @@ async def test_a_saved_file_is_found_as_it_was(tmp_path: Path) -> None:
     )
     assert signed(artifact)[:2] == ("cntr_r1", artifact.file_id)
     assert url.split("?")[0] == artifact.url.split("?")[0]
-    found = files.find("cntr_r1", artifact.file_id)
+    found = await files.find("cntr_r1", artifact.file_id)
     assert found is not None
     assert (found.filename, found.mime_type) == ("a.csv", "text/csv")
     assert found.path.read_bytes() == data
 
 
-async def test_a_link_holds_for_its_own_file_alone(tmp_path: Path) -> None:
-    files = store(tmp_path)
+async def test_a_link_holds_for_its_own_file_alone(files: FileStore) -> None:
     container_id, file_id, expires, signature = signed(
         await saved(files, "/testbed/output/a", b"a")
     )
@@ -91,62 +111,69 @@ async def test_a_link_holds_for_its_own_file_alone(tmp_path: Path) -> None:
         assert not files.is_signed(*forged)
 
 
-async def test_a_link_expires(tmp_path: Path) -> None:
-    files = store(tmp_path)
-    past = int(time.time()) - 1
-    assert not files.is_signed("c", "f", str(past), files.sign("c", "f", past))
-    _, _, expires, _ = signed(await saved(files, "/testbed/output/a", b"a"))
-    assert 3590 < int(expires) - time.time() <= 3600
+async def test_a_link_expires(files: FileStore, clock: HandClock) -> None:
+    link = signed(await saved(files, "/testbed/output/a", b"a"))
+    clock.advance(3599)
+    assert files.is_signed(*link)
+    clock.advance(2)
+    assert not files.is_signed(*link)
 
 
-async def test_links_outlive_a_restart_and_differ_between_servers(tmp_path: Path) -> None:
-    link = signed(await saved(store(tmp_path), "/testbed/output/a", b"a"))
-    assert store(tmp_path).is_signed(*link)
-    assert not FileStore(tmp_path / "other", limits=LIMITS).is_signed(*link)
+async def test_links_outlive_a_restart_and_differ_between_servers(
+    tmp_path: Path, clock: HandClock
+) -> None:
+    with opened(tmp_path / "one", clock) as before:
+        link = signed(await saved(before, "/testbed/output/a", b"a"))
+    with opened(tmp_path / "one", clock) as after, opened(tmp_path / "other", clock) as other:
+        assert after.is_signed(*link)
+        found = await after.find(*link[:2])
+        assert found is not None
+        assert found.path.read_bytes() == b"a"
+        assert not other.is_signed(*link)
 
 
-def test_the_key_is_the_owners_alone(tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir(mode=0o755)
-    store(tmp_path)
-    key = tmp_path / "files" / ".secret"
-    assert (key.stat().st_mode & 0o077, len(key.read_bytes())) == (0, 32)
+def test_what_is_kept_is_the_owners_alone(tmp_path: Path, clock: HandClock) -> None:
+    tmp_path.chmod(0o755)
+    with opened(tmp_path, clock):
+        kept = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()}
+    assert len((tmp_path / "link-key").read_bytes()) == 32
+    assert set(kept.values()) == {0}
+    assert {"blobs", "link-key", "store.sqlite3"} <= set(kept)
 
 
 @pytest.mark.parametrize(
     "file_id",
     ["", ".", "..", "../x", "a/b", "/etc/passwd", ".secret", "a.json", "a\0", "ü", "a" * 300],
 )
-async def test_an_id_is_never_a_path(tmp_path: Path, file_id: str) -> None:
-    files = store(tmp_path)
+async def test_an_id_is_never_a_path(files: FileStore, file_id: str) -> None:
     await saved(files, "/testbed/output/a", b"a")
-    assert files.find("cntr_r1", file_id) is None
-    assert files.find(file_id, "cfile_1") is None
+    assert await files.find("cntr_r1", file_id) is None
+    assert await files.find(file_id, "cfile_1") is None
 
 
-async def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
-    files = store(tmp_path)
+async def test_what_is_not_there_is_not_found(files: FileStore) -> None:
     artifact = await saved(files, "/testbed/output/a", b"a")
-    assert files.find("cntr_r1", "cfile_1") is None
-    assert files.find("cntr_r2", artifact.file_id) is None
+    assert await files.find("cntr_r1", "cfile_1") is None
+    assert await files.find("cntr_r2", artifact.file_id) is None
 
 
 @pytest.mark.parametrize(
     "name", ["../../../escaped", "a\nb", "caf\udce9", "%2e%2e", "-rf", "x" * 255, "a b;c"]
 )
-async def test_the_name_inside_the_sandbox_is_no_path_outside(tmp_path: Path, name: str) -> None:
-    files = store(tmp_path)
+async def test_the_name_inside_the_sandbox_is_no_path_outside(
+    files: FileStore, tmp_path: Path, name: str
+) -> None:
     path = f"/testbed/output/{name}"
     sandbox = MemorySandbox()
 
     await sandbox.put(path, pieces(b"x"))
-    artifact = await files.outbox("r1", "https://host").save(sandbox, Produced(path, 1))
-    assert everything(tmp_path) == [artifact.file_id, f"{artifact.file_id}.json"]
+    artifact = await files.outbox("r1", "https://host", OWNER).save(sandbox, Produced(path, 1))
+    assert [path.name.isalnum() for path in (tmp_path / "blobs").iterdir()] == [True]
     assert artifact.url.isascii()
-    assert files.find("cntr_r1", artifact.file_id) is not None
+    assert await files.find("cntr_r1", artifact.file_id) is not None
 
 
-async def test_pictures_travel_inside_the_message_when_they_are_small(tmp_path: Path) -> None:
-    files = store(tmp_path)
+async def test_pictures_travel_inside_the_message_when_they_are_small(files: FileStore) -> None:
     small = await saved(files, "/testbed/output/a.png", PNG)
     large = await saved(files, "/testbed/output/b.png", PNG * 200)
     text = await saved(files, "/testbed/output/c.txt", b"text")
@@ -171,52 +198,61 @@ class Failing(MemorySandbox):
     "error", [SandboxLostError("gone"), FileTooLargeError("grew"), KeyboardInterrupt()]
 )
 async def test_a_file_that_fails_half_way_leaves_nothing(
-    tmp_path: Path, error: BaseException
+    files: FileStore, tmp_path: Path, error: BaseException
 ) -> None:
-    files = store(tmp_path)
     file = Produced("/testbed/output/a", 9 << 20)
     with pytest.raises(type(error)):
-        await files.outbox("r1", "https://host").save(Failing(error), file)
-    assert everything(tmp_path) == []
+        await files.outbox("r1", "https://host", OWNER).save(Failing(error), file)
+    assert contents(tmp_path) == []
 
 
-async def test_a_file_that_is_gone_or_grew_leaves_nothing(tmp_path: Path) -> None:
-    files = store(tmp_path)
-    outbox = files.outbox("r1", "https://host")
+async def test_a_file_that_is_gone_or_grew_leaves_nothing(files: FileStore, tmp_path: Path) -> None:
+    outbox = files.outbox("r1", "https://host", OWNER)
     sandbox = MemorySandbox({"/testbed/output/a": b"12345"})
     for file in (Produced("/testbed/output/b", 1), Produced("/testbed/output/a", 4)):
         with pytest.raises(SandboxFileError):
             await outbox.save(sandbox, file)
-    assert everything(tmp_path) == []
+    assert contents(tmp_path) == []
 
 
-async def test_the_same_path_of_two_runs_is_two_files(tmp_path: Path) -> None:
-    files = store(tmp_path)
+async def test_the_same_path_of_two_runs_is_two_files(files: FileStore) -> None:
     first = await saved(files, "/testbed/output/a", b"1", "r1")
     second = await saved(files, "/testbed/output/a", b"2", "r2")
     assert first.file_id != second.file_id
-    assert [read(files, first), read(files, second)] == [b"1", b"2"]
+    assert [await read(files, first), await read(files, second)] == [b"1", b"2"]
 
 
-def read(files: FileStore, artifact: Artifact) -> bytes:
-    found = files.find(artifact.container_id, artifact.file_id)
+async def read(files: FileStore, artifact: Artifact) -> bytes:
+    found = await files.find(artifact.container_id, artifact.file_id)
     assert isinstance(found, StoredFile)
     return found.path.read_bytes()
 
 
-async def test_the_sweep_removes_what_has_expired_and_nothing_else(tmp_path: Path) -> None:
-    files = store(tmp_path)
+async def test_the_sweep_removes_what_has_expired_and_nothing_else(
+    files: FileStore, clock: HandClock, tmp_path: Path
+) -> None:
     old = await saved(files, "/testbed/output/a", b"old", "old")
+    clock.advance(1800)
     new = await saved(files, "/testbed/output/a", b"new", "new")
-    (tmp_path / "files" / "not-ours").mkdir()
-    expired = time.time() - 3601
-    for folder in ("cntr_old", "not-ours"):
-        os.utime(tmp_path / "files" / folder, (expired, expired))
-    files.sweep()
-    assert files.find("cntr_old", old.file_id) is None
-    assert read(files, new) == b"new"
-    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == [
-        ".secret",
-        "cntr_new",
-        "not-ours",
-    ]
+    clock.advance(1801)
+    assert await files.find("cntr_old", old.file_id) is None
+    assert contents(tmp_path) == [b"new", b"old"]
+    clock.advance(1798)  # by now it has lain there without its row for long enough
+    await files.store.sweep()
+    assert await read(files, new) == b"new"
+    assert contents(tmp_path) == [b"new"]
+
+
+async def test_a_file_belongs_to_whose_request_it_was(files: FileStore) -> None:
+    artifact = await saved(files, "/testbed/output/a", b"a")
+    assert await files.find("cntr_r1", artifact.file_id, OWNER) is not None
+    assert await files.find("cntr_r1", artifact.file_id, "somebody else") is None
+
+
+async def test_what_a_run_makes_again_takes_the_first_ones_place(
+    files: FileStore, tmp_path: Path
+) -> None:
+    first = await saved(files, "/testbed/output/a", b"1")
+    second = await saved(files, "/testbed/output/a", b"2")
+    assert first.file_id == second.file_id
+    assert contents(tmp_path) == [b"2"]

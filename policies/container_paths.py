@@ -1,0 +1,36 @@
+"""Where files that clients put into a container lie, and how files are named in a zip."""
+
+from collections.abc import Collection
+
+from policies.workspace import INPUT_DIR, WORKING_DIR
+
+MAX_NAME_BYTES = 200
+"""Less than file systems allow: room for a number."""
+
+
+def input_path(filename: str, taken: Collection[str]) -> str:
+    """A path of its own for a file that a client has named."""
+    bare = filename.replace("\\", "/").rpartition("/")[2]
+    clean = "".join(each if each.isprintable() else "_" for each in bare)
+    name = "file" if clean.strip(". ") == "" else clean
+    stem, dot, extension = name.rpartition(".")
+    if not stem:
+        stem, dot, extension = name, "", ""
+    ending = _cut(dot + extension, MAX_NAME_BYTES // 2)
+    stem = _cut(stem, MAX_NAME_BYTES - len(ending.encode()))
+    path, number = f"{INPUT_DIR}/{stem}{ending}", 1
+    while path in taken:
+        number += 1
+        path = f"{INPUT_DIR}/{stem}-{number}{ending}"
+    return path
+
+
+def archive_name(path: str) -> str:
+    """A file's name in a zip: relative, and never a way out of where that is unpacked."""
+    inside = path.removeprefix(f"{WORKING_DIR}/")
+    parts = [part for part in inside.split("/") if part not in ("", "..", ".")]
+    return "/".join(part.replace("\\", "_") for part in parts) or "file"
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    return text.encode()[:max_bytes].decode(errors="ignore")

@@ -1,0 +1,86 @@
+"""How the database came to its present form, step by step; what is done is never changed."""
+
+from sqlalchemy import Connection
+
+from proxy.store.errors import StoreError
+
+FILES = (
+    """CREATE TABLE files (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        filename TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        mime_type TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        sha256 TEXT NOT NULL,
+        blob TEXT NOT NULL,
+        created_at BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        deleted_at BIGINT
+    )""",
+    "CREATE INDEX files_of_owner ON files (owner, seq)",
+)
+CONTAINERS = (
+    """CREATE TABLE containers (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        minutes BIGINT NOT NULL,
+        memory_limit TEXT,
+        network_policy TEXT,
+        created_at BIGINT NOT NULL,
+        last_active_at BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        deleted_at BIGINT
+    )""",
+    "CREATE INDEX containers_of_owner ON containers (owner, seq)",
+    """CREATE TABLE container_files (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        container_id TEXT NOT NULL,
+        path TEXT NOT NULL,
+        mime_type TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        sha256 TEXT NOT NULL,
+        blob TEXT NOT NULL,
+        source TEXT NOT NULL,
+        created_at BIGINT NOT NULL,
+        deleted_at BIGINT
+    )""",
+    "CREATE INDEX files_of_container ON container_files (container_id, seq)",
+    "CREATE INDEX container_files_of_owner ON container_files (owner)",
+)
+CONVERSATIONS = (
+    """CREATE TABLE workspaces (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        owner TEXT NOT NULL,
+        session TEXT NOT NULL,
+        state TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        sha256 TEXT NOT NULL,
+        blob TEXT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        UNIQUE (owner, session, state)
+    )""",
+    """CREATE TABLE parked_runs (
+        run_id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        record TEXT NOT NULL,
+        expires_at BIGINT NOT NULL
+    )""",
+)
+STEPS = (FILES, CONTAINERS, CONVERSATIONS)
+
+
+def migrate(connection: Connection) -> None:
+    """Take the steps that are missing, inside the caller's transaction. Raises StoreError."""
+    done = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    if done > len(STEPS):
+        raise StoreError("it was written by a newer version of this proxy")
+    for step in STEPS[done:]:
+        for statement in step:
+            connection.exec_driver_sql(statement)
+    connection.exec_driver_sql(f"PRAGMA user_version = {len(STEPS)}")

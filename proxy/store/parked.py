@@ -1,0 +1,50 @@
+"""Runs that wait for their clients."""
+
+import json
+from collections.abc import Callable, Collection
+
+from sqlalchemy import Connection, delete, insert, select
+
+from proxy.agent.parking import Parked
+from proxy.store.database import Database
+from proxy.store.tables import PARKED_RUNS
+
+KEEP_S = 7 * 24 * 3600
+"""How long a client may take to run its tools."""
+
+
+class ParkedShelf:
+    """See `ParkedRuns`."""
+
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        self._database = database
+        self._now = now
+
+    async def save(self, owner: str, run_id: str, parked: Parked) -> None:
+        row = {
+            "owner": owner,
+            "run_id": run_id,
+            "record": json.dumps(parked.to_json()),
+            "expires_at": int(self._now()) + KEEP_S,
+        }
+        await self._database.write(lambda c: c.execute(insert(PARKED_RUNS), row))
+
+    async def find(self, owner: str, run_id: str) -> Parked | None:
+        query = select(PARKED_RUNS.c.record).where(
+            PARKED_RUNS.c.owner == owner,
+            PARKED_RUNS.c.run_id == run_id,
+            PARKED_RUNS.c.expires_at > self._now(),
+        )
+        record = await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
+        return Parked.from_json(json.loads(record)) if record else None
+
+    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+        """Delete what is past its time."""
+        connection.execute(delete(PARKED_RUNS).where(PARKED_RUNS.c.expires_at <= now))
+
+    def blobs(self, connection: Connection) -> dict[str, int]:
+        """None of it lies in a blob."""
+        return {}
+
+    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+        """Nothing of it can be lost so."""

@@ -1,0 +1,34 @@
+"""How much of the store a key may fill."""
+
+from sqlalchemy import Connection, Select, func, select
+
+from proxy.errors import QuotaError
+from proxy.store.tables import CONTAINER_FILES, CONTAINERS, FILES
+
+
+def require_room(connection: Connection, owner: str, size: int, quota: int, now: float) -> None:
+    """Raises QuotaError where `size` more bytes would be too many."""
+    sums = (_uploaded(owner, now), _put_into_containers(owner, now))
+    used = sum(connection.execute(each).scalar_one() for each in sums)
+    if used + size > quota:
+        raise QuotaError(used=used, quota=quota)
+
+
+def _uploaded(owner: str, now: float) -> Select[int]:
+    return select(func.coalesce(func.sum(FILES.c.bytes), 0)).where(
+        FILES.c.owner == owner, FILES.c.deleted_at.is_(None), FILES.c.expires_at > now
+    )
+
+
+def _put_into_containers(owner: str, now: float) -> Select[int]:
+    files = CONTAINER_FILES.join(CONTAINERS, CONTAINERS.c.id == CONTAINER_FILES.c.container_id)
+    return (
+        select(func.coalesce(func.sum(CONTAINER_FILES.c.bytes), 0))
+        .select_from(files)
+        .where(
+            CONTAINER_FILES.c.owner == owner,
+            CONTAINER_FILES.c.source == "user",
+            CONTAINER_FILES.c.deleted_at.is_(None),
+            CONTAINERS.c.expires_at > now,
+        )
+    )

@@ -1,0 +1,83 @@
+"""What is kept, as values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list, as it is asked for."""
+
+    limit: int = 20
+    newest_first: bool = True
+    after: str | None = None
+    """The id that the part before ended with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Generic[T]):
+    """A part of a list."""
+
+    items: tuple[T, ...]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUpload:
+    """A file that a client has uploaded."""
+
+    id: str
+    filename: str
+    purpose: str
+    mime_type: str
+    bytes: int
+    sha256: str
+    blob: str
+    created_at: int
+    expires_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerWish:
+    """A container as it is asked for."""
+
+    name: str
+    minutes: int
+    """How long it lives without being used."""
+    memory_limit: str | None = None
+    network_policy: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What a run produced, and what a client put beside it."""
+
+    id: str
+    name: str
+    minutes: int
+    memory_limit: str | None
+    network_policy: Mapping[str, Any] | None
+    created_at: int
+    last_active_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFile:
+    """A file of a container."""
+
+    id: str
+    container_id: str
+    path: str
+    mime_type: str
+    bytes: int
+    sha256: str
+    blob: str
+    source: Literal["user", "assistant"]
+    created_at: int
+
+    @property
+    def filename(self) -> str:
+        return self.path.rpartition("/")[2]

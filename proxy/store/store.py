@@ -1,0 +1,98 @@
+"""The store: everything that outlives a request, under one directory."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import Connection
+
+from policies.sessions import SessionSettings
+from proxy.store.blobs import Blobs
+from proxy.store.container_files import ContainerFileShelf
+from proxy.store.containers import ContainerShelf
+from proxy.store.database import Database
+from proxy.store.parked import ParkedShelf
+from proxy.store.uploads import UploadShelf
+from proxy.store.workspaces import WorkspaceShelf
+
+log = logging.getLogger(__name__)
+
+SWEEP_EVERY_S = 300
+FORGET_AFTER_S = 3600
+"""How long a list can go on after something that was deleted."""
+
+
+class Shelf(Protocol):
+    """Things of one kind, with an end."""
+
+    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+        """Delete what is past its time, and rows that were deleted long ago."""
+
+    def blobs(self, connection: Connection) -> dict[str, int]:
+        """The contents that are in use, and how long they are."""
+
+    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+        """Delete what has lost its content."""
+
+
+class Store:
+    """Uploads, containers, conversations; several processes may share one directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        sessions: SessionSettings = SessionSettings(),
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Opens what is there, or begins anew. Raises StoreError."""
+        self.directory = directory
+        self.now = now
+        self.blobs = Blobs(directory / "blobs")
+        self._database = Database(directory / "store.sqlite3")
+        self.uploads = UploadShelf(self._database, self.blobs, now)
+        self.containers = ContainerShelf(self._database, self.blobs, now)
+        self.container_files = ContainerFileShelf(self._database, self.blobs, now)
+        self.workspaces = WorkspaceShelf(self._database, self.blobs, now, sessions)
+        self.parked = ParkedShelf(self._database, now)
+        self._shelves: tuple[Shelf, ...] = (
+            self.uploads,
+            self.containers,
+            self.workspaces,
+            self.parked,
+        )
+
+    async def sweep(self) -> None:
+        """Remove what is past its time, and what a crash has left without its other half."""
+        now = int(self.now())
+        known = await self._database.write(lambda connection: self._expire(connection, now))
+        missing = await asyncio.to_thread(self.blobs.sweep, known, now)
+        if missing:
+            await self._database.write(lambda connection: self._lose(connection, missing, now))
+
+    async def keep_swept(self) -> None:
+        """Sweep at once and every few minutes, until cancelled."""
+        while True:
+            try:
+                await self.sweep()
+            except Exception:
+                log.exception("the store could not be swept")
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    def close(self) -> None:
+        """Finish what was begun. Safe to call twice."""
+        self._database.close()
+
+    def _expire(self, connection: Connection, now: int) -> dict[str, int]:
+        known: dict[str, int] = {}
+        for shelf in self._shelves:
+            shelf.expire(connection, now, now - FORGET_AFTER_S)
+            known |= shelf.blobs(connection)
+        return known
+
+    def _lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+        for shelf in self._shelves:
+            shelf.lose(connection, blobs, now)

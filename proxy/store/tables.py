@@ -1,0 +1,75 @@
+"""The tables as the code sees them; `migrations` makes them."""
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
+
+METADATA = MetaData()
+
+# `seq` is the order of making. A deleted row stays for a while, so that a client that deletes
+# while it pages through a list can go on after what it has deleted.
+FILES = Table(
+    "files",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("mime_type", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("blob", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("deleted_at", BigInteger),
+)
+CONTAINERS = Table(
+    "containers",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("minutes", BigInteger, nullable=False),
+    Column("memory_limit", Text),
+    Column("network_policy", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("last_active_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("deleted_at", BigInteger),
+)
+CONTAINER_FILES = Table(
+    "container_files",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("container_id", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("mime_type", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("blob", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("deleted_at", BigInteger),
+)
+WORKSPACES = Table(
+    "workspaces",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("session", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("blob", Text, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+PARKED_RUNS = Table(
+    "parked_runs",
+    METADATA,
+    Column("run_id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)

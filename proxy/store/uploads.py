@@ -1,0 +1,136 @@
+"""Files that clients have uploaded."""
+
+import uuid
+from collections.abc import Callable, Collection
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
+
+from proxy.store.blobs import Blob, Blobs
+from proxy.store.database import Database
+from proxy.store.paging import rows_of
+from proxy.store.quota import require_room
+from proxy.store.records import Page, Slice, StoredUpload
+from proxy.store.tables import FILES
+from proxy.uploads import Upload
+
+
+class UploadShelf:
+    """Everybody's uploads; each owner sees its own."""
+
+    def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._now = now
+
+    async def add(
+        self,
+        owner: str,
+        blob: Blob,
+        *,
+        filename: str,
+        purpose: str,
+        mime_type: str,
+        expires_at: Callable[[int], int],
+        quota: int,
+    ) -> StoredUpload:
+        """Keep an upload. `expires_at` is told when it was made. Raises QuotaError."""
+        now = int(self._now())
+        upload = StoredUpload(
+            id=f"file-{uuid.uuid4().hex}",
+            filename=filename,
+            purpose=purpose,
+            mime_type=mime_type,
+            bytes=blob.bytes,
+            sha256=blob.sha256,
+            blob=blob.name,
+            created_at=now,
+            expires_at=expires_at(now),
+        )
+
+        def work(connection: Connection) -> None:
+            require_room(connection, owner, blob.bytes, quota, now)
+            connection.execute(insert(FILES), {"owner": owner, **_values(upload)})
+
+        with self._blobs.claimed(blob):
+            await self._database.write(work)
+        return upload
+
+    async def get(self, owner: str, file_id: str) -> StoredUpload | None:
+        """The owner's upload, or None."""
+        query = select(FILES).where(self._mine(owner), FILES.c.id == file_id, self._live())
+
+        def work(connection: Connection) -> StoredUpload | None:
+            row = connection.execute(query).mappings().one_or_none()
+            if row is None or not self._blobs.is_whole(row["blob"], row["bytes"]):
+                return None
+            return _upload(row)
+
+        return await self._database.read(work)
+
+    async def find(self, owner: str, file_id: str) -> Upload | None:
+        """The owner's upload as a request names it, or None."""
+        upload = await self.get(owner, file_id)
+        if upload is None:
+            return None
+        path = self._blobs.path(upload.blob)
+        return Upload(upload.id, upload.filename, upload.bytes, upload.mime_type, path)
+
+    async def page(self, owner: str, asked: Page, purpose: str | None) -> Slice[StoredUpload]:
+        """A part of the owner's uploads. Raises BadRequestError."""
+        wanted = self._live()
+        if purpose is not None:
+            wanted &= FILES.c.purpose == purpose
+
+        def work(connection: Connection) -> Slice[StoredUpload]:
+            rows, more = rows_of(connection, FILES, asked, mine=self._mine(owner), wanted=wanted)
+            return Slice(tuple(map(_upload, rows)), more)
+
+        return await self._database.read(work)
+
+    async def delete(self, owner: str, file_id: str) -> bool:
+        """Forget the owner's upload; whether there was one."""
+        change = (
+            update(FILES)
+            .where(self._mine(owner), FILES.c.id == file_id, self._live())
+            .values(deleted_at=int(self._now()))
+            .returning(FILES.c.blob)
+        )
+        blobs = await self._database.write(lambda c: c.execute(change).scalars().all())
+        self._blobs.remove(blobs)
+        return bool(blobs)
+
+    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+        """Delete what is past its time, and rows that were deleted long ago."""
+        connection.execute(update(FILES).where(FILES.c.expires_at <= now, _KEPT).values(_gone(now)))
+        connection.execute(delete(FILES).where(FILES.c.deleted_at < forget_before))
+
+    def blobs(self, connection: Connection) -> dict[str, int]:
+        """The contents that are in use, and how long they are."""
+        rows = connection.execute(select(FILES.c.blob, FILES.c.bytes).where(_KEPT))
+        return {row.blob: row.bytes for row in rows}
+
+    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+        """Delete what has lost its content."""
+        for blob in blobs:
+            connection.execute(update(FILES).where(FILES.c.blob == blob, _KEPT).values(_gone(now)))
+
+    def _mine(self, owner: str) -> ColumnElement[bool]:
+        return FILES.c.owner == owner
+
+    def _live(self) -> ColumnElement[bool]:
+        return _KEPT & (FILES.c.expires_at > self._now())
+
+
+_KEPT = FILES.c.deleted_at.is_(None)
+
+
+def _gone(now: int) -> dict[str, int]:
+    return {"deleted_at": now}
+
+
+def _values(upload: StoredUpload) -> dict[str, str | int]:
+    return {name: getattr(upload, name) for name in StoredUpload.__slots__}
+
+
+def _upload(row: RowMapping) -> StoredUpload:
+    return StoredUpload(**{name: row[name] for name in StoredUpload.__slots__})

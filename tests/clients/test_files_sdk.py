@@ -1,0 +1,335 @@
+"""The openai SDK's `files`, unmodified, before the whole house."""
+
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import openai
+import pytest
+
+from policies.storage import FileLimits
+from tests.fakes.backend import by_history, scripted_backend
+from tests.fakes.server import house
+
+MIB = 1 << 20
+LIMITS = FileLimits(max_file_mib=1, quota_mib=2)
+KEY = "sk-mine"
+
+
+@asynccontextmanager
+async def served(state_dir: Path, **changes: Any) -> AsyncIterator[str]:
+    """A server that lets everyone in: whose key is whose, is what these tests are about."""
+    with anyio.fail_after(20):
+        async with (
+            scripted_backend(by_history([])) as backend,
+            house(backend, "memory", state_dir, **{"file_limits": LIMITS, **changes}) as url,
+        ):
+            yield url
+
+
+@asynccontextmanager
+async def sdk(url: str, key: str = KEY) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+async def test_a_file_is_uploaded_listed_read_and_deleted(tmp_path: Path) -> None:
+    async with served(tmp_path) as url, sdk(url) as client:
+        made = await client.files.create(file=("a.csv", b"n\n1\n"), purpose="user_data")
+        again = await client.files.retrieve(made.id)
+        listed = [file async for file in client.files.list()]
+        content = await client.files.content(made.id)
+        gone = await client.files.delete(made.id)
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.files.retrieve(made.id)
+    assert made.to_dict() == {
+        "id": made.id,
+        "object": "file",
+        "bytes": 4,
+        "created_at": made.created_at,
+        "expires_at": made.created_at + 30 * 24 * 3600,
+        "filename": "a.csv",
+        "purpose": "user_data",
+        "status": "processed",
+    }
+    assert again == made
+    assert listed == [made]
+    assert content.content == b"n\n1\n"
+    assert content.response.headers["content-disposition"] == 'attachment; filename="a.csv"'
+    assert content.response.headers["x-content-type-options"] == "nosniff"
+    assert gone.to_dict() == {"id": made.id, "object": "file", "deleted": True}
+    assert missing.value.body == {
+        "message": f"No such File object: {made.id}",
+        "type": "invalid_request_error",
+        "param": "id",
+        "code": "not_found",
+    }
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
+async def test_uploads_outlive_a_restart(tmp_path: Path) -> None:
+    async with served(tmp_path) as url, sdk(url) as client:
+        made = await client.files.create(file=("a.txt", b"hello"), purpose="assistants")
+    async with served(tmp_path) as url, sdk(url) as client:
+        assert await client.files.retrieve(made.id) == made
+        assert (await client.files.content(made.id)).content == b"hello"
+
+
+async def test_nobody_sees_what_is_another_keys(tmp_path: Path) -> None:
+    async with served(tmp_path) as url, sdk(url) as mine, sdk(url, "sk-other") as other:
+        made = await mine.files.create(file=("a.txt", b"a"), purpose="user_data")
+        assert [file async for file in other.files.list()] == []
+        for work in (other.files.retrieve, other.files.content, other.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                await work(made.id)
+        assert (await mine.files.content(made.id)).content == b"a"
+
+
+@pytest.mark.parametrize(
+    "purpose", ["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
+)
+async def test_every_purpose_of_openais_is_taken(purpose: Any, tmp_path: Path) -> None:
+    async with served(tmp_path) as url, sdk(url) as client:
+        made = await client.files.create(file=b"bytes without a name", purpose=purpose)
+        listed = [file async for file in client.files.list(purpose=purpose)]
+        others = [file async for file in client.files.list(purpose="something else")]
+    assert (made.purpose, made.filename) == (purpose, "upload")
+    assert (listed, others) == ([made], [])
+
+
+async def test_a_list_is_told_in_parts_newest_first_or_oldest_first(tmp_path: Path) -> None:
+    async with served(tmp_path) as url, sdk(url) as client:
+        for name in "abcde":
+            await client.files.create(file=(name, b"x"), purpose="user_data")
+        newest = [file.filename async for file in client.files.list(limit=2)]
+        oldest = [file.filename async for file in client.files.list(limit=2, order="asc")]
+        part = await client.files.list(limit=2)
+        body = part.to_dict()
+    assert (newest, oldest) == (list("edcba"), list("abcde"))
+    assert [file.filename for file in part.data] == ["e", "d"]
+    assert {key: body[key] for key in ("object", "first_id", "last_id", "has_more")} == {
+        "object": "list",
+        "first_id": part.data[0].id,
+        "last_id": part.data[1].id,
+        "has_more": True,
+    }
+
+
+async def test_all_files_can_be_deleted_while_they_are_listed(tmp_path: Path) -> None:
+    async with served(tmp_path) as url, sdk(url) as client:
+        for name in "abcde":
+            await client.files.create(file=(name, b"x"), purpose="user_data")
+        async for file in client.files.list(limit=2):
+            await client.files.delete(file.id)
+        assert [file async for file in client.files.list()] == []
+
+
+async def test_a_client_says_when_its_file_ends(tmp_path: Path) -> None:
+    async with served(tmp_path) as url, sdk(url) as client:
+        made = await client.files.create(
+            file=("a", b"x"),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": 3600},
+        )
+    assert made.expires_at == made.created_at + 3600
+
+
+async def test_no_file_lives_longer_than_the_server_keeps_any(tmp_path: Path) -> None:
+    limits = FileLimits(keep_hours=2)
+    async with served(tmp_path, file_limits=limits) as url, sdk(url) as client:
+        made = await client.files.create(
+            file=("a", b"x"),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": 2592000},
+        )
+    assert made.expires_at == made.created_at + 7200
+
+
+async def test_a_file_that_is_too_large_is_refused_though_its_client_sends_all(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as url, sdk(url) as client:
+        whole = await client.files.create(file=io.BytesIO(b"x" * MIB), purpose="user_data")
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.files.create(file=io.BytesIO(b"x" * 2 * MIB), purpose="user_data")
+    assert whole.bytes == MIB
+    assert refused.value.status_code == 413
+    assert refused.value.body == {
+        "message": "The file is larger than 1 MiB, which is the most that is allowed.",
+        "type": "invalid_request_error",
+        "param": "file",
+        "code": "file_too_large",
+    }
+    assert [path.stat().st_size for path in (tmp_path / "blobs").iterdir()] == [MIB]
+
+
+async def test_a_key_has_so_much_room_and_what_is_deleted_makes_some(tmp_path: Path) -> None:
+    megabyte = b"x" * MIB
+    async with served(tmp_path) as url, sdk(url) as client, sdk(url, "sk-other") as other:
+        first, _ = [
+            await client.files.create(file=("a", megabyte), purpose="user_data") for _ in "12"
+        ]
+        with pytest.raises(openai.BadRequestError) as full:
+            await client.files.create(file=("b", b"x"), purpose="user_data")
+        assert len(list((tmp_path / "blobs").iterdir())) == 2
+        await other.files.create(file=("b", b"x"), purpose="user_data")
+        await client.files.delete(first.id)
+        await client.files.create(file=("b", megabyte), purpose="user_data")
+    assert (full.value.code, full.value.param) == ("storage_quota_exceeded", "file")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({}, "purpose", "missing_required_parameter"),
+        ({"purpose": "fun"}, "purpose", "invalid_value"),
+        (
+            {"purpose": "batch", "expires_after[anchor]": "never"},
+            "expires_after.anchor",
+            "invalid_value",
+        ),
+        (
+            {"purpose": "batch", "expires_after[anchor]": "created_at"},
+            "expires_after.seconds",
+            "missing_required_parameter",
+        ),
+        (
+            {
+                "purpose": "batch",
+                "expires_after[anchor]": "created_at",
+                "expires_after[seconds]": "soon",
+            },
+            "expires_after.seconds",
+            "invalid_type",
+        ),
+        (
+            {
+                "purpose": "batch",
+                "expires_after[anchor]": "created_at",
+                "expires_after[seconds]": "60",
+            },
+            "expires_after.seconds",
+            "integer_below_min_value",
+        ),
+        ({"purpose": "batch", "x": "y" * 70_000}, "x", None),
+    ],
+)
+async def test_a_bad_field_is_named(
+    fields: dict[str, str], param: str, code: str | None, tmp_path: Path
+) -> None:
+    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+        answer = await client.post(f"{url}/v1/files", data=fields, files={"file": ("a", b"x")})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+    assert error["type"] == "invalid_request_error"
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
+FORM = "multipart/form-data; boundary=b"
+PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx'
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json", b"{}"),
+        ("", b""),
+        ("multipart/form-data", PART),
+        (FORM, b""),
+        (FORM, b"not a form"),
+        (FORM, PART),
+        (FORM, PART + b"\r\n--b--\r\n"),
+        (FORM, PART + b"\r\n" + PART + b"\r\n--b--\r\n"),
+        (FORM, b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'),
+        (FORM, b"--b\r\n" + b"X: y\r\n" * 1000),
+        (f"multipart/form-data; boundary={'b' * 1000}", PART),
+    ],
+)
+async def test_what_is_no_whole_form_with_a_file_is_refused(
+    content_type: str, body: bytes, tmp_path: Path
+) -> None:
+    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+        headers = {"content-type": content_type}
+        answer = await client.post(f"{url}/v1/files", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
+async def test_the_file_may_come_before_the_fields(tmp_path: Path) -> None:
+    field = b'\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
+    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+        answer = await client.post(
+            f"{url}/v1/files", content=PART + field, headers={"content-type": FORM}
+        )
+    assert (answer.status_code, answer.json()["purpose"]) == (200, "batch")
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "code"),
+    [
+        ("limit=0", "limit", "integer_below_min_value"),
+        ("limit=10001", "limit", "integer_above_max_value"),
+        ("limit=ten", "limit", "invalid_type"),
+        ("limit=" + "9" * 5000, "limit", "invalid_type"),
+        ("order=up", "order", "invalid_value"),
+        ("after=file-unknown", "after", "invalid_value"),
+    ],
+)
+async def test_a_list_that_cannot_be_had_is_refused(
+    query: str, param: str, code: str, tmp_path: Path
+) -> None:
+    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+        answer = await client.get(f"{url}/v1/files?{query}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+async def test_without_the_key_nothing_is_told_and_nothing_kept(tmp_path: Path) -> None:
+    async with served(tmp_path, api_key=KEY) as url, sdk(url, "sk-wrong") as client:
+        for work in (client.files.retrieve, client.files.content, client.files.delete):
+            with pytest.raises(openai.AuthenticationError):
+                await work("file-1")
+        with pytest.raises(openai.AuthenticationError):
+            await client.files.list()
+        with pytest.raises(openai.AuthenticationError):
+            await client.files.create(file=("a", b"x"), purpose="user_data")
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
+async def test_a_client_that_leaves_while_it_uploads_leaves_nothing(tmp_path: Path) -> None:
+    begun = anyio.Event()
+
+    async def half() -> AsyncIterator[bytes]:
+        yield PART
+        yield b"x" * (MIB // 2)
+        begun.set()
+        await anyio.sleep_forever()
+
+    async with (
+        served(tmp_path) as url,
+        httpx.AsyncClient(headers={"content-type": FORM}) as client,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def upload() -> None:
+            await client.post(f"{url}/v1/files", content=half())
+
+        tasks.start_soon(upload)
+        await begun.wait()
+        tasks.cancel_scope.cancel()
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/files"), ("POST", "/v1/files/file-1")])
+async def test_what_is_not_done_to_files_is_told_in_openais_words(
+    method: str, path: str, tmp_path: Path
+) -> None:
+    async with served(tmp_path) as url, httpx.AsyncClient() as client:
+        answer = await client.request(method, url + path)
+    assert answer.status_code == 405
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,308 @@
+"""The store: whole after a crash, shared by several processes, swept."""
+
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from sqlalchemy import create_engine, inspect
+
+from proxy.errors import QuotaError
+from proxy.store.blobs import Blob
+from proxy.store.errors import StoreError
+from proxy.store.migrations import STEPS
+from proxy.store.records import ContainerWish, Page, StoredUpload
+from proxy.store.store import Store
+from proxy.store.tables import METADATA
+from tests.fakes.hand_clock import HandClock
+
+ROOT = Path(__file__).parents[3]
+OWNER = "somebody"
+HOUR_S = 3600
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: HandClock) -> Iterator[Store]:
+    with opened(tmp_path, clock) as found:
+        yield found
+
+
+@contextmanager
+def opened(directory: Path, clock: HandClock) -> Iterator[Store]:
+    """The store there; its time begins now and is the test's."""
+    began = time.time()
+    store = Store(directory, now=lambda: began + clock.time())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+async def kept(store: Store, data: bytes) -> Blob:
+    """A content without a row."""
+    with store.blobs.new() as writer:
+        await writer.take(data)
+        return await writer.keep()
+
+
+async def uploaded(store: Store, data: bytes, name: str = "a.txt") -> StoredUpload:
+    return await store.uploads.add(
+        OWNER,
+        await kept(store, data),
+        filename=name,
+        purpose="user_data",
+        mime_type="text/plain",
+        expires_at=lambda created_at: created_at + HOUR_S,
+        quota=100,
+    )
+
+
+def contents(directory: Path) -> list[bytes]:
+    return sorted(path.read_bytes() for path in (directory / "blobs").iterdir())
+
+
+async def names(store: Store) -> list[str]:
+    """What a list tells of, newest first."""
+    page = await store.uploads.page(OWNER, Page(limit=100), None)
+    return [upload.filename for upload in page.items]
+
+
+# What is found
+
+
+async def test_an_upload_is_found_as_a_request_names_it(store: Store) -> None:
+    upload = await uploaded(store, b"hello")
+    found = await store.uploads.find(OWNER, upload.id)
+    assert found is not None
+    assert (found.file_id, found.filename, found.bytes, found.mime_type) == (
+        upload.id,
+        "a.txt",
+        5,
+        "text/plain",
+    )
+    assert found.path.read_bytes() == b"hello"
+    assert found.path.stat().st_mode & 0o777 == 0o600
+    assert await store.uploads.find("somebody else", upload.id) is None
+    assert await store.uploads.find(OWNER, "file-1") is None
+
+
+async def test_what_is_past_its_time_is_not_there_also_before_it_is_swept(
+    store: Store, clock: HandClock
+) -> None:
+    upload = await uploaded(store, b"a")
+    clock.advance(HOUR_S + 1)
+    assert await store.uploads.get(OWNER, upload.id) is None
+    assert await names(store) == []
+    assert not await store.uploads.delete(OWNER, upload.id)
+    await uploaded(store, b"x" * 100)  # nor does it take room
+
+
+async def test_a_container_lives_on_while_it_is_used(store: Store, clock: HandClock) -> None:
+    box = await store.containers.create(OWNER, ContainerWish("mine", minutes=20))
+    for _ in range(3):
+        clock.advance(15 * 60)
+        used = await store.containers.use(OWNER, box.id)
+        assert used is not None
+        assert used.last_active_at - box.created_at == pytest.approx(clock.time(), abs=1)
+    clock.advance(20 * 60 + 1)
+    assert await store.containers.use(OWNER, box.id) is None
+
+
+async def test_room_is_never_given_twice(store: Store) -> None:
+    refused = 0
+
+    async def upload() -> None:
+        nonlocal refused
+        try:
+            await uploaded(store, b"x" * 30)
+        except QuotaError:
+            refused += 1
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(upload)
+    assert (len(await names(store)), refused) == (3, 7)
+    assert sum(map(len, contents(store.directory))) == 90
+
+
+# What a crash leaves
+
+
+async def test_the_sweep_ends_what_is_past_its_time(
+    store: Store, clock: HandClock, tmp_path: Path
+) -> None:
+    await uploaded(store, b"old")
+    box = await store.containers.create(OWNER, ContainerWish("mine", minutes=1))
+    put = {"filename": "a", "mime_type": "text/plain", "quota": 100}
+    await store.container_files.put(OWNER, box.id, await kept(store, b"inside"), **put)
+    clock.advance(HOUR_S + 60)
+    await uploaded(store, b"new", "new.txt")
+    await store.sweep()
+    assert contents(tmp_path) == [b"new"]
+    assert await names(store) == ["new.txt"]
+
+
+async def test_a_content_without_a_row_is_swept_once_it_cannot_be_on_its_way(
+    store: Store, clock: HandClock, tmp_path: Path
+) -> None:
+    await kept(store, b"lost")
+    (tmp_path / "blobs" / "0.part").write_bytes(b"half")
+    await store.sweep()
+    assert contents(tmp_path) == [b"half", b"lost"]
+    clock.advance(HOUR_S + 60)
+    await store.sweep()
+    assert contents(tmp_path) == []
+
+
+@pytest.mark.parametrize("left", [None, b"", b"hel", b"hello, hello"])
+async def test_a_row_whose_content_is_not_whole_is_not_there(
+    left: bytes | None, store: Store
+) -> None:
+    upload = await uploaded(store, b"hello")
+    await uploaded(store, b"other", "other.txt")
+    path = store.blobs.path(upload.blob)
+    path.unlink() if left is None else path.write_bytes(left)
+    assert await store.uploads.get(OWNER, upload.id) is None
+    await store.sweep()
+    assert await names(store) == ["other.txt"]
+
+
+async def test_a_list_goes_on_after_what_was_deleted_for_a_while(
+    store: Store, clock: HandClock
+) -> None:
+    uploads = [await uploaded(store, b"a", name) for name in "abc"]
+    await store.uploads.delete(OWNER, uploads[1].id)
+    await store.sweep()
+    page = await store.uploads.page(OWNER, Page(limit=1, after=uploads[1].id), None)
+    assert [upload.filename for upload in page.items] == ["a"]
+
+
+async def test_who_is_interrupted_leaves_a_file_whole_or_none(store: Store) -> None:
+    for _ in range(20):
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(uploaded, store, b"x")
+                await anyio.lowlevel.checkpoint()
+                scope.cancel()
+    for upload in (await store.uploads.page(OWNER, Page(limit=100), None)).items:
+        assert store.blobs.is_whole(upload.blob, 1)
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from proxy.store.store import Store
+
+async def main():
+    store = Store(Path(sys.argv[1]))
+    print("open", flush=True)
+    for number in range(int(sys.argv[2])):
+        with store.blobs.new() as writer:
+            await writer.take(b"x")
+            blob = await writer.keep()
+        await store.uploads.add(
+            "somebody", blob, filename=str(number), purpose="user_data",
+            mime_type="text/plain", expires_at=lambda at: at + 3600, quota=10**9,
+        )
+        await store.sweep()
+    store.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_several_processes_begin_a_store_at_once_and_lose_nothing(tmp_path: Path) -> None:
+    async def write() -> None:
+        command = [sys.executable, "-c", WRITER, str(tmp_path), "20"]
+        await anyio.run_process(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(write)
+    with opened(tmp_path, HandClock()) as store:
+        await store.sweep()
+        assert sorted(await names(store)) == sorted(3 * [str(number) for number in range(20)])
+        assert contents(tmp_path) == [b"x"] * 60
+
+
+async def test_a_process_that_is_killed_leaves_a_store_that_is_whole(
+    tmp_path: Path, clock: HandClock
+) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path), "1000000"]
+    with anyio.fail_after(60):
+        async with await anyio.open_process(
+            command, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        ) as process:
+            assert process.stdout is not None
+            await process.stdout.receive()
+            while len(list((tmp_path / "blobs").iterdir())) < 5:  # noqa: ASYNC110 - another process sets no event
+                await anyio.sleep(0.01)
+            process.kill()
+    with opened(tmp_path, clock) as store:
+        clock.advance(HOUR_S - 60)
+        await store.sweep()
+        page = await store.uploads.page(OWNER, Page(limit=10_000), None)
+        assert len(page.items) >= 4
+        assert all(store.blobs.is_whole(upload.blob, 1) for upload in page.items)
+
+
+# The database's own form
+
+
+def test_the_steps_lead_to_the_tables_that_the_code_sees(store: Store, tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/store.sqlite3")
+    found = inspect(engine)
+    tables = {
+        table: [(column["name"], str(column["type"])) for column in found.get_columns(table)]
+        for table in found.get_table_names()
+        if not table.startswith("sqlite_")
+    }
+    engine.dispose()
+    assert tables == {
+        name: [(column.name, str(column.type)) for column in table.columns]
+        for name, table in METADATA.tables.items()
+    }
+
+
+async def test_a_store_of_the_first_step_is_brought_up_to_date(
+    tmp_path: Path, clock: HandClock
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as old:
+        for statement in STEPS[0]:
+            old.execute(statement)
+        old.execute(
+            "INSERT INTO files VALUES (1, 'file-1', ?, 'a', 'batch', 'text/plain', 1, '', 'b',"
+            " 1, 99999999999, NULL)",
+            [OWNER],
+        )
+        old.execute("PRAGMA user_version = 1")
+        old.commit()
+    with opened(tmp_path, clock) as store:
+        assert await names(store) == ["a"]
+        await store.containers.create(OWNER, ContainerWish("mine", minutes=1))
+
+
+def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path, clock: HandClock) -> None:
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as newer:
+        newer.execute("PRAGMA user_version = 999")
+    with pytest.raises(StoreError, match=r"store\.sqlite3: it was written by a newer version"):
+        Store(tmp_path)
+
+
+def test_what_is_no_database_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "store.sqlite3").write_bytes(b"no database at all" * 100)
+    with pytest.raises(StoreError, match=r"store\.sqlite3: file is not a database"):
+        Store(tmp_path)
