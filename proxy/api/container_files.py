@@ -28,7 +28,7 @@ FILE = FILES + "/{file_id}"
 @router.post(FILES)
 async def create_container_file(request: Request, container_id: str) -> Response:
     await owned_container(request, container_id)
-    if request.headers.get("content-type", "").startswith("application/json"):
+    if request.headers.get("content-type", "").lower().startswith("application/json"):
         file_id = text(an_object(await json_body(request)), "file_id")
         file = await _from_upload(request, container_id, file_id)
     else:
@@ -100,8 +100,11 @@ async def _from_form(request: Request, container_id: str) -> ContainerFile:
     store, limits = services(request).store, services(request).file_limits
     with store.blobs.new() as writer:
         form = await read_form(request, writer, max_mib=limits.max_file_mib)
+        file_id = form.fields.get("file_id")
         if form.filename is None:
-            return await _from_upload(request, container_id, form.fields.get("file_id"))
+            return await _from_upload(request, container_id, file_id)
+        if file_id is not None:
+            raise BadRequestError("Send either 'file' or 'file_id', not both.", param="file_id")
         return await store.container_files.put(
             owner(request),
             container_id,

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from proxy.store.errors import StoreError
+
 WRITE_BYTES = 1 << 20
 PART = ".part"
 GRACE_S = 3600
@@ -29,7 +31,11 @@ class Blobs:
     """A directory of contents."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Raises StoreError."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StoreError(str(error)) from error
         self._directory = directory
 
     def path(self, name: str) -> Path:

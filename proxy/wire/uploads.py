@@ -1,5 +1,6 @@
 """/v1/files: what we read of a form, and an upload in OpenAI's shape."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,9 +32,10 @@ def purpose(fields: Mapping[str, str]) -> str:
 
 def expires_after_s(fields: Mapping[str, str]) -> int | None:
     """How long the client wants it kept. Raises BadRequestError."""
-    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
-    if anchor is None and seconds is None:
+    given = _expires_after(fields)
+    if not given:
         return None
+    anchor, seconds = given.get("anchor"), given.get("seconds")
     if anchor != "created_at":
         param = "expires_after.anchor"
         raise BadRequestError(
@@ -50,6 +52,26 @@ def expires_after_s(fields: Mapping[str, str]) -> int | None:
         )
     least, most = EXPIRES_S
     return integer(seconds, "expires_after.seconds", least=least, most=most)
+
+
+def _expires_after(fields: Mapping[str, str]) -> Mapping[str, Any]:
+    """As the SDKs write it, one field for each of its own, or as one field of JSON."""
+    whole = fields.get("expires_after")
+    if whole is None:
+        names = ("anchor", "seconds")
+        given = {name: fields.get(f"expires_after[{name}]") for name in names}
+        return {name: value for name, value in given.items() if value is not None}
+    try:
+        tree = json.loads(whole)
+    except (ValueError, RecursionError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise BadRequestError(
+            "Invalid type for 'expires_after': expected an object.",
+            param="expires_after",
+            code="invalid_type",
+        )
+    return tree
 
 
 def upload_object(upload: StoredUpload) -> dict[str, Any]:

@@ -326,6 +326,23 @@ async def test_a_file_that_is_not_there_cannot_be_put_in(body: bytes, tmp_path: 
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+async def test_a_file_comes_as_content_or_as_the_id_of_an_upload_and_not_as_both(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as url, sdk(url) as client, httpx.AsyncClient() as http:
+        upload = await client.files.create(file=("a.txt", b"a"), purpose="user_data")
+        box = await client.containers.create(name="mine")
+        place = f"{url}/v1/containers/{box.id}/files"
+        given = {"file": ("b.txt", b"b")}, {"file_id": (None, upload.id)}
+        answers = [
+            await http.post(place, files=files, headers=WITH_KEY)
+            for files in (*given, given[0] | given[1])
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 400]
+    assert answers[1].json()["path"] == "/testbed/documents/a.txt"
+    assert answers[2].json()["error"]["param"] == "file_id"
+
+
 async def test_a_list_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
     async with served(tmp_path) as url, httpx.AsyncClient() as client:
         answers = [

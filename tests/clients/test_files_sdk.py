@@ -215,6 +215,12 @@ async def test_a_key_has_so_much_room_and_what_is_deleted_makes_some(tmp_path: P
             "expires_after.seconds",
             "integer_below_min_value",
         ),
+        ({"purpose": "batch", "expires_after": "soon"}, "expires_after", "invalid_type"),
+        (
+            {"purpose": "batch", "expires_after": '{"anchor": "created_at", "seconds": 60}'},
+            "expires_after.seconds",
+            "integer_below_min_value",
+        ),
         ({"purpose": "batch", "x": "y" * 70_000}, "x", None),
     ],
 )

@@ -13,6 +13,8 @@ import anyio.lowlevel
 import pytest
 from sqlalchemy import create_engine, inspect
 
+from proxy.__main__ import build_store
+from proxy.config import ConfigError, parse
 from proxy.errors import QuotaError
 from proxy.store.blobs import Blob
 from proxy.store.errors import StoreError
@@ -304,5 +306,15 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path, clock: HandClo
 
 def test_what_is_no_database_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite3").write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreError, match=r"store\.sqlite3: file is not a database"):
+    config = parse({"server": {"state_dir": str(tmp_path)}}, "test")
+    with pytest.raises(ConfigError) as told:
+        build_store(config)
+    assert str(told.value) == (
+        f"server.state_dir: {tmp_path}/store.sqlite3: file is not a database"
+    )
+
+
+def test_a_place_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "blobs").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"File exists: .*blobs"):
         Store(tmp_path)
