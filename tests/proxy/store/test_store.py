@@ -13,9 +13,9 @@ import anyio.lowlevel
 import pytest
 from sqlalchemy import create_engine, inspect
 
-from proxy.__main__ import build_store
 from proxy.config import ConfigError, parse
 from proxy.errors import QuotaError
+from proxy.joining import build_store
 from proxy.store.blobs import Blob
 from proxy.store.errors import StoreError
 from proxy.store.migrations import STEPS

@@ -1,0 +1,163 @@
+"""The parts, joined as the configuration says: the only place that names concrete classes."""
+
+import os
+import socket
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from proxy.agent.agent import Agent
+from proxy.agent.model import Model
+from proxy.config import Config, ConfigError, secret, state_dir
+from proxy.fetch import Fetcher
+from proxy.files import FileStore
+from proxy.inputs import Inputs
+from proxy.models.litellm_model import LiteLLMModel
+from proxy.models.openai_http import OpenAIHTTPModel
+from proxy.models.retry import RetryingModel
+from proxy.models.scripted import ScriptedModel
+from proxy.runs.runs import Runs
+from proxy.services import Services
+from proxy.store.errors import StoreError
+from proxy.store.store import Store
+from proxy.workspaces import Workspaces
+from sandbox_runtime.backends.base import Backend
+from sandbox_runtime.egress.dialer import Endpoint
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.pool.pool import Pool
+from sandbox_runtime.tools import make_tools
+from sandbox_runtime.way_out import WayOut
+
+
+def build_model(config: Config) -> Model:
+    """The door to the language model. Raises ConfigError."""
+    backend = config.backend
+    key = secret(backend.api_key_env)
+    if backend.kind == "scripted":
+        if backend.script is None:
+            raise ConfigError("backend.script: name the YAML file to play")
+        try:
+            return ScriptedModel.from_yaml(backend.script)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"backend.script: {error}") from error
+    model: Model
+    if backend.kind == "litellm":
+        model = LiteLLMModel(
+            backend.models, timeout_s=backend.timeout_s, api_key=key, api_base=backend.base_url
+        )
+    elif backend.base_url is None:
+        raise ConfigError("backend.base_url: name the OpenAI-compatible server, up to /v1")
+    else:
+        model = OpenAIHTTPModel(backend.base_url, api_key=key, timeout_s=backend.timeout_s)
+    return RetryingModel(model, attempts=backend.attempts)
+
+
+def _state_dir(config: Config) -> Path:
+    """The place for files and locks, made if it is not there. Raises ConfigError."""
+    directory = state_dir(config)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"server.state_dir: {error}") from error
+    return directory
+
+
+def build_backend(config: Config) -> Backend:
+    """The place for sandboxes. Raises ConfigError, and SandboxStartError where none can be had."""
+    sandbox = config.sandbox
+    state = _state_dir(config)
+    if sandbox.backend in ("auto", "docker"):
+        from sandbox_runtime.backends.docker import DockerBackend
+
+        try:
+            return DockerBackend(
+                sandbox.docker.image,
+                state_dir=state,
+                runtime=sandbox.docker.runtime,
+                host=sandbox.docker.host,
+                inputs=sandbox.inputs,
+                agent=sandbox.agent,
+            )
+        except SandboxStartError:
+            if sandbox.backend == "docker":
+                raise
+    from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+
+    bubblewrap = sandbox.bubblewrap
+    return BubblewrapBackend(
+        rootfs=bubblewrap.rootfs,
+        uid=bubblewrap.uid,
+        state_dir=state,
+        inputs=sandbox.inputs,
+        agent=sandbox.agent,
+    )
+
+
+def build_store(config: Config) -> Store:
+    """The place for all that is kept. Raises ConfigError."""
+    try:
+        return Store(_state_dir(config), config.sessions)
+    except StoreError as error:
+        raise ConfigError(f"server.state_dir: {error}") from error
+
+
+def build_services(
+    config: Config, model: Model, backend: Backend, listener: socket.socket | None = None
+) -> tuple[Services, Pool, WayOut]:
+    """The house, joined. Raises ConfigError."""
+    isolation = config.sandbox.isolation
+    forbidden = _own_addresses(config, listener)
+    way_out = WayOut(forbidden=forbidden, secrets=os.environ)
+    try:
+        way_out.check(isolation.egress)
+    except ValueError as error:
+        raise ConfigError(f"sandbox.isolation.egress: {error}") from error
+    pool = Pool(backend, config.sandbox.pool, [isolation], on_lend=way_out.open)
+    store = build_store(config)
+    sessions = config.sessions
+    workspaces = Workspaces(
+        pool, store.workspaces, keep_s=sessions.keep_s, max_kept=sessions.max_kept
+    )
+    agent = Agent(
+        model,
+        workspaces,
+        partial(make_tools, config.limits),
+        limits=config.limits,
+        isolation=isolation,
+        artifact_limits=config.artifacts,
+    )
+    services = Services(
+        model=model,
+        runs=Runs(agent, store.parked),
+        workspaces=workspaces,
+        files=FileStore(store, limits=config.artifacts),
+        file_limits=config.files,
+        inputs=_inputs(config, forbidden, store),
+        api_key=secret(config.server.api_key_env),
+        public_url=config.server.public_url,
+        steps=config.server.steps,
+        on_disconnect=config.server.on_disconnect,
+        nonstream_keep_alive_s=config.server.nonstream_keep_alive_s,
+    )
+    return services, pool, way_out
+
+
+def _inputs(config: Config, forbidden: list[Endpoint], store: Store) -> Inputs:
+
+    fetcher = Fetcher(forbidden=forbidden)
+    return Inputs(
+        config.inputs, modalities=config.backend.modalities, fetcher=fetcher, uploads=store.uploads
+    )
+
+
+def _own_addresses(config: Config, listener: socket.socket | None) -> list["Endpoint"]:
+    """Where the proxy and its model backend are to be found: no sandbox gets there."""
+    url = urlsplit(config.backend.base_url or "")
+    found: list[Endpoint] = [listener.getsockname()[:2]] if listener else []
+    if url.hostname:
+        port = url.port or (443 if url.scheme == "https" else 80)
+        with suppress(OSError):  # it cannot be found from here: then neither from inside
+            addresses = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
+            found += [(str(address[0]), port) for *_, address in addresses]
+    return found
