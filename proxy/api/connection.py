@@ -31,7 +31,12 @@ def has_key(request: Request) -> bool:
 def owner(request: Request) -> str:
     """Whose files, runs and conversations these are: a digest of the key that was sent. Clients
     that send none, where none is needed, share theirs."""
-    return hashlib.sha256(_key(request).encode()).hexdigest()[:16]
+    return owner_of(_key(request))
+
+
+def owner_of(key: str) -> str:
+    """Who comes with that key."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _key(request: Request) -> str:

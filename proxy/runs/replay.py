@@ -1,6 +1,7 @@
 """What has happened in a run, for listeners that come later."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from proxy.agent.events import (
     AnswerDelta,
@@ -14,36 +15,37 @@ from proxy.agent.events import (
 
 MAX_CHARS = 1_000_000
 """How much is kept beside the answer, which is kept whole."""
+MAX_LIVE_CHARS = 100_000
+"""How much of a command's live output is kept, about."""
 OVERHEAD_CHARS = 100
 """What an event counts for beside its text."""
 
 
 class Replay:
-    """The events so far: pieces of one text joined into one, a command's live output left out (its
-    observation says it), and the oldest turns forgotten where they grow beyond `max_chars`."""
+    """The events so far: pieces of one text joined into one, of a command's live output the
+    beginning, and the oldest turns forgotten where they grow beyond `max_chars`."""
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self._max_chars = max_chars
         self._events: list[Event] = []
         self._pieces: list[str] = []
         """The text of the last event, where that still grows."""
-        self._growing: type[AnswerDelta] | type[ReasoningDelta] | None = None
+        self._growing: AnswerDelta | ReasoningDelta | ToolOutput | None = None
+        """The first piece of that."""
+        self._live_chars = 0
+        """Of the running command's output."""
         self._chars = 0
         self._full_at = max_chars
 
     def add(self, event: Event) -> None:
         """Take in what has just happened."""
-        match event:
-            case ToolOutput():
+        if isinstance(event, ToolOutput):
+            if self._live_chars > MAX_LIVE_CHARS:
                 return
-            case AnswerDelta(text, None) | ReasoningDelta(text):
-                if self._growing is not type(event):
-                    self._close()
-                    self._growing = type(event)
-                self._pieces.append(text)
-            case _:
-                self._close()
-                self._events.append(event)
+            self._live_chars += len(event.text)
+        elif isinstance(event, ToolCallStarted):
+            self._live_chars = 0
+        self._append(event)
         self._chars += _chars(event)
         if self._chars > self._full_at:
             self._forget()
@@ -58,9 +60,20 @@ class Replay:
         """How large it is, about."""
         return self._chars
 
+    def _append(self, event: Event) -> None:
+        match event:
+            case AnswerDelta(_, None) | ReasoningDelta() | ToolOutput():
+                if self._growing is None or not _are_one(self._growing, event):
+                    self._close()
+                    self._growing = event
+                self._pieces.append(event.text)
+            case _:
+                self._close()
+                self._events.append(event)
+
     def _close(self) -> None:
         if self._growing is not None:
-            self._events.append(self._growing("".join(self._pieces)))
+            self._events.append(replace(self._growing, text="".join(self._pieces)))
             self._growing = None
             self._pieces = []
 
@@ -86,9 +99,21 @@ class Replay:
             left -= _chars(event)
 
 
+def _are_one(first: Event, second: Event) -> bool:
+    """Whether two pieces are of one text."""
+    if isinstance(first, ToolOutput) and isinstance(second, ToolOutput):
+        return (first.step, first.stream) == (second.step, second.stream)
+    return type(first) is type(second)
+
+
 def _chars(event: Event) -> int:
     match event:
-        case AnswerDelta(text) | ReasoningDelta(text) | ToolCallFinished(observation=text):
+        case (
+            AnswerDelta(text)
+            | ReasoningDelta(text)
+            | ToolOutput(text=text)
+            | ToolCallFinished(observation=text)
+        ):
             return OVERHEAD_CHARS + len(text)
         case ToolCallStarted(arguments=arguments):
             given = (value for value in arguments.values() if isinstance(value, str))

@@ -159,7 +159,7 @@ async def test_a_file_that_is_too_large_is_refused_though_its_client_sends_all(
     assert whole.bytes == MIB
     assert refused.value.status_code == 413
     assert refused.value.body == {
-        "message": "The file is larger than 1 MiB, which is the most that is allowed.",
+        "message": "The file is larger than 1 MiB, the most that is allowed.",
         "type": "invalid_request_error",
         "param": "file",
         "code": "file_too_large",

@@ -11,6 +11,8 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from policies.sessions import container_id
+from proxy.api.connection import owner_of
 from proxy.models.scripted import call, text_reply
 from tests.fakes.backend import Backend, Frames, Held, by_history, chunk, frames, scripted_backend
 from tests.fakes.server import house
@@ -77,7 +79,11 @@ def outcome(run_id: str, url: str) -> Frame:
         "sha256": "a95fb9e1bcb6dfbd670260be7616d62aee27563d6ea7baf82deb48bf7cf03541",
         "url": url,
     }
-    ended = {"container_id": f"cntr_{run_id}", "stop_reason": "submitted", "steps": 2}
+    ended = {
+        "container_id": container_id(owner_of(""), run_id),
+        "stop_reason": "submitted",
+        "steps": 2,
+    }
     return {"v": 1, "run_id": run_id, **ended, "files": [file]}
 
 
@@ -138,7 +144,7 @@ async def test_the_headers_say_what_it_is_and_which_run(backend: Backend, tmp_pa
     assert headers["content-type"].split(";")[0] == "text/event-stream"
     assert headers["cache-control"] == "no-cache"
     assert headers["x-accel-buffering"] == "no"
-    assert headers["x-sandbox-container"] == f"cntr_{run_id}"
+    assert headers["x-sandbox-container"] == container_id(owner_of(""), run_id)
 
 
 async def test_every_frame_is_a_chunk_of_the_same_completion(
@@ -259,6 +265,7 @@ async def test_calls_of_the_clients_own_tools_come_in_one_frame_before_the_end(
         with anyio.fail_after(10):
             tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
             found = frames_in((await ask(url, tools=tools)).text)
-    assert deltas(found)[1:] == [{"tool_calls": [{"index": 0, **own}]}, {}]
+    minted = f"call_{found[-1]['sandbox']['run_id']}_1"
+    assert deltas(found)[1:] == [{"tool_calls": [{**own, "index": 0, "id": minted}]}, {}]
     assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert found[-1]["sandbox"]["stop_reason"] == "client_tool_calls"

@@ -13,6 +13,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from policies.sessions import container_id
+from proxy.api.connection import owner_of
 from proxy.models.scripted import call, text_reply
 from tests.fakes.backend import Backend, by_history, scripted_backend
 from tests.fakes.server import BACKEND_KEY, KINDS, Kind, house
@@ -116,11 +118,12 @@ async def check(outcome: Outcome, url: str) -> None:
     """The answer, its files, and what tells of them."""
     run_id = outcome.sandbox["run_id"]
     dot, table = outcome.sandbox["files"]
-    place = f"{url}/v1/containers/cntr_{run_id}/files"
+    container = container_id(owner_of("none"), run_id)
+    place = f"{url}/v1/containers/{container}/files"
     assert outcome.sandbox == {
         "v": 1,
         "run_id": run_id,
-        "container_id": f"cntr_{run_id}",
+        "container_id": container,
         "stop_reason": "submitted",
         "steps": 2,
         "files": [

@@ -320,7 +320,7 @@ async def test_what_open_webui_sends_back_of_our_cards_does_not_reach_the_model(
     ]
 
 
-async def test_a_clients_own_call_beside_our_cards_comes_back_to_the_model_alone(
+async def test_a_clients_own_call_beside_our_cards_comes_back_to_the_run_that_made_it(
     tmp_path: Path,
 ) -> None:
     function = {"name": "weather", "arguments": '{"city": "Bonn"}'}
@@ -335,16 +335,18 @@ async def test_a_clients_own_call_beside_our_cards_comes_back_to_the_model_alone
             text = (await ask(url, OPEN_WEBUI, stream=True, tools=tools)).text
             sent = [frame["choices"][0]["delta"] for _, frame in events_in(text)]
             reader = read_by_open_webui(text)
-            calling = {"role": "assistant", "content": "", "tool_calls": [own]}
-            told = {"role": "tool", "tool_call_id": "call_w", "content": "Rain."}
+            ((shown,),) = [delta["tool_calls"] for delta in sent if "tool_calls" in delta]
+            minted = {key: shown[key] for key in ("id", "type", "function")}
+            calling = {"role": "assistant", "content": "", "tool_calls": [minted]}
+            told = {"role": "tool", "tool_call_id": shown["id"], "content": "Rain."}
             back = [*ASKED, *reader.messages, calling, told]
             await ask(url, OPEN_WEBUI, messages=back, tools=tools)
-    assert [delta["tool_calls"] for delta in sent if "tool_calls" in delta] == [
-        [{"index": 0, **own}]
-    ]
+    assert shown == {**own, "index": 0, "id": shown["id"]}
     assert reader.to_run == []
     assert [message["role"] for message in reader.messages] == ["assistant", "tool"]
-    assert backend.requests[2].body["messages"][1:] == [*ASKED, calling, told]
+    before, after = (request.body["messages"] for request in backend.requests[1:])
+    assert after[: len(before)] == before
+    assert after[len(before) :] == [calls_it["message"], {**told, "tool_call_id": "call_w"}]
 
 
 async def test_what_a_chat_sends_back_of_our_thinking_does_not_reach_the_model(

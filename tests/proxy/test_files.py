@@ -60,15 +60,17 @@ def signed(artifact: Artifact) -> tuple[str, str, str, str]:
     return container_id, file_id, query["exp"][0], query["sig"][0]
 
 
-async def saved(files: FileStore, path: str, data: bytes, run_id: str = "r1") -> Artifact:
-    outbox = files.outbox(run_id, "https://host/", OWNER)
+async def saved(
+    files: FileStore, path: str, data: bytes, container_id: str = "cntr_r1"
+) -> Artifact:
+    outbox = files.outbox(container_id, "https://host/", OWNER)
     return await outbox.save(MemorySandbox({path: data}), Produced(path, len(data)))
 
 
 async def test_a_saved_file_is_found_as_it_was(files: FileStore) -> None:
     data = os.urandom(3 << 20)
     artifact = await saved(files, "/testbed/output/sub/a.csv", data)
-    url = files.outbox("r1", "https://host", OWNER).url("/testbed/output/sub/a.csv")
+    url = files.outbox("cntr_r1", "https://host", OWNER).url("/testbed/output/sub/a.csv")
     assert artifact == Artifact(
         file_id=artifact.file_id,
         container_id="cntr_r1",
@@ -167,7 +169,7 @@ async def test_the_name_inside_the_sandbox_is_no_path_outside(
     sandbox = MemorySandbox()
 
     await sandbox.put(path, pieces(b"x"))
-    artifact = await files.outbox("r1", "https://host", OWNER).save(sandbox, Produced(path, 1))
+    artifact = await files.outbox("cntr_r1", "https://host", OWNER).save(sandbox, Produced(path, 1))
     assert [path.name.isalnum() for path in (tmp_path / "blobs").iterdir()] == [True]
     assert artifact.url.isascii()
     assert await files.find("cntr_r1", artifact.file_id) is not None
@@ -202,12 +204,12 @@ async def test_a_file_that_fails_half_way_leaves_nothing(
 ) -> None:
     file = Produced("/testbed/output/a", 9 << 20)
     with pytest.raises(type(error)):
-        await files.outbox("r1", "https://host", OWNER).save(Failing(error), file)
+        await files.outbox("cntr_r1", "https://host", OWNER).save(Failing(error), file)
     assert contents(tmp_path) == []
 
 
 async def test_a_file_that_is_gone_or_grew_leaves_nothing(files: FileStore, tmp_path: Path) -> None:
-    outbox = files.outbox("r1", "https://host", OWNER)
+    outbox = files.outbox("cntr_r1", "https://host", OWNER)
     sandbox = MemorySandbox({"/testbed/output/a": b"12345"})
     for file in (Produced("/testbed/output/b", 1), Produced("/testbed/output/a", 4)):
         with pytest.raises(SandboxFileError):

@@ -45,9 +45,20 @@ def test_it_can_be_told_while_it_grows() -> None:
     assert replay.events() == [AnswerDelta("a"), AnswerDelta("b")]
 
 
-def test_live_output_is_left_out_for_the_observation_says_it() -> None:
+def test_of_a_commands_live_output_the_beginning_is_kept() -> None:
     begun = ToolCallStarted(1, "c1", "execute_bash", {"command": "ls"})
-    assert replayed(begun, ToolOutput(1, "stdout", "x"), call("x")) == [begun, call("x")]
+    pieces = [ToolOutput(1, "stdout", "x" * 1000) for _ in range(200)]
+    kept = replayed(begun, *pieces, ToolOutput(1, "stderr", "late"), call("x"))
+    assert kept == [begun, ToolOutput(1, "stdout", "x" * 101_000), call("x")]
+
+
+def test_each_stream_of_a_command_and_each_command_has_its_own_text() -> None:
+    events: list[Event] = [
+        ToolOutput(1, "stdout", "a"),
+        ToolOutput(1, "stderr", "b"),
+        ToolOutput(2, "stderr", "c"),
+    ]
+    assert replayed(*events) == events
 
 
 def test_the_oldest_turns_are_forgotten_and_the_answer_never() -> None:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from policies.sessions import GoesOn, Session, State
+from policies.sessions import GoesOn, Session, State, container_id, container_named
 from proxy.agent.parking import Parked
-from proxy.wire.conversations import Thread, container_id, thread
+from proxy.wire.conversations import Thread, thread
 
 USER = {"role": "user", "content": "one"}
 MORE = {"role": "user", "content": "two"}
@@ -22,8 +22,8 @@ def waits_in(goes_on: GoesOn | None) -> Parked:
 
 
 def test_a_request_alone_leaves_nothing_but_where_it_waits_for_its_client() -> None:
-    session = Session("me", "cntr_r1")
-    assert of({}) == Thread("cntr_r1", None, None, State(session, "r1"), None)
+    session = Session("me", container_id("me", "r1"))
+    assert of({}) == Thread(container_id("me", "r1"), None, None, State(session, "r1"), None)
 
 
 def test_a_chat_goes_on_from_what_its_messages_show() -> None:
@@ -31,7 +31,7 @@ def test_a_chat_goes_on_from_what_its_messages_show() -> None:
     second = of(CHAT, run_id="r2", messages=[USER, {"role": "assistant", "content": "x"}, MORE])
     assert first.leaves
     assert second.goes_on == GoesOn(first.leaves.session, (first.leaves.name,))
-    assert second.container_id == first.container_id == container_id("me", "chat 1")
+    assert second.container_id == first.container_id == container_named("me", "chat 1")
 
 
 def test_a_session_goes_on_from_where_it_stands_by_its_name_or_its_containers() -> None:
@@ -43,14 +43,14 @@ def test_a_session_goes_on_from_where_it_stands_by_its_name_or_its_containers() 
 
 
 def test_two_owners_of_one_name_have_two_conversations() -> None:
-    assert container_id("me", "chat 1") != container_id("you", "chat 1")
+    assert container_named("me", "chat 1") != container_named("you", "chat 1")
 
 
 def test_a_run_that_waited_goes_on_in_its_own_workspace() -> None:
     before = of({})
     waiting = waits_in(GoesOn(before.parks.session, [before.parks.name]))
     after = of({}, waiting, "r2")
-    assert (after.container_id, after.goes_on) == ("cntr_r1", waiting.goes_on)
+    assert (after.container_id, after.goes_on) == (container_id("me", "r1"), waiting.goes_on)
     assert (after.leaves, after.parks) == (None, State(before.parks.session, "r2"))
 
 
