@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from proxy.api import chat, containers, health, models
+from proxy.api import chat, containers, health, models, passthrough
 from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error
 from proxy.services import Services
@@ -26,6 +26,7 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app.state.services = services
     for surface in (chat, models, containers, health):
         app.include_router(surface.router)
+    app.router.default = passthrough.unmatched
     app.add_exception_handler(ProxyError, _told)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _left)

@@ -60,8 +60,13 @@ async def json_body(request: Request) -> Any:
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """Do the work, or give it up as soon as the client leaves. Raises ClientDisconnect."""
+    return await unless(left(request), work)
+
+
+async def unless(gone: Awaitable[None], work: Awaitable[T]) -> T:
+    """Do the work, or give it up as soon as that has come about. Raises ClientDisconnect."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
+    leaving = asyncio.ensure_future(gone)
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -73,6 +78,7 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
         await asyncio.wait({working, leaving})
 
 
-async def _left(request: Request) -> None:
+async def left(request: Request) -> None:
+    """Wait until the client is gone. The request's body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
