@@ -200,6 +200,7 @@ def build_services(
         api_key=secret(config.server.api_key_env),
         public_url=config.server.public_url,
         steps=config.server.steps,
+        pool_stats=pool.stats,
     )
     return services, pool, way_out
 

@@ -1,15 +1,16 @@
 """The web application: its routes, and every error in OpenAI's words."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from proxy.api import chat, containers, health, models, passthrough
+from proxy.api import capabilities, chat, containers, health, metrics, models, passthrough
 from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error
 from proxy.services import Services
@@ -17,6 +18,7 @@ from proxy.services import Services
 log = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
+SURFACES = (chat, models, containers, capabilities, metrics, health)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -24,7 +26,8 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     """The application over the given parts."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
-    for surface in (chat, models, containers, health):
+    app.state.endpoints = _endpoints(surface.router for surface in SURFACES)
+    for surface in SURFACES:
         app.include_router(surface.router)
     app.router.default = passthrough.unmatched
     app.add_exception_handler(ProxyError, _told)
@@ -32,6 +35,16 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _failed)
     return app
+
+
+def _endpoints(routers: Iterable[APIRouter]) -> list[str]:
+    routes = (route for router in routers for route in router.routes)
+    return sorted(
+        f"{method} {route.path}"
+        for route in routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
+    )
 
 
 def _error(error: ProxyError) -> Response:

@@ -133,7 +133,8 @@ class _Answer:
         run_id = self._task.run_id
         log.info("run %s started, model %s", run_id, self._task.model)
         try:
-            result = await self._agent.run(self._task, listen)
+            run = self._agent.run(self._task, listen)
+            result = await services(self._request).run_counts.of(run)
         except ProxyError as error:
             log.warning("run %s failed: %s", run_id, error)
             raise
