@@ -4,7 +4,7 @@ import asyncio
 import logging
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +184,8 @@ async def test_a_client_that_leaves_ends_the_backends_work(
 
 
 async def test_a_backend_that_cannot_be_reached_is_a_bad_gateway(tmp_path: Path) -> None:
-    model = OpenAIHTTPModel("http://127.0.0.1:1/v1", api_key=None, timeout_s=5)
     async with (
+        aclosing(OpenAIHTTPModel("http://127.0.0.1:1/v1", api_key=None, timeout_s=5)) as model,
         open_sandboxes("memory", tmp_path) as sandboxes,
         serve(join(model, sandboxes, tmp_path)) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
