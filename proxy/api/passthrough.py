@@ -61,7 +61,7 @@ def _passage(request: Request, where: Way) -> Passage:
     if request.method not in METHODS:
         raise HTTPException(405, headers={"Allow": ", ".join(METHODS)})
     if where == "unreadable":
-        raise BadRequestError(f"The path of {named} can be read in two ways.", code="invalid_url")
+        raise HTTPException(404, "Not Found, and of a path that servers read differently")
     if where == "closed":
         raise ProxyError(
             f"{named} is for the backend's administrators and is not passed on.",

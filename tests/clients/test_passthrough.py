@@ -14,6 +14,7 @@ import openai
 import pytest
 from aiohttp import web
 
+from proxy.app import create_app
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.backend import Handler, scripted_backend
 from tests.fakes.server import BACKEND_KEY, house, join, open_sandboxes, serve
@@ -254,9 +255,9 @@ async def test_nothing_goes_round_the_sandbox_unseen(
         ("/sleep?level=1", 403, "path_closed"),
         ("//%73leep/", 403, "path_closed"),
         ("/V1/Load_LoRA_Adapter", 403, "path_closed"),
-        ("/x/../sleep", 400, "invalid_url"),
-        ("/x/%2e%2e%2fsleep", 400, "invalid_url"),
-        ("/%2573leep", 400, "invalid_url"),
+        ("/x/../sleep", 404, "unknown_url"),
+        ("/x/%2e%2e%2fsleep", 404, "unknown_url"),
+        ("/%2573leep", 404, "unknown_url"),
         ("/metrics/x", 404, "unknown_url"),
     ],
 )
@@ -291,6 +292,31 @@ async def test_a_websocket_is_refused_in_words(tmp_path: Path) -> None:
         answer = await client.get("/v1/realtime?model=m", headers=asks)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_protocol")
     assert backend.seen == []
+
+
+async def test_a_websocket_is_refused_in_words_under_a_server_that_has_them(
+    tmp_path: Path,
+) -> None:
+    sent: list[Any] = []
+    scope = {
+        "type": "websocket",
+        "path": "/v1/realtime",
+        "headers": [],
+        "extensions": {"websocket.http.response": {}},
+    }
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async with open_sandboxes("memory", tmp_path) as sandboxes:
+        app = create_app(join(ScriptedModel([]), sandboxes, tmp_path))
+        await app(scope, receive, send)
+    start, body = sent
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 400)
+    assert json.loads(body["body"])["error"]["code"] == "unsupported_protocol"
 
 
 async def test_a_backend_that_is_no_server_has_no_other_paths(tmp_path: Path) -> None:
