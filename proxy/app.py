@@ -1,15 +1,27 @@
 """The web application: its routes, and every error in OpenAI's words."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from proxy.api import chat, container_files, containers, files, health, models, runs
+from proxy.api import (
+    capabilities,
+    chat,
+    container_files,
+    containers,
+    files,
+    health,
+    metrics,
+    models,
+    passthrough,
+    runs,
+)
 from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error
 from proxy.services import Services
@@ -17,6 +29,17 @@ from proxy.services import Services
 log = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
+SURFACES = (
+    chat,
+    models,
+    files,
+    containers,
+    container_files,
+    runs,
+    capabilities,
+    metrics,
+    health,
+)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -24,13 +47,25 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     """The application over the given parts."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
-    for surface in (chat, models, files, containers, container_files, runs, health):
+    app.state.endpoints = _endpoints(surface.router for surface in SURFACES)
+    for surface in SURFACES:
         app.include_router(surface.router)
+    app.router.default = passthrough.unmatched
     app.add_exception_handler(ProxyError, _told)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _failed)
     return app
+
+
+def _endpoints(routers: Iterable[APIRouter]) -> list[str]:
+    routes = (route for router in routers for route in router.routes)
+    return sorted(
+        f"{method} {route.path}"
+        for route in routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
+    )
 
 
 def _error(error: ProxyError) -> Response:

@@ -134,6 +134,7 @@ def build_services(
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,
         inputs=_inputs(config, forbidden, store),
+        pool_stats=pool.stats,
         api_key=secret(config.server.api_key_env),
         public_url=config.server.public_url,
         steps=config.server.steps,

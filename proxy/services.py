@@ -1,5 +1,6 @@
 """What the HTTP surfaces are given to work with."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from policies.steps import StepsSetting
@@ -11,6 +12,7 @@ from proxy.runs.runs import Runs
 from proxy.store.store import Store
 from proxy.wire.terms import OnDisconnect
 from proxy.workspaces import Workspaces
+from sandbox_runtime.pool.pool import PoolStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Services:
     file_limits: FileLimits
     """What clients may put in."""
     inputs: Inputs = field(default_factory=Inputs)
+    pool_stats: Callable[[], PoolStats] | None = None
+    """How the pool stands, where there is one."""
     api_key: str | None = None
     """What clients must send as bearer token; None lets everyone in."""
     public_url: str | None = None

@@ -1,6 +1,6 @@
 """What the house asks of a language model."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,6 +45,25 @@ class Relayed:
     """To be closed in any case."""
 
 
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """A request of any kind on its way to the backend's server."""
+
+    method: str
+    path: str
+    """As the client wrote it, query included."""
+    headers: Mapping[str, str]
+    body: bytes | AsyncIterable[bytes] | None
+
+
+class Passage(Protocol):
+    """The way to all that a backend's server has beside chat completions."""
+
+    async def pass_on(self, passing: Passing) -> Relayed:
+        """Send a request on as it is, once, and pass the answer back untouched, whatever its
+        status. Raises BackendError only when there is no answer."""
+
+
 class Model(Protocol):
     """A door to a language model that speaks chat completions."""
 
@@ -59,6 +78,10 @@ class Model(Protocol):
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
         """Send a chat-completions request on as it is, `stream` included, and pass the answer back
         untouched, whatever its status. Raises BackendError only when there is no answer."""
+
+    @property
+    def passage(self) -> Passage | None:
+        """To the backend's other paths, where it is a server that has any."""
 
     async def models(self) -> list[dict[str, Any]]:
         """The backend's models, as `GET /v1/models` lists them. Raises BackendError."""

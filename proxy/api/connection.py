@@ -65,19 +65,36 @@ async def json_body(request: Request) -> Any:
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """Do the work, or give it up as soon as the client leaves. Raises ClientDisconnect."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
+    return await unless(left(request), work)
+
+
+async def unless(gone: Awaitable[None], work: Awaitable[T]) -> T:
+    """Do the work, or give it up as soon as that has come about. Raises ClientDisconnect."""
+    # In this task, as asyncio.timeout does it: one more for the work was a third of a relay's cost.
+    doing = asyncio.current_task()
+    assert doing is not None
+    given_up = is_over = False
+
+    def give_up(watching: asyncio.Future[None]) -> None:
+        nonlocal given_up
+        if not watching.cancelled() and not is_over:
+            given_up = True
+            doing.cancel()
+
+    watching = asyncio.ensure_future(gone)
+    watching.add_done_callback(give_up)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if given_up and doing.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
     finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.wait({working, leaving})
+        is_over = True
+        watching.cancel()
 
 
-async def _left(request: Request) -> None:
+async def left(request: Request) -> None:
+    """Wait until the client is gone. The request's body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,15 +1,19 @@
 """Requests that go straight to the backend: bytes there, bytes back."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from proxy.agent.model import Relayed
-from proxy.api.connection import services, while_connected
+from proxy.api.connection import left, services, unless, while_connected
+from proxy.errors import BackendError
+
+log = logging.getLogger(__name__)
 
 
 async def relay(request: Request, body: Mapping[str, Any]) -> Response:
@@ -19,23 +23,46 @@ async def relay(request: Request, body: Mapping[str, Any]) -> Response:
 
 async def _relayed(request: Request, body: Mapping[str, Any]) -> Response:
     relayed = await services(request).model.relay(body, request.headers)
-    if relayed.headers.get("content-type", "").startswith("text/event-stream"):
-        return RelayResponse(relayed)
-    # Read to its end here: a streaming response costs as much again as the rest of the way.
+    if is_stream(relayed):
+        return RelayResponse(relayed, lambda: left(request))
+    return await whole(relayed)
+
+
+def is_stream(relayed: Relayed) -> bool:
+    """Whether an answer is server-sent events."""
+    return relayed.headers.get("content-type", "").startswith("text/event-stream")
+
+
+async def whole(relayed: Relayed) -> Response:
+    """An answer read to its end: to stream it costs as much again as the rest of the way."""
     async with aclosing(relayed.body):
-        whole = b"".join([piece async for piece in relayed.body])
-    return Response(whole, relayed.status, relayed.headers)
+        content = b"".join([piece async for piece in relayed.body])
+    return Response(content, relayed.status, relayed.headers)
 
 
-class RelayResponse(StreamingResponse):
-    """A backend's stream, ended at the backend too when the client leaves."""
+class RelayResponse(Response):
+    """A backend's answer piece by piece, ended at the backend too when the client has left."""
 
-    def __init__(self, relayed: Relayed) -> None:
-        super().__init__(relayed.body, status_code=relayed.status, headers=relayed.headers)
+    def __init__(self, relayed: Relayed, gone: Callable[[], Awaitable[None]]) -> None:
+        self.status_code = relayed.status
+        self.background = None
         self._body = relayed.body
+        self._gone = gone
+        self.init_headers(relayed.headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._body.aclose()
+        async with aclosing(self._body):
+            try:
+                await unless(self._gone(), self._send(send))
+            except ClientDisconnect:
+                pass
+            except BackendError as error:
+                # Half an answer: the server hangs up, so that the client takes it for no more.
+                log.warning("a relayed answer broke off: %s", error)
+
+    async def _send(self, send: Send) -> None:
+        headers = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **headers})
+        async for piece in self._body:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

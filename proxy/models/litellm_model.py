@@ -31,6 +31,8 @@ class LiteLLMModel:
     It keeps its connections in one place per process: closing one door closes them for all.
     """
 
+    passage = None
+
     def __init__(
         self,
         names: Sequence[str],

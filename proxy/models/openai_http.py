@@ -7,18 +7,26 @@ from contextlib import aclosing
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from proxy.agent.events import OnDelta
-from proxy.agent.model import Relayed, Reply
+from proxy.agent.model import Passing, Relayed, Reply
 from proxy.models.assembly import deltas_of, reply_of
 from proxy.models.backend_errors import backend_error, bad_response, is_error
 from proxy.models.http_answer import HTTPAnswer, translated
-from proxy.models.relay import request_headers, response_headers
+from proxy.models.relay import (
+    end_to_end_headers,
+    passed_response_headers,
+    request_headers,
+    response_headers,
+)
 from proxy.models.streamed_reply import StreamedReply
 
 _CONNECT_TIMEOUT_S = 10.0
 _KEEPALIVE_TIMEOUT_S = 4.0
 """Below uvicorn's 5 s: a request must not go out on a connection that is just being closed."""
+_VERSION = "/v1"
+_AIOHTTPS_OWN_HEADERS = ("accept", "content-type", "user-agent")
 
 
 class OpenAIHTTPModel:
@@ -29,6 +37,7 @@ class OpenAIHTTPModel:
 
     def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float) -> None:
         self._base_url = base_url.rstrip("/")
+        self._root_url = self._base_url.removesuffix(_VERSION)
         self._api_key = api_key
         self._timeout = aiohttp.ClientTimeout(
             total=None, connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s
@@ -51,6 +60,30 @@ class OpenAIHTTPModel:
         """See Model."""
         answer = await self._ask(body, request_headers(headers))
         return Relayed(answer.status, response_headers(answer.headers), answer)
+
+    @property
+    def passage(self) -> "OpenAIHTTPModel":
+        """See Model."""
+        return self
+
+    async def pass_on(self, passing: Passing) -> Relayed:
+        """See Passage. What is below /v1 goes to `base_url`, all else beside it."""
+        is_below = passing.path.startswith((f"{_VERSION}/", f"{_VERSION}?"))
+        base = self._base_url if is_below else self._root_url
+        path = passing.path.removeprefix(_VERSION) if is_below else passing.path
+        body = passing.body
+        with translated():
+            response = await self._connections().request(
+                passing.method,
+                URL(base + path, encoded=True),
+                headers=self._with_key(end_to_end_headers(passing.headers)),
+                data=io.BytesIO(body) if isinstance(body, bytes) else body,
+                allow_redirects=False,
+                auto_decompress=False,
+                skip_auto_headers=_AIOHTTPS_OWN_HEADERS,
+            )
+        headers = passed_response_headers(response.headers, self._root_url)
+        return Relayed(response.status, headers, HTTPAnswer(response))
 
     async def models(self) -> list[dict[str, Any]]:
         """See Model."""
@@ -114,11 +147,13 @@ class OpenAIHTTPModel:
     async def _send(
         self, method: str, path: str, *, headers: dict[str, str], data: io.BytesIO | None = None
     ) -> HTTPAnswer:
-        if self._api_key is not None:
-            headers["authorization"] = f"Bearer {self._api_key}"
         with translated():
             response = await self._connections().request(
-                method, self._base_url + path, headers=headers, data=data, allow_redirects=False
+                method,
+                self._base_url + path,
+                headers=self._with_key(headers),
+                data=data,
+                allow_redirects=False,
             )
         if not 200 <= response.status < 300 and not 400 <= response.status < 600:
             response.close()
@@ -129,6 +164,10 @@ class OpenAIHTTPModel:
                 else f"its status is {response.status}"
             )
         return HTTPAnswer(response)
+
+    def _with_key(self, headers: dict[str, str]) -> dict[str, str]:
+        key = self._api_key
+        return headers if key is None else {**headers, "authorization": f"Bearer {key}"}
 
     def _connections(self) -> aiohttp.ClientSession:
         """The one session, made in the loop that uses it."""

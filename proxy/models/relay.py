@@ -1,48 +1,91 @@
 """What of an exchange is passed on when a request is relayed. Pure."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from proxy.agent.model import Relayed
 from proxy.errors import BackendError
 
-_CLIENTS_OWN = frozenset(
+_OF_THE_CONNECTION = frozenset(
     {
-        # of the client's connection to us
-        *("connection", "content-encoding", "content-length", "content-type", "expect", "host"),
-        *("accept-encoding", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
-        *("proxy-authenticate", "proxy-authorization", "proxy-connection"),
-        # of the client's account with us
-        *("authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"),
-        *("openai-organization", "openai-project", "x-sandbox-steps"),
+        *("connection", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding"),
+        *("proxy-authenticate", "proxy-authorization", "proxy-connection", "upgrade"),
     }
 )
+_OF_THE_ACCOUNT = frozenset(
+    {
+        *("authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"),
+        *("openai-organization", "openai-project"),
+    }
+)
+"""The client's with us."""
+_OF_THE_BODY = frozenset({"accept-encoding", "content-encoding", "content-length", "content-type"})
+_OURS_PREFIX = "x-sandbox-"
 _ANSWERED = frozenset(
     {"content-type", "retry-after", "retry-after-ms", "x-request-id", "x-should-retry"}
 )
 _ANSWERED_PREFIXES = ("openai-", "x-ratelimit-")
+_OF_THE_SERVER = frozenset({"alt-svc", "date", "server", "set-cookie", "strict-transport-security"})
+"""What an answer says of the host it comes from."""
 
 
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The client's headers that the backend may see beside a body of ours."""
+    named = end_to_end_headers(headers)
+    return {name: value for name, value in named.items() if name not in _OF_THE_BODY}
+
+
+def end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The client's headers that the backend may see: none of its connection, none of its keys."""
-    named = {name.lower(): value for name, value in headers.items()}
-    per_connection = {name.strip().lower() for name in named.get("connection", "").split(",")}
+    named = _joined(headers)
     return {
         name: value
-        for name, value in named.items()
-        if name not in _CLIENTS_OWN and name not in per_connection
+        for name, value in _without_connection(named)
+        if name not in _OF_THE_ACCOUNT and not name.startswith(_OURS_PREFIX)
     }
 
 
 def response_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The backend's headers that mean something to the client."""
+    """The backend's headers that mean something to the client beside a chat completion."""
     named = ((name.lower(), value) for name, value in headers.items())
     return {
         name: value
         for name, value in named
         if name in _ANSWERED or name.startswith(_ANSWERED_PREFIXES)
     }
+
+
+def passed_response_headers(headers: Mapping[str, str], server: str) -> dict[str, str]:
+    """All the backend's headers but those of its connection and its host; a redirect within the
+    server (of that address) is one within ours."""
+    named = {
+        # aiohttp reads UTF-8, Starlette writes Latin-1: so the bytes stay what they are.
+        name: value.encode(errors="surrogateescape").decode("latin-1")
+        for name, value in _without_connection(_joined(headers))
+        if name not in _OF_THE_SERVER
+    }
+    if named.get("location", "").startswith(f"{server}/"):
+        named["location"] = named["location"].removeprefix(server)
+    return named
+
+
+def _joined(headers: Mapping[str, str]) -> dict[str, str]:
+    """By lower-case name; what was said in several lines in one."""
+    named: dict[str, str] = {}
+    for name, value in headers.items():  # of a multi-mapping: every line
+        key = name.lower()
+        named[key] = f"{named[key]}, {value}" if key in named else value
+    return named
+
+
+def _without_connection(named: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    per_connection = {name.strip().lower() for name in named.get("connection", "").split(",")}
+    return (
+        (name, value)
+        for name, value in named.items()
+        if name not in _OF_THE_CONNECTION and name not in per_connection
+    )
 
 
 class ReadyBody:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from proxy.agent.events import ModelDelta, OnDelta
-from proxy.agent.model import Model, Relayed, Reply
+from proxy.agent.model import Model, Passage, Relayed, Reply
 from proxy.errors import BackendError, ContextOverflowError
 
 _LOG = logging.getLogger(__name__)
@@ -62,6 +62,11 @@ class RetryingModel:
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
         """See Model. The client sees every failure and asks again itself."""
         return await self._model.relay(body, headers)
+
+    @property
+    def passage(self) -> Passage | None:
+        """See Model."""
+        return self._model.passage
 
     async def models(self) -> list[dict[str, Any]]:
         """See Model."""

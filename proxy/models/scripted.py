@@ -26,6 +26,8 @@ class ScriptedModel:
     stands before the reply it delays: it is raised once in this object's life, then skipped.
     """
 
+    passage = None
+
     def __init__(
         self, replies: Sequence[Mapping[str, Any]], *, cycle: bool = False, name: str = "script"
     ) -> None:

@@ -15,6 +15,7 @@ from proxy.agent.events import Emit
 from proxy.agent.parking import ParkedRuns
 from proxy.agent.task import Result, Task
 from proxy.errors import IdempotencyError, ProxyError, SandboxUnavailableError
+from proxy.run_counts import RunCounts
 from proxy.runs.claim import Claim
 from proxy.runs.run import Listener, Run
 from sandbox_runtime import errors
@@ -40,7 +41,8 @@ class Runs:
     def __init__(
         self, agent: Agent, parked: ParkedRuns, *, grace_s: float = GRACE_S, keep_s: float = KEEP_S
     ) -> None:
-        self._agent = agent
+        self.agent = agent
+        self.counts = RunCounts()
         self._parked = parked
         self._grace_s = grace_s
         self._keep_s = keep_s
@@ -129,7 +131,7 @@ class Runs:
     async def _work(self, task: Task, run: Run, emit: Emit) -> Result:
         log.info("run %s started, model %s", run.id, run.model)
         try:
-            result = await self._agent.run(task, emit)
+            result = await self.counts.of(self.agent.run(task, emit))
             if result.parked:
                 await self._parked.save(run.claim.owner, run.id, result.parked)
         except ProxyError as error:

@@ -127,12 +127,12 @@ async def test_an_unknown_route_and_an_unknown_model_are_not_found(tmp_path: Pat
         client_of(url) as client,
     ):
         with pytest.raises(openai.NotFoundError) as no_route:
-            await client.post("/nonsense", cast_to=object, body={})
+            await client.post("/metrics/nonsense", cast_to=object, body={})
         with pytest.raises(openai.NotFoundError) as no_model:
             await client.models.retrieve("gpt-of-others")
     assert (no_route.value.code, no_route.value.type) == ("unknown_url", "invalid_request_error")
     assert no_route.value.body == {
-        "message": "Not Found: POST /v1/nonsense.",
+        "message": "Not Found: POST /v1/metrics/nonsense.",
         "type": "invalid_request_error",
         "param": None,
         "code": "unknown_url",

@@ -111,13 +111,16 @@ async def scripted_backend(
     *,
     style: Style = "vllm",
     model: str = "fake-model",
+    elsewhere: "Handler | None" = None,
 ) -> AsyncIterator[Backend]:
     """Serve a script on a free port of this loop. A function instead of a list chooses each item by
-    the request's body (see `by_history`)."""
+    the request's body (see `by_history`). `elsewhere` answers on all other paths."""
     backend = Backend(style, model)
     app = web.Application(client_max_size=64 * 2**20)
     app.router.add_post("/v1/chat/completions", _chat_handler(backend, script))
     app.router.add_get("/v1/models", _models_handler(backend))
+    if elsewhere is not None:
+        app.router.add_route("*", "/{path:.*}", elsewhere)
     # With handler_cancellation a client that leaves cancels its handler, as in vLLM.
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()

@@ -1,0 +1,64 @@
+"""Which paths of the backend's server a client reaches through the proxy."""
+
+import re
+from itertools import takewhile
+from typing import Literal
+from urllib.parse import unquote
+
+Way = Literal["backend", "plain only", "ours", "closed", "unreadable"]
+"""backend: passed on; plain only: passed on for a model `:plain` alone, for it would go round the
+sandbox unseen; ours: never the backend's; closed: for the backend's administrators; unreadable:
+servers would not agree on what it names."""
+
+DIALECTS = frozenset({"chat", "messages", "responses"})
+"""APIs in which a request without `:plain` asks for a computer."""
+OURS = frozenset({"capabilities", "containers", "files", "health", "metrics", "models"})
+OUR_PREFIXES = frozenset({"v1", "openai"})
+
+_READABLE = re.compile(r"/[/\w.~:@!$&'()*+,=-]*", re.ASCII)
+_PREFIX = re.compile(r"v[0-9]\w*|api|inference|openai")
+"""Segments before the one that says what a path is about."""
+_CLOSED_WORDS = frozenset(
+    {
+        # the engine's weights, caches and peers: vLLM, SGLang
+        *("adapter", "adapters", "cache", "checkpoint", "corpora", "corpus", "hicache", "kv"),
+        *("lora", "memory", "scheduler", "transfer", "weight", "weights", "world"),
+        # its life: vLLM, SGLang
+        *("abort", "admin", "config", "configure", "continue", "elastic", "fault", "flush"),
+        *("freeze", "gate", "pause", "paused", "reset", "resume", "role", "rpc", "scale"),
+        *("scaling", "send", "session", "shutdown", "sleep", "sleeping", "slow", "state", "wake"),
+        # what it tells of itself and of other requests; SGLang's server_info holds its keys
+        *("distribution", "dump", "dumper", "profile", "server", "slots", "trace"),
+        # the models of Ollama, the accounts of OpenAI and of other proxies
+        *("blobs", "copy", "create", "credentials", "delete", "key", "organization", "projects"),
+        *("pull", "push", "team", "user"),
+    }
+)
+"""By word and not by name: servers add such routes with every version."""
+
+
+def way(path: str) -> Way:
+    """Where a request goes; `path` is as it came, its escapes included."""
+    segments = _segments(path)
+    if segments is None:
+        return "unreadable"
+    prefixes = list(takewhile(_PREFIX.fullmatch, segments))
+    head = segments[len(prefixes)] if len(prefixes) < len(segments) else ""
+    if OUR_PREFIXES.issuperset(prefixes):
+        if head in DIALECTS:
+            return "plain only"
+        if head in OURS:
+            return "ours"
+    return "backend" if _CLOSED_WORDS.isdisjoint(re.split("[_-]", head)) else "closed"
+
+
+def _segments(path: str) -> list[str] | None:
+    """The path as the most forgiving server reads it. None where one might read another: what is
+    escaped twice, dots, and what is left out or cut off at."""
+    read = unquote(path)
+    segments = [segment for segment in read.lower().split("/") if segment]
+    if not path.startswith("/") or not _READABLE.fullmatch(read):
+        return None
+    if "." in segments or ".." in segments:
+        return None
+    return segments

@@ -1,0 +1,51 @@
+"""GET /v1/capabilities: what this server can do, for clients that want to know before they ask."""
+
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from policies.routing import PLAIN_SUFFIX
+from policies.steps import PROFILES
+from proxy.api.connection import authorize, services, while_connected
+from proxy.api.json_response import JSON
+from proxy.services import Services
+
+router = APIRouter()
+
+DISTRIBUTION = "llm-sandbox-proxy"
+
+
+@router.get("/v1/capabilities")
+async def capabilities(request: Request) -> JSON:
+    authorize(request)
+    parts = services(request)
+    served = await while_connected(request, parts.model.models())
+    return JSON(
+        {
+            "object": "capabilities",
+            "version": version(DISTRIBUTION),
+            "models": [entry["id"] for entry in served],
+            **_of_the_house(parts),
+            "endpoints": request.app.state.endpoints,
+        }
+    )
+
+
+def _of_the_house(parts: Services) -> dict[str, Any]:
+    isolation = asdict(parts.runs.agent.isolation)
+    egress = isolation.pop("egress")
+    return {
+        "steps": {"default": parts.steps, "profiles": list(PROFILES)},
+        "tools": [tool.name for tool in parts.runs.agent.make_tools()],
+        "limits": asdict(parts.runs.agent.limits),
+        "isolation": isolation,
+        "egress": {"mode": egress["mode"]},
+        "files": asdict(parts.runs.agent.artifact_limits),
+        "features": {
+            "plain_suffix": PLAIN_SUFFIX,
+            "passthrough": parts.model.passage is not None,
+        },
+    }

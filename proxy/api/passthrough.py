@@ -1,0 +1,115 @@
+"""Every path that is not ours: the backend's, its bytes passed on both ways."""
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from policies.passthrough import Way, way
+from proxy.agent.model import Passage, Passing
+from proxy.api.connection import authorize, services, unless
+from proxy.api.json_response import JSON
+from proxy.api.relay import RelayResponse, is_stream, whole
+from proxy.api.upload import Upload
+from proxy.errors import BadRequestError, NotFoundError, ProxyError
+from proxy.wire.plain import as_the_backend_knows_it
+
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+"""Not TRACE: it would tell the client the backend's key."""
+MAX_READ_BYTES = 16 << 20
+"""Of JSON, to find a model in it; a longer body is passed on unread."""
+MAX_WHOLE_BYTES = 256 << 10
+"""An answer up to this length is sent in one piece."""
+
+
+async def unmatched(scope: Scope, receive: Receive, send: Send) -> None:
+    """What no route has taken."""
+    if scope["type"] == "websocket" or _asks_for_one(scope):
+        error = BadRequestError("WebSockets are not served here.", code="unsupported_protocol")
+        await JSON(error.body(), status_code=error.status)(scope, receive, send)
+        return
+    request = Request(scope, receive)
+    response = await _answer(request)
+    await response(scope, receive, send)
+
+
+def _asks_for_one(scope: Scope) -> bool:
+    return Headers(scope=scope).get("upgrade", "").lower() == "websocket"
+
+
+async def _answer(request: Request) -> Response:
+    authorize(request)
+    where = way(_path(request))
+    passage = _passage(request, where)
+    upload = Upload(request)
+    body = await _body(request, upload)
+    plain = as_the_backend_knows_it(body) if isinstance(body, bytes) else None
+    if where == "plain only" and plain is None:
+        raise NotFoundError(
+            f"{request.method} {request.url.path} is not served with a sandbox: name the model"
+            " '<model>:plain' to have the request passed on to the backend.",
+            code="unknown_url",
+        )
+    passing = _passing(request, plain or body)
+    return await unless(upload.left(), _passed(passage, passing, upload))
+
+
+def _passage(request: Request, where: Way) -> Passage:
+    """The way to the backend, if it is open for this request. Raises ProxyError."""
+    named = f"{request.method} {request.url.path}"
+    if request.method not in METHODS:
+        raise HTTPException(405, headers={"Allow": ", ".join(METHODS)})
+    if where == "unreadable":
+        raise HTTPException(404, "Not Found, and of a path that servers read differently")
+    if where == "closed":
+        raise ProxyError(
+            f"{named} is for the backend's administrators and is not passed on.",
+            status=403,
+            type="invalid_request_error",
+            code="path_closed",
+        )
+    passage = services(request).model.passage
+    if where == "ours":
+        raise HTTPException(404)
+    if passage is None:
+        raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
+    return passage
+
+
+async def _body(request: Request, upload: Upload) -> bytes | Upload | None:
+    """The body, read where it may name a model; else as it comes."""
+    headers = request.headers
+    if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
+        await upload.read(0)
+        return None
+    is_json = headers.get("content-type", "").lower().startswith("application/json")
+    if is_json and "content-encoding" not in headers:
+        read = await upload.read(MAX_READ_BYTES)
+        return upload if read is None else read
+    return upload
+
+
+def _passing(request: Request, body: bytes | Upload | None) -> Passing:
+    query = request.scope["query_string"].decode("latin-1")
+    headers = request.headers
+    if not isinstance(body, Upload):  # its length is the business of whoever writes it anew
+        raw = [line for line in headers.raw if line[0] != b"content-length"]
+        headers = Headers(raw=raw)
+    path = f"{_path(request)}?{query}" if query else _path(request)
+    return Passing(request.method, path, headers, body)
+
+
+def _path(request: Request) -> str:
+    """As the client wrote it."""
+    raw: bytes = request.scope["raw_path"]
+    return raw.decode("latin-1")
+
+
+async def _passed(passage: Passage, passing: Passing, upload: Upload) -> Response:
+    relayed = await passage.pass_on(passing)
+    length = relayed.headers.get("content-length", "")
+    is_short = length.isdecimal() and int(length) <= MAX_WHOLE_BYTES
+    if is_short and not is_stream(relayed):
+        return await whole(relayed)
+    return RelayResponse(relayed, upload.left)

@@ -1,0 +1,46 @@
+"""A request's body on its way from the client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+
+
+class Upload:
+    """The body, passed on piece by piece to whoever reads it, once."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._stream = request.stream()
+        self._ready: list[bytes] = []
+        self._over = asyncio.Event()
+
+    async def read(self, limit: int) -> bytes | None:
+        """The whole of it. None if it is longer than the limit: then it can still be passed on.
+        Raises ClientDisconnect."""
+        size = 0
+        async for piece in self._stream:
+            self._ready.append(piece)
+            size += len(piece)
+            if size > limit:
+                return None
+        self._over.set()
+        whole = b"".join(self._ready)
+        self._ready.clear()
+        return whole
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """What is left of it. Raises ClientDisconnect."""
+        try:
+            while self._ready:
+                yield self._ready.pop(0)
+            async for piece in self._stream:
+                yield piece
+        finally:
+            self._over.set()
+
+    async def left(self) -> None:
+        """Wait until the client is gone; while it still sends, whoever reads hears of it first."""
+        await self._over.wait()
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass

@@ -1,0 +1,70 @@
+"""What a client can know before it asks: the models there are, and what the server can do."""
+
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from policies.artifacts import ArtifactLimits
+from policies.isolation import Isolation
+from policies.limits import Limits
+from proxy.agent.model import Model
+from proxy.models.scripted import ScriptedModel
+from tests.fakes.backend import scripted_backend
+from tests.fakes.server import door_to, join, open_sandboxes, serve
+
+LISTED = {"id": "fake-model", "object": "model", "created": 0, "owned_by": "vllm"}
+
+
+async def get(model: Model, path: str, tmp_path: Path, **changes: Any) -> httpx.Response:
+    async with (
+        open_sandboxes("memory", tmp_path) as sandboxes,
+        serve(join(model, sandboxes, tmp_path, **changes)) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        return await client.get(path)
+
+
+async def test_the_server_says_what_it_can_do(tmp_path: Path) -> None:
+    model = ScriptedModel([], name="script")
+    answer = await get(model, "/v1/capabilities", tmp_path, steps="off")
+    told = answer.json()
+    endpoints = told.pop("endpoints")
+    profiles = told["steps"].pop("profiles")
+    isolation = asdict(Isolation())
+    del isolation["egress"]
+    assert told == {
+        "object": "capabilities",
+        "version": version("llm-sandbox-proxy"),
+        "models": ["script"],
+        "steps": {"default": "off"},
+        "tools": ["str_replace_editor", "execute_bash", "submit"],
+        "limits": asdict(Limits()),
+        "isolation": isolation,
+        "egress": {"mode": "none"},
+        "files": asdict(ArtifactLimits()),
+        "features": {"plain_suffix": ":plain", "passthrough": False},
+    }
+    assert {"off", "reasoning"} <= set(profiles)
+    assert {"POST /v1/chat/completions", "GET /v1/models/{model:path}"} <= set(endpoints)
+
+
+async def test_a_backend_with_other_paths_is_told_of(tmp_path: Path) -> None:
+    async with scripted_backend([]) as backend:
+        model = door_to(backend)
+        answer = await get(model, "/v1/capabilities", tmp_path)
+        await model.aclose()
+    assert answer.json()["features"]["passthrough"] is True
+
+
+async def test_a_model_keeps_all_its_fields_under_both_its_names(tmp_path: Path) -> None:
+    async with scripted_backend([]) as backend:
+        model = door_to(backend)
+        listing = (await get(model, "/v1/models", tmp_path)).json()
+        plain = (await get(model, "/v1/models/fake-model:plain", tmp_path)).json()
+        await model.aclose()
+    whole = {**LISTED, "max_model_len": 4096}
+    assert listing == {"object": "list", "data": [whole, {**whole, "id": "fake-model:plain"}]}
+    assert plain == {**whole, "id": "fake-model:plain"}

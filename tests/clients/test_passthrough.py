@@ -1,0 +1,367 @@
+"""Every path that is not ours: what reaches the backend, and what comes back."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from aiohttp import web
+
+from proxy.app import create_app
+from proxy.models.scripted import ScriptedModel
+from tests.fakes.backend import Handler, scripted_backend
+from tests.fakes.server import BACKEND_KEY, house, join, open_sandboxes, serve
+
+ODD_JSON = b'{ "input":"\\u00e9",\n"big" : 123456789012345678901234567890, "input": 1.0e0 }\r\n'
+ANSWER = b'{"odd" :  [1 ,]}\n\xff\x00'
+
+
+@dataclass
+class Recorder:
+    """A handler that notes what arrives and gives one answer."""
+
+    answer: bytes = ANSWER
+    status: int = 207
+    headers: dict[str, str] = field(default_factory=dict)
+    seen: list[web.Request] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+
+    async def record(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.read())
+        self.seen.append(request)
+        return web.Response(status=self.status, headers=self.headers, body=self.answer)
+
+
+@asynccontextmanager
+async def before(
+    handler: Handler, tmp_path: Path, *, prefix: str = "", **changes: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the house before a backend that answers with the handler."""
+    async with scripted_backend([], elsewhere=handler) as backend:
+        backend.base_url = backend.base_url.removesuffix("/v1") + prefix + "/v1"
+        async with (
+            house(backend, "memory", tmp_path, **changes) as url,
+            httpx.AsyncClient(base_url=url, timeout=20) as client,
+        ):
+            yield client
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body"),
+    [
+        ("GET", "/version", {}, b""),
+        ("GET", "/v1/fine_tuning/jobs?limit=2&after=a%2Fb&x=%C3%A9&empty=", {"etag": '"1"'}, b""),
+        ("POST", "/v1/embeddings", {"content-type": "application/json"}, ODD_JSON),
+        ("POST", "/tokenize", {"content-type": "application/json; charset=utf-8"}, b"{no json"),
+        ("POST", "/v1/images/edits", {"content-type": "multipart/form-data; boundary=x"}, b"--x"),
+        ("POST", "/v1/score", {"content-type": "application/json"}, b""),
+        ("POST", "/v1/audio/translations", {}, b"\x00\xff" * 70_000),
+        ("PUT", "/invocations", {"content-type": "application/octet-stream"}, b"\x00"),
+        ("PATCH", "/a:b@c!$&'()*+,=~-._/d", {"range": "bytes=0-1"}, b"x"),
+        ("DELETE", "/v1/batches/batch_1", {"accept": "x/y", "user-agent": "mine"}, b""),
+        ("OPTIONS", "/pooling", {"origin": "https://app.test"}, b""),
+        (
+            "POST",
+            "/v1/rerank",
+            {"content-type": "application/json", "content-encoding": "x"},
+            b'{"model": "m:plain"}',
+        ),
+    ],
+)
+async def test_a_request_and_its_answer_pass_byte_for_byte(
+    method: str, path: str, headers: dict[str, str], body: bytes, tmp_path: Path
+) -> None:
+    told = {"content-type": "odd/type", "x-of-the-backend": "1", "content-disposition": "x"}
+    backend = Recorder(headers=told)
+    async with before(backend.record, tmp_path) as client:
+        request = client.build_request(method, path, headers=headers, content=body)
+        answer = await client.send(request)
+    (seen,) = backend.seen
+    assert (seen.method, seen.raw_path) == (method, request.url.raw_path.decode())
+    assert backend.bodies == [body]
+    assert {name: seen.headers.get(name) for name in headers} == headers
+    assert seen.headers.get("content-length", "0") == str(len(body))
+    assert (answer.status_code, answer.content) == (207, ANSWER)
+    assert {name: answer.headers[name] for name in told} == told
+
+
+@pytest.mark.parametrize(
+    ("path", "arrives"),
+    [
+        ("/v1/embeddings", "/tenant/v1/embeddings"),
+        ("/v1/embeddings/", "/tenant/v1/embeddings/"),
+        ("/tokenize", "/tenant/tokenize"),
+        ("/v2/rerank", "/tenant/v2/rerank"),
+    ],
+)
+async def test_what_is_below_v1_goes_to_the_base_url_and_the_rest_beside_it(
+    path: str, arrives: str, tmp_path: Path
+) -> None:
+    backend = Recorder()
+    async with before(backend.record, tmp_path, prefix="/tenant") as client:
+        await client.post(path, content=b"x")
+    assert [seen.raw_path for seen in backend.seen] == [arrives]
+
+
+async def test_the_backend_sees_its_own_key_and_nothing_of_the_clients_account(
+    tmp_path: Path,
+) -> None:
+    backend = Recorder(headers={"set-cookie": "a=1", "strict-transport-security": "max-age=9"})
+    sent = {
+        "authorization": "Bearer sk-ours",
+        "x-api-key": "sk-ours",
+        "cookie": "a=sk-ours",
+        "connection": "keep-alive, x-hop",
+        "x-hop": "1",
+        "te": "trailers",
+        "x-sandbox-session": "s",
+        "x-tag": "seen",
+    }
+    async with before(backend.record, tmp_path, api_key="sk-ours") as client:
+        answer = await client.get("/version", headers=sent)
+    headers = backend.seen[0].headers
+    assert headers["authorization"] == f"Bearer {BACKEND_KEY}"
+    assert headers["x-tag"] == "seen"
+    assert not {"x-api-key", "cookie", "x-hop", "te", "x-sandbox-session"} & {
+        name.lower() for name in headers
+    }
+    assert not {"set-cookie", "strict-transport-security"} & set(answer.headers)
+
+
+@pytest.mark.parametrize("path", ["/version", "/v1/embeddings", "/sleep", "/v1/responses"])
+async def test_without_the_key_nothing_is_passed_on(path: str, tmp_path: Path) -> None:
+    backend = Recorder()
+    async with before(backend.record, tmp_path, api_key="sk-ours") as client:
+        answer = await client.post(path, headers={"authorization": "Bearer sk-wrong"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert backend.seen == []
+
+
+async def test_a_head_request_has_the_length_and_no_body(tmp_path: Path) -> None:
+    backend = Recorder(answer=b"x" * 999_999, status=200)
+    async with before(backend.record, tmp_path) as client:
+        answer = await client.head("/docs")
+    assert (answer.headers["content-length"], answer.content) == ("999999", b"")
+
+
+async def test_a_compressed_answer_stays_as_it_is(tmp_path: Path) -> None:
+    packed = gzip.compress(b"metrics")
+    backend = Recorder(answer=packed, headers={"content-encoding": "gzip"})
+    async with before(backend.record, tmp_path) as client:
+        asked = client.build_request("GET", "/load", headers={"accept-encoding": "gzip"})
+        answer = await client.send(asked, stream=True)
+        raw = b"".join([piece async for piece in answer.aiter_raw()])
+        await answer.aclose()
+    assert backend.seen[0].headers["accept-encoding"] == "gzip"
+    assert (raw, answer.headers["content-encoding"]) == (packed, "gzip")
+
+
+@pytest.mark.parametrize(
+    ("told", "heard"),
+    [
+        ("http://{host}/tenant/v1/batches", "/v1/batches"),
+        ("https://elsewhere.test/file", "https://elsewhere.test/file"),
+        ("/relative", "/relative"),
+    ],
+)
+async def test_a_redirect_within_the_backend_is_one_within_ours(
+    told: str, heard: str, tmp_path: Path
+) -> None:
+    async def redirect(request: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"location": told.format(host=request.host)})
+
+    async with before(redirect, tmp_path, prefix="/tenant") as client:
+        answer = await client.get("/v1/batches/")
+    assert (answer.status_code, answer.headers["location"]) == (307, heard)
+
+
+async def test_a_refusal_of_the_backends_passes_unchanged(tmp_path: Path) -> None:
+    refusal = json.dumps({"detail": "Not Found"}).encode()
+    told = {"content-type": "application/json", "www-authenticate": "Basic", "x": "naïve 日本"}
+    backend = Recorder(refusal, 404, told)
+    async with before(backend.record, tmp_path) as client:
+        answer = await client.post("/v1/nonsense", json={})
+    assert (answer.status_code, answer.content) == (404, refusal)
+    raw = dict(answer.headers.raw)
+    assert raw[b"x"] == told["x"].encode()
+
+
+# `:plain`
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/responses", "/v1/chat/completions/render"]
+)
+async def test_the_backend_hears_its_own_name_of_a_plain_model(path: str, tmp_path: Path) -> None:
+    backend = Recorder()
+    body = {"prompt": "Say :plain.", "model": "fake-model:plain", "sandbox": {"steps": "off"}}
+    async with before(backend.record, tmp_path) as client:
+        answer = await client.post(path, json=body)
+    assert json.loads(backend.bodies[0]) == {"prompt": "Say :plain.", "model": "fake-model"}
+    assert answer.content == ANSWER
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"input": ":plain",  "model":"m"}',
+        b'{"input": ":plain", "model": 5}',
+        b'[":plain"]',
+        b'":plain',
+        b'{"model": "m:plain", "input": "' + b"x" * (16 << 20) + b'"}',
+    ],
+    ids=["in the text", "no name", "no object", "no JSON", "too long"],
+)
+async def test_any_other_body_is_left_as_it_is(body: bytes, tmp_path: Path) -> None:
+    backend = Recorder()
+    async with before(backend.record, tmp_path) as client:
+        headers = {"content-type": "application/json"}
+        await client.post("/v1/embeddings", content=body, headers=headers)
+    assert backend.bodies == [body]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *[("POST", "/v1/responses"), ("POST", "/v1/messages/count_tokens")],
+        *[("POST", "/v1/chat/completions/batch"), ("GET", "/v1/responses/resp_1")],
+    ],
+)
+async def test_nothing_goes_round_the_sandbox_unseen(
+    method: str, path: str, tmp_path: Path
+) -> None:
+    backend = Recorder()
+    async with before(backend.record, tmp_path) as client:
+        answer = await client.request(method, path, json={"model": "fake-model"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "unknown_url")
+    assert "':plain'" in error["message"] or "<model>:plain" in error["message"]
+    assert backend.seen == []
+
+
+# Closed
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "code"),
+    [
+        ("/sleep?level=1", 403, "path_closed"),
+        ("//%73leep/", 403, "path_closed"),
+        ("/V1/Load_LoRA_Adapter", 403, "path_closed"),
+        ("/x/../sleep", 404, "unknown_url"),
+        ("/x/%2e%2e%2fsleep", 404, "unknown_url"),
+        ("/%2573leep", 404, "unknown_url"),
+        ("/metrics/x", 404, "unknown_url"),
+    ],
+)
+async def test_what_is_closed_is_refused_however_it_is_written(
+    target: str, status: int, code: str, tmp_path: Path
+) -> None:
+    backend = Recorder()
+    async with before(backend.record, tmp_path) as client:
+        host, port = client.base_url.host, client.base_url.port
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(f"POST {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    assert int(head.split()[1]) == status
+    assert json.loads(body)["error"]["code"] == code
+    assert backend.seen == []
+
+
+async def test_trace_is_not_allowed(tmp_path: Path) -> None:
+    backend = Recorder()
+    async with before(backend.record, tmp_path) as client:
+        answer = await client.request("TRACE", "/version")
+    assert (answer.status_code, backend.seen) == (405, [])
+    assert "POST" in answer.headers["allow"]
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_websocket_is_refused_in_words(tmp_path: Path) -> None:
+    backend = Recorder()
+    asks = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    async with before(backend.record, tmp_path) as client:
+        answer = await client.get("/v1/realtime?model=m", headers=asks)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_protocol")
+    assert backend.seen == []
+
+
+async def test_a_websocket_is_refused_in_words_under_a_server_that_has_them(
+    tmp_path: Path,
+) -> None:
+    sent: list[Any] = []
+    scope = {
+        "type": "websocket",
+        "path": "/v1/realtime",
+        "headers": [],
+        "extensions": {"websocket.http.response": {}},
+    }
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async with open_sandboxes("memory", tmp_path) as sandboxes:
+        app = create_app(join(ScriptedModel([]), sandboxes, tmp_path))
+        await app(scope, receive, send)
+    start, body = sent
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 400)
+    assert json.loads(body["body"])["error"]["code"] == "unsupported_protocol"
+
+
+async def test_a_backend_that_is_no_server_has_no_other_paths(tmp_path: Path) -> None:
+    async with (
+        open_sandboxes("memory", tmp_path) as sandboxes,
+        serve(join(ScriptedModel([]), sandboxes, tmp_path)) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        answer = await client.post("/v1/embeddings", json={"model": "script"})
+    assert answer.status_code == 404
+    assert answer.json() == {
+        "error": {
+            "message": "Not Found, and the backend is no server to pass it on to:"
+            " POST /v1/embeddings.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "unknown_url",
+        }
+    }
+
+
+# The SDK
+
+
+async def test_the_sdks_other_calls_work(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        match request.path:
+            case "/v1/embeddings":
+                assert (await request.json())["model"] == "e"
+                entry = {"object": "embedding", "index": 0, "embedding": [0.5]}
+                return web.json_response({"object": "list", "data": [entry], "model": "e"})
+            case "/v1/audio/transcriptions":
+                form = await request.post()
+                assert isinstance(form["file"], web.FileField)
+                return web.json_response({"text": form["file"].file.read().decode()})
+        return web.Response(body=b"\x00sound" * 100_000, content_type="audio/mpeg")
+
+    async with before(answer, tmp_path) as client:
+        base_url = str(client.base_url.join("/v1"))
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as sdk:
+            embedded = await sdk.embeddings.create(
+                model="e:plain", input="x", encoding_format="float"
+            )
+            heard = await sdk.audio.transcriptions.create(model="w", file=("a.wav", b"la la"))
+            spoken = await sdk.audio.speech.create(model="t", voice="alloy", input="x")
+    assert embedded.data[0].embedding == [0.5]
+    assert heard.text == "la la"
+    assert spoken.content == b"\x00sound" * 100_000

@@ -1,0 +1,105 @@
+"""Which paths of a backend can be reached. The routes are those of vLLM 0.33 and SGLang 0.5.23."""
+
+import pytest
+
+from policies.passthrough import way
+
+CLOSED = """
+/abort_request /abort_requests /add_external_corpus /begin_weight_update /close_session
+/collective_rpc /configure_logging /continue_generation /destroy_weights_update_group
+/dump_expert_distribution_record /dumper/configure /end_weight_update /fault_tolerance/apply
+/fault_tolerance/status /finish_weight_update /flush_cache /freeze_gc /gate/activate
+/get_hicache_l3_cache_layout /get_remote_instance_transfer_engine_info /get_server_info
+/get_weights_by_name /get_world_size /hicache/storage-backend /hicache/storage-backend/clear
+/inference/v1/abort_requests /init_weight_transfer_engine
+/init_weights_send_group_for_remote_instance /init_weights_update_group /is_paused
+/is_scaling_elastic_ep /is_sleeping /kv_event_sources /list_external_corpora /load_lora_adapter
+/load_lora_adapter_from_tensors /open_session /pause /pause_generation /pd_role_switch
+/register_transfer_engine_info /release_kv_cache_memory /release_memory_occupation
+/remote_instance_transfer_engine_info /remove_external_corpus /reset_encoder_cache
+/reset_mm_cache /reset_prefix_cache /resume /resume_memory_occupation /scale_elastic_ep
+/scheduler_receive_meta_data /scheduler_receive_url /send /send_weights_to_remote_instance
+/server_info /set_internal_state /set_trace_level /shutdown_weight_transfer_engine /sleep /slow_down
+/start_draft_weight_update /start_expert_distribution_record /start_profile /start_weight_update
+/stop_expert_distribution_record /stop_profile /unload_lora_adapter /update_weight_version
+/update_weights /update_weights_from_disk /update_weights_from_distributed /update_weights_from_ipc
+/update_weights_from_tensor /v1/load_lora_adapter /v1/unload_lora_adapter /wake_up /weight_checker
+/weight_info /weights_checker
+/api/blobs/sha256:29fd /api/copy /api/create /api/delete /api/pull /api/push
+/config/update /key/generate /lora-adapters /slots/0 /user/new
+/v1/organization/admin_api_keys /v1/projects
+"""
+OPEN = """
+/ /api/chat /api/generate /api/show /api/tags /classify /cohere/v2/chat /detokenize /docs /encode
+/generate /generative_scoring /get_model_info /health_generate /inference/v1/generate /invocations
+/load /model_info /parse_function_call /ping /pooling /ready /rerank /score /separate_reasoning
+/tokenize /tokenizer_info /v1 /v1/assistants /v1/audio/speech /v1/audio/transcriptions
+/v1/audio/translations /v1/batches /v1/classify /v1/completions /v1/completions/render
+/v1/decisions /v1/detokenize /v1/embeddings /v1/evals /v1/fine_tuning/jobs /v1/images/generations
+/v1/loads /v1/moderations /v1/realtime/client_secrets /v1/rerank /v1/score /v1/systemone
+/v1/threads/thread_1/runs /v1/tokenize /v1/vector_stores /v1/videos /v2/embed /v2/models /v2/rerank
+/version
+"""
+
+
+@pytest.mark.parametrize("path", CLOSED.split())
+def test_what_administers_the_backend_is_closed(path: str) -> None:
+    assert way(path) == "closed"
+
+
+@pytest.mark.parametrize("path", OPEN.split())
+def test_what_serves_requests_is_open(path: str) -> None:
+    assert way(path) == "backend"
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        *("/sleep/", "//sleep", "/SLEEP", "/Sleep", "/%73leep", "/%73%6C%65%65%70", "/slee%50/"),
+        *("/%2Fsleep", "/v1/sleep", "/V1//sleep", "/%761/sleep", "/sleep/deeper"),
+        *("/v9/sleep", "/api/sleep", "/inference/v1/sleep"),
+    ],
+)
+def test_a_closed_path_is_closed_in_every_spelling(spelling: str) -> None:
+    assert way(spelling) == "closed"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "",
+            "sleep",
+            "%2fsleep",
+            "http://elsewhere.test/sleep",
+            "*",
+            "/%2573leep",
+            "/sleep%00",
+            "/sleep%0a",
+        ),
+        *("/x/../sleep", "/x/%2e%2e/sleep", "/x/.%2E/sleep", "/./sleep", "/sleep;a=b", "/sleep%3b"),
+        *("/sleep%3Fx", "/sleep%23", "/x\\..\\sleep", "/x%5csleep", "/sleep%20", "/%c1%b3leep"),
+        *("/\u017fleep", "/%EF%BD%93leep", "/sleep%"),
+    ],
+)
+def test_a_path_that_servers_may_read_in_two_ways_is_not_passed_on(path: str) -> None:
+    assert way(path) == "unreadable"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/responses", "/v1/responses/resp_1/cancel", "/v1/messages", "/v1/messages/"),
+        *("/V1/messages/count_tokens", "//v1//chat//completions", "/chat/completions"),
+        *("/v1/chat/completions/batch", "/v1%2fchat/completions", "/openai/v1/responses"),
+    ],
+)
+def test_what_would_go_round_the_sandbox_is_for_plain_models(path: str) -> None:
+    assert way(path) == "plain only"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/files", "/v1/containers/c/files", "/v1/models/x", "/health/", "/METRICS"]
+)
+def test_what_is_ours_is_never_the_backends(path: str) -> None:
+    assert way(path) == "ours"
