@@ -1,5 +1,6 @@
 """The words that go to the model beside the client's own."""
 
+from policies.answer_form import AnswerForm
 from policies.egress import Egress
 from policies.limits import Limits, StopReason
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
@@ -47,7 +48,12 @@ def _network(egress: Egress) -> str:
     )
 
 
-def final_request(stop: StopReason) -> str:
+def final_request(stop: StopReason, form: AnswerForm | None = None) -> str:
     """How the model is asked for its last words."""
-    why = WHY_NO_MORE_TOOLS.get(stop)
-    return f"{why} {FINAL_ANSWER}" if why else FINAL_ANSWER
+    words = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.words() if form else None)
+    return " ".join(part for part in words if part)
+
+
+def form_request(fault: str, form: AnswerForm) -> str:
+    """How the model is asked for its last words again."""
+    return f"That answer does not have the form that was asked for: {fault}\n{form.words()}"

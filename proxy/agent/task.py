@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from policies.answer_form import AnswerForm
 from policies.artifacts import Produced
 from policies.limits import StopReason
 from proxy.agent.model import Message
@@ -62,6 +63,12 @@ class Task:
     """Whether the model is asked to stream, because someone watches."""
     rewrite_links: bool = True
     """Whether the answer is prose, in which links to produced files may be put."""
+    form: AnswerForm | None = None
+    """What the visible answer must be, as far as it can be checked."""
+    legacy_functions: bool = False
+    """Whether the client knows its tools as `functions`."""
+    others: Sequence["Task"] = ()
+    """The same request's further choices, each answered in a run of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,14 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Something about the answer that its reader must know."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """How a run ended."""
 
@@ -93,7 +108,7 @@ class Result:
     answer: str
     stop_reason: StopReason
     finish_reason: str
-    """OpenAI's: stop, length, tool_calls, content_filter."""
+    """OpenAI's: stop, length, tool_calls, function_call, content_filter."""
     tool_calls: Sequence[Mapping[str, Any]]
     """Calls of the client's own tools, for the client to run."""
     usage: Mapping[str, Any]
@@ -104,6 +119,11 @@ class Result:
     artifacts: Sequence[Artifact]
     left_out: Sequence[Produced]
     choice: Mapping[str, Any]
-    """Other fields of the last reply's choice, such as logprobs."""
+    """Other fields of the choice that the answer came in, such as logprobs."""
     response: Mapping[str, Any]
     """Other fields of the last reply, such as system_fingerprint."""
+    refusal: str | None = None
+    """What the model said instead of an answer, where it declined in OpenAI's way."""
+    notices: Sequence[Notice] = ()
+    others: Sequence["Result"] = ()
+    """How the runs of the request's further choices ended."""

@@ -16,15 +16,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.routing import route
-from proxy.agent.events import Emit, Event, ToolCallFinished
+from proxy.agent import choices
+from proxy.agent.choices import several
+from proxy.agent.events import Emit, Event, OfChoice, ToolCallFinished
 from proxy.agent.task import Result, Task
 from proxy.api.connection import authorize, base_url, json_body, services, while_connected
 from proxy.api.json_response import JSON
 from proxy.api.relay import relay
 from proxy.errors import BadRequestError, ProxyError, SandboxUnavailableError, internal_error
-from proxy.wire.chat_request import check, to_task, wants_usage
-from proxy.wire.chat_response import ChunkWriter, completion
-from proxy.wire.steps import Steps, StepText
+from proxy.wire.chat_request import check, choice_count, to_task, wants_usage
+from proxy.wire.chat_response import ChunkWriter, Thoughts, completion
+from proxy.wire.steps import Steps
 from sandbox_runtime import errors
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ async def chat_completions(request: Request) -> Response:
     run_id = uuid.uuid4().hex
     outbox = services(request).files.outbox(run_id, base_url(request))
     task = to_task(body, model=way.model, run_id=run_id, outbox=outbox)
+    count = choice_count(body, services(request).agent.limits.max_choices)
+    task = several(task, count, lambda id: services(request).files.outbox(id, base_url(request)))
     answer = _Answer(request, body, task)
     return answer.streamed() if task.stream else await answer.whole()
 
@@ -77,14 +81,14 @@ class _Answer:
 
     async def whole(self) -> Response:
         """The completion in one piece."""
-        steps = StepText(self._steps)
-        reasoning: list[str] = []
+        thoughts = Thoughts(self._steps)
         work_done = False
 
         async def listen(event: Event) -> None:
             nonlocal work_done
-            work_done |= isinstance(event, ToolCallFinished)
-            reasoning.append(steps.of(event))
+            happened = event.event if isinstance(event, OfChoice) else event
+            work_done |= isinstance(happened, ToolCallFinished)
+            thoughts.hear(event)
 
         try:
             result = await while_connected(self._request, self._run(listen))
@@ -92,7 +96,9 @@ class _Answer:
             if work_done:  # OpenAI's SDKs would have all of it done again, twice
                 error.headers["x-should-retry"] = "false"
             raise
-        content = completion(result, **self._names, reasoning="".join(reasoning))
+        others = [thoughts.of(index + 1) for index, _ in enumerate(result.others)]
+        reasoning = thoughts.of(0)
+        content = completion(result, **self._names, reasoning=reasoning, other_reasoning=others)
         return JSON(content, headers=self._headers)
 
     def streamed(self) -> Response:
@@ -133,7 +139,7 @@ class _Answer:
         run_id = self._task.run_id
         log.info("run %s started, model %s", run_id, self._task.model)
         try:
-            result = await self._agent.run(self._task, listen)
+            result = await choices.run(self._agent, self._task, listen)
         except ProxyError as error:
             log.warning("run %s failed: %s", run_id, error)
             raise
