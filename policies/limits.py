@@ -11,6 +11,8 @@ class StopReason(StrEnum):
     """The model called submit."""
     ANSWERED = "answered"
     """The model answered in prose."""
+    REFUSED = "refused"
+    """The model declined, in the field that is for it."""
     CLIENT_TOOL_CALLS = "client_tool_calls"
     """The model called tools that only the client can run."""
     MAX_TURNS = "max_turns"
@@ -40,6 +42,8 @@ class Limits:
     """The longest time the model may ask for."""
     command_wait_s: float = 60.0
     """After so long a command that still runs goes on as a job, and the model is told."""
+    max_choices: int = 16
+    """Answers one request may ask for (`n`), each a run with these limits and its own sandbox."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from policies.answer_form import AnswerForm
 from policies.egress import Egress
 from policies.limits import Limits, StopReason
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
@@ -63,7 +64,12 @@ def call_request(stop: StopReason) -> str:
     return f"{WHY_NO_MORE_TOOLS.get(stop, '')} {CALL_NOW}".lstrip()
 
 
-def final_request(stop: StopReason) -> str:
+def final_request(stop: StopReason, form: AnswerForm | None = None) -> str:
     """How the model is asked for its last words."""
-    why = WHY_NO_MORE_TOOLS.get(stop)
-    return f"{why} {FINAL_ANSWER}" if why else FINAL_ANSWER
+    words = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.words() if form else None)
+    return " ".join(part for part in words if part)
+
+
+def form_request(fault: str, form: AnswerForm) -> str:
+    """How the model is asked for its last words again."""
+    return f"That answer does not have the form that was asked for: {fault}\n{form.words()}"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
 from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -23,7 +24,7 @@ from proxy.api import (
     runs,
 )
 from proxy.api.json_response import JSON
-from proxy.errors import ProxyError, internal_error
+from proxy.errors import BadRequestError, ProxyError, internal_error
 from proxy.services import Services
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app.router.default = passthrough.unmatched
     app.add_exception_handler(ProxyError, _told)
     app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(RequestValidationError, _wrong)
     app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _failed)
     return app
@@ -90,6 +92,15 @@ async def _no_route(request: Request, error: Exception) -> Response:
             headers=error.headers,
         )
     )
+
+
+async def _wrong(request: Request, error: Exception) -> Response:
+    """What FastAPI itself finds wrong, which it would answer with a 422 of its own."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    # The first step says where the field was looked for: body, query, path or header.
+    param = ".".join(str(step) for step in first["loc"][1:]) or None
+    return _error(BadRequestError(f"{first['msg']}.", param=param, code="invalid_value"))
 
 
 async def _left(request: Request, error: Exception) -> Response:

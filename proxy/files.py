@@ -40,6 +40,12 @@ class FileStore:
         """Where a run's files go; `base_url` is how clients reach this server."""
         return RunFiles(self, container_id, base_url, owner, self.link_expiry())
 
+    async def remember(self, container_id: str, owner: str) -> None:
+        """Have a container, which nothing need lie in yet."""
+        wish = ContainerWish(name=container_id, minutes=self.container_minutes)
+        await self.store.containers.create(owner, wish, container_id)
+        await self.store.containers.use(owner, container_id)
+
     def link_expiry(self) -> int:
         """How long a link lives that is made now."""
         return int(self.store.now() + self.limits.keep_hours * 3600)

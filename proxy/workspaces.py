@@ -160,12 +160,15 @@ class Workspaces:
         else:
             await seat.end()
 
-    async def discard(self, session: Session) -> None:
-        """End a session: its computers and all its states. Safe to call twice."""
+    async def discard(self, session: Session) -> bool:
+        """End a session: its computers and all its states; whether there were any."""
         await self._settled_all(session)
+        known = await self._snapshots.newest(session) is not None
         for state in [state for state in self._kept if state.session == session]:
+            known = True
             await self._take(state).end()
         await self._snapshots.discard(session)
+        return known
 
     async def aclose(self) -> None:
         """Keep what is being kept, and give all computers back."""

@@ -22,7 +22,7 @@ from proxy.agent.events import (
 )
 from proxy.demo import SCRIPT
 from proxy.models.scripted import ScriptedModel
-from proxy.wire.chat_request import FINAL_ONLY, LOOP_OWNED, RESERVED_TOOLS
+from proxy.wire.parameters import PARAMETERS
 from proxy.wire.step_events import StepEvents
 from sandbox_runtime.egress.decision import Decision
 from tests.fakes.server import join, open_sandboxes, serve
@@ -44,18 +44,20 @@ async def test_the_client_in_the_readme_gets_its_answer_and_files(tmp_path: Path
     assert "primes.csv 176 http" in printed.getvalue()
 
 
-def test_every_parameter_that_shapes_the_answer_alone_is_named() -> None:
-    row = next(line for line in README.splitlines() if line.startswith("| visible answer only"))
-    assert set(re.findall(r"`(\w+)`", row)) == FINAL_ONLY
-
-
-def test_what_the_loop_owns_is_named() -> None:
-    row = next(line for line in README.splitlines() if line.startswith("| loop-owned"))
-    assert set(re.findall(r"`(\w+)`", row)) - {"stream", "stream_options"} == LOOP_OWNED
-
-
-def test_the_reserved_tools_are_named() -> None:
-    assert all(f"`{name}`" in README for name in RESERVED_TOOLS)
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [
+        ("every model call", "every call"),
+        ("visible answer only", "visible answer"),
+        ("loop-owned", "loop"),
+        ("the proxy's own", "proxy"),
+        ("straight to the backend", "straight"),
+    ],
+)
+def test_every_parameter_stands_in_the_row_of_its_class(row: str, place: str) -> None:
+    line = next(line for line in README.splitlines() if line.startswith(f"| {row} |"))
+    known = {name for name, parameter in PARAMETERS.items() if parameter.place == place}
+    assert set(re.findall(r"`(\w+)`", line)) == known
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:[\w.]+/)+[\w.]*)`", README))))

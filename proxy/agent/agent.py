@@ -20,23 +20,22 @@ from proxy.agent.egress_watch import EgressWatch
 from proxy.agent.events import (
     Emit,
     FileProduced,
-    ModelDelta,
-    ReasoningDelta,
+    Refused,
     RunFinished,
     RunStarted,
-    TextDelta,
     TurnStarted,
 )
+from proxy.agent.final import FinalCall, refusal_of
 from proxy.agent.history import text_of
-from proxy.agent.listener import TurnListener, think_aloud
+from proxy.agent.listener import TurnListener
 from proxy.agent.model import Model, Reply
 from proxy.agent.outputs import Outputs, given_files, remove_answers
 from proxy.agent.parking import Parked, answers
 from proxy.agent.submit_stream import recovered_answer
-from proxy.agent.task import Artifact, Result, Task
+from proxy.agent.task import Artifact, Notice, Result, Task
 from proxy.agent.tool_calls import ToolCall, Turn, understand
 from proxy.agent.toolbox import Toolbox
-from proxy.errors import BackendError, ContextOverflowError, OutOfTimeError
+from proxy.errors import ContextOverflowError
 from proxy.workspaces import Seat, Workspaces
 from sandbox_runtime.errors import SandboxFileError
 from sandbox_runtime.sandbox import Sandbox
@@ -86,6 +85,10 @@ class _Ending:
     client_calls: list[ToolCall] = field(default_factory=list)
     reply: Reply | None = None
     """The reply that wrote the answer, or the last one."""
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    """What came beside the answer, where a reply consists of it."""
+    refusal: str | None = None
+    notices: Sequence[Notice] = ()
 
 
 class _Run:
@@ -131,6 +134,8 @@ class _Run:
             stop = await self._ask_for_call(stop)
         answer = await self._answer(stop)
         await self._writer.finish(answer, self._toolbox.computer)
+        if self._ending.refusal:
+            await self._emit(Refused(self._ending.refusal))
         return await self._result(stop, answer)
 
     async def _prepare(self, computer: Sandbox) -> Collection[str]:
@@ -192,6 +197,15 @@ class _Run:
             await listener.narrate()
         if turn.calls:
             return await self._act(turn, reply)
+        return self._without_calls(reply, is_final=is_final)
+
+    def _without_calls(self, reply: Reply, *, is_final: bool) -> StopReason | None:
+        """Whether a turn in which nothing was called ends the run, and as what."""
+        ending = self._ending
+        if refusal := refusal_of(reply.message):
+            ending.refusal, ending.choice = refusal, reply.choice
+            ending.finish_reason = reply.finish_reason
+            return StopReason.REFUSED
         if is_final:
             return StopReason.ANSWERED
         self._nudge()
@@ -264,14 +278,14 @@ class _Run:
     async def _answer(self, stop: StopReason) -> str:
         """The best answer there is: the one handed in, one in a file, the last prose, or one
         asked for. A limit, or a form that holds for the answer alone, has it asked for first."""
-        if stop is StopReason.CLIENT_TOOL_CALLS:
+        if stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED):
             return ""
         must_ask = bool(self._task.final_only) or stop in WHY_NO_MORE_TOOLS
         found = await self._found_answer()
         if found and not must_ask:
             return found
         best = found or self._ending.prose
-        return await self._asked_answer(stop, best) or best
+        return await self._asked_answer(stop, best)
 
     async def _found_answer(self) -> str:
         ending = self._ending
@@ -283,35 +297,20 @@ class _Run:
         if ending.prose_reply is None:
             return ""
         ending.finish_reason = ending.prose_reply.finish_reason
+        ending.choice = ending.prose_reply.choice
         return ending.prose
 
     async def _asked_answer(self, stop: StopReason, fallback: str) -> str:
-        await self._writer.begin()
-        hear = self._hear_final if self._task.stream else None
+        call = FinalCall(self._task, self._talk, self._writer, self._toolbox, self._emit)
         left_s = max(0.001, self._times.answer_s - self._spent().wall_time_s)
-        try:
-            async with asyncio.timeout(min(FINAL_ANSWER_S, left_s)):
-                reply = await self._talk.ask_final(stop, hear)
-        except BackendError:
-            if not fallback or self._writer.text:
-                raise
-            return fallback
-        except TimeoutError as error:
-            self._ending.finish_reason = "length"
-            if best := self._writer.given or fallback:
-                return best
-            raise OutOfTimeError("the model did not answer in time") from error
-        self._ending.reply = reply
-        self._ending.finish_reason = reply.finish_reason
-        if not self._task.stream:
-            await think_aloud(reply, self._emit)
-        return text_of(reply.message)
-
-    async def _hear_final(self, delta: ModelDelta) -> None:
-        if isinstance(delta, TextDelta):
-            await self._writer.write(delta.text, self._toolbox.computer, delta.logprobs)
-        elif isinstance(delta, ReasoningDelta):
-            await self._emit(delta)
+        final = await call.answer(stop, fallback, min(FINAL_ANSWER_S, left_s))
+        ending = self._ending
+        ending.reply = final.reply or ending.reply
+        ending.choice = final.reply.choice if final.reply else {}
+        ending.finish_reason = final.finish_reason or ending.finish_reason
+        ending.refusal = final.refusal
+        ending.notices = final.notices
+        return final.text
 
     # The end
 
@@ -340,8 +339,10 @@ class _Run:
             ),
             artifacts=artifacts,
             left_out=selection.left_out,
-            choice=reply.choice if reply else {},
+            choice=self._ending.choice,
             response=reply.response if reply else {},
+            refusal=self._ending.refusal,
+            notices=self._ending.notices,
             origin=self._seat.origin,
             parked=self._parked([call["id"] for call in calls]) if calls else None,
         )
@@ -367,8 +368,8 @@ class _Run:
 
     def _finish_reason(self, stop: StopReason, answer: str) -> str:
         if stop is StopReason.CLIENT_TOOL_CALLS:
-            return "tool_calls"
-        if not answer:
+            return "function_call" if self._task.legacy_functions else "tool_calls"
+        if not answer and not self._ending.refusal:
             return "length"
         ended = self._ending.finish_reason
         return ended if ended in ("length", "content_filter") else "stop"

@@ -49,7 +49,17 @@ class Conversation:
 
     async def ask_final(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
         """The visible answer, without tools and in the form the client asked for."""
-        self.history.append({"role": "user", "content": final_request(stop)})
+        request = final_request(stop, self._task.form)
+        self.history.append({"role": "user", "content": request})
+        return await self._complete_final(on_delta)
+
+    async def ask_again(self, answer: str, request: str, on_delta: OnDelta | None) -> Reply:
+        """The visible answer once more, the last one not being what was asked for."""
+        self.history.append({"role": "assistant", "content": answer})
+        self.history.append({"role": "user", "content": request})
+        return await self._complete_final(on_delta)
+
+    async def _complete_final(self, on_delta: OnDelta | None) -> Reply:
         return await self._complete({**self._task.final_only, **self._task.final_budget}, on_delta)
 
     async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:

@@ -92,6 +92,13 @@ class AnswerDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """The model declined to answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileProduced:
     file_id: str
     path: str
@@ -102,6 +109,15 @@ class FileProduced:
 class RunFinished:
     stop_reason: StopReason
     usage: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OfChoice:
+    """What happens in the run of a further choice (`n`); the first one's events come bare."""
+
+    index: int
+    """Counted from 1."""
+    event: "Event"
 
 
 ModelDelta = ReasoningDelta | TextDelta | ToolCallDelta
@@ -116,8 +132,10 @@ Event = (
     | ToolCallFinished
     | EgressDecided
     | AnswerDelta
+    | Refused
     | FileProduced
     | RunFinished
+    | OfChoice
 )
 Emit = Callable[[Event], Awaitable[None]]
 OnDelta = Callable[[ModelDelta], Awaitable[None]]

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from policies.answer_form import AnswerForm
 from policies.artifacts import Produced
 from policies.limits import StopReason
 from policies.sessions import GoesOn, State
@@ -87,6 +88,12 @@ class Task:
     """The run that it goes on with, now that the client has answered."""
     deadline_s: float | None = None
     """When the answer must be there, from the run's start; the policy's limit holds beside it."""
+    form: AnswerForm | None = None
+    """What the visible answer must be, as far as it can be checked."""
+    legacy_functions: bool = False
+    """Whether the client knows its tools as `functions`."""
+    others: Sequence["Task"] = ()
+    """The same request's further choices, each answered in a run of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,14 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Something about the answer that its reader must know."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """How a run ended."""
 
@@ -118,7 +133,7 @@ class Result:
     answer: str
     stop_reason: StopReason
     finish_reason: str
-    """OpenAI's: stop, length, tool_calls, content_filter."""
+    """OpenAI's: stop, length, tool_calls, function_call, content_filter."""
     tool_calls: Sequence[Mapping[str, Any]]
     """Calls of the client's own tools, for the client to run."""
     usage: Mapping[str, Any]
@@ -129,10 +144,15 @@ class Result:
     artifacts: Sequence[Artifact]
     left_out: Sequence[Produced]
     choice: Mapping[str, Any]
-    """Other fields of the last reply's choice, such as logprobs."""
+    """Other fields of the choice that the answer came in, such as logprobs."""
     response: Mapping[str, Any]
     """Other fields of the last reply, such as system_fingerprint."""
     origin: Origin = "new"
     """Where its files came from."""
     parked: Parked | None = None
     """What it takes to go on once the client has answered."""
+    refusal: str | None = None
+    """What the model said instead of an answer, where it declined in OpenAI's way."""
+    notices: Sequence[Notice] = ()
+    others: Sequence["Result"] = ()
+    """How the runs of the request's further choices ended."""

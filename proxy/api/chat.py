@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -45,8 +44,8 @@ async def _run(request: Request, body: dict[str, Any], way: Route) -> Response:
     asked = await claim(request, body, terms)
 
     async def make_task(run_id: str) -> Task:
-        task = await task_of(request, body, model=way.model, run_id=run_id)
-        return replace(task, deadline_s=deadline_s(request, terms, asked))
+        by_s = deadline_s(request, terms, asked)
+        return await task_of(request, body, model=way.model, run_id=run_id, deadline_s=by_s)
 
     listener = await services(request).runs.enter(asked, make_task)
     names = head(listener.run.id, listener.run.created, body["model"])

@@ -5,7 +5,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -58,9 +58,13 @@ def base_url(request: Request) -> str:
 async def json_body(request: Request) -> Any:
     """The request's JSON. Raises BadRequestError."""
     try:
-        return json.loads(await request.body())
+        return json.loads(await request.body(), parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
+
+
+def _no_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.sessions import Session
 from proxy.api.connection import authorize, base_url, json_body, owner, services
 from proxy.api.json_response import JSON
 from proxy.api.owned_container import no_such_container, owned_container
@@ -51,7 +52,9 @@ async def retrieve_container(request: Request, container_id: str) -> Response:
 @router.delete("/v1/containers/{container_id}")
 async def delete_container(request: Request, container_id: str) -> Response:
     authorize(request)
-    if not await services(request).store.containers.delete(owner(request), container_id):
+    whose = owner(request)
+    had_files = await services(request).workspaces.discard(Session(whose, container_id))
+    if not (await services(request).store.containers.delete(whose, container_id) or had_files):
         raise no_such_container(container_id)
     return JSON(deleted(container_id, "container.deleted"))
 

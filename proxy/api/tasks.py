@@ -7,29 +7,59 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.history import without_steps
+from policies.sessions import Session, State, container_id
+from proxy.agent.choices import several
 from proxy.agent.parking import Parked, run_ids
-from proxy.agent.task import Task
+from proxy.agent.task import Outbox, Task
 from proxy.api.connection import base_url, owner, services
-from proxy.wire.chat_request import to_task
+from proxy.wire.chat_request import choice_count, to_task
 from proxy.wire.conversations import thread
 
 
-async def task_of(request: Request, body: Mapping[str, Any], *, model: str, run_id: str) -> Task:
-    """The task of a chat-completions request. Raises BadRequestError."""
+async def task_of(
+    request: Request,
+    body: Mapping[str, Any],
+    *,
+    model: str,
+    run_id: str,
+    deadline_s: float | None,
+) -> Task:
+    """The task of a chat-completions request, with its further choices. Raises BadRequestError."""
     whose = owner(request)
     asked = {**body, "messages": without_steps(body["messages"])}
     waiting = await _waiting(request, whose, asked)
     place = thread(whose, run_id, request.headers, asked, waiting)
-    outbox = services(request).files.outbox(place.container_id, base_url(request), whose)
-    task = to_task(asked, model=model, run_id=run_id, outbox=outbox)
+    if place.goes_on:
+        await services(request).files.remember(place.container_id, whose)
+    task = to_task(
+        asked, model=model, run_id=run_id, outbox=_outbox(request, whose, place.container_id)
+    )
     task = replace(
         task,
         goes_on=place.goes_on,
         leaves=place.leaves,
         parks=place.parks,
         resumes=place.resumes,
+        deadline_s=deadline_s,
     )
-    return await services(request).inputs.receive(task, whose, asked)
+    task = await services(request).inputs.receive(task, whose, asked)
+    count = choice_count(body, services(request).runs.agent.limits.max_choices)
+    return several(task, count, lambda other: _own(request, whose, other))
+
+
+def _own(request: Request, whose: str, choice: Task) -> Task:
+    """A further choice in a workspace of its own, which begins as the first one's does."""
+    container = container_id(whose, choice.run_id)
+    return replace(
+        choice,
+        outbox=_outbox(request, whose, container),
+        leaves=None,
+        parks=State(Session(whose, container), choice.run_id),
+    )
+
+
+def _outbox(request: Request, whose: str, container: str) -> Outbox:
+    return services(request).files.outbox(container, base_url(request), whose)
 
 
 async def _waiting(request: Request, whose: str, body: Mapping[str, Any]) -> Parked | None:

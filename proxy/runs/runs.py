@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from weakref import WeakValueDictionary
 
+from proxy.agent import choices
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit
 from proxy.agent.parking import ParkedRuns
@@ -131,9 +132,10 @@ class Runs:
     async def _work(self, task: Task, run: Run, emit: Emit) -> Result:
         log.info("run %s started, model %s", run.id, run.model)
         try:
-            result = await self.counts.of(self.agent.run(task, emit))
-            if result.parked:
-                await self._parked.save(run.claim.owner, run.id, result.parked)
+            result = await self.counts.of(choices.run(self.agent, task, emit))
+            for each in (result, *result.others):
+                if each.parked:
+                    await self._parked.save(run.claim.owner, each.run_id, each.parked)
         except ProxyError as error:
             log.warning("run %s failed: %s", run.id, error)
             _warn_of_repetition(error, run)

@@ -1,9 +1,10 @@
 """A run's answer as chat completions have it, whole or as server-sent events."""
 
+from collections import defaultdict
 from typing import Any, TypedDict
 
 from policies.steps import Steps
-from proxy.agent.events import Event
+from proxy.agent.events import Event, OfChoice
 from proxy.agent.task import Result
 from proxy.errors import ProxyError
 from proxy.wire.chat_response import ChunkWriter, completion
@@ -28,16 +29,21 @@ class WholeCompletion:
 
     def __init__(self, head: Head, run_id: str, steps: Steps) -> None:
         self._head = head
-        self._steps = StepRecord(steps, run_id)
+        self._choices = defaultdict[int, StepRecord](lambda: StepRecord(steps, run_id))
 
     def event(self, event: Event) -> None:
         """See Document."""
-        self._steps.take(event)
+        if isinstance(event, OfChoice):
+            self._choices[event.index].take(event.event)
+        else:
+            self._choices[0].take(event)
 
     def finish(self, result: Result) -> dict[str, Any]:
         """See Document."""
-        content = completion(result, **self._head, reasoning=self._steps.thinking)
-        content["sandbox"] |= self._steps.beside
+        others = [self._choices[index].thinking for index, _ in enumerate(result.others, 1)]
+        reasoning = self._choices[0].thinking
+        content = completion(result, **self._head, reasoning=reasoning, other_reasoning=others)
+        content["sandbox"] |= self._choices[0].beside
         return content
 
 

@@ -3,106 +3,73 @@
 from collections.abc import Mapping
 from typing import Any
 
+from policies.answer_form import form_of
 from proxy.agent.task import Outbox, Task
 from proxy.errors import BadRequestError
+from proxy.wire.legacy_functions import as_tools, is_legacy
+from proxy.wire.parameters import GRAMMARS, check_parameters, placed, shapes
+from proxy.wire.shapes import Check, array, integer, mapping, require, text
+from proxy.wire.tool_choice import chosen
 
-OURS = frozenset({"model", "messages", "sandbox", "stream", "stream_options", "n"})
-"""Read here and never sent on as they are."""
-LOOP_OWNED = frozenset(
-    {"tools", "tool_choice", "parallel_tool_calls", "max_tokens", "max_completion_tokens"}
-)
-"""What the loop decides for each call itself."""
-GRAMMARS = frozenset(
-    {
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "regex",
-        "ebnf",
-    }
-)
-"""What holds the visible answer to a form that leaves no room for links."""
-FINAL_ONLY = GRAMMARS | frozenset(
-    {
-        "response_format",
-        "stop",
-        "stop_token_ids",
-        "logprobs",
-        "top_logprobs",
-        "prompt_logprobs",
-        "logit_bias",
-        "echo",
-        "return_token_ids",
-        "prediction",
-    }
-)
-"""What shapes the visible answer and would spoil a tool turn (a backend that decodes under a
-grammar cannot call tools)."""
-RESERVED_TOOLS = frozenset({"execute_bash", "str_replace_editor", "submit"})
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens")
+GUIDED = {
+    "guided_json": "json",
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_whitespace_pattern": "whitespace_pattern",
+}
+"""vLLM's former names, which it ignores today → the members of `structured_outputs`."""
+_ROUTED: Mapping[str, Check] = {"model": text, "messages": array(mapping, minimum=1)}
 
 
 def check(body: object) -> dict[str, Any]:
-    """The body, if it is a chat-completions request. Raises BadRequestError."""
+    """The body, as far as any request must be right to be sent on. Raises BadRequestError."""
     if not isinstance(body, dict):
         raise BadRequestError("The request body must be a JSON object.")
-    _require(body, "model", str, "a string")
-    messages = _require(body, "messages", list, "an array of messages")
-    if not messages:
-        raise BadRequestError(
-            "Invalid 'messages': empty array. Expected at least one message.",
-            param="messages",
-            code="empty_array",
-        )
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            param = f"messages[{index}]"
-            raise BadRequestError(f"Invalid '{param}': an object with a 'role'.", param=param)
-    _optional(body, "stream", bool, "a boolean")
-    _optional(body, "stream_options", dict, "an object")
-    _optional(body.get("stream_options") or {}, "include_usage", bool, "a boolean")
-    _optional(body, "sandbox", dict, "an object")
-    for name in TOKEN_LIMITS:
-        _optional(body, name, int, "an integer")
-    _optional(body, "tools", list, "an array of tools")
-    _optional(body, "n", int, "an integer")
+    for name, of in _ROUTED.items():
+        require(body, name, name)
+        of(body[name], name)
     return body
 
 
+def choice_count(body: Mapping[str, Any], limit: int) -> int:
+    """How many answers are asked for. Raises BadRequestError."""
+    count = body.get("n")
+    if count is None:
+        return 1
+    integer(1, limit)(count, "n")
+    return int(count)
+
+
 def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox) -> Task:
-    """A checked request as the agent's task. Raises BadRequestError."""
-    tools = body.get("tools") or []
-    for index, tool in enumerate(tools):
-        _check_tool(tool, f"tools[{index}]")
-    if body.get("n") not in (None, 1):
-        raise BadRequestError(
-            "'n' other than 1 is not supported with a sandbox; use the model with ':plain'.",
-            param="n",
-            code="unsupported_value",
-        )
+    """A request as the agent's task. Raises BadRequestError."""
+    check_parameters(body)
+    legacy = is_legacy(body)
+    if legacy:
+        body = as_tools(body)
+    choice = chosen(body.get("tools") or [], body.get("tool_choice"))
     given = {key: value for key, value in body.items() if value is not None}
-    final_only = {key: value for key, value in given.items() if key in FINAL_ONLY}
-    if not any(_shapes(key, value) for key, value in final_only.items()):
+    final_only = _structured(placed(given, "visible answer"))
+    if not any(shapes(key, value) for key, value in final_only.items()):
         final_only = {}
     return Task(
         run_id=run_id,
         outbox=outbox,
         model=model,
         messages=body["messages"],
-        client_tools=tools,
-        tool_choice=body.get("tool_choice"),
-        parallel_tool_calls=body.get("parallel_tool_calls") if tools else None,
-        every_turn={
-            key: value
-            for key, value in body.items()
-            if key not in OURS and key not in LOOP_OWNED and key not in FINAL_ONLY
-        },
+        client_tools=choice.tools,
+        tool_choice=choice.first,
+        must_call=choice.must_call,
+        parallel_tool_calls=body.get("parallel_tool_calls") if choice.tools else None,
+        legacy_functions=legacy,
+        every_turn=placed(body, "every call", "straight"),
         final_only=final_only,
         final_budget={key: given[key] for key in TOKEN_LIMITS if key in given},
+        form=form_of(final_only.get("response_format"), final_only.get("structured_outputs")),
         stream=bool(body.get("stream")),
-        rewrite_links=_is_text(body.get("response_format")) and not _is_structured(given),
+        rewrite_links=_is_text(body.get("response_format")) and not GRAMMARS & given.keys(),
     )
 
 
@@ -112,54 +79,13 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
     return bool(options.get("include_usage"))
 
 
-def _shapes(key: str, value: object) -> bool:
-    """Whether a parameter changes anything; many clients send the defaults along."""
-    return bool(value) and not (key == "response_format" and _is_text(value))
+def _structured(final_only: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with vLLM's former names translated; an older server still reads those."""
+    guided = {now: final_only[old] for old, now in GUIDED.items() if final_only.get(old)}
+    if not guided or final_only.get("structured_outputs"):
+        return dict(final_only)
+    return {**final_only, "structured_outputs": guided}
 
 
 def _is_text(response_format: object) -> bool:
     return not isinstance(response_format, dict) or response_format.get("type") == "text"
-
-
-def _is_structured(given: Mapping[str, Any]) -> bool:
-    return any(key in given for key in GRAMMARS)
-
-
-def _check_tool(tool: object, param: str) -> None:
-    name = None
-    if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
-        name = tool["function"].get("name")
-    if not isinstance(name, str) or not name:
-        raise BadRequestError(
-            f"Invalid '{param}': a function tool with a name.", param=f"{param}.function.name"
-        )
-    if name in RESERVED_TOOLS:
-        raise BadRequestError(
-            f"The tool name {name!r} is reserved for the sandbox; rename the tool or use the model"
-            " with ':plain'.",
-            param=f"{param}.function.name",
-        )
-
-
-def _require(body: Mapping[str, Any], key: str, kind: type, words: str) -> Any:
-    if key not in body:
-        raise BadRequestError(
-            f"Missing required parameter: '{key}'.", param=key, code="missing_required_parameter"
-        )
-    return _typed(body, key, kind, words)
-
-
-def _optional(body: Mapping[str, Any], key: str, kind: type, words: str) -> None:
-    if body.get(key) is not None:
-        _typed(body, key, kind, words)
-
-
-def _typed(body: Mapping[str, Any], key: str, kind: type, words: str) -> Any:
-    value = body[key]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise BadRequestError(
-            f"Invalid type for '{key}': expected {words}, but got {type(value).__name__} instead.",
-            param=key,
-            code="invalid_type",
-        )
-    return value

@@ -1,63 +1,119 @@
 """Chat completions towards the client: the whole one, and the chunks of a streamed one."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from policies.steps import Steps
-from proxy.agent.events import AnswerDelta, Event
+from proxy.agent.events import AnswerDelta, Event, OfChoice, Refused
 from proxy.agent.task import Artifact, Result
+from proxy.agent.usage import add
 from proxy.wire.json_text import json_text
 from proxy.wire.step_events import StepEvents, named
 from proxy.wire.step_items import StepItems
 from proxy.wire.steps import StepText, extension
 
+_OURS = frozenset({"id", "object", "created", "model", "choices", "usage"})
+"""What a completion of ours says for itself."""
+_DETAILS = {
+    "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+    "completion_tokens_details": {
+        "reasoning_tokens": 0,
+        "audio_tokens": 0,
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+    },
+}
+"""OpenAI's defaults, which its clients read without asking whether they are there."""
+_LARGEST = ("context_tokens", "wall_ms", "peak_mem_bytes")
+"""What runs beside each other do not add up to."""
+
 
 def completion(
-    result: Result, *, response_id: str, created: int, model: str, reasoning: str
+    result: Result,
+    *,
+    response_id: str,
+    created: int,
+    model: str,
+    reasoning: str,
+    other_reasoning: Sequence[str] = (),
 ) -> dict[str, Any]:
     """A `chat.completion` object."""
+    choices = [_choice(result, 0, reasoning)]
+    thoughts = [*other_reasoning, *[""] * len(result.others)]
+    for index, (other, thought) in enumerate(zip(result.others, thoughts, strict=False), 1):
+        choices.append({**_choice(other, index, thought), "sandbox": sandbox_object(other)})
+    return {
+        "id": response_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": choices,
+        "usage": usage(result),
+        **_without_nulls(result.response, _OURS),
+        "sandbox": sandbox_object(result),
+    }
+
+
+def _choice(result: Result, index: int, reasoning: str) -> dict[str, Any]:
+    silent = not result.answer and (result.tool_calls or result.refusal)
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": result.answer if result.answer or not result.tool_calls else None,
-        "refusal": None,
+        "content": None if silent else result.answer,
+        "refusal": result.refusal,
         "annotations": annotations(result),
     }
     if reasoning:
         message |= {"reasoning": reasoning, "reasoning_content": reasoning}
     if pictures := images(result):
         message["images"] = pictures
-    if result.tool_calls:
+    if result.finish_reason == "function_call":
+        message["function_call"] = result.tool_calls[0]["function"]
+    elif result.tool_calls:
         message["tool_calls"] = list(result.tool_calls)
     return {
-        "id": response_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": result.choice.get("logprobs"),
-                "finish_reason": result.finish_reason,
-            }
-        ],
-        "usage": usage(result),
-        **_carried(result),
-        "sandbox": sandbox_object(result),
+        "index": index,
+        "message": message,
+        "logprobs": _logprobs(result.choice.get("logprobs")),
+        "finish_reason": result.finish_reason,
+        **_beside(result),
     }
 
 
-def _carried(result: Result) -> dict[str, Any]:
-    carried = ("system_fingerprint", "service_tier")
-    return {key: result.response[key] for key in carried if result.response.get(key) is not None}
+def _beside(result: Result) -> dict[str, Any]:
+    """What the backend said of the answer in fields of its own, such as vLLM's token ids."""
+    return _without_nulls(result.choice, {"index", "logprobs"})
+
+
+def _without_nulls(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in names and value is not None}
+
+
+def _logprobs(logprobs: Any) -> Any:
+    """With both lists, of which vLLM knows one."""
+    if not isinstance(logprobs, dict):
+        return logprobs
+    return {"content": None, "refusal": None, **logprobs}
 
 
 def usage(result: Result) -> dict[str, Any]:
-    """OpenAI's usage, summed over the run, and ours beside it."""
-    counted = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0, **result.usage}
-    return {**counted, "sandbox": asdict(result.tally)}
+    """OpenAI's usage, summed over the runs, and ours beside it."""
+    counted: dict[str, Any] = {
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+        "total_tokens": 0,
+        **_DETAILS,
+    }
+    tally = asdict(result.tally)
+    largest = {key: tally[key] for key in _LARGEST}
+    for each in (result, *result.others):
+        counted = add(counted, each.usage)
+    for other in result.others:
+        more = asdict(other.tally)
+        tally = add(tally, more)
+        largest = {key: max(largest[key], more[key]) for key in _LARGEST}
+    return {**counted, "sandbox": {**tally, **largest}}
 
 
 def sandbox_object(result: Result) -> dict[str, Any]:
@@ -70,8 +126,12 @@ def sandbox_object(result: Result) -> dict[str, Any]:
         "steps": result.tally.tool_calls,
         "files": [file_object(artifact) for artifact in result.artifacts],
     }
+    if result.origin == "restored":
+        shown["restored"] = True
     if result.segments > 1:
         shown["segments"] = result.segments
+    if result.notices:
+        shown["warnings"] = [asdict(notice) for notice in result.notices]
     if result.left_out:
         shown["files_left_out"] = [
             {"path": _printable(file.path), "bytes": file.bytes} for file in result.left_out
@@ -139,13 +199,30 @@ class ChunkWriter:
     """The frames of one streamed completion, as the JSON of each `data:` line."""
 
     def __init__(
-        self, *, response_id: str, created: int, model: str, run_id: str, steps: Steps
+        self,
+        *,
+        response_id: str,
+        created: int,
+        model: str,
+        run_id: str,
+        steps: Steps,
+        index: int = 0,
     ) -> None:
         self._run_id = run_id
+        self._profile = steps
         self._steps = StepText(steps)
         self._items = StepItems(run_id) if steps == "items" else None
         self._events = StepEvents(run_id) if steps == "events" else None
         self._answer_began = False
+        self._index = index
+        self._others: dict[int, ChunkWriter] = {}
+        self._opening: dict[str, Any] = {"role": "assistant"} if index else {}
+        self._names: dict[str, Any] = {
+            "response_id": response_id,
+            "created": created,
+            "model": model,
+            "run_id": run_id,
+        }
         self._head = json.dumps(
             {
                 "id": response_id,
@@ -161,14 +238,18 @@ class ChunkWriter:
 
     def event(self, event: Event) -> list[str]:
         """The frames of an event; none for most."""
+        if isinstance(event, OfChoice):
+            return self._other(event.index).event(event.event)
         frames = [frame] if (frame := self._spoken(event)) else []
         if self._items:
             frames += [self._beside(keys) for keys in self._items.of(event)]
         if self._events and (told := self._events.of(event)):
-            frames.append(named(told))
+            frames.append(named(self._beside({"sandbox": told})))
         return frames
 
     def _spoken(self, event: Event) -> str | None:
+        if isinstance(event, Refused):
+            return self._chunk({"refusal": event.text})
         if isinstance(event, AnswerDelta):
             self._answer_began = True
             return self._chunk({"content": event.text}, logprobs=event.logprobs)
@@ -198,16 +279,33 @@ class ChunkWriter:
         if pictures := images(result):
             # In a frame of their own: some clients drop text beside them.
             frames.append(self._chunk({"images": pictures}))
-        if result.tool_calls:
+        if result.finish_reason == "function_call":
+            frames.append(self._chunk({"function_call": result.tool_calls[0]["function"]}))
+        elif result.tool_calls:
             calls = [{**call, "index": n} for n, call in enumerate(result.tool_calls)]
             frames.append(self._chunk({"tool_calls": calls}))
         delta: dict[str, Any] = {}
         if found := annotations(result):
             delta["annotations"] = found
         frames.append(
-            self._chunk(delta, finish=result.finish_reason, sandbox=sandbox_object(result))
+            self._chunk(
+                delta,
+                finish=result.finish_reason,
+                sandbox=sandbox_object(result),
+                beside=_beside(result),
+            )
         )
+        for index, other in enumerate(result.others, 1):
+            frames += self._other(index).finish(other)
         return frames
+
+    def _other(self, index: int) -> "ChunkWriter":
+        """Who writes the frames of a further choice."""
+        if index not in self._others:
+            # Open WebUI's cards are of one message.
+            steps = "reasoning" if self._profile == "items" else self._profile
+            self._others[index] = ChunkWriter(**self._names, steps=steps, index=index)
+        return self._others[index]
 
     def usage(self, result: Result) -> str:
         """The last frame, for clients that asked for it."""
@@ -224,9 +322,12 @@ class ChunkWriter:
         finish: str | None = None,
         logprobs: Any = None,
         sandbox: Mapping[str, Any] | None = None,
+        beside: Mapping[str, Any] | None = None,
     ) -> str:
-        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish}
+        delta, self._opening = {**self._opening, **delta}, {}
+        choice: dict[str, Any] = {"index": self._index, "delta": delta, "finish_reason": finish}
         if logprobs is not None:
-            choice["logprobs"] = logprobs
+            choice["logprobs"] = _logprobs(logprobs)
+        choice |= beside or {}
         extra = f', "sandbox": {json.dumps(sandbox)}' if sandbox else ""
         return f'{self._head}, "choices": [{json.dumps(choice)}]{extra}}}'

@@ -13,7 +13,6 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.wire.json_text import json_text
 from sandbox_runtime.egress.decision import Decision
 
 EVENT_NAME = "sandbox.step"
@@ -69,9 +68,9 @@ class StepEvents:
         return {"kind": "tool_output", "step": event.step, "stream": event.stream, "text": text}
 
 
-def named(told: dict[str, Any]) -> str:
-    """The event as it is sent: `event:` before `data:`."""
-    return f"event: {EVENT_NAME}\ndata: {json_text(told)}"
+def named(chunk: str) -> str:
+    """The event as it is sent: a chunk that says nothing to who does not know it."""
+    return f"event: {EVENT_NAME}\ndata: {chunk}"
 
 
 def _ended(event: ToolCallFinished) -> dict[str, Any]:

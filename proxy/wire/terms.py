@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from proxy.errors import BadRequestError
+from proxy.wire.shapes import mapping
 
 OnDisconnect = Literal["cancel", "detach"]
 PATIENCE_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
@@ -36,6 +37,7 @@ class Terms:
 def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> Terms:
     """Read them; `headers` are found in lower case. Raises BadRequestError."""
     ours = body.get("sandbox") or {}
+    mapping(ours, "sandbox")
     deadlines = [
         _seconds(ours.get("deadline_s"), "sandbox.deadline_s"),
         _seconds(headers.get("x-sandbox-deadline"), "X-Sandbox-Deadline"),

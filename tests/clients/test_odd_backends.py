@@ -109,14 +109,14 @@ async def test_our_own_field_does_not_reach_the_backend(tmp_path: Path) -> None:
     [
         ("sandbox", 5),
         ("max_tokens", "abc"),
-        ("include_usage", "yes"),
+        ("stream_options", {"include_usage": "yes"}),
         ("stream", "yes"),
     ],
 )
 async def test_a_value_of_a_wrong_type_is_named(field: str, value: Any, tmp_path: Path) -> None:
-    body = {"stream_options": {field: value}} if field == "include_usage" else {field: value}
-    response, requests = await ask(tmp_path, [], **body)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+    response, requests = await ask(tmp_path, [], **{field: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].partition(".")[0] == field
     assert requests == []
 
 

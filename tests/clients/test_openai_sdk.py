@@ -172,7 +172,13 @@ def check_usage(usage: Any) -> None:
         "prompt_tokens": 250,
         "completion_tokens": 30,
         "total_tokens": 280,
-        "prompt_tokens_details": {"cached_tokens": 164},
+        "prompt_tokens_details": {"cached_tokens": 164, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0,
+            "audio_tokens": 0,
+            "reasoning_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     # The second prompt is the first, the model's words, and 30 tokens that we told it.
     counts = ("llm_calls", "tool_calls", "context_tokens", "env_tokens")

@@ -12,9 +12,6 @@ from tests.clients.errors import ASKED, client_of, failed_stream, refused
 from tests.fakes.backend import Backend, Frames, Refusal, chunk, frames, scripted_backend
 from tests.fakes.server import ATTEMPTS, house
 
-A_TOOL = {"type": "function", "function": {"name": "submit", "parameters": {}}}
-
-
 # The request is wrong
 
 
@@ -23,11 +20,15 @@ A_TOOL = {"type": "function", "function": {"name": "submit", "parameters": {}}}
     [
         ({"messages": []}, "messages", "empty_array"),
         ({"messages": "Hello."}, "messages", "invalid_type"),
-        ({"messages": [{"content": "Hello."}]}, "messages[0]", None),
+        ({"messages": [{"content": "Hello."}]}, "messages[0].role", "missing_required_parameter"),
         ({"model": 7}, "model", "invalid_type"),
-        ({"n": 2}, "n", "unsupported_value"),
-        ({"tools": [A_TOOL]}, "tools[0].function.name", None),
-        ({"tools": [{"type": "function"}]}, "tools[0].function.name", None),
+        ({"n": 17}, "n", "integer_above_max_value"),
+        (
+            {"tools": [{"type": "function"}]},
+            "tools[0].function",
+            "missing_required_parameter",
+        ),
+        ({"temperature": 3}, "temperature", "decimal_above_max_value"),
         ({"extra_body": {"stream": "yes"}}, "stream", "invalid_type"),
         ({"extra_body": {"sandbox": {"steps": "all"}}}, "sandbox.steps", "invalid_value"),
         ({"extra_headers": {"X-Sandbox-Steps": "all"}}, "sandbox.steps", "invalid_value"),
@@ -223,16 +224,16 @@ async def test_a_run_that_failed_after_the_model_spoke_is_not_started_anew(
 
 
 async def test_a_request_the_backend_refuses_is_not_sent_again(tmp_path: Path) -> None:
-    no = Refusal(400, "temperature must be at most 2", code="invalid_value")
+    no = Refusal(400, "temperature must be at most 1", code="invalid_value")
     async with (
         scripted_backend([no]) as backend,
         house(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
-        error = await refused(client, temperature=3)
+        error = await refused(client, temperature=2)
     assert isinstance(error, openai.BadRequestError)
     assert error.code == "invalid_value"
-    assert "temperature must be at most 2" in error.message
+    assert "temperature must be at most 1" in error.message
     assert len(backend.requests) == 1
 
 

@@ -230,7 +230,11 @@ async def test_a_whole_answer_has_the_events_that_a_streamed_one_has_but_for_out
     async with house(backend, "memory", tmp_path) as url:
         whole = (await ask(url, sandbox={"steps": "events"})).json()["sandbox"]["events"]
         streamed = await ask(url, sandbox={"steps": "events"}, stream=True)
-    kinds = [e["kind"] for name, e in events_in(streamed.text) if name == "sandbox.step"]
+    kinds = [
+        chunk["sandbox"]["kind"]
+        for name, chunk in events_in(streamed.text)
+        if name == "sandbox.step"
+    ]
     assert kinds == [
         *("run_started", "tool_start", "tool_output", "tool_end"),
         *("tool_start", "tool_end", "file", "run_finished"),

@@ -2,9 +2,17 @@
 
 import pytest
 
+from policies.answer_form import ANY_OBJECT, AnswerForm
 from policies.egress import Egress
 from policies.limits import Limits, StopReason
-from policies.prompts import FINAL_ANSWER, NUDGE, WHY_NO_MORE_TOOLS, final_request, system_prompt
+from policies.prompts import (
+    FINAL_ANSWER,
+    NUDGE,
+    WHY_NO_MORE_TOOLS,
+    final_request,
+    form_request,
+    system_prompt,
+)
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 from sandbox_runtime.tools import make_tools
 
@@ -52,10 +60,22 @@ def test_a_run_that_reached_no_limit_is_not_told_of_one(stop: StopReason) -> Non
     assert final_request(stop) == FINAL_ANSWER
 
 
+def test_the_form_of_the_answer_is_told_where_it_is_asked_for() -> None:
+    assert final_request(StopReason.SUBMITTED, ANY_OBJECT) == (
+        f"{FINAL_ANSWER} Answer with one JSON object and nothing else."
+    )
+    schema = AnswerForm({"type": "array"})
+    assert final_request(StopReason.SUBMITTED, schema).endswith(
+        'valid under this JSON Schema: {"type": "array"}'
+    )
+    assert "It is empty." in form_request("It is empty.", schema)
+
+
 def test_every_limit_has_its_words() -> None:
     ended_by_the_model = {
         StopReason.SUBMITTED,
         StopReason.ANSWERED,
+        StopReason.REFUSED,
         StopReason.CLIENT_TOOL_CALLS,
     }
     assert set(WHY_NO_MORE_TOOLS) == set(StopReason) - ended_by_the_model

@@ -14,6 +14,8 @@ from policies.routing import Route, route
         {"tools": [{"type": "function", "function": {"name": "lookup"}}], "tool_choice": "auto"},
         {"tool_choice": {"type": "function", "function": {"name": "lookup"}}},
         {"tool_choice": None, "functions": []},
+        {"functions": [{"name": "f"}], "function_call": "auto"},
+        {"modalities": ["text"], "input_ids": None, "add_generation_prompt": True},
         {"response_format": {"type": "json_object"}},
     ],
 )
@@ -28,11 +30,20 @@ def test_a_request_gets_a_computer(fields: dict[str, Any]) -> None:
         ({"model": "a:b:plain"}, "a:b", "the model's name ends in :plain"),
         ({"model": "qwen3:plain:plain"}, "qwen3:plain", "the model's name ends in :plain"),
         ({"model": "m", "tool_choice": "none"}, "m", "tool_choice forbids tools"),
+        ({"model": "m", "function_call": "none"}, "m", "tool_choice forbids tools"),
+        ({"model": "m", "modalities": ["text", "audio"]}, "m", "the answer is not text alone"),
         (
-            {"model": "m", "functions": [{"name": "f"}]},
+            {"model": "m", "continue_final_message": True},
             "m",
-            "the deprecated `functions` cannot be mixed with tools",
+            "it continues a message that is begun",
         ),
+        (
+            {"model": "m", "add_generation_prompt": False},
+            "m",
+            "it continues a message that is begun",
+        ),
+        ({"model": "m", "input_ids": [1]}, "m", "it belongs to one call of one server"),
+        ({"model": "m", "bootstrap_room": 0}, "m", "it belongs to one call of one server"),
     ],
 )
 def test_a_request_that_cannot_or_will_not_use_tools_goes_straight_on(

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm
 from policies.artifacts import Produced
 from proxy.agent.task import Artifact, Task
 from proxy.errors import BadRequestError
-from proxy.wire.chat_request import check, to_task, wants_usage
+from proxy.wire.chat_request import check, choice_count, to_task, wants_usage
 from sandbox_runtime.sandbox import Sandbox
 
 MESSAGES = [{"role": "user", "content": "Hi", "name": "ada", "x_unknown": [1]}]
@@ -60,8 +61,15 @@ FINAL_ONLY = {
     "logit_bias": {"1": 2},
     "echo": False,
     "return_token_ids": True,
+    "min_tokens": 3,
+    "bad_words": ["a"],
+    "allowed_token_ids": [1],
+    "skip_special_tokens": False,
     "prediction": {"type": "content", "content": "x"},
 }
+
+
+NAMED = {"type": "function", "function": {"name": "lookup"}}
 
 
 def task_of(**fields: Any) -> Task:
@@ -87,7 +95,7 @@ def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
         **FINAL_ONLY,
         **final_budget,
         tools=tools,
-        tool_choice="required",
+        tool_choice=NAMED,
         parallel_tool_calls=False,
         stream=True,
         stream_options={"include_usage": True},
@@ -99,11 +107,12 @@ def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
         model="backend-m",
         messages=MESSAGES,
         client_tools=tools,
-        tool_choice="required",
+        tool_choice=NAMED,
         parallel_tool_calls=False,
         every_turn=EVERY_TURN,
         final_only=FINAL_ONLY,
         final_budget=final_budget,
+        form=ANY_OBJECT,
         stream=True,
         rewrite_links=False,
     )
@@ -120,6 +129,110 @@ def test_a_null_shapes_no_answer_and_sets_no_limit() -> None:
     )
 
 
+def test_defaults_that_clients_send_along_ask_for_no_call_of_their_own() -> None:
+    idle = {"response_format": {"type": "text"}, "skip_special_tokens": True, "stop": [], "n": 1}
+    assert task_of(**idle, logprobs=False, top_logprobs=0).final_only == {}
+
+
+@pytest.mark.parametrize(
+    ("guided", "structured"),
+    [
+        ({"guided_json": {"type": "object"}}, {"json": {"type": "object"}}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_grammar": "root ::= a"}, {"grammar": "root ::= a"}),
+        (
+            {"guided_json_object": True, "guided_whitespace_pattern": " "},
+            {"json_object": True, "whitespace_pattern": " "},
+        ),
+    ],
+)
+def test_the_former_names_of_a_grammar_are_translated(
+    guided: dict[str, Any], structured: dict[str, Any]
+) -> None:
+    assert task_of(**guided).final_only == {**guided, "structured_outputs": structured}
+
+
+def test_a_grammar_under_its_own_name_stands() -> None:
+    given = {"structured_outputs": {"regex": "b"}, "guided_regex": "a"}
+    assert task_of(**given).final_only == given
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "structural_tag", "structures": []}}, None),
+        ({"response_format": {"type": "json_object"}}, ANY_OBJECT),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, ANY_JSON),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "array"}},
+                }
+            },
+            AnswerForm({"type": "array"}),
+        ),
+        ({"structured_outputs": {"json": {"type": "array"}}}, AnswerForm({"type": "array"})),
+        ({"structured_outputs": {"json": '{"type": "array"}'}}, AnswerForm({"type": "array"})),
+        ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
+        ({"guided_json": {"type": "array"}}, AnswerForm({"type": "array"})),
+        ({"structured_outputs": {"regex": "a"}}, None),
+        ({"structured_outputs": {"json": "{"}}, None),
+    ],
+)
+def test_the_form_that_can_be_checked_is_known(
+    fields: dict[str, Any], form: AnswerForm | None
+) -> None:
+    assert task_of(**fields).form == form
+
+
+def test_functions_are_told_to_the_model_as_tools() -> None:
+    function = {"name": "lookup", "parameters": {"type": "object"}}
+    task = task_of(functions=[function], function_call={"name": "lookup"})
+    assert (task.client_tools, task.tool_choice, task.parallel_tool_calls) == (
+        [{"type": "function", "function": function}],
+        {"type": "function", "function": {"name": "lookup"}},
+        False,
+    )
+    assert (task.legacy_functions, task.every_turn) == (True, {})
+
+
+def test_calls_and_results_of_functions_become_those_of_tools() -> None:
+    call = {"name": "lookup", "arguments": '{"a": 1}'}
+    lonely = {"role": "function", "name": "other", "content": "?"}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "lookup", "content": "7"},
+        lonely,
+    ]
+    made = {"id": "call_function_1", "type": "function", "function": call}
+    assert task_of(functions=[{"name": "lookup"}], messages=messages).messages == [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "call_function_1", "content": "7"},
+        lonely,
+    ]
+
+
+@pytest.mark.parametrize(("fields", "count"), [({}, 1), ({"n": None}, 1), ({"n": 3}, 3)])
+def test_the_answers_that_are_asked_for_are_counted(fields: dict[str, Any], count: int) -> None:
+    assert choice_count(fields, 3) == count
+
+
+def test_more_answers_than_allowed_are_refused() -> None:
+    with pytest.raises(BadRequestError) as raised:
+        choice_count({"n": 4}, 3)
+    error = raised.value
+    assert (error.param, error.code) == ("n", "integer_above_max_value")
+    assert error.message == (
+        "Invalid 'n': integer above maximum value. Expected a value <= 3, but got 4 instead."
+    )
+
+
 def test_parallel_calls_mean_nothing_without_tools_of_the_clients() -> None:
     task = task_of(parallel_tool_calls=True)
     assert (task.parallel_tool_calls, task.every_turn) == (None, {})
@@ -131,7 +244,7 @@ def test_parallel_calls_mean_nothing_without_tools_of_the_clients() -> None:
         ({}, True),
         ({"response_format": {"type": "text"}}, True),
         ({"response_format": {"type": "json_object"}}, False),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, False),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, False),
         ({"structured_outputs": {"regex": "a"}}, False),
         ({"guided_regex": "a"}, False),
         ({"guided_choice": ["a"]}, False),
@@ -158,9 +271,7 @@ def test_links_are_put_only_where_the_form_of_the_answer_is_free(
         ({"model": "m", "messages": None}, "messages", "invalid_type"),
         ({"model": "m", "messages": "Hi"}, "messages", "invalid_type"),
         ({"model": "m", "messages": []}, "messages", "empty_array"),
-        ({"model": "m", "messages": ["Hi"]}, "messages[0]", None),
-        ({"model": "m", "messages": [*MESSAGES, {"content": "Hi"}]}, "messages[1]", None),
-        ({"model": "m", "messages": [{"role": 7}]}, "messages[0]", None),
+        ({"model": "m", "messages": ["Hi"]}, "messages[0]", "invalid_type"),
     ],
 )
 def test_a_body_that_is_no_request_is_refused(
@@ -184,15 +295,16 @@ def test_a_body_that_is_no_request_is_refused(
         ({"n": "1"}, "n", "invalid_type"),
         ({"n": True}, "n", "invalid_type"),
         ({"n": 1.0}, "n", "invalid_type"),
-        ({"n": 2}, "n", "unsupported_value"),
-        ({"n": 0}, "n", "unsupported_value"),
-        ({"tools": ["lookup"]}, "tools[0].function.name", None),
-        ({"tools": [{"type": "function"}]}, "tools[0].function.name", None),
-        ({"tools": [tool("lookup"), tool("")]}, "tools[1].function.name", None),
-        ({"tools": [tool(7)]}, "tools[0].function.name", None),
-        ({"tools": [tool("submit")]}, "tools[0].function.name", None),
-        ({"tools": [tool("execute_bash")]}, "tools[0].function.name", None),
-        ({"tools": [tool("str_replace_editor")]}, "tools[0].function.name", None),
+        (
+            {"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
+            "tool_choice.function.name",
+            None,
+        ),
+        (
+            {"functions": [{"name": "f"}], "tools": [tool("f")]},
+            "functions",
+            "invalid_parameter_combination",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(
@@ -208,7 +320,7 @@ def test_the_message_says_what_was_expected_and_what_came() -> None:
         task_of(stream="yes")
     assert raised.value.body() == {
         "error": {
-            "message": "Invalid type for 'stream': expected a boolean, but got str instead.",
+            "message": "Invalid type for 'stream': expected a boolean, but got a string instead.",
             "type": "invalid_request_error",
             "param": "stream",
             "code": "invalid_type",
@@ -228,3 +340,22 @@ def test_the_message_says_what_was_expected_and_what_came() -> None:
 )
 def test_usage_is_sent_to_streams_that_ask_for_it(options: dict[str, Any], wanted: bool) -> None:
     assert wants_usage(options) is wanted
+
+
+def test_a_call_that_is_required_is_one_of_the_clients_tools() -> None:
+    made = task_of(tools=[tool("a")], tool_choice="required")
+    assert (made.must_call, made.tool_choice) == (True, None)
+    made = task_of(tool_choice="required")
+    assert (made.must_call, made.tool_choice) == (False, "required")
+
+
+@pytest.mark.parametrize(("mode", "must_call"), [("auto", False), ("required", True)])
+def test_of_allowed_tools_the_model_is_told_alone(mode: str, must_call: bool) -> None:
+    named = {"type": "function", "function": {"name": "b"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+    made = task_of(tools=[tool("a"), tool("b")], tool_choice=choice)
+    assert (made.client_tools, made.must_call) == ([tool("b")], must_call)
+
+
+def test_a_tool_may_have_the_name_of_one_of_ours() -> None:
+    assert task_of(tools=[tool("submit")]).client_tools == [tool("submit")]

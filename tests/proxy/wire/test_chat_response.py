@@ -63,11 +63,18 @@ RESULT = Result(
     choice={},
     response={"model": "backend-m", "system_fingerprint": "fp", "service_tier": None, "id": "x"},
 )
+NO_DETAILS = {
+    "reasoning_tokens": 0,
+    "audio_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}
 USAGE = {
     "prompt_tokens": 30,
     "completion_tokens": 4,
     "total_tokens": 34,
-    "prompt_tokens_details": {"cached_tokens": 20},
+    "prompt_tokens_details": {"cached_tokens": 20, "audio_tokens": 0},
+    "completion_tokens_details": NO_DETAILS,
     "sandbox": {
         "llm_calls": 2,
         "tool_calls": 3,
@@ -182,6 +189,8 @@ def test_a_completion_with_nothing_has_what_is_required() -> None:
         "prompt_tokens": 0,
         "completion_tokens": 0,
         "total_tokens": 0,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": NO_DETAILS,
     }
 
 
@@ -193,12 +202,9 @@ def test_the_clients_calls_stand_in_the_place_of_content() -> None:
 
 
 def test_log_probabilities_come_back() -> None:
-    logprobs = {
-        "content": [{"token": "42", "logprob": -0.1, "bytes": [52, 50], "top_logprobs": []}]
-    }
-    assert (
-        whole(replace(NOTHING, choice={"logprobs": logprobs}))["choices"][0]["logprobs"] == logprobs
-    )
+    token = {"token": "42", "logprob": -0.1, "bytes": [52, 50], "top_logprobs": []}
+    made = whole(replace(NOTHING, choice={"logprobs": {"content": [token]}}))
+    assert made["choices"][0]["logprobs"] == {"content": [token], "refusal": None}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +292,7 @@ def test_the_answer_comes_as_content_with_its_log_probabilities() -> None:
     choice = {"index": 0, "delta": {"content": "2"}, "finish_reason": None}
     assert frames(AnswerDelta("4"), AnswerDelta("2", {"content": []})) == [
         [chunk({"content": "4"})],
-        [{**chunk({}), "choices": [{**choice, "logprobs": {"content": []}}]}],
+        [{**chunk({}), "choices": [{**choice, "logprobs": {"content": [], "refusal": None}}]}],
     ]
 
 

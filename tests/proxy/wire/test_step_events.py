@@ -27,14 +27,25 @@ def frames_of(*events: Event) -> list[str]:
 
 
 def told(*events: Event) -> list[dict[str, Any]]:
-    """The data of the events of ours."""
+    """The events of ours."""
     found = [frame.partition("\ndata: ") for frame in frames_of(*events)]
-    return [json.loads(data) for name, _, data in found if name == "event: sandbox.step"]
+    chunks = [json.loads(data) for name, _, data in found if name == "event: sandbox.step"]
+    assert all(chunk["choices"][0]["delta"] == {} for chunk in chunks)
+    return [chunk["sandbox"] for chunk in chunks]
 
 
-def test_an_event_has_its_name_before_its_data() -> None:
-    data = '{"v": 1, "run": "r1", "kind": "run_started"}'
-    assert frames_of(RunStarted("r1")) == [f"event: sandbox.step\ndata: {data}"]
+def test_an_event_stands_beside_a_chunk_that_says_nothing() -> None:
+    (frame,) = frames_of(RunStarted("r1"))
+    name, _, data = frame.partition("\ndata: ")
+    assert name == "event: sandbox.step"
+    assert json.loads(data) == {
+        "id": "chatcmpl-r1",
+        "object": "chat.completion.chunk",
+        "created": 7,
+        "model": "m",
+        "choices": [{"index": 0, "delta": {}, "finish_reason": None}],
+        "sandbox": {"v": 1, "run": "r1", "kind": "run_started"},
+    }
 
 
 def test_thinking_and_the_answer_come_as_chunks_beside_them() -> None:

@@ -1,0 +1,53 @@
+"""Several answers to one request (`n`): a run each, at the same time, in sandboxes of their own."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from proxy.agent.agent import Agent
+from proxy.agent.events import Emit, Event, OfChoice
+from proxy.agent.task import Result, Task
+
+REQUEST_IDS = frozenset({"request_id", "rid"})
+"""vLLM's and SGLang's names of one request: two that run at once may not share it."""
+
+
+def several(task: Task, count: int, own: Callable[[Task], Task]) -> Task:
+    """The task with further choices, `count` in all; `own` gives each what it shares with none."""
+    others = []
+    for index in range(1, count):
+        run_id = uuid.uuid4().hex
+        every_turn = {
+            key: value for key, value in task.every_turn.items() if key not in REQUEST_IDS
+        }
+        if isinstance(seed := every_turn.get("seed"), int):
+            every_turn["seed"] = seed + index  # else all would say the same, as vLLM knows too
+        others.append(own(replace(task, run_id=run_id, every_turn=every_turn)))
+    return replace(task, others=tuple(others))
+
+
+async def run(agent: Agent, task: Task, emit: Emit) -> Result:
+    """Answer a request with all its choices. The first run that fails ends the others.
+
+    Raises what Agent.run raises.
+    """
+    if not task.others:
+        return await agent.run(task, emit)
+    try:
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(agent.run(task, emit))
+            others = [
+                group.create_task(agent.run(other, _of_choice(index, emit)))
+                for index, other in enumerate(task.others, 1)
+            ]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return replace(first.result(), others=[other.result() for other in others])
+
+
+def _of_choice(index: int, emit: Emit) -> Emit:
+    async def emit_of_choice(event: Event) -> None:
+        await emit(OfChoice(index, event))
+
+    return emit_of_choice

@@ -1,0 +1,137 @@
+"""What messages, tools and answer formats must look like: where backends take more, so do we."""
+
+from typing import Any
+
+from policies.answer_form import schema_fault
+from proxy.errors import BadRequestError
+from proxy.wire.shapes import (
+    Check,
+    anything,
+    array,
+    boolean,
+    either,
+    fields,
+    mapping,
+    number,
+    one_of,
+    require,
+    text,
+    wrong_type,
+)
+
+FORMATS = ("json_object", "json_schema", "text")
+EXTRA_FORMATS = ("structural_tag",)
+"""vLLM's and SGLang's; the backend checks it."""
+
+_URL = either("a string or an object", str, dict, checks={dict: fields({"url": text})})
+_PARTS: dict[str, Check] = {
+    "text": fields({"text": text}, required=["text"]),
+    "image_url": fields({"image_url": _URL}, required=["image_url"]),
+    "input_audio": fields(
+        {"input_audio": fields({"data": text, "format": text}, required=["data"])},
+        required=["input_audio"],
+    ),
+    "file": fields(
+        {"file": fields({"file_data": text, "file_id": text, "filename": text})},
+        required=["file"],
+    ),
+    "refusal": fields({"refusal": text}, required=["refusal"]),
+}
+"""Those that OpenAI has; a part of any other type is carried."""
+
+
+def part(value: Any, param: str) -> None:
+    """One part of a message's content; vLLM takes bare strings, and parts without a type."""
+    if isinstance(value, str):
+        return
+    mapping(value, param)
+    kind = value.get("type")
+    if kind is not None:
+        text(kind, f"{param}.type")
+        _PARTS.get(kind, anything)(value, param)
+
+
+_CONTENT = either("a string or array of objects", str, list, checks={list: array(part)})
+_CALL = fields(
+    {
+        "id": text,
+        "function": fields({"name": text, "arguments": either("a string or an object", str, dict)}),
+    }
+)
+_MESSAGE = fields(
+    {
+        "role": text,
+        "content": _CONTENT,
+        "name": text,
+        "tool_call_id": text,
+        "tool_calls": array(_CALL),
+        "function_call": fields({"name": text, "arguments": text}, required=["name"]),
+        "refusal": text,
+    },
+    required=["role"],
+)
+
+
+def message(value: Any, param: str) -> None:
+    """One message. Roles are the chat template's matter: any word will do."""
+    _MESSAGE(value, param)
+    if not isinstance(value["role"], str):
+        raise wrong_type(f"{param}.role", "a string", value["role"])
+
+
+_FUNCTION = fields(
+    {"name": text, "description": text, "parameters": mapping, "strict": boolean},
+    required=["name"],
+)
+
+
+def function(value: Any, param: str) -> None:
+    """A function as the client describes it."""
+    _FUNCTION(value, param)
+    if not value["name"] or not isinstance(value["name"], str):
+        raise BadRequestError(
+            f"Invalid '{param}.name': expected a name.", param=f"{param}.name", code="invalid_value"
+        )
+
+
+tool = fields({"type": text, "function": function}, required=["function"])
+tool_choice = either(
+    "a string or an object", str, dict, checks={str: one_of("none", "auto", "required")}
+)
+function_call = either(
+    "a string or an object",
+    str,
+    dict,
+    checks={str: one_of("none", "auto"), dict: fields({"name": text}, required=["name"])},
+)
+stop = either("a string or array of strings", str, list, checks={list: array(text)})
+reasoning_effort = either(
+    "a string or a decimal",
+    str,
+    float,
+    int,
+    checks={
+        str: one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+        float: number(0, 1),
+        int: number(0, 1),
+    },
+)
+"""SGLang takes a number too."""
+_NAMED_SCHEMA = fields(
+    {"name": text, "description": text, "schema": mapping, "strict": boolean}, required=["name"]
+)
+
+
+def response_format(value: Any, param: str) -> None:
+    """The form of the answer, its JSON Schema included."""
+    mapping(value, param)
+    require(value, "type", f"{param}.type")
+    one_of(*FORMATS, *EXTRA_FORMATS)(value["type"], f"{param}.type")
+    if value["type"] != "json_schema":
+        return
+    require(value, "json_schema", f"{param}.json_schema")
+    named = value["json_schema"]
+    _NAMED_SCHEMA(named, f"{param}.json_schema")
+    schema = named.get("schema")
+    if schema is not None and (fault := schema_fault(schema)):
+        raise BadRequestError(f"Invalid schema for {param} '{named['name']}': {fault}", param=param)

@@ -1,0 +1,56 @@
+"""The deprecated `functions`, told to the model as tools."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.errors import BadRequestError
+
+
+def is_legacy(body: Mapping[str, Any]) -> bool:
+    """Whether the client speaks of functions. Raises BadRequestError where it speaks of both."""
+    if not body.get("functions"):
+        return False
+    if body.get("tools"):
+        raise BadRequestError(
+            "'functions' is deprecated and cannot be used together with 'tools'.",
+            param="functions",
+            code="invalid_parameter_combination",
+        )
+    return True
+
+
+def as_tools(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request in today's words. One call a turn: the answer has room for no second."""
+    choice = body.get("function_call")
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    return {
+        **body,
+        "messages": _messages(body["messages"]),
+        "tools": [{"type": "function", "function": each} for each in body["functions"]],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+    }
+
+
+def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls get ids, by which their results name them; a result alone stays as it is."""
+    told: list[dict[str, Any]] = []
+    called: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        call = message.get("function_call")
+        if message["role"] == "assistant" and isinstance(call, dict):
+            called[call["name"]] = id = f"call_function_{index}"
+            rest = {key: value for key, value in message.items() if key != "function_call"}
+            told.append({**rest, "tool_calls": [{"id": id, "type": "function", "function": call}]})
+        elif message["role"] == "function" and message.get("name") in called:
+            told.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": called.pop(message["name"]),
+                    "content": message.get("content"),
+                }
+            )
+        else:
+            told.append(message)
+    return told

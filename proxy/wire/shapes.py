@@ -1,0 +1,185 @@
+"""What a JSON value must be; a value that is not is refused in OpenAI's words."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from proxy.errors import BadRequestError
+
+Check = Callable[[Any, str], None]
+"""Raises BadRequestError for a value, which is named as the client would write its place."""
+
+_NAMES: tuple[tuple[type, str], ...] = (
+    (bool, "a boolean"),
+    (int, "an integer"),
+    (float, "a decimal"),
+    (str, "a string"),
+    (list, "an array"),
+    (dict, "an object"),
+)
+
+
+def anything(value: Any, param: str) -> None:
+    """Carried as it is: whoever reads it checks it."""
+
+
+def boolean(value: Any, param: str) -> None:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise wrong_type(param, "a boolean", value)
+
+
+def text(value: Any, param: str) -> None:
+    """A string."""
+    if not isinstance(value, str):
+        raise wrong_type(param, "a string", value)
+
+
+def mapping(value: Any, param: str) -> None:
+    """Any object."""
+    if not isinstance(value, dict):
+        raise wrong_type(param, "an object", value)
+
+
+def integer(minimum: int | None = None, maximum: int | None = None) -> Check:
+    """A whole number within bounds."""
+
+    def check(value: Any, param: str) -> None:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise wrong_type(param, "an integer", value)
+        _within(value, param, minimum, maximum, "integer")
+
+    return check
+
+
+def number(minimum: float | None = None, maximum: float | None = None) -> Check:
+    """A finite number within bounds."""
+
+    def check(value: Any, param: str) -> None:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise wrong_type(param, "a decimal", value)
+        _within(value, param, minimum, maximum, "decimal")
+        if not math.isfinite(value):
+            raise BadRequestError(
+                f"Invalid '{param}': expected a finite decimal.", param=param, code="invalid_value"
+            )
+
+    return check
+
+
+def one_of(*values: str) -> Check:
+    """One of a few words."""
+
+    def check(value: Any, param: str) -> None:
+        text(value, param)
+        if value not in values:
+            raise not_among(value, values, param)
+
+    return check
+
+
+def either(words: str, *kinds: type, checks: Mapping[type, Check] | None = None) -> Check:
+    """A value of one of several types; `checks` look at it further."""
+
+    def check(value: Any, param: str) -> None:
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise wrong_type(param, f"one of {words}", value)
+        if further := (checks or {}).get(type(value)):
+            further(value, param)
+
+    return check
+
+
+def array(of: Check, *, minimum: int = 0) -> Check:
+    """A list, each of its items checked."""
+
+    def check(value: Any, param: str) -> None:
+        if not isinstance(value, list):
+            raise wrong_type(param, "an array", value)
+        if len(value) < minimum:
+            raise BadRequestError(
+                f"Invalid '{param}': empty array. Expected an array with minimum length {minimum},"
+                " but got an empty array instead.",
+                param=param,
+                code="empty_array",
+            )
+        for index, item in enumerate(value):
+            of(item, f"{param}[{index}]")
+
+    return check
+
+
+def fields(known: Mapping[str, Check], *, required: Collection[str] = ()) -> Check:
+    """An object; fields that are not named are carried, and null stands for none."""
+
+    def check(value: Any, param: str) -> None:
+        mapping(value, param)
+        for name in required:
+            require(value, name, f"{param}.{name}")
+        for name, of in known.items():
+            if value.get(name) is not None:
+                of(value[name], f"{param}.{name}")
+
+    return check
+
+
+def values(of: Check) -> Check:
+    """An object with values of one kind."""
+
+    def check(value: Any, param: str) -> None:
+        mapping(value, param)
+        for name, item in value.items():
+            of(item, f"{param}.{name}")
+
+    return check
+
+
+def require(value: Mapping[str, Any], name: str, param: str) -> None:
+    """Raise BadRequestError unless a field is there."""
+    if name not in value:
+        raise BadRequestError(
+            f"Missing required parameter: '{param}'.",
+            param=param,
+            code="missing_required_parameter",
+        )
+
+
+def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
+    """The error for a value of another type."""
+    names = (name for kind, name in _NAMES if isinstance(value, kind))
+    got = next(names, "null")
+    return BadRequestError(
+        f"Invalid type for '{param}': expected {expected}, but got {got} instead.",
+        param=param,
+        code="invalid_type",
+    )
+
+
+def not_among(value: str, supported: Iterable[str], param: str) -> BadRequestError:
+    """The error for a word that means nothing here."""
+    words = [f"'{word}'" for word in supported]
+    listed = " and ".join(words)
+    if len(words) > 2:
+        listed = f"{', '.join(words[:-1])}, and {words[-1]}"
+    return BadRequestError(
+        f"Invalid value: '{value}'. Supported values are: {listed}.",
+        param=param,
+        code="invalid_value",
+    )
+
+
+def _within(
+    value: float, param: str, minimum: float | None, maximum: float | None, kind: str
+) -> None:
+    if minimum is not None and value < minimum:
+        bound, code, side = f">= {minimum:g}", f"{kind}_below_min_value", "below minimum"
+    elif maximum is not None and value > maximum:
+        bound, code, side = f"<= {maximum:g}", f"{kind}_above_max_value", "above maximum"
+    else:
+        return
+    raise BadRequestError(
+        f"Invalid '{param}': {kind} {side} value. Expected a value {bound}, but got {value}"
+        " instead.",
+        param=param,
+        code=code,
+    )

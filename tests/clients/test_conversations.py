@@ -1,0 +1,179 @@
+"""Over several requests: files that stay, and runs that wait for the client's tools."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.server import Kind, house
+
+PATH = "/v1/chat/completions"
+KINDS = ("memory", "bubblewrap")
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+FIRST = {"role": "user", "content": "Begin."}
+NEXT = {"role": "user", "content": "Go on."}
+
+
+@asynccontextmanager
+async def talking(
+    backend: Backend, kind: Kind, state_dir: Path
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server that has this state."""
+    async with (
+        house(backend, kind, state_dir) as url,
+        httpx.AsyncClient(base_url=url, timeout=20) as client,
+    ):
+        yield client
+
+
+async def ask(
+    client: httpx.AsyncClient, *messages: dict[str, Any], headers: Any = None, **body: Any
+) -> dict[str, Any]:
+    """One completion."""
+    sent = {"model": "fake-model", "messages": list(messages), **body}
+    response = await client.post(PATH, json=sent, headers=headers)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def message(completion: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = completion["choices"][0]["message"]
+    return made
+
+
+def told(backend: Backend, number: int) -> list[str]:
+    """What the tools said that the backend was told of in a request."""
+    messages = backend.requests[number].body["messages"]
+    return [each["content"] for each in messages if each["role"] == "tool"]
+
+
+def bash(command: str) -> dict[str, Any]:
+    return tool_reply(call("execute_bash", command=command))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_chat_finds_its_files_again(kind: Kind, restart: bool, tmp_path: Path) -> None:
+    script = [bash("echo one > file"), text_reply("Done."), bash("cat file"), text_reply("One.")]
+    chat = {"X-OpenWebUI-Chat-Id": "chat 1"}
+    async with scripted_backend(script) as backend:
+        async with talking(backend, kind, tmp_path) as client:
+            first = await ask(client, FIRST, headers=chat)
+            if not restart:
+                second = await ask(client, FIRST, message(first), NEXT, headers=chat)
+        if restart:
+            async with talking(backend, kind, tmp_path) as client:
+                second = await ask(client, FIRST, message(first), NEXT, headers=chat)
+        assert "one" in told(backend, 3)[0]
+    assert second["sandbox"]["container_id"] == first["sandbox"]["container_id"]
+    assert ("restored" in second["sandbox"]) == restart
+
+
+async def test_an_edited_question_finds_the_files_as_they_were_before_it(tmp_path: Path) -> None:
+    script = [
+        *(bash("echo one > file"), text_reply("Done.")),
+        *(bash("echo two > file"), text_reply("Done.")),
+        *(bash("cat file"), text_reply("One.")),
+    ]
+    chat = {"ChatUI-Conversation-ID": "chat 1"}
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        first = message(await ask(client, FIRST, headers=chat))
+        await ask(client, FIRST, first, NEXT, headers=chat)
+        edited = {"role": "user", "content": "Go on otherwise."}
+        await ask(client, FIRST, first, edited, headers=chat)
+        assert "one" in told(backend, 5)[0]
+
+
+async def test_a_session_is_its_keys_own_and_ends_when_it_is_deleted(tmp_path: Path) -> None:
+    script = [bash("echo one > output/file"), text_reply("Done.")]
+    script += [bash("ls output"), text_reply("Seen.")] * 3
+    named = {"session": "mine"}
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        first = await ask(client, FIRST, sandbox=named)
+        container = first["sandbox"]["container_id"]
+        await ask(client, NEXT, sandbox={"container_id": container})
+        other = {"Authorization": "Bearer somebody-else"}
+        await ask(client, NEXT, sandbox={"container_id": container}, headers=other)
+        assert (await client.get(f"/v1/containers/{container}")).json()["id"] == container
+        assert (await client.delete(f"/v1/containers/{container}")).json()["deleted"] is True
+        assert (await client.delete(f"/v1/containers/{container}")).status_code == 404
+        await ask(client, NEXT, sandbox=named)
+        seen = ["file" in told(backend, number)[0] for number in (3, 5, 7)]
+    assert seen == [True, False, False]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_run_goes_on_where_it_was_once_the_client_has_answered(
+    kind: Kind, restart: bool, tmp_path: Path
+) -> None:
+    both = tool_reply(
+        call("execute_bash", command="echo kept > file"), call("weather", city="Bonn")
+    )
+    script = [both, bash("cat file"), text_reply("It rains.")]
+    async with scripted_backend(script) as backend:
+        async with talking(backend, kind, tmp_path) as client:
+            first = await ask(client, FIRST, tools=[WEATHER])
+            calls = message(first)["tool_calls"]
+            result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "Rain."}
+            if not restart:
+                second = await ask(client, FIRST, message(first), result, tools=[WEATHER])
+        if restart:
+            async with talking(backend, kind, tmp_path) as client:
+                # It has forgotten all else.
+                second = await ask(client, result, tools=[WEATHER])
+        before, after = (request.body["messages"] for request in backend.requests[:2])
+        assert after[: len(before)] == before
+        assert told(backend, 1)[1] == "Rain."
+        assert "kept" in told(backend, 2)[2]
+    assert first["choices"][0]["finish_reason"] == "tool_calls"
+    assert [each["function"]["name"] for each in calls] == ["weather"]
+    assert message(second)["content"] == "It rains."
+    assert second["sandbox"]["container_id"] == first["sandbox"]["container_id"]
+
+
+async def test_a_run_that_waits_is_its_keys_own(tmp_path: Path) -> None:
+    script = [tool_reply(call("weather", city="Bonn")), text_reply("It rains.")]
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        first = message(await ask(client, FIRST, tools=[WEATHER]))
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "Rain."}
+        theirs = {"Authorization": "Bearer somebody-else"}
+        await ask(client, NEXT, first, result, tools=[WEATHER], headers=theirs)
+        messages = backend.requests[1].body["messages"]
+    assert [each["content"] for each in messages if each["role"] == "user"] == [NEXT["content"]]
+
+
+async def test_two_requests_that_go_on_from_the_same_have_a_copy_each(tmp_path: Path) -> None:
+    chat = {"X-Chat-Id": "chat 1"}
+
+    def reply(body: dict[str, Any]) -> Any:
+        said = [each["content"] for each in body["messages"] if each["role"] == "user"]
+        if body["messages"][-1]["role"] == "tool":
+            return text_reply("Done.")
+        command = "echo begun > file" if len(said) == 1 else f"echo {said[-1]} >> file; cat file"
+        return bash(command)
+
+    async with scripted_backend(reply) as backend, talking(backend, "memory", tmp_path) as client:
+        first = message(await ask(client, FIRST, headers=chat))
+        async with anyio.create_task_group() as group:
+            for word in ("left", "right"):
+                asked = {"role": "user", "content": word}
+
+                async def go_on(asked: dict[str, Any] = asked) -> None:
+                    await ask(client, FIRST, first, asked, headers=chat)
+
+                group.start_soon(go_on)
+        outputs = [
+            request.body["messages"][-1]["content"]
+            for request in backend.requests[2:]
+            if request.body["messages"][-1]["role"] == "tool"
+        ]
+    shown = sorted(output.partition("[stdout]\n")[2] for output in outputs)
+    assert shown == ["begun\nleft", "begun\nright"]

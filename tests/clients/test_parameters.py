@@ -1,0 +1,233 @@
+"""Where each parameter of the openai SDK arrives: at which calls of the backend, as what."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pydantic
+import pytest
+from openai import LengthFinishReasonError
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.clients.errors import ASKED, client_of
+from tests.fakes.backend import Frames, Item, chunk, frames, scripted_backend
+from tests.fakes.server import house
+
+BASH = tool_reply(call("execute_bash", command="true"))
+SUBMIT = tool_reply(call("submit", answer="Forty-two."))
+NUMBER = '{"n": 42}'
+EVERY_CALL: dict[str, Any] = {
+    "reasoning_effort": "low",
+    "metadata": {"team": "a"},
+    "store": False,
+    "user": "ada",
+    "service_tier": "flex",
+    "verbosity": "low",
+    "safety_identifier": "u-1",
+    "prompt_cache_key": "k",
+    "web_search_options": {"search_context_size": "low"},
+    "modalities": ["text"],
+    "temperature": 0.5,
+    "seed": 7,
+    "extra_body": {"top_k": 20, "chat_template_kwargs": {"enable_thinking": False}, "x_new": [1]},
+}
+VISIBLE_ANSWER: dict[str, Any] = {
+    "prediction": {"type": "content", "content": "42"},
+    "stop": ["\n\n"],
+    "logprobs": True,
+    "top_logprobs": 2,
+    "logit_bias": {"7": -100},
+    "max_completion_tokens": 99,
+}
+FUNCTION: Any = {"name": "lookup", "parameters": {"type": "object", "properties": {}}}
+
+
+class Number(pydantic.BaseModel):
+    """The form of an answer."""
+
+    n: int
+
+
+async def asked(script: list[Item], tmp_path: Path, **fields: Any) -> tuple[Any, list[Any]]:
+    """The completion, and the requests that the backend was sent for it."""
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with anyio.fail_after(30):
+            completion = await client.chat.completions.create(
+                **{"model": "fake-model", "messages": ASKED, **fields}
+            )
+    return completion, [seen.body for seen in backend.requests]
+
+
+def without(body: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key not in names}
+
+
+async def test_what_holds_for_every_call_arrives_at_each(tmp_path: Path) -> None:
+    _, bodies = await asked([BASH, SUBMIT], tmp_path, **EVERY_CALL)
+    given = {**without(EVERY_CALL, "extra_body"), **EVERY_CALL["extra_body"]}
+    sent = [without(body, "messages", "tools") for body in bodies]
+    assert sent == [{"model": "fake-model", **given}] * 2
+
+
+async def test_what_shapes_the_answer_arrives_at_its_call_alone(tmp_path: Path) -> None:
+    script = [BASH, SUBMIT, text_reply("42")]
+    _, bodies = await asked(script, tmp_path, **VISIBLE_ANSWER)
+    sent = [without(body, "messages", "tools") for body in bodies]
+    bare = {"model": "fake-model"}
+    assert sent == [bare, bare, {**bare, **VISIBLE_ANSWER}]
+    assert ["tools" in body for body in bodies] == [True, True, False]
+
+
+async def test_guided_json_arrives_under_both_its_names(tmp_path: Path) -> None:
+    schema = {"type": "object"}
+    script = [SUBMIT, text_reply(NUMBER)]
+    completion, bodies = await asked(script, tmp_path, extra_body={"guided_json": schema})
+    assert completion.choices[0].message.content == NUMBER
+    assert "guided_json" not in bodies[0]
+    assert (bodies[1]["guided_json"], bodies[1]["structured_outputs"]) == (schema, {"json": schema})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
+        {"functions": [FUNCTION], "function_call": "none"},
+        {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}},
+    ],
+)
+async def test_what_one_call_alone_can_answer_goes_straight_to_the_backend(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    completion, (body,) = await asked([text_reply("Hi.")], tmp_path, **fields)
+    sent = {**without(fields, "extra_body"), **fields.get("extra_body", {})}
+    assert body == {"model": "fake-model", "messages": ASKED, **sent}
+    assert "sandbox" not in (completion.model_extra or {})
+
+
+# The form of the answer
+
+
+async def test_a_parsed_answer_is_the_clients_own_class(tmp_path: Path) -> None:
+    """The backend ignores `response_format`, as some do."""
+    script = [SUBMIT, text_reply("It is 42."), text_reply(f"```json\n{NUMBER}\n```")]
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with anyio.fail_after(30):
+            completion = await client.chat.completions.parse(
+                model="fake-model", messages=ASKED, response_format=Number
+            )
+    assert completion.choices[0].message.parsed == Number(n=42)
+    first, second, third = (seen.body for seen in backend.requests)
+    assert "response_format" not in first
+    assert second["response_format"]["json_schema"]["strict"] is True
+    assert third["response_format"] == second["response_format"]
+
+
+async def test_an_answer_that_never_fits_is_not_taken_for_one_that_does(tmp_path: Path) -> None:
+    script = [SUBMIT, text_reply("It is 42."), text_reply('{"n": "42!"}')]
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with anyio.fail_after(30), pytest.raises(LengthFinishReasonError) as caught:
+            await client.chat.completions.parse(
+                model="fake-model", messages=ASKED, response_format=Number
+            )
+    completion = caught.value.completion
+    assert completion.choices[0].message.content == '{"n": "42!"}'
+    (warning,) = (completion.model_extra or {})["sandbox"]["warnings"]
+    assert warning["code"] == "response_format_violated"
+    assert '"42!" is not of type "integer"' in warning["message"]
+
+
+async def test_a_checked_answer_is_streamed_in_its_pieces(tmp_path: Path) -> None:
+    pieces = ['{"n"', ": 4", "2}"]
+    answer = Frames(frames(*(chunk({"content": piece}) for piece in pieces), chunk({}, "stop")))
+    async with (
+        scripted_backend([SUBMIT, text_reply("It is 42."), answer]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with anyio.fail_after(30):
+            stream = await client.chat.completions.create(
+                model="fake-model",
+                messages=ASKED,
+                response_format={"type": "json_object"},
+                stream=True,
+            )
+            heard = [piece.choices[0].delta.content async for piece in stream]
+    assert [piece for piece in heard if piece] == pieces
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_reaches_the_client_as_one(stream: bool, tmp_path: Path) -> None:
+    refusal = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
+    async with (
+        scripted_backend([refusal]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        body: dict[str, Any] = {"model": "fake-model", "messages": ASKED, "response_format": Number}
+        with anyio.fail_after(30):
+            if stream:
+                async with client.chat.completions.stream(**body) as events:
+                    completion = await events.get_final_completion()
+            else:
+                completion = await client.chat.completions.parse(**body)
+    message = completion.choices[0].message
+    assert (message.refusal, message.parsed, message.content or None) == ("I will not.", None, None)
+    assert len(backend.requests) == 1
+
+
+# The deprecated functions
+
+
+async def test_a_function_is_called_and_answered_as_ever(tmp_path: Path) -> None:
+    script = [tool_reply(call("lookup", key="x")), text_reply("It is 7.")]
+    fields = {"functions": [FUNCTION], "function_call": {"name": "lookup"}}
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with anyio.fail_after(30):
+            body: dict[str, Any] = {"model": "fake-model", **fields}
+            first = await client.chat.completions.create(**body, messages=ASKED)
+            (choice,) = first.choices
+            called = choice.message.function_call
+            assert called is not None
+            result = {"role": "function", "name": called.name, "content": "7"}
+            said = choice.message.model_dump(include={"role", "content", "function_call"})
+            second = await client.chat.completions.create(**body, messages=[*ASKED, said, result])
+    assert (choice.finish_reason, choice.message.tool_calls) == ("function_call", None)
+    assert (called.name, called.arguments) == ("lookup", '{"key": "x"}')
+    assert second.choices[0].message.content == "It is 7."
+    before, after = (seen.body for seen in backend.requests)
+    assert before["tools"][-1] == {"type": "function", "function": FUNCTION}
+    assert before["tool_choice"] == {"type": "function", "function": {"name": "lookup"}}
+    assert not {"functions", "function_call"} & before.keys()
+    assert [message["role"] for message in after["messages"]][-2:] == ["assistant", "tool"]
+
+
+async def test_a_function_call_is_streamed_as_ever(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([tool_reply(call("lookup", key="x"))]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with anyio.fail_after(30):
+            stream = await client.chat.completions.create(
+                model="fake-model", messages=ASKED, functions=[FUNCTION], stream=True
+            )
+            choices = [piece.choices[0] async for piece in stream]
+    (called,) = [choice.delta.function_call for choice in choices if choice.delta.function_call]
+    assert (called.name, called.arguments) == ("lookup", '{"key": "x"}')
+    assert (choices[-1].finish_reason, choices[-1].delta.tool_calls) == ("function_call", None)

@@ -1,0 +1,140 @@
+"""Several answers to one request: made at the same time, apart, and all or none."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from proxy.agent import choices
+from proxy.agent.agent import Agent
+from proxy.agent.choices import several
+from proxy.agent.events import AnswerDelta, Event, OfChoice, OnDelta, RunFinished
+from proxy.agent.model import Reply
+from proxy.agent.task import Task
+from proxy.errors import BackendError
+from proxy.models.scripted import ScriptedModel, tool_reply
+from proxy.workspaces import Workspaces
+from sandbox_runtime.tools import make_tools
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.memory_snapshots import MemorySnapshots
+from tests.proxy.agent.runs import SUBMIT, USER, MemoryOutbox, bash
+
+
+def task(count: int, **fields: Any) -> Task:
+    outboxes = iter([MemoryOutbox() for _ in range(count)])
+    first = Task(run_id="r1", outbox=next(outboxes), model="m", messages=[USER], **fields)
+    return several(first, count, lambda other: replace(other, outbox=next(outboxes)))
+
+
+class Together(ScriptedModel):
+    """Answers nobody until `count` calls are under way; one of them may fail then."""
+
+    def __init__(self, replies: list[dict[str, Any]], count: int, *, failing: int = -1) -> None:
+        super().__init__(replies)
+        self._all_here = asyncio.Barrier(count)
+        self._failing = failing
+        self._calls = 0
+        self.ended = 0
+        self.three_asked = asyncio.Event()
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        self._calls += 1
+        if self._calls == 3:
+            self.three_asked.set()
+        try:
+            if await self._all_here.wait() == self._failing:
+                raise BackendError("this one failed", status=500)
+            if self._failing >= 0:
+                await anyio.sleep_forever()
+            return await super().complete(body, on_delta)
+        finally:
+            self.ended += 1
+
+
+async def test_one_choice_is_a_run_as_it_always_was() -> None:
+    only = task(1)
+    assert only.others == ()
+    result = await choices.run(agent(ScriptedModel([SUBMIT]), MemorySandboxes()), only, ignore)
+    assert (result.answer, result.others) == ("42", ())
+
+
+def test_each_has_its_own_run_and_its_own_files() -> None:
+    three = task(3)
+    names = {each.run_id for each in (three, *three.others)}
+    outboxes = {id(each.outbox) for each in (three, *three.others)}
+    assert (len(names), len(outboxes)) == (3, 3)
+    assert all(name.isalnum() for name in names)
+
+
+def test_all_say_something_else_where_a_seed_is_given() -> None:
+    given = {"seed": 7, "temperature": 1, "request_id": "x"}
+    first, *others = (each.every_turn for each in _all(task(3, every_turn=given)))
+    assert first == given
+    assert others == [{"seed": 8, "temperature": 1}, {"seed": 9, "temperature": 1}]
+
+
+async def test_they_run_at_the_same_time_in_sandboxes_of_their_own() -> None:
+    model = Together([tool_reply(bash("echo 1 > output/a")), SUBMIT], 3)
+    sandboxes = MemorySandboxes()
+    events: list[Event] = []
+
+    async def listen(event: Event) -> None:
+        events.append(event)
+
+    three = task(3, stream=True)
+    with anyio.fail_after(10):
+        result = await choices.run(agent(model, sandboxes), three, listen)
+    assert [each.answer for each in (result, *result.others)] == ["42"] * 3
+    assert [each.run_id for each in (result, *result.others)] == [e.run_id for e in _all(three)]
+    assert len({sandbox.id for sandbox in sandboxes.lent}) == 3
+    assert [list(_saved(each)) for each in _all(three)] == [["/testbed/output/a"]] * 3
+    heard = [e.index for e in events if isinstance(e, OfChoice) and _ends(e.event)]
+    assert sorted(heard) == [1, 2]
+    assert sum(_ends(event) for event in events) == 1
+    assert "".join(e.text for e in events if isinstance(e, AnswerDelta)) == "42"
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+async def test_one_that_fails_ends_the_others(failing: int) -> None:
+    model = Together([SUBMIT], 3, failing=failing)
+    sandboxes = MemorySandboxes()
+    with anyio.fail_after(10), pytest.raises(BackendError, match="this one failed"):
+        await choices.run(agent(model, sandboxes), task(3), ignore)
+    assert (model.ended, sandboxes.opened, sandboxes.closed) == (3, 3, 3)
+
+
+async def test_a_client_that_leaves_ends_them_all() -> None:
+    model = Together([SUBMIT], 4)  # a fourth never comes
+    sandboxes = MemorySandboxes()
+    running = asyncio.create_task(choices.run(agent(model, sandboxes), task(3), ignore))
+    with anyio.fail_after(10):
+        await model.three_asked.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert (model.ended, sandboxes.opened, sandboxes.closed) == (3, 3, 3)
+
+
+def agent(model: ScriptedModel, sandboxes: MemorySandboxes) -> Agent:
+    workspaces = Workspaces(sandboxes, MemorySnapshots(), keep_s=60, max_kept=0)
+    return Agent(model, workspaces, make_tools)
+
+
+async def ignore(event: Event) -> None:
+    """Nobody listens."""
+
+
+def _all(task: Task) -> list[Task]:
+    return [task, *task.others]
+
+
+def _saved(task: Task) -> Mapping[str, bytes]:
+    assert isinstance(task.outbox, MemoryOutbox)
+    return task.outbox.saved
+
+
+def _ends(event: Event) -> bool:
+    return isinstance(event, RunFinished)
