@@ -3,6 +3,7 @@
 Where one cannot be had the test is skipped, or fails if told to.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -10,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import NoReturn
 
 import pytest
@@ -22,8 +22,6 @@ ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 KEPT = ROOT / ".stacks"
 INSTALL_TIMEOUT_S = 300
-# Two clients at once may want the same.
-MAKING = Lock()
 
 
 def command_of(stack: Stack) -> list[str]:
@@ -61,24 +59,27 @@ def _packages(name: str) -> Path:
     folder = KEPT / f"node-{name}"
     quiet = ("--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
     files = {path.name: path.read_bytes() for path in sorted(lock.iterdir())}
-    with MAKING:
-        _make(folder, files, [npm, "ci", "--prefix", str(folder), *quiet])
+    _make(folder, files, [npm, "ci", "--prefix", str(folder), *quiet])
     return folder
 
 
 def _make(folder: Path, files: Mapping[str, bytes], *commands: Sequence[str]) -> None:
     """Make it anew, unless it is complete and of these files."""
-    digest = hashlib.sha256(b"\0".join(files.values())).hexdigest()
-    complete = folder / "complete"
-    if complete.exists() and complete.read_text() == digest:
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    for command in commands:
-        _run(command)
-    complete.write_text(digest)
+    KEPT.mkdir(exist_ok=True)
+    # Two clients at once, or two workers, may want the same.
+    with folder.with_suffix(".lock").open("w") as making:
+        fcntl.flock(making, fcntl.LOCK_EX)
+        digest = hashlib.sha256(b"\0".join(files.values())).hexdigest()
+        complete = folder / "complete"
+        if complete.exists() and complete.read_text() == digest:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        for command in commands:
+            _run(command)
+        complete.write_text(digest)
 
 
 def _run(command: Sequence[str]) -> None:
