@@ -7,7 +7,7 @@ SETUP := .venv/.complete
 
 AGENT := sandbox_runtime/guest/bin/agent-x86_64
 
-.PHONY: agent install demo serve doctor test check format bench image test-image clean
+.PHONY: agent install demo serve doctor test check format bench image test-image locks clean
 
 install: $(SETUP) bubblewrap
 
@@ -67,5 +67,13 @@ test-image:
 	else sandbox_runtime/image/build slim $(TEST_IMAGE) --quiet --build-arg \
 	  CA_CERTIFICATES="$$(cat /usr/local/share/ca-certificates/*.crt 2>/dev/null)"; fi
 
+# The clients of tests/clients/stacks in their newest versions, within what each list allows.
+LOCKS := tests/clients/stacks/locks
+locks: install
+	for list in $(LOCKS)/python/*.in; do $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-annotate $$list --output-file $${list%.in}.txt || exit; done
+	for list in $(LOCKS)/node/*; do npm update --prefix $$list --package-lock-only --omit-lockfile-registry-resolved \
+	  --no-audit --no-fund || exit; done
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache demo-output
+	rm -rf .venv .stacks .mypy_cache .ruff_cache .pytest_cache demo-output

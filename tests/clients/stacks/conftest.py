@@ -1,0 +1,36 @@
+"""What the clients saw: each plays once a session, two at a time."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.clients.stacks.environments import command_of
+from tests.clients.stacks.session import Seen, play
+from tests.clients.stacks.stacks import STACKS, Stack
+
+AT_ONCE = 2
+
+
+@pytest.fixture(scope="session")
+def seen_by(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Stack], Seen]]:
+    """What a client saw."""
+    names = [item.name for item in request.session.items]
+    with ThreadPoolExecutor(AT_ONCE) as executor:
+        playing = {
+            str(stack): executor.submit(_played, stack, tmp_path_factory.mktemp(str(stack)))
+            for stack in STACKS
+            if any(f"{stack}-" in name for name in names)
+        }
+        try:
+            yield lambda stack: playing[str(stack)].result()
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def _played(stack: Stack, folder: Path) -> Seen:
+    return anyio.run(play, command_of(stack), folder)

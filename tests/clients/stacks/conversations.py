@@ -1,0 +1,111 @@
+"""What the clients say, and what the model behind the house answers to it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.wire.chat_request import RESERVED_TOOLS
+from tests.fakes.backend import Frames, Item, Refusal, chunk, frames
+
+SAID = {
+    "question": "What is six times seven?",
+    "work": "Squares as a table and a dot as a picture, please.",
+    "tools": "How warm is it in Bonn?",
+    "shape": "Where is it 21 degrees warm? Keep to the form.",
+    "refused": "Say what you refuse.",
+    "broken": "Break.",
+    "cut": "Think, then break.",
+    "unavailable": "What does the computer say?",
+}
+"""By scenario."""
+IN_EVERY_WAY = ("question", "work", "refused", "broken", "cut", "unavailable")
+"""Scenarios that are words and an answer; for the others each client has a way of its own."""
+
+ANSWER = "Six times seven is forty-two."
+TABLE = b"n,square\n1,1\n2,4\n"
+DOT = b"GIF89a;"
+COMMAND = (
+    r"printf 'n,square\n1,1\n2,4\n' > output/table.csv; "
+    "printf 'GIF89a;' > output/dot.gif; echo made"
+)
+THOUGHT = "A table, then."
+WARMTH = "It is 21 degrees warm in Bonn."
+PLACE = {"city": "Bonn", "degrees": 21}
+"""The answer in the form that was asked for."""
+REFUSAL = "no such grammar"
+FAULT = "the engine died"
+UNAVAILABLE = "no engine answers"
+"""What the pool says where nothing can be lent."""
+
+USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+"""Of every call to the model."""
+
+
+def answer(body: Mapping[str, Any]) -> Item:
+    """The model's next words in whichever conversation this is."""
+    said, since = _last_words(body["messages"])
+    scenario = next(name for name, words in SAID.items() if words in said)
+    match scenario:
+        case "question":
+            return _with_usage(text_reply(ANSWER))
+        case "work":
+            return _with_usage(_work(since))
+        case "tools":
+            return _with_usage(_tools(since, body))
+        case "shape":
+            return _with_usage(_shape(body))
+        case "unavailable":
+            return tool_reply(call("execute_bash", command="true"))
+    return _fault(scenario, body)
+
+
+def _last_words(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """The user's last message that is the client's own, and all that followed."""
+    for index in reversed(range(len(messages))):
+        text = json.dumps(messages[index].get("content"))
+        if messages[index]["role"] == "user" and any(words in text for words in SAID.values()):
+            return text, messages[index + 1 :]
+    raise AssertionError("nobody said anything that is in the script")
+
+
+def _work(since: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not since:
+        return {"reasoning": THOUGHT, **tool_reply(call("execute_bash", command=COMMAND))}
+    links = "[table.csv](/testbed/output/table.csv) and [dot.gif](sandbox:/testbed/output/dot.gif)"
+    return tool_reply(call("submit", answer=f"Here: {links}."))
+
+
+def _tools(since: Sequence[Mapping[str, Any]], body: Mapping[str, Any]) -> dict[str, Any]:
+    """First a tool of ours, then the client's, then the answer."""
+    if any("21 degrees" in json.dumps(said.get("content")) for said in since):
+        # An agent of smolagents takes its answer from a tool only.
+        own = "final_answer" in _names(body)
+        return tool_reply(call("final_answer" if own else "submit", answer=WARMTH))
+    if not since:
+        return tool_reply(call("execute_bash", command="echo looking"))
+    return tool_reply(call("warmth", city="Bonn"))
+
+
+def _shape(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the client has a tool for the form it is called; else the form is kept in words."""
+    if theirs := [name for name in _names(body) if name not in RESERVED_TOOLS]:
+        return tool_reply(call(theirs[0], **PLACE))
+    return text_reply(json.dumps(PLACE) if "response_format" in body else "In Bonn.")
+
+
+def _names(body: Mapping[str, Any]) -> list[str]:
+    return [tool["function"]["name"] for tool in body.get("tools", [])]
+
+
+def _fault(scenario: str, body: Mapping[str, Any]) -> Item:
+    if scenario == "refused":
+        return Refusal(400, REFUSAL, code="bad_grammar")
+    if scenario == "cut" and body.get("stream"):
+        fault = {"error": {"message": FAULT, "type": "InternalServerError", "code": 500}}
+        return Frames(frames(chunk({"reasoning": "Let me see."}), fault, "[DONE]"))
+    return Refusal(500, FAULT, "InternalServerError")
+
+
+def _with_usage(reply: Mapping[str, Any]) -> dict[str, Any]:
+    return {**reply, "usage": USAGE}

@@ -1,0 +1,102 @@
+// Vercel's AI SDK: generateText and streamText, by three providers.
+
+import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { createOpenRouter } from "@openrouter/ai-sdk-provider";
+import { Output, generateText, stepCountIs, streamText, tool } from "ai";
+import { z } from "zod";
+import { KEY, MODEL, SAID, WARMTH, play, same, warmth } from "./stage.mjs";
+
+const PROVIDERS = {
+  compatible: (baseURL) =>
+    createOpenAICompatible({
+      name: "house",
+      baseURL,
+      apiKey: KEY,
+      includeUsage: true,
+      supportsStructuredOutputs: true,
+    }).chatModel(MODEL),
+  openai: (baseURL) => createOpenAI({ baseURL, apiKey: KEY }).chat(MODEL),
+  openrouter: (baseURL) =>
+    createOpenRouter({ baseURL, apiKey: KEY, compatibility: "strict" }).chat(MODEL),
+};
+
+const form = z.object({ city: z.string(), degrees: z.number() });
+
+const links = (sources) => Object.fromEntries(sources.map(({ title, url }) => [title, url]));
+
+// One step of either; what a stream has is awaited.
+async function shown(step) {
+  const usage = await step.usage;
+  return {
+    text: await step.text,
+    finish: await step.finishReason,
+    calls: (await step.toolCalls).map((call) => call.toolName),
+    thought: (await step.reasoningText) ?? "",
+    usage: [usage.inputTokens, usage.outputTokens],
+    cited: links(await step.sources),
+    pictures: (await step.files).map((file) => `data:${file.mediaType};base64,${file.base64}`),
+  };
+}
+
+const whole = (provider) => async (url, words) =>
+  shown(await generateText({ model: provider(url), prompt: words, maxRetries: 0 }));
+
+const streamed = (provider) => async (url, words) => {
+  const onError = () => {}; // else it is written to the console too
+  const stream = streamText({ model: provider(url), prompt: words, maxRetries: 0, onError });
+  let told = "";
+  for await (const part of stream.fullStream) {
+    if (part.type === "error") throw part.error;
+    if (part.type === "text-delta") told += part.text;
+  }
+  const seen = await shown(stream);
+  same(told, seen.text);
+  return seen;
+};
+
+const toolSet = {
+  warmth: tool({
+    description: WARMTH.description,
+    inputSchema: z.object({ city: z.string() }),
+    execute: async (input) => warmth(input),
+  }),
+};
+
+const asking = (provider, url) => ({
+  model: provider(url),
+  prompt: SAID.tools,
+  tools: toolSet,
+  stopWhen: stepCountIs(3),
+  maxRetries: 0,
+});
+
+// The SDK calls the tool and asks again.
+const tools = (provider) => async (url) => {
+  const { steps } = await generateText(asking(provider, url));
+  return Promise.all(steps.map(shown));
+};
+
+const toolsStreamed = (provider) => async (url) => {
+  const stream = streamText(asking(provider, url));
+  await stream.consumeStream();
+  return Promise.all((await stream.steps).map(shown));
+};
+
+const shape = (provider) => async (url) => {
+  const output = Output.object({ schema: form });
+  const asked = { model: provider(url), prompt: SAID.shape, output, maxRetries: 0 };
+  return (await generateText(asked)).output;
+};
+
+const byEach = (name, act) =>
+  Object.entries(PROVIDERS).map(([which, provider]) => [`${name}${which}`, act(provider)]);
+
+await play({
+  ways: Object.fromEntries([...byEach("whole ", whole), ...byEach("streamed ", streamed)]),
+  alone: Object.fromEntries([
+    ...byEach("tools whole ", tools),
+    ...byEach("tools streamed ", toolsStreamed),
+    ...byEach("shape ", shape),
+  ]),
+});

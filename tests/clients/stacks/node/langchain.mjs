@@ -1,0 +1,53 @@
+// @langchain/openai: invoke, stream, tools, structured output.
+
+import { HumanMessage, ToolMessage } from "@langchain/core/messages";
+import { tool } from "@langchain/core/tools";
+import { concat } from "@langchain/core/utils/stream";
+import { ChatOpenAI } from "@langchain/openai";
+import { z } from "zod";
+import { KEY, MODEL, SAID, WARMTH, play, warmth } from "./stage.mjs";
+
+const modelAt = (baseURL) =>
+  new ChatOpenAI({ configuration: { baseURL }, apiKey: KEY, model: MODEL, maxRetries: 0 });
+
+const shown = (message) => ({
+  text: message.text,
+  finish: message.response_metadata.finish_reason,
+  calls: message.tool_calls.map((call) => call.name),
+  thought: message.additional_kwargs.reasoning_content ?? "",
+  usage: [message.usage_metadata.input_tokens, message.usage_metadata.output_tokens],
+});
+
+const whole = async (url, words) => shown(await modelAt(url).invoke(words));
+
+async function streamed(url, words) {
+  let message;
+  for await (const chunk of await modelAt(url).stream(words)) {
+    message = message === undefined ? chunk : concat(message, chunk);
+  }
+  return shown(message);
+}
+
+async function tools(url) {
+  const schema = z.object({ city: z.string() });
+  const own = tool(warmth, { name: WARMTH.name, description: WARMTH.description, schema });
+  const model = modelAt(url).bindTools([own]);
+  const messages = [new HumanMessage(SAID.tools)];
+  const first = await model.invoke(messages);
+  const [call] = first.tool_calls;
+  messages.push(first, new ToolMessage({ content: warmth(call.args), tool_call_id: call.id }));
+  return [shown(first), shown(await model.invoke(messages))];
+}
+
+// As a JSON schema and as a tool that must be called.
+async function shape(url) {
+  const form = z.object({ city: z.string(), degrees: z.number() });
+  const seen = [];
+  for (const method of ["jsonSchema", "functionCalling"]) {
+    const model = modelAt(url).withStructuredOutput(form, { name: "place", method });
+    seen.push(await model.invoke(SAID.shape));
+  }
+  return seen;
+}
+
+await play({ ways: { whole, streamed }, alone: { tools, shape } });

@@ -1,0 +1,99 @@
+// The openai SDK: whole, streamed and with its stream helper.
+
+import OpenAI from "openai";
+import { zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
+import { KEY, MODEL, SAID, WARMTH, asked, play, same, warmth } from "./stage.mjs";
+
+const clientAt = (url) => new OpenAI({ baseURL: url, apiKey: KEY, maxRetries: 0, timeout: 30_000 });
+const completionsAt = (url) => clientAt(url).chat.completions;
+const asking = (words) => ({ model: MODEL, messages: [{ role: "user", content: words }] });
+const usageToo = { stream_options: { include_usage: true } };
+
+const links = (entries) => Object.fromEntries(entries);
+const cited = (notes) => links((notes ?? []).map((n) => [n.url_citation.title, n.url_citation.url]));
+const files = (sandbox) => links((sandbox?.files ?? []).map((file) => [file.filename, file.url]));
+const called = (calls) => (calls ?? []).map((call) => call.function.name);
+const pictures = (images) => (images ?? []).map((image) => image.image_url.url);
+
+// A completion, whole or added up by the SDK.
+function shown({ choices: [choice], usage, sandbox }) {
+  const { message } = choice;
+  return {
+    text: message.content,
+    finish: choice.finish_reason,
+    calls: called(message.tool_calls),
+    thought: message.reasoning_content ?? "",
+    usage: [usage.prompt_tokens, usage.completion_tokens],
+    cited: cited(message.annotations),
+    pictures: pictures(message.images),
+    files: files(sandbox),
+  };
+}
+
+const whole = async (url, words) => shown(await completionsAt(url).create(asking(words)));
+
+// As an app adds the chunks up that looks at all of them.
+async function streamed(url, words) {
+  const told = { text: "", thought: "", calls: [], usage: [], cited: {}, pictures: [], files: {} };
+  const stream = await completionsAt(url).create({ ...asking(words), stream: true, ...usageToo });
+  for await (const chunk of stream) {
+    if (chunk.usage) told.usage.push(chunk.usage.prompt_tokens, chunk.usage.completion_tokens);
+    for (const { delta, finish_reason } of chunk.choices) {
+      told.text += delta.content ?? "";
+      told.thought += delta.reasoning_content ?? "";
+      told.calls.push(...called(delta.tool_calls));
+      told.pictures.push(...pictures(delta.images));
+      Object.assign(told.cited, cited(delta.annotations));
+      if (finish_reason) Object.assign(told, { finish: finish_reason, files: files(chunk.sandbox) });
+    }
+  }
+  return told;
+}
+
+async function helper(url, words) {
+  const stream = completionsAt(url).stream({ ...asking(words), ...usageToo });
+  let told = "";
+  stream.on("content", (delta) => (told += delta));
+  const completion = shown(await stream.finalChatCompletion());
+  same(told, completion.text);
+  return completion;
+}
+
+// By hand: the call, its answer, the answer to that.
+async function tools(url) {
+  const messages = asked("tools");
+  const tools = [{ type: "function", function: WARMTH }];
+  const first = await completionsAt(url).create({ model: MODEL, messages, tools });
+  const [{ message }] = first.choices;
+  const [call] = message.tool_calls;
+  const content = warmth(JSON.parse(call.function.arguments));
+  messages.push(message, { role: "tool", tool_call_id: call.id, content });
+  return [shown(first), shown(await completionsAt(url).create({ model: MODEL, messages, tools }))];
+}
+
+// The SDK calls the tool and asks again, streaming.
+async function toolsHelper(url) {
+  const tool = { ...WARMTH, function: warmth, parse: JSON.parse };
+  const messages = asked("tools");
+  const tools = [{ type: "function", function: tool }];
+  return completionsAt(url).runTools({ model: MODEL, messages, tools, stream: true }).finalContent();
+}
+
+async function shape(url) {
+  const form = z.object({ city: z.string(), degrees: z.number() });
+  const response_format = zodResponseFormat(form, "place");
+  const completion = await completionsAt(url).parse({ ...asking(SAID.shape), response_format });
+  return completion.choices[0].message.parsed;
+}
+
+async function models(url) {
+  const found = [];
+  for await (const model of clientAt(url).models.list()) found.push(model.id);
+  return found;
+}
+
+await play({
+  ways: { whole, streamed, helper },
+  alone: { tools, "tools helper": toolsHelper, shape, models },
+});

@@ -1,0 +1,88 @@
+"""langchain-openai: invoke, stream, tools, structured output."""
+
+from functools import cache
+from typing import Any
+
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+from stage import KEY, MODEL, SAID, TIMEOUT_S, play, warmth
+
+
+class Place(BaseModel):
+    """Where it is how warm."""
+
+    city: str
+    degrees: int
+
+
+@cache
+def model_at(url: str) -> ChatOpenAI:
+    return ChatOpenAI(
+        base_url=url,
+        api_key=KEY,
+        model=MODEL,
+        max_retries=0,
+        timeout=TIMEOUT_S,
+        stream_usage=True,
+    )
+
+
+def shown(message: Any) -> dict[str, Any]:
+    usage = message.usage_metadata
+    return {
+        "text": message.text,
+        "finish": message.response_metadata["finish_reason"],
+        "calls": [call["name"] for call in message.tool_calls],
+        "usage": [usage["input_tokens"], usage["output_tokens"]],
+    }
+
+
+def whole(url: str, words: str) -> Any:
+    return shown(model_at(url).invoke(words))
+
+
+def streamed(url: str, words: str) -> Any:
+    first, *others = model_at(url).stream(words)
+    return shown(sum(others, first))
+
+
+async def whole_async(url: str, words: str) -> Any:
+    return shown(await model_at(url).ainvoke(words))
+
+
+async def streamed_async(url: str, words: str) -> Any:
+    first, *others = [chunk async for chunk in model_at(url).astream(words)]
+    return shown(sum(others, first))
+
+
+def tools(url: str) -> Any:
+    model = model_at(url).bind_tools([tool(warmth)])
+    messages: list[BaseMessage] = [HumanMessage(SAID["tools"])]
+    first = model.invoke(messages)
+    (call,) = first.tool_calls
+    messages += [first, ToolMessage(warmth(**call["args"]), tool_call_id=call["id"])]
+    return [shown(first), shown(model.invoke(messages))]
+
+
+def shape(url: str) -> Any:
+    """As a JSON schema and as a tool that must be called."""
+    return [
+        model_at(url)
+        .with_structured_output(Place, method=method)
+        .invoke(SAID["shape"])
+        .model_dump()
+        for method in ("json_schema", "function_calling")
+    ]
+
+
+play(
+    ways={
+        "whole": whole,
+        "streamed": streamed,
+        "async": whole_async,
+        "async streamed": streamed_async,
+    },
+    alone={"tools": tools, "shape": shape},
+)

@@ -1,0 +1,82 @@
+"""LlamaIndex's OpenAILike: chat, stream_chat, tools, structured output."""
+
+from functools import cache
+from typing import Any
+
+from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel
+from stage import KEY, MODEL, SAID, TIMEOUT_S, play, warmth
+
+
+class Place(BaseModel):
+    """Where it is how warm."""
+
+    city: str
+    degrees: int
+
+
+@cache
+def model_at(url: str) -> OpenAILike:
+    return OpenAILike(
+        model=MODEL,
+        api_base=url,
+        api_key=KEY,
+        is_chat_model=True,
+        is_function_calling_model=True,
+        max_retries=0,
+        timeout=TIMEOUT_S,
+    )
+
+
+def shown(model: OpenAILike, response: Any) -> dict[str, Any]:
+    calls = model.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+    return {
+        "text": response.message.content or "",
+        "calls": [call.tool_name for call in calls],
+    }
+
+
+def whole(url: str, words: str) -> Any:
+    model = model_at(url)
+    response = model.chat([ChatMessage(words)])
+    (choice,) = response.raw.choices
+    usage = response.raw.usage
+    ended = {
+        "finish": choice.finish_reason,
+        "usage": [usage.prompt_tokens, usage.completion_tokens],
+    }
+    return {**shown(model, response), **ended}
+
+
+def streamed(url: str, words: str) -> Any:
+    model = model_at(url)
+    responses = list(model.stream_chat([ChatMessage(words)]))
+    assert "".join(response.delta or "" for response in responses) == responses[-1].message.content
+    return shown(model, responses[-1])
+
+
+def tools(url: str) -> Any:
+    model, tool = model_at(url), FunctionTool.from_defaults(warmth)
+    first = model.chat_with_tools([tool], user_msg=SAID["tools"])
+    (call,) = model.get_tool_calls_from_response(first)
+    told = tool(**call.tool_kwargs).content
+    history = [
+        ChatMessage(SAID["tools"]),
+        first.message,
+        ChatMessage(told, role="tool", additional_kwargs={"tool_call_id": call.tool_id}),
+    ]
+    last = model.chat_with_tools([tool], chat_history=history)
+    return [shown(model, first), shown(model, last)]
+
+
+def shape(url: str) -> Any:
+    return model_at(url).structured_predict(Place, PromptTemplate(SAID["shape"])).model_dump()
+
+
+play(
+    ways={"whole": whole, "streamed": streamed},
+    alone={"tools": tools, "shape": shape},
+)

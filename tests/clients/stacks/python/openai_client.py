@@ -1,0 +1,171 @@
+"""The openai SDK: sync and async, whole, streamed and with its stream helper."""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import openai
+from pydantic import BaseModel
+from stage import KEY, MODEL, SAID, TIMEOUT_S, WARMTH, play, warmth
+
+HOW: dict[str, Any] = {"api_key": KEY, "max_retries": 0, "timeout": TIMEOUT_S}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+
+
+class Place(BaseModel):
+    city: str
+    degrees: int
+
+
+@cache
+def sync_at(url: str) -> Any:
+    return openai.OpenAI(base_url=url, **HOW)
+
+
+@cache
+def async_at(url: str) -> Any:
+    return openai.AsyncOpenAI(base_url=url, **HOW)
+
+
+def asked(words: str) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": words}]}
+
+
+def shown(completion: Any) -> dict[str, Any]:
+    """A completion, whole or added up by the SDK."""
+    (choice,) = completion.choices
+    extra = choice.message.model_extra
+    sandbox = completion.model_extra.get("sandbox", {})
+    notes = [note.url_citation for note in choice.message.annotations or []]
+    return {
+        "text": choice.message.content,
+        "finish": choice.finish_reason,
+        "calls": [call.function.name for call in choice.message.tool_calls or []],
+        "thought": extra.get("reasoning_content", ""),
+        "usage": [completion.usage.prompt_tokens, completion.usage.completion_tokens],
+        "cited": {note.title: note.url for note in notes},
+        "pictures": [image["image_url"]["url"] for image in extra.get("images", [])],
+        "files": {file["filename"]: file["url"] for file in sandbox.get("files", [])},
+    }
+
+
+def added_up(chunks: Iterable[Any]) -> dict[str, Any]:
+    """The chunks of a stream, as an app adds them up that looks at all of them."""
+    text, thought = "", ""
+    found: dict[str, Any] = {"calls": [], "cited": {}, "pictures": [], "files": {}, "usage": []}
+    for chunk in chunks:
+        if chunk.usage:
+            found["usage"] += [chunk.usage.prompt_tokens, chunk.usage.completion_tokens]
+        for choice in chunk.choices:
+            extra = choice.delta.model_extra
+            text += choice.delta.content or ""
+            thought += extra.get("reasoning_content", "")
+            found["calls"] += [call.function.name for call in choice.delta.tool_calls or []]
+            found["pictures"] += [image["image_url"]["url"] for image in extra.get("images", [])]
+            for note in extra.get("annotations", []):
+                found["cited"][note["url_citation"]["title"]] = note["url_citation"]["url"]
+            if choice.finish_reason:
+                files = chunk.model_extra["sandbox"]["files"]
+                found["finish"] = choice.finish_reason
+                found["files"] = {file["filename"]: file["url"] for file in files}
+    return {"text": text, "thought": thought, **found}
+
+
+def whole(url: str, words: str) -> Any:
+    return shown(sync_at(url).chat.completions.create(**asked(words)))
+
+
+def streamed(url: str, words: str) -> Any:
+    return added_up(sync_at(url).chat.completions.create(**asked(words), stream=True, **USAGE))
+
+
+def helper(url: str, words: str) -> Any:
+    with sync_at(url).chat.completions.stream(**asked(words), **USAGE) as stream:
+        told = [event.delta for event in stream if event.type == "content.delta"]
+        completion = shown(stream.get_final_completion())
+    assert "".join(told) == completion["text"]
+    return completion
+
+
+async def whole_async(url: str, words: str) -> Any:
+    return shown(await async_at(url).chat.completions.create(**asked(words)))
+
+
+async def streamed_async(url: str, words: str) -> Any:
+    stream = await async_at(url).chat.completions.create(**asked(words), stream=True, **USAGE)
+    return added_up([chunk async for chunk in stream])
+
+
+async def helper_async(url: str, words: str) -> Any:
+    async with async_at(url).chat.completions.stream(**asked(words), **USAGE) as stream:
+        told = [event.delta async for event in stream if event.type == "content.delta"]
+        completion = shown(await stream.get_final_completion())
+    assert "".join(told) == completion["text"]
+    return completion
+
+
+def tools(url: str) -> Any:
+    """By hand: the call, its answer, the answer to that."""
+    asking = {**asked(SAID["tools"]), "tools": [WARMTH]}
+    client = sync_at(url)
+    first = client.chat.completions.create(**asking)
+    message = first.choices[0].message
+    (call,) = message.tool_calls
+    asking["messages"] += [
+        message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": warmth("Bonn")},
+    ]
+    return [shown(first), shown(client.chat.completions.create(**asking))]
+
+
+def tools_helper(url: str) -> Any:
+    """The same by the stream helper."""
+    asking = {**asked(SAID["tools"]), "tools": [WARMTH], **USAGE}
+    steps = []
+    client = sync_at(url)
+    for _ in range(2):
+        with client.chat.completions.stream(**asking) as stream:
+            completion = stream.get_final_completion()
+        steps.append(shown(completion))
+        message = completion.choices[0].message
+        asking["messages"].append(message.model_dump(exclude_none=True))
+        asking["messages"] += [
+            {"role": "tool", "tool_call_id": call.id, "content": warmth("Bonn")}
+            for call in message.tool_calls or []
+        ]
+    return steps
+
+
+def shape(url: str) -> Any:
+    parse = sync_at(url).chat.completions.parse
+    completion = parse(**asked(SAID["shape"]), response_format=Place)
+    return completion.choices[0].message.parsed.model_dump()
+
+
+def shape_helper(url: str) -> Any:
+    asking = sync_at(url).chat.completions.stream(**asked(SAID["shape"]), response_format=Place)
+    with asking as stream:
+        return stream.get_final_completion().choices[0].message.parsed.model_dump()
+
+
+def models(url: str) -> Any:
+    return [model.id for model in sync_at(url).models.list()]
+
+
+play(
+    ways={
+        "whole": whole,
+        "streamed": streamed,
+        "helper": helper,
+        "async": whole_async,
+        "async streamed": streamed_async,
+        "async helper": helper_async,
+    },
+    alone={
+        "tools": tools,
+        "tools helper": tools_helper,
+        "shape": shape,
+        "shape helper": shape_helper,
+        "models": models,
+    },
+)

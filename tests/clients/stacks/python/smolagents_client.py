@@ -1,0 +1,56 @@
+"""smolagents: its model whole and streamed, and an agent with a tool."""
+
+from functools import cache
+from typing import Any
+
+from smolagents import ChatMessage, LogLevel, OpenAIServerModel, ToolCallingAgent, tool
+from stage import KEY, MODEL, SAID, TIMEOUT_S, play
+from stage import warmth as look_up
+
+
+@tool
+def warmth(city: str) -> str:
+    """How warm it is in a city.
+
+    Args:
+        city: its name.
+    """
+    return look_up(city)
+
+
+@cache
+def model_at(url: str) -> OpenAIServerModel:
+    how = {"max_retries": 0, "timeout": TIMEOUT_S}
+    return OpenAIServerModel(MODEL, api_base=url, api_key=KEY, client_kwargs=how, retry=False)
+
+
+def asked(words: str) -> list[ChatMessage]:
+    return [ChatMessage(role="user", content=words)]
+
+
+def whole(url: str, words: str) -> Any:
+    message = model_at(url).generate(asked(words))
+    usage = message.token_usage
+    return {
+        "text": message.content,
+        "calls": message.tool_calls or [],
+        "usage": [usage.input_tokens, usage.output_tokens],
+    }
+
+
+def streamed(url: str, words: str) -> Any:
+    deltas = list(model_at(url).generate_stream(asked(words)))
+    usage = [delta.token_usage for delta in deltas if delta.token_usage]
+    return {
+        "text": "".join(delta.content or "" for delta in deltas),
+        "calls": [call for delta in deltas for call in delta.tool_calls or []],
+        "usage": [n for used in usage for n in (used.input_tokens, used.output_tokens)],
+    }
+
+
+def tools(url: str) -> Any:
+    agent = ToolCallingAgent([warmth], model_at(url), max_steps=3, verbosity_level=LogLevel.OFF)
+    return agent.run(SAID["tools"])
+
+
+play(ways={"whole": whole, "streamed": streamed}, alone={"tools": tools})

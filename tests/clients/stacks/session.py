@@ -1,0 +1,88 @@
+"""One client before the house: all its scenarios, at every profile, in one process."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+
+from proxy.wire.steps import Steps
+from sandbox_runtime.errors import SandboxUnavailableError
+from tests.clients.stacks.conversations import DOT, IN_EVERY_WAY, SAID, TABLE, UNAVAILABLE, answer
+from tests.clients.stacks.environments import variables
+from tests.clients.stacks.stacks import PROFILES
+from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.server import door_to, house, join, serve
+
+TIMEOUT_S = 120
+MODEL = "fake-model"
+LINK = re.compile(r"http://[^\s\")]+/content\?[^\s\")]+")
+
+Key = tuple[str, str]
+"""The profile and the scenario, with the way it was asked."""
+Seen = Mapping[Key, Any]
+
+
+async def play(command: Sequence[str], folder: Path) -> Seen:
+    """Run a client's program against the house; gives what it saw, links opened."""
+    async with scripted_backend(answer, model=MODEL) as backend, AsyncExitStack() as houses:
+        places = {
+            profile: await houses.enter_async_context(_places(backend, profile, folder / profile))
+            for profile in PROFILES
+        }
+        given = {
+            "model": MODEL,
+            "places": places,
+            "said": SAID,
+            "said_in_every_way": {name: SAID[name] for name in IN_EVERY_WAY},
+        }
+        lines = await _lines([*command, json.dumps(given)], folder)
+        return {_key(line): await _opened(line) for line in lines}
+
+
+@asynccontextmanager
+async def _places(
+    backend: Backend, profile: Steps, state_dir: Path
+) -> AsyncIterator[dict[str, str]]:
+    """The house with computers, with none to be had, and with pretended ones for the rest."""
+    none = MemorySandboxes(failure=SandboxUnavailableError(UNAVAILABLE, retry_after_s=1))
+    model = door_to(backend)
+    try:
+        async with (
+            house(backend, "bubblewrap", state_dir / "work", steps=profile) as work,
+            house(backend, "memory", state_dir / "others", steps=profile) as others,
+            serve(join(model, none, state_dir / "none", steps=profile)) as unavailable,
+        ):
+            addresses = {"work": work, "unavailable": unavailable, "others": others}
+            yield {name: f"{url}/v1" for name, url in addresses.items()}
+    finally:
+        await model.aclose()
+
+
+async def _lines(command: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    with anyio.fail_after(TIMEOUT_S):
+        done = await anyio.run_process(command, check=False, cwd=folder, env=variables(folder))
+    assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _key(line: Mapping[str, Any]) -> Key:
+    return line["profile"], line["scenario"]
+
+
+async def _opened(line: Mapping[str, Any]) -> Any:
+    """What was seen or raised; in the place of each link stands what a browser finds there."""
+    text = json.dumps({name: line[name] for name in line if name not in ("profile", "scenario")})
+    async with httpx.AsyncClient() as browser:
+        for link in sorted(set(LINK.findall(text)), key=len, reverse=True):
+            text = text.replace(link, _name((await browser.get(link)).content))
+    return json.loads(text)
+
+
+def _name(content: bytes) -> str:
+    return {TABLE: "<table.csv>", DOT: "<dot.gif>"}.get(content, "<something else>")
