@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from policies.prompts import TOOL_NAMES
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.wire.chat_request import RESERVED_TOOLS
 from tests.fakes.backend import Frames, Item, Refusal, chunk, frames
 
 SAID = {
@@ -89,7 +89,7 @@ def _tools(since: Sequence[Mapping[str, Any]], body: Mapping[str, Any]) -> dict[
 
 def _shape(body: Mapping[str, Any]) -> dict[str, Any]:
     """Where the client has a tool for the form it is called; else the form is kept in words."""
-    if theirs := [name for name in _names(body) if name not in RESERVED_TOOLS]:
+    if theirs := [name for name in _names(body) if name not in TOOL_NAMES]:
         return tool_reply(call(theirs[0], **PLACE))
     return text_reply(json.dumps(PLACE) if "response_format" in body else "In Bonn.")
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from policies.prompts import TOOL_NAMES
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.wire.chat_request import RESERVED_TOOLS
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
@@ -24,7 +24,7 @@ def _reply(body: Mapping[str, Any]) -> dict[str, Any]:
     users = [said["content"] for said in body["messages"] if said["role"] == "user"]
     words = json.dumps(users, ensure_ascii=False)
     tools = [tool["function"] for tool in body.get("tools", [])]
-    theirs = [tool for tool in tools if tool["name"] not in RESERVED_TOOLS]
+    theirs = [tool for tool in tools if tool["name"] not in TOOL_NAMES]
     if theirs and last["role"] != "tool":
         (tool, *_) = theirs
         return tool_reply(call(tool["name"], **_filled(tool["parameters"], words)))

@@ -10,11 +10,10 @@ from typing import Any
 import anyio
 import httpx
 
-from proxy.wire.steps import Steps
+from policies.steps import PROFILES, Steps
 from sandbox_runtime.errors import SandboxUnavailableError
 from tests.clients.stacks.conversations import DOT, IN_EVERY_WAY, SAID, TABLE, UNAVAILABLE, answer
 from tests.clients.stacks.environments import variables
-from tests.clients.stacks.stacks import PROFILES
 from tests.fakes.backend import Backend, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import door_to, house, join, serve

@@ -4,11 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.wire.steps import Steps
-
-PROFILES: tuple[Steps, ...] = ("off", "reasoning")
-"""At which every client is tried."""
-
 ALL = frozenset({"text", "finish", "calls", "thought", "usage", "cited", "pictures", "files"})
 
 Failing = Literal["refused", "broken", "cut", "unavailable"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.wire.steps import Steps
+from policies.steps import PROFILES, Steps
 from tests.clients.stacks.conversations import (
     ANSWER,
     COMMAND,
@@ -17,7 +17,7 @@ from tests.clients.stacks.conversations import (
     WARMTH,
 )
 from tests.clients.stacks.session import MODEL, Seen
-from tests.clients.stacks.stacks import PROFILES, STACKS, Stack, Way
+from tests.clients.stacks.stacks import STACKS, Stack, Way
 
 SeenBy = Callable[[Stack], Seen]
 
