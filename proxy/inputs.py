@@ -10,6 +10,7 @@ from typing import Any
 
 from policies.file_names import clean_type
 from policies.workspace import Given, InputLimits, Kind, Modality, Placed, plan
+from proxy.agent.model import Message
 from proxy.agent.task import InputFile, Task
 from proxy.errors import BadRequestError, FileTooLargeError
 from proxy.fetch import Fetcher, FetchError, Room
@@ -60,10 +61,44 @@ class Inputs:
         self._fetcher = fetcher
 
     async def receive(self, task: Task, owner: str, body: Mapping[str, Any]) -> Task:
-        """The task, its files beside its messages. Raises BadRequestError, FileTooLargeError."""
+        """The task, its files beside its messages; what is to be fetched is fetched when the run
+        begins, for its client should not wait for that in silence.
+
+        Raises BadRequestError, FileTooLargeError.
+        """
         messages, parts = read(task.messages)
         parts = [*beside(body), *parts]
-        contents = await self._contents(parts, owner) if parts else []
+        sizes = await asyncio.to_thread(self._measured, parts) if parts else {}
+        here = [await self._here(part, sizes, owner) for part in parts]
+        if any(isinstance(part.source, Remote) for part in parts):
+            room = Room(self._max_total - sum(sizes.values()))
+            return replace(task, arriving=partial(self._arrive, messages, parts, here, room))
+        return self._placed(task, messages, parts, here)
+
+    async def _arrive(
+        self,
+        messages: Sequence[Message],
+        parts: Sequence[FilePart],
+        here: Sequence[_Content],
+        room: Room,
+        task: Task,
+    ) -> Task:
+        fetched = await self._fetched(parts, room)
+        contents = [
+            replace(fetched[part.source.url], shown=part.part)
+            if isinstance(part.source, Remote)
+            else content
+            for part, content in zip(parts, here, strict=True)
+        ]
+        return self._placed(replace(task, arriving=None), messages, parts, contents)
+
+    def _placed(
+        self,
+        task: Task,
+        messages: Sequence[Message],
+        parts: Sequence[FilePart],
+        contents: Sequence[_Content],
+    ) -> Task:
         given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
         workspace = plan(messages, given, move_text_over_chars=self._limits.move_text_over_chars)
         inputs = [_input_file(placed, contents) for placed in workspace.files]
@@ -74,21 +109,16 @@ class Inputs:
         if self._fetcher:
             self._fetcher.close()
 
-    async def _contents(self, parts: Sequence[FilePart], owner: str) -> list[_Content]:
-        sizes = await asyncio.to_thread(self._measured, parts)
-        fetched = await self._fetched(parts, Room(self._max_total - sum(sizes.values())))
-        found = []
-        for part in parts:
-            match part.source:
-                case InlineData() as data:
-                    pieces = partial(_inline_pieces, data)
-                    content = _Content(part.mime_type, sizes[part.identity], pieces)
-                    found.append(replace(content, shown=part.part))
-                case Remote(url=url):
-                    found.append(replace(fetched[url], shown=part.part))
-                case Uploaded(file_id=file_id):
-                    found.append(await self._uploaded(part, owner, file_id))
-        return found
+    async def _here(self, part: FilePart, sizes: Mapping[str, int], owner: str) -> _Content:
+        """What need not be fetched; for the rest nothing yet."""
+        match part.source:
+            case InlineData() as data:
+                pieces = partial(_inline_pieces, data)
+                content = _Content(part.mime_type, sizes[part.identity], pieces)
+                return replace(content, shown=part.part)
+            case Uploaded(file_id=file_id):
+                return await self._uploaded(part, owner, file_id)
+        return _Content()
 
     def _given(self, part: FilePart, content: _Content) -> Given:
         return Given(

@@ -1,6 +1,7 @@
 """Several answers to one request (`n`): a run each, at the same time, in sandboxes of their own."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,7 @@ async def run(agent: Agent, task: Task, emit: Emit) -> Result:
 
     Raises what Agent.run raises.
     """
+    task = await _arrived(task)
     if not task.others:
         return await agent.run(task, emit)
     try:
@@ -44,6 +46,28 @@ async def run(agent: Agent, task: Task, emit: Emit) -> Result:
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return replace(first.result(), others=[other.result() for other in others])
+
+
+async def _arrived(task: Task) -> Task:
+    """The task with all its files, and with so much less time as they took."""
+    if task.arriving is None:
+        return task
+    began = time.monotonic()
+    whole = await task.arriving(task)
+    if whole.deadline_s is not None:
+        left_s = whole.deadline_s - (time.monotonic() - began)
+        whole = replace(whole, deadline_s=max(0.001, left_s))
+    others = [
+        replace(
+            other,
+            messages=whole.messages,
+            inputs=whole.inputs,
+            deadline_s=whole.deadline_s,
+            arriving=None,
+        )
+        for other in task.others
+    ]
+    return replace(whole, others=others)
 
 
 def _of_choice(index: int, emit: Emit) -> Emit:

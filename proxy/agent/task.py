@@ -1,6 +1,6 @@
 """What the agent is asked for and what it gives back."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -90,6 +90,8 @@ class Task:
     """When the answer must be there, from the run's start; the policy's limit holds beside it."""
     form: AnswerForm | None = None
     """What the visible answer must be, as far as it can be checked."""
+    arriving: Callable[["Task"], Awaitable["Task"]] | None = None
+    """What makes the task complete where some of its files have to be fetched."""
     legacy_functions: bool = False
     """Whether the client knows its tools as `functions`."""
     others: Sequence["Task"] = ()

@@ -1,11 +1,13 @@
 """What the openai SDK sends beside words lies in the sandbox, and the model is told where."""
 
+import asyncio
 import base64
 import re
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
@@ -302,6 +304,35 @@ async def test_what_is_on_the_web_is_fetched_or_said_not_to_be(tmp_path: Path) -
         f"[Given file: {INPUT_DIR}/paper.png (image/png, 11 bytes)]",
     ]
     assert observed(backend).count("pixels") == 2
+
+
+async def test_a_stream_has_begun_before_the_web_has_answered(tmp_path: Path) -> None:
+    heard_of = asyncio.Event()
+
+    async def slow_site(reader: Reader, writer: Writer) -> None:
+        await heard_of.wait()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 11\r\n\r\n"
+        writer.write(head + PNG)
+
+    internet = Internet()
+    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
+    image = image_part("http://allowed.example/p.png")
+    body = {"model": "m", "messages": user(image), "stream": True}
+    async with (
+        scripted_backend([SUBMIT]) as backend,
+        internet.server(slow_site),
+        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
+        httpx.AsyncClient(timeout=20) as client,
+        client.stream("POST", f"{url}/v1/chat/completions", json=body) as response,
+    ):
+        with anyio.fail_after(10):
+            async for line in response.aiter_lines():
+                assert "error" not in line
+                heard_of.set()
+    fetcher.close()
+    assert notes(heard(backend)) == [
+        f"[The image above is the file {INPUT_DIR}/p.png (image/png, 11 bytes)]"
+    ]
 
 
 async def test_nothing_is_fetched_where_that_is_switched_off(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
 
 from policies.isolation import Isolation
 from policies.sessions import GoesOn, Session, State
-from proxy.workspaces import Origin, Seat, Workspaces
+from proxy.store.store import Store
+from proxy.workspaces import Origin, Seat, Snapshots, Workspaces
 from sandbox_runtime.errors import SandboxStartError
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -23,9 +25,9 @@ KEEP_S = 60.0
 class House:
     """Workspaces with all that is behind them."""
 
-    def __init__(self, max_kept: int = 2) -> None:
+    def __init__(self, snapshots: Snapshots, max_kept: int = 2) -> None:
         self.sandboxes = MemorySandboxes()
-        self.snapshots = MemorySnapshots()
+        self.snapshots = snapshots
         self.clock = HandClock()
         self.workspaces = Workspaces(
             self.sandboxes, self.snapshots, keep_s=KEEP_S, max_kept=max_kept, clock=self.clock
@@ -51,13 +53,16 @@ class House:
         return self.sandboxes.opened - self.sandboxes.closed
 
 
-@pytest.fixture
-async def house() -> AsyncIterator[House]:
-    house = House()
-    with anyio.fail_after(10):
+@pytest.fixture(params=["memory", "store"])
+async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
+    store = Store(tmp_path) if request.param == "store" else None
+    house = House(store.workspaces if store else MemorySnapshots())
+    with anyio.fail_after(20):
         yield house
         await house.workspaces.aclose()
     assert house.alive == 0
+    if store:
+        store.close()
 
 
 async def test_the_next_request_has_the_files_and_the_computer_of_the_one_before(
@@ -149,7 +154,7 @@ async def test_a_computer_that_is_lost_is_replaced_by_one_with_the_files_of_befo
 async def test_a_conversation_whose_files_are_lost_begins_anew(house: House) -> None:
     await house.run("echo one > file", "1")
     async with house.use("2", "1") as seat:
-        house.snapshots.kept.clear()
+        await house.snapshots.discard(CHAT)
         await (await seat.sandbox()).close()
         again = await seat.sandbox()
         assert (await again.exec("ls", timeout_s=5)).stdout == "documents\noutput\n"
@@ -176,7 +181,7 @@ async def test_a_run_that_belongs_to_no_conversation_leaves_nothing(house: House
     async with house.workspaces.use(None, ISOLATION) as seat:
         await (await seat.sandbox()).exec("echo one > file", timeout_s=5)
     await until(lambda: house.alive == 0)
-    assert house.snapshots.kept == {}
+    assert await house.snapshots.newest(CHAT) is None
 
 
 async def test_where_no_computer_can_be_had_the_request_hears_why() -> None:
