@@ -26,7 +26,8 @@ class SessionSettings:
     keep_s: float = 120.0
     """How long a computer stays with its conversation after a run."""
     max_kept: int = 8
-    """How many stay so at one time; beyond that the oldest goes."""
+    """How many stay so at one time, of half the sandboxes there may be at most; beyond that the
+    oldest goes."""
     keep_hours: float = 168.0
     """How long the files are kept after that."""
     quota_mib: int = 4096

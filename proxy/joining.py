@@ -116,9 +116,8 @@ def build_services(
     pool = Pool(backend, config.sandbox.pool, [isolation], on_lend=way_out.open)
     store = build_store(config)
     sessions = config.sessions
-    workspaces = Workspaces(
-        pool, store.workspaces, keep_s=sessions.keep_s, max_kept=sessions.max_kept
-    )
+    max_kept = min(sessions.max_kept, config.sandbox.pool.max_total // 2)
+    workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
     agent = Agent(
         model,
         workspaces,
