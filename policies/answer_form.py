@@ -5,8 +5,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import jsonschema_rs
-
 MAX_FAULT_CHARS = 500
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*?)\n?```\s*", re.DOTALL)
 
@@ -59,6 +57,8 @@ def _structured(asked: dict[str, Any]) -> AnswerForm | None:
 
 def schema_fault(schema: Any) -> str | None:
     """What is wrong with a schema; it is not followed to other documents."""
+    import jsonschema_rs
+
     try:
         jsonschema_rs.validator_for(schema, retriever=_not_followed)
     except jsonschema_rs.ValidationError as error:
@@ -74,6 +74,8 @@ def answer_fault(form: AnswerForm, answer: str) -> str | None:
         value = json.loads(answer, parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
         return _short(f"It is not JSON: {error}.")
+    import jsonschema_rs
+
     try:
         jsonschema_rs.validator_for(form.schema, retriever=_not_followed).validate(value)
     except jsonschema_rs.ValidationError as error:

@@ -13,7 +13,6 @@ from proxy.config import Config, ConfigError, secret, state_dir
 from proxy.fetch import Fetcher
 from proxy.files import FileStore
 from proxy.inputs import Inputs
-from proxy.models.litellm_model import LiteLLMModel
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
@@ -43,6 +42,8 @@ def build_model(config: Config) -> Model:
             raise ConfigError(f"backend.script: {error}") from error
     model: Model
     if backend.kind == "litellm":
+        from proxy.models.litellm_model import LiteLLMModel
+
         model = LiteLLMModel(
             backend.models, timeout_s=backend.timeout_s, api_key=key, api_base=backend.base_url
         )
