@@ -112,6 +112,8 @@ class Names:
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._unnamed: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
+        """How often a name was wanted, about."""
 
     def give(self, wanted: str, *, kind: str, mime_type: str) -> str:
         """A name like the wanted one, or one after the `kind` of file, that no other has."""
@@ -120,10 +122,11 @@ class Names:
             number = self._unnamed[kind] = self._unnamed.get(kind, 0) + 1
             name = safe_name(f"{kind}-{number}", mime_type)
         stem, extension = _split(name)
-        number = 1
+        first, number = name, self._numbers.get(name, 1)
         while name in self._taken:
             number += 1
             name = f"{stem}-{number}{extension}"
+        self._numbers[first] = number
         self._taken.add(name)
         return name
 

@@ -106,6 +106,13 @@ def fits(settings: PoolSettings, load: Load) -> bool:
     return within and load.sandboxes <= settings.max_total
 
 
+def most(settings: PoolSettings, isolation: Isolation) -> int:
+    """How many of these there may be at one time."""
+    if settings.memory_budget_mib is None:
+        return settings.max_total
+    return min(settings.max_total, settings.memory_budget_mib // isolation.memory_mib)
+
+
 def how_many_to_end(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
     """How many of the idle ones, in their order, must go before there may be `load`.
 

@@ -53,10 +53,11 @@ class State:
 @dataclass(frozen=True, slots=True)
 class GoesOn:
     """A conversation that a run goes on with: from the first of `parents` (names of states) that
-    is there, else from the state that was left last."""
+    is there, else from the state that was left last; where it begins anew, from none."""
 
     session: Session
     parents: Sequence[str] = ()
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
 
 def container_id(owner: str, unique: str) -> str:
     """The container of that owner with a name of its own, 32 hexadecimal digits."""
-    return f"cntr_{_digest(owner)[:8]}{unique}"
+    return f"cntr_{_digest(owner)[:16]}{unique}"
 
 
 def container_named(owner: str, name: str) -> str:

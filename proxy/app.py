@@ -56,6 +56,7 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(RequestValidationError, _wrong)
     app.add_exception_handler(ClientDisconnect, _left)
+    app.add_exception_handler(RecursionError, _too_deep)
     app.add_exception_handler(Exception, _failed)
     return app
 
@@ -101,6 +102,11 @@ async def _wrong(request: Request, error: Exception) -> Response:
     # The first step says where the field was looked for: body, query, path or header.
     param = ".".join(str(step) for step in first["loc"][1:]) or None
     return _error(BadRequestError(f"{first['msg']}.", param=param, code="invalid_value"))
+
+
+async def _too_deep(request: Request, error: Exception) -> Response:
+    """JSON that can just be read, and not be written again."""
+    return _error(BadRequestError("The request body is nested too deeply."))
 
 
 async def _left(request: Request, error: Exception) -> Response:

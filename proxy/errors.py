@@ -5,6 +5,7 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ UnauthorizedError        401        the key is missing or wrong
 ├ NotFoundError            404        no such route, model or file
 ├ FileTooLargeError        413        a file is larger than may be sent
+├ BodyTooLargeError        413        a request is larger than may be sent
 ├ QuotaError               400        the key's files fill all the room it has
 ├ BackendError             its own    the model's server refused or failed; status kept
 │ ├ ContextOverflowError   400        the conversation no longer fits the model
@@ -76,6 +77,18 @@ class NotFoundError(ProxyError):
 
     def __init__(self, message: str, *, code: str = "not_found", param: str | None = None) -> None:
         super().__init__(message, status=404, type="invalid_request_error", code=code, param=param)
+
+
+class BodyTooLargeError(ProxyError):
+    """A request is larger than any may be."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(
+            f"The request body is larger than {max_bytes >> 20} MiB.",
+            status=413,
+            type="invalid_request_error",
+            code="request_too_large",
+        )
 
 
 class QuotaError(ProxyError):

@@ -171,10 +171,10 @@ def _parsed(url: str) -> tuple[str, httpcore.URL]:
         if split.scheme not in _PORTS:
             raise FetchError("only http and https URLs are fetched")
         target = parse_authority(split.netloc, _PORTS[split.scheme])
-    except ValueError as error:
+        query = f"?{split.query}" if split.query else ""
+        path = quote((split.path or "/") + query, safe=_URL_CHARS)
+    except ValueError as error:  # half a surrogate pair, too
         raise FetchError(f"its URL is malformed: {error}") from error
-    query = f"?{split.query}" if split.query else ""
-    path = quote((split.path or "/") + query, safe=_URL_CHARS)
     host = str(target).removesuffix(f":{_PORTS[split.scheme]}")
     return host, httpcore.URL(scheme=split.scheme, host=target.host, port=target.port, target=path)
 

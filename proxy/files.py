@@ -146,7 +146,7 @@ class RunFiles:
 
 def mime_type_of(name: str) -> str:
     """The type that a file's name speaks of."""
-    kind, encoding = mimetypes.guess_type(name)
+    kind, encoding = mimetypes.guess_type("/" + name.rpartition("/")[2])  # a path, no data URL
     if encoding:  # what is inside cannot be shown as it is
         return "application/gzip" if encoding == "gzip" else "application/octet-stream"
     return kind or "application/octet-stream"

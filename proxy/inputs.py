@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +26,7 @@ FETCHES_AT_ONCE = 8
 MAX_SHOWN_IMAGE_BYTES = 20 << 20
 """The largest uploaded picture that goes to the model; a larger one is a file only."""
 _PIECE_BYTES = 1 << 20
+_MAX_WORDS_BYTES = 16 << 20
 
 Pieces = AsyncGenerator[bytes, None]
 
@@ -101,7 +103,7 @@ class Inputs:
     ) -> Task:
         given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
         workspace = plan(messages, given, move_text_over_chars=self._limits.move_text_over_chars)
-        inputs = [_input_file(placed, contents) for placed in workspace.files]
+        inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
         return replace(task, messages=workspace.messages, inputs=inputs)
 
     def close(self) -> None:
@@ -133,6 +135,11 @@ class Inputs:
         )
 
     # Inside the request
+
+    @property
+    def max_body_bytes(self) -> int:
+        """How large a request may be: its files in base64, and words beside them."""
+        return self._max_total * 4 // 3 + _MAX_WORDS_BYTES
 
     @property
     def _max_file(self) -> int:
@@ -192,7 +199,8 @@ class Inputs:
     # Sent beforehand
 
     async def _uploaded(self, part: FilePart, owner: str, file_id: str) -> _Content:
-        upload = await self._uploads.find(owner, file_id)
+        known = file_id.encode(errors="replace").decode()  # half a surrogate pair names nothing
+        upload = await self._uploads.find(owner, known)
         if upload is None:
             raise BadRequestError(
                 f"Invalid '{part.param}': no file {file_id!r} was found.",
@@ -207,13 +215,15 @@ class Inputs:
         return _Content(mime_type, upload.bytes, read, filename=upload.filename, shown=shown)
 
 
-def _input_file(placed: Placed, contents: Sequence[_Content]) -> InputFile:
+def _input_file(
+    placed: Placed, parts: Sequence[FilePart], contents: Sequence[_Content]
+) -> InputFile:
     if isinstance(placed.source, str):
         text = placed.source.encode(errors="replace")  # half a surrogate pair is no text
-        return InputFile(placed.path, partial(_pieces, text))
+        return InputFile(placed.path, hashlib.sha256(text).hexdigest(), partial(_pieces, text))
     read = contents[placed.source].read
     assert read is not None
-    return InputFile(placed.path, read)
+    return InputFile(placed.path, parts[placed.source].identity, read)
 
 
 def _picture(upload: Upload, mime_type: str, part: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from policies.pool import most
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.config import Config, ConfigError, secret, state_dir
@@ -117,7 +118,7 @@ def build_services(
     pool = Pool(backend, config.sandbox.pool, [isolation], on_lend=way_out.open)
     store = build_store(config)
     sessions = config.sessions
-    max_kept = min(sessions.max_kept, config.sandbox.pool.max_total // 2)
+    max_kept = min(sessions.max_kept, most(config.sandbox.pool, isolation) // 2)
     workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
     agent = Agent(
         model,

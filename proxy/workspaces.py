@@ -17,12 +17,14 @@ from policies.isolation import Isolation
 from policies.sessions import GoesOn, Session, State
 from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.egress.decision import Decision, OnDecision
-from sandbox_runtime.errors import SandboxError, SandboxFileError
+from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, Sandboxes, Sink
 
 logger = logging.getLogger(__name__)
 
 Origin = Literal["new", "kept", "restored"]
+SNAPSHOT_S = 60.0
+"""How long keeping the files may take; beyond that they are lost."""
 MAX_SNAPSHOT_MIB = 1024
 """Larger workspaces last only as long as their computer is kept."""
 
@@ -180,6 +182,8 @@ class Workspaces:
     # Taking
 
     async def _parent(self, goes_on: GoesOn) -> State | None:
+        if goes_on.anew:
+            return None
         session = goes_on.session
         states = [State(session, name) for name in goes_on.parents]
         for state in states:
@@ -229,7 +233,7 @@ class Workspaces:
         settling.add_done_callback(partial(self._settled, state))
 
     def _settled(self, state: State, settling: "asyncio.Task[None]") -> None:
-        if self._settling[state] is settling:  # no other run has left the same state meanwhile
+        if self._settling.get(state) is settling:  # no other run has left the same state meanwhile
             del self._settling[state]
 
     async def _settle(self, parent: State | None, state: State, seat: Seat) -> None:
@@ -237,15 +241,29 @@ class Workspaces:
         computer = seat.computer
         try:
             if computer:
-                await self._snapshots.save(state, _snapshot_of(computer))
+                async with asyncio.timeout(SNAPSHOT_S):
+                    await self._snapshots.save(state, _snapshot_of(computer))
             elif parent:
                 await self._snapshots.alias(state, parent)
+        except (SandboxLostError, TimeoutError) as error:
+            logger.warning("the workspace of %s was lost: %s", state.session.name, error)
+            computer = None
+            if parent:
+                await self._alias(state, parent)
         except SandboxError as error:
             logger.warning("the workspace of %s cannot be kept: %s", state.session.name, error)
+        except Exception:
+            logger.exception("the workspace of %s cannot be kept", state.session.name)
         if computer:
             await self._keep(state, seat)
         else:
             await seat.end()
+
+    async def _alias(self, state: State, parent: State) -> None:
+        try:
+            await self._snapshots.alias(state, parent)
+        except Exception:
+            logger.exception("the workspace of %s cannot be kept", state.session.name)
 
     async def _keep(self, state: State, seat: Seat) -> None:
         if state in self._kept:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from proxy.agent.history import text_of
 from proxy.agent.listener import TurnListener
 from proxy.agent.model import Model, Reply
 from proxy.agent.outputs import Outputs, given_files, remove_answers
-from proxy.agent.parking import Parked, answers
+from proxy.agent.parking import NO_RESULT, Parked, answers
 from proxy.agent.submit_stream import recovered_answer
 from proxy.agent.task import Artifact, Notice, Result, Task
 from proxy.agent.tool_calls import ToolCall, Turn, understand
@@ -62,10 +62,11 @@ class Agent:
 
         Raises BackendError when the model fails for good, SandboxError when the sandbox does.
         """
+        began = time.monotonic()
         watch = EgressWatch(task.run_id, emit)
         async with self.workspaces.use(task.goes_on, self.isolation, watch.decided) as seat:
             try:
-                result = await _Run(self, task, emit, seat).go()
+                result = await _Run(self, task, emit, seat, began).go()
             finally:
                 watch.close()
             seat.leave_as = task.leaves or (task.parks if result.parked else None)
@@ -94,7 +95,7 @@ class _Ending:
 class _Run:
     """One run of the loop."""
 
-    def __init__(self, agent: Agent, task: Task, emit: Emit, seat: Seat) -> None:
+    def __init__(self, agent: Agent, task: Task, emit: Emit, seat: Seat, began: float) -> None:
         self._agent = agent
         self._task = task
         self._emit = emit
@@ -112,14 +113,15 @@ class _Run:
             taken=self._client_names,
         )
         words = system_prompt(agent.limits, agent.isolation.egress, self._toolbox.names)
-        self._talk = Conversation(agent.model, task, self._our_tools(), words)
+        tools = self._toolbox.schemas_but("submit" if task.must_call else "")
+        self._talk = Conversation(agent.model, task, tools, words)
         self._writer = AnswerWriter(
             emit, task.outbox, agent.artifact_limits, rewrite_links=task.rewrite_links
         )
         self._ending = _Ending()
         self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
         self._as_text = False
-        self._started = time.monotonic()
+        self._started = began
         self._turns = 0
         self._nudged = False
 
@@ -138,24 +140,14 @@ class _Run:
             await self._emit(Refused(self._ending.refusal))
         return await self._result(stop, answer)
 
-    async def _prepare(self, computer: Sandbox) -> Collection[str]:
+    async def _prepare(self, computer: Sandbox) -> Mapping[str, str]:
         """Make a computer ready for this run; returns the client's files that are in it already."""
         if not self._seat.goes_on:
-            return ()
-        if self._task.resumes is None:
+            return {}
+        if self._task.resumes is None or not self._task.resumes.began:
             await remove_answers(computer)
         await self._outputs.begin(computer)
         return await given_files(computer)
-
-    def _our_tools(self) -> list[Mapping[str, Any]]:
-        """What the model may use of ours; a run that has to end in a call cannot be submitted."""
-        names = zip(self._toolbox.names, self._toolbox.schemas, strict=True)
-        is_out = self._task.must_call
-        return [
-            schema
-            for name, schema in names
-            if not (is_out and self._toolbox.proper_name(name) == "submit")
-        ]
 
     def _spent(self) -> Spent:
         return Spent(
@@ -252,7 +244,8 @@ class _Run:
     async def _ask_for_call(self, stop: StopReason) -> StopReason:
         """The call that the client insists on, at the limit of a run that has not made it."""
         try:
-            async with asyncio.timeout(FINAL_ANSWER_S):
+            left_s = max(0.001, self._times.answer_s - self._spent().wall_time_s)
+            async with asyncio.timeout(min(FINAL_ANSWER_S, left_s)):
                 reply = await self._talk.ask_call(stop, None)
         except TimeoutError:
             return stop
@@ -260,6 +253,8 @@ class _Run:
         self._talk.history.append(turn.message)
         self._ending.reply, self._as_text = reply, turn.as_text
         self._ending.client_calls = [c for c in turn.calls if c.name in self._client_names]
+        told = [(c, NO_RESULT) for c in turn.calls if c.name not in self._client_names]
+        self._talk.history.append(*_told(told, as_text=turn.as_text))
         return StopReason.CLIENT_TOOL_CALLS if self._ending.client_calls else stop
 
     async def _run_tool(self, call: ToolCall, reply: Reply) -> Observation:
@@ -364,6 +359,7 @@ class _Run:
             ],
             as_text=self._as_text,
             goes_on=GoesOn(state.session, [state.name]) if state else None,
+            began=self._toolbox.computer is not None or bool(task.resumes and task.resumes.began),
         )
 
     def _finish_reason(self, stop: StopReason, answer: str) -> str:

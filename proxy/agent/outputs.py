@@ -1,6 +1,9 @@
 """What a run has produced, where earlier ones have left files of theirs."""
 
+import json
 import shlex
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 
 from policies.artifacts import Produced, output_path
 from policies.workspace import ANSWER_FILES, INPUT_DIR, OUTPUT_DIR
@@ -8,6 +11,8 @@ from sandbox_runtime.errors import SandboxFileError
 from sandbox_runtime.sandbox import Listing, Sandbox
 
 TIDY_S = 10.0
+_GIVEN = f"{INPUT_DIR}/.given"
+_MAX_GIVEN_BYTES = 1 << 20
 
 
 class Outputs:
@@ -40,10 +45,30 @@ async def remove_answers(sandbox: Sandbox) -> None:
     await sandbox.exec(f"rm -rf {files}", timeout_s=TIDY_S, shell_state="none")
 
 
-async def given_files(sandbox: Sandbox) -> set[str]:
-    """The paths in the directory of files that clients gave."""
-    listing = await _listing(sandbox, INPUT_DIR)
-    return {f"{INPUT_DIR}/{entry.path}" for entry in listing.entries}
+async def given_files(sandbox: Sandbox) -> dict[str, str]:
+    """What clients gave to earlier runs, as `remember_given` was told."""
+    pieces: list[bytes] = []
+
+    async def keep(piece: bytes) -> None:
+        pieces.append(piece)
+
+    try:
+        await sandbox.get(_GIVEN, keep, max_bytes=_MAX_GIVEN_BYTES)
+        given = json.loads(b"".join(pieces))
+    except (SandboxFileError, ValueError, RecursionError):
+        return {}  # there is none, or the model has changed it: then all is given anew
+    found = given.items() if isinstance(given, dict) else ()
+    return {path: identity for path, identity in found if isinstance(identity, str)}
+
+
+async def remember_given(sandbox: Sandbox, given: Mapping[str, str]) -> None:
+    """Note in the workspace itself, which is kept, what was given: paths and identities."""
+
+    async def written() -> AsyncIterator[bytes]:
+        yield json.dumps(given).encode()
+
+    with suppress(SandboxFileError):  # it is given once more then
+        await sandbox.put(_GIVEN, written())
 
 
 async def all_files(sandbox: Sandbox) -> list[Produced]:
@@ -56,10 +81,8 @@ async def all_files(sandbox: Sandbox) -> list[Produced]:
     ]
 
 
-async def _listing(
-    sandbox: Sandbox, directory: str = OUTPUT_DIR, *, hashes: bool = False
-) -> Listing:
+async def _listing(sandbox: Sandbox, *, hashes: bool = False) -> Listing:
     try:
-        return await sandbox.list(directory, hashes=hashes)
+        return await sandbox.list(OUTPUT_DIR, hashes=hashes)
     except SandboxFileError:
         return Listing((), truncated=False)

@@ -9,6 +9,8 @@ from policies.sessions import GoesOn, Session
 from proxy.agent.model import Message
 
 NO_RESULT = "The tool was not run."
+MAX_RUNS = 16
+"""A client answers the calls of one run, or of few."""
 _MINTED = re.compile(r"call_([0-9a-z]+)_\d+")
 
 
@@ -36,6 +38,8 @@ class Parked:
     """Whether the calls were written as text, so that no `tool` message can answer them."""
     goes_on: GoesOn | None
     """Its workspace, where it has one."""
+    began: bool = True
+    """Whether it has used a computer, so that the answer files in it are its own."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON carries it."""
@@ -47,6 +51,7 @@ class Parked:
             "calls": [list(call) for call in self.calls],
             "as_text": self.as_text,
             "workspace": workspace,
+            "began": self.began,
         }
 
     @classmethod
@@ -59,6 +64,7 @@ class Parked:
             calls=[(theirs, own, name) for theirs, own, name in value["calls"]],
             as_text=value["as_text"],
             goes_on=GoesOn(Session(at[0], at[1]), at[2]) if at else None,
+            began=value.get("began", True),
         )
 
     def continued(self, messages: Sequence[Message]) -> list[Message]:
@@ -87,7 +93,7 @@ def run_ids(messages: Sequence[Message]) -> list[str]:
         answered = message.get("tool_call_id") if message.get("role") == "tool" else None
         if minted := _MINTED.fullmatch(str(answered)):
             found[minted[1]] = None
-    return list(found)
+    return list(found)[:MAX_RUNS]
 
 
 def answers(results: Iterable[tuple[str, str, Message | None]], as_text: bool) -> list[Message]:
@@ -105,7 +111,8 @@ def answers(results: Iterable[tuple[str, str, Message | None]], as_text: bool) -
 
 def _after(messages: Sequence[Message], ids: set[str]) -> list[Message]:
     """What follows the last answer to one of these calls."""
-    last = max(n for n, message in enumerate(messages) if message.get("tool_call_id") in ids)
+    answered = (n for n, message in enumerate(messages) if message.get("tool_call_id") in ids)
+    last = max(answered, default=len(messages) - 1)
     return list(messages[last + 1 :])
 
 

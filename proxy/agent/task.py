@@ -34,6 +34,8 @@ class InputFile:
     """A file that the client gave, for the sandbox to have before the first command."""
 
     path: str
+    identity: str
+    """The same for the same content."""
     read: Callable[[], AsyncGenerator[bytes, None]]
     """Its bytes, from the start at each call. Raises SandboxFileError where they cannot be had."""
 

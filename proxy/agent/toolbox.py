@@ -9,14 +9,16 @@ from typing import Any
 
 from policies.observation import lost_words, not_placed_words
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
+from proxy.agent.outputs import remember_given
 from proxy.agent.task import InputFile
 from proxy.agent.tool_calls import ToolCall
 from sandbox_runtime.errors import SandboxFileError, SandboxGoneError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
-Prepare = Callable[[Sandbox], Awaitable[Collection[str]]]
-"""Makes a computer ready for a run, and says which files are in it already."""
+Prepare = Callable[[Sandbox], Awaitable[Mapping[str, str]]]
+"""Makes a computer ready for a run, and says which files were given to it already: their paths and
+identities."""
 MAX_LOSSES = 3
 """How many sandboxes one run may lose before it is the run that fails."""
 GRACE_S = 0.5
@@ -62,10 +64,10 @@ class Toolbox:
         """What the model may call."""
         return list(self._tools)
 
-    @property
-    def schemas(self) -> list[Mapping[str, Any]]:
+    def schemas_but(self, left_out: str) -> list[Mapping[str, Any]]:
         """The tools as the model is told of them, always in this order."""
-        return [_named(tool.schema, name) for name, tool in self._tools.items()]
+        tools = ((name, tool) for name, tool in self._tools.items() if tool.name != left_out)
+        return [_named(tool.schema, name) for name, tool in tools]
 
     def proper_name(self, name: str) -> str:
         """What a tool is called by us, which the model may know by another name."""
@@ -137,16 +139,21 @@ class Toolbox:
         self.computer = computer
         return computer
 
-    async def _place(self, computer: Sandbox, present: Collection[str]) -> None:
+    async def _place(self, computer: Sandbox, present: Mapping[str, str]) -> None:
         """Put the client's files into a sandbox that nothing was done in yet by this run."""
+        given = dict(present)
         for file in self._inputs:
-            if file.path in present:
+            if given.get(file.path) == file.identity:
                 continue  # an earlier run had it, and may have changed it
             try:
                 async with aclosing(file.read()) as pieces:
                     await computer.put(file.path, pieces)
             except SandboxFileError as error:
                 self._not_placed.append(not_placed_words(file.path, str(error)))
+            else:
+                given[file.path] = file.identity
+        if given != present:
+            await remember_given(computer, given)
 
 
 def _free(name: str, taken: Collection[str]) -> str:

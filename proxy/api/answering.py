@@ -22,6 +22,7 @@ SEND_TIMEOUT_S = 300
 """How long a client may not read before it counts as gone."""
 SHARE_OF_PATIENCE = 3
 """How many signs of life a client gets in the time that it waits in silence."""
+SHORTEST_SILENCE_S = 1.0
 BLANK = b" \n"
 """What JSON may begin with, any number of times."""
 
@@ -77,7 +78,7 @@ def streamed(request: Request, listener: Listener, frames: Frames, terms: Terms)
 def _within_patience(silence_s: float, terms: Terms) -> float:
     if terms.patience_s is None:
         return silence_s
-    return min(silence_s, terms.patience_s / SHARE_OF_PATIENCE)
+    return min(silence_s, max(SHORTEST_SILENCE_S, terms.patience_s / SHARE_OF_PATIENCE))
 
 
 async def _heard_out(listener: Listener, document: Document, within_s: float | None) -> bool:

@@ -11,7 +11,7 @@ from policies.steps import PROFILES, Steps, is_profile, suited
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s
-from proxy.api.connection import authorize, json_body, services
+from proxy.api.connection import authorize, parsed, read_body, services
 from proxy.api.relay import relay
 from proxy.api.tasks import task_of
 from proxy.errors import BadRequestError
@@ -24,12 +24,13 @@ router = APIRouter()
 
 async def chat_completions(request: Request) -> Response:
     authorize(request)
-    body = check(await json_body(request))
+    written = await read_body(request, services(request).inputs.max_body_bytes)
+    body = check(parsed(written))
     way = route(body, request.headers)
     if way.kind == "plain":
         plain = {key: value for key, value in body.items() if key != "sandbox"}
         return await relay(request, {**plain, "model": way.model})
-    return await _run(request, body, way)
+    return await _run(request, body, written, way)
 
 
 # Not @router.post: FastAPI's own handling of parameters, of which there are none, takes longer
@@ -37,11 +38,12 @@ async def chat_completions(request: Request) -> Response:
 router.add_route("/v1/chat/completions", chat_completions, methods=["POST"])
 
 
-async def _run(request: Request, body: dict[str, Any], way: Route) -> Response:
+async def _run(request: Request, body: dict[str, Any], written: bytes, way: Route) -> Response:
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
     terms = read_terms(body, request.headers)
     steps = _steps(request, body)
-    asked = await claim(request, body, terms)
+    usage = wants_usage(body)
+    asked = claim(request, body, terms, written)
 
     async def make_task(run_id: str) -> Task:
         by_s = deadline_s(request, terms, asked)
@@ -51,7 +53,7 @@ async def _run(request: Request, body: dict[str, Any], way: Route) -> Response:
     names = head(listener.run.id, listener.run.created, body["model"])
     if not asked.stream:
         return await whole(request, listener, WholeCompletion(names, listener.run.id, steps), terms)
-    frames = StreamedCompletion(names, listener.run.id, steps, wants_usage=wants_usage(body))
+    frames = StreamedCompletion(names, listener.run.id, steps, wants_usage=usage)
     return streamed(request, listener, frames, terms)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from policies.sessions import named
 from proxy.api.connection import owner, services
 from proxy.runs.claim import Claim
 from proxy.wire.terms import Terms
@@ -15,16 +16,18 @@ NOT_THE_WORK = ("stream", "stream_options")
 """What says how the answer is told, and not what is asked for."""
 
 
-async def claim(request: Request, body: Mapping[str, Any], terms: Terms) -> Claim:
+def claim(request: Request, body: Mapping[str, Any], terms: Terms, written: bytes) -> Claim:
     """The request's. With a key of the client's own, a stream may join a whole run and the other
     way round; the SDKs' retries are the same to the byte."""
-    written = await request.body()
     if terms.idempotency_key is not None:
         work = {key: value for key, value in body.items() if key not in NOT_THE_WORK}
         written = json.dumps(work, sort_keys=True).encode()
+    chat = named(request.headers, body)
     return Claim(
         owner=owner(request),
-        fingerprint=hashlib.sha256(request.url.path.encode() + b"\n" + written).hexdigest(),
+        fingerprint=hashlib.sha256(
+            f"{request.url.path}\n{chat}\n".encode(errors="surrogatepass") + written
+        ).hexdigest(),
         key=terms.idempotency_key,
         retry_count=terms.retry_count,
         stream=bool(body.get("stream")),

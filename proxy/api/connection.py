@@ -4,15 +4,18 @@ import asyncio
 import hashlib
 import hmac
 import json
+import math
 from collections.abc import Awaitable
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from proxy.errors import BadRequestError, UnauthorizedError
+from proxy.errors import BadRequestError, BodyTooLargeError, UnauthorizedError
 from proxy.services import Services
 
 T = TypeVar("T")
+MAX_JSON_BYTES = 1 << 20
+"""Of requests that bring no files."""
 
 
 def services(request: Request) -> Services:
@@ -55,12 +58,32 @@ def base_url(request: Request) -> str:
     return services(request).public_url or str(request.base_url)
 
 
+async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """The request's body. Raises BodyTooLargeError."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise BodyTooLargeError(max_bytes)
+    return bytes(body)
+
+
 async def json_body(request: Request) -> Any:
-    """The request's JSON. Raises BadRequestError."""
+    """The request's JSON. Raises BadRequestError, BodyTooLargeError."""
+    return parsed(await read_body(request))
+
+
+def parsed(body: bytes) -> Any:
+    """JSON. Raises BadRequestError."""
     try:
-        return json.loads(await request.body(), parse_constant=_no_json)
+        return json.loads(body, parse_constant=_no_json, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else _no_json(number)
 
 
 def _no_json(constant: str) -> NoReturn:

@@ -93,7 +93,9 @@ async def _body(request: Request, upload: Upload) -> bytes | Upload | None:
 def _passing(request: Request, body: bytes | Upload | None) -> Passing:
     query = request.scope["query_string"].decode("latin-1")
     headers = request.headers
-    if not isinstance(body, Upload):  # its length is the business of whoever writes it anew
+    # Its length is the business of whoever writes it anew; and of two that a client gave, the one
+    # that was not read by could be another's request to the backend.
+    if not isinstance(body, Upload) or "transfer-encoding" in headers:
         raw = [line for line in headers.raw if line[0] != b"content-length"]
         headers = Headers(raw=raw)
     path = f"{_path(request)}?{query}" if query else _path(request)

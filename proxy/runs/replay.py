@@ -6,6 +6,7 @@ from dataclasses import replace
 from proxy.agent.events import (
     AnswerDelta,
     Event,
+    OfChoice,
     ReasoningDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -32,6 +33,8 @@ class Replay:
         """The text of the last event, where that still grows."""
         self._growing: AnswerDelta | ReasoningDelta | ToolOutput | None = None
         """The first piece of that."""
+        self._others: dict[int, Replay] = {}
+        """Of further choices."""
         self._live_chars = 0
         """Of the running command's output."""
         self._chars = 0
@@ -39,6 +42,10 @@ class Replay:
 
     def add(self, event: Event) -> None:
         """Take in what has just happened."""
+        if isinstance(event, OfChoice):
+            other = self._others.setdefault(event.index, Replay(self._max_chars))
+            other.add(event.event)
+            return
         if isinstance(event, ToolOutput):
             if self._live_chars > MAX_LIVE_CHARS:
                 return
@@ -53,12 +60,17 @@ class Replay:
     def events(self) -> list[Event]:
         """What is kept of it, in order."""
         self._close()
-        return list(self._events)
+        others = (
+            OfChoice(index, event)
+            for index, replay in self._others.items()
+            for event in replay.events()
+        )
+        return [*self._events, *others]
 
     @property
     def chars(self) -> int:
         """How large it is, about."""
-        return self._chars
+        return self._chars + sum(other.chars for other in self._others.values())
 
     def _append(self, event: Event) -> None:
         match event:

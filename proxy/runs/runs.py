@@ -7,6 +7,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -136,6 +137,8 @@ class Runs:
             for each in (result, *result.others):
                 if each.parked:
                     await self._parked.save(run.claim.owner, each.run_id, each.parked)
+            others = [replace(each, parked=None) for each in result.others]
+            result = replace(result, parked=None, others=others)
         except ProxyError as error:
             log.warning("run %s failed: %s", run.id, error)
             _warn_of_repetition(error, run)

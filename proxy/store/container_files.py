@@ -29,7 +29,9 @@ class ContainerFileShelf:
     ) -> None:
         """Keep what a run has made, in the place of what it made there before."""
         file = self._file(file_id, container_id, path, mime_type, blob, "assistant")
-        before = delete(CONTAINER_FILES).where(CONTAINER_FILES.c.id == file_id)
+        before = delete(CONTAINER_FILES).where(
+            CONTAINER_FILES.c.id == file_id, CONTAINER_FILES.c.owner == owner
+        )
 
         def work(connection: Connection) -> list[str]:
             blobs = connection.execute(before.returning(CONTAINER_FILES.c.blob)).scalars().all()

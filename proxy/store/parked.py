@@ -11,6 +11,9 @@ from proxy.store.tables import PARKED_RUNS
 
 KEEP_S = 7 * 24 * 3600
 """How long a client may take to run its tools."""
+MAX_RUNS = 256
+"""How many of one owner wait; beyond that the oldest goes."""
+_LATEST = PARKED_RUNS.c.expires_at.desc()
 
 
 class ParkedShelf:
@@ -27,7 +30,14 @@ class ParkedShelf:
             "record": json.dumps(parked.to_json()),
             "expires_at": int(self._now()) + KEEP_S,
         }
-        await self._database.write(lambda c: c.execute(insert(PARKED_RUNS), row))
+        mine = PARKED_RUNS.c.owner == owner
+        newest = select(PARKED_RUNS.c.run_id).where(mine).order_by(_LATEST).limit(MAX_RUNS)
+
+        def work(connection: Connection) -> None:
+            connection.execute(insert(PARKED_RUNS), row)
+            connection.execute(delete(PARKED_RUNS).where(mine, PARKED_RUNS.c.run_id.not_in(newest)))
+
+        await self._database.write(work)
 
     async def find(self, owner: str, run_id: str) -> Parked | None:
         query = select(PARKED_RUNS.c.record).where(

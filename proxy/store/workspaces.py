@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, select
 
 from policies.sessions import Session, SessionSettings, State
 from proxy.store.blobs import Blob, Blobs
@@ -59,7 +59,11 @@ class WorkspaceShelf:
         blob = await self._blob(state)
         if blob is None:
             raise FileMissingError(f"the files of {state.session.name} are kept no more")
-        with self._blobs.path(blob.name).open("rb") as source:
+        try:
+            source = await asyncio.to_thread(self._blobs.path(blob.name).open, "rb")
+        except FileNotFoundError as error:  # it has just been replaced
+            raise FileMissingError(f"the files of {state.session.name} are gone") from error
+        with source:
             while piece := await asyncio.to_thread(source.read, READ_BYTES):
                 yield piece
 
@@ -120,12 +124,15 @@ class WorkspaceShelf:
         """Delete the oldest states of a conversation, and of its owner, that are too many."""
         older = select(WORKSPACES.c.seq).where(_of(session)).order_by(_LATEST).offset(MAX_STATES)
         # The newest is kept whatever its size.
-        total = func.sum(WORKSPACES.c.bytes).over(order_by=_LATEST)
-        sizes = (
-            select(WORKSPACES.c.seq, total.label("total"), WORKSPACES.c.bytes)
+        # The same content under several names lies on the disk once.
+        again = func.row_number().over(partition_by=WORKSPACES.c.sha256, order_by=_LATEST)
+        once = (
+            select(WORKSPACES.c.seq, case((again == 1, WORKSPACES.c.bytes), else_=0).label("bytes"))
             .where(WORKSPACES.c.owner == session.owner)
             .subquery()
         )
+        total = func.sum(once.c.bytes).over(order_by=once.c.seq.desc())
+        sizes = select(once.c.seq, once.c.bytes, total.label("total")).subquery()
         quota = self._settings.quota_mib << 20
         beyond = select(sizes.c.seq).where(sizes.c.total > quota, sizes.c.total > sizes.c.bytes)
         many = WORKSPACES.c.seq.in_(older) | WORKSPACES.c.seq.in_(beyond)

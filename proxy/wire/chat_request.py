@@ -76,6 +76,7 @@ def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox)
 def wants_usage(body: Mapping[str, Any]) -> bool:
     """Whether a streaming client asked for the usage chunk."""
     options = body.get("stream_options") or {}
+    mapping(options, "stream_options")
     return bool(options.get("include_usage"))
 
 

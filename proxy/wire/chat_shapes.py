@@ -94,7 +94,13 @@ def function(value: Any, param: str) -> None:
         )
 
 
-tool = fields({"type": text, "function": function}, required=["function"])
+def tool(value: Any, param: str) -> None:
+    """An entry of `tools`."""
+    _TOOL(value, param)
+    function(value["function"], f"{param}.function")
+
+
+_TOOL = fields({"type": text, "function": mapping}, required=["function"])
 tool_choice = either(
     "a string or an object", str, dict, checks={str: one_of("none", "auto", "required")}
 )

@@ -58,4 +58,4 @@ def _conversation(
     if not chat.by_messages:
         return GoesOn(session), State(session, run_id)
     state, parents = states(body["messages"])
-    return GoesOn(session, tuple(parents)), State(session, state)
+    return GoesOn(session, tuple(parents), anew=not parents), State(session, state)

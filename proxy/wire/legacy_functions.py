@@ -40,10 +40,14 @@ def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         call = message.get("function_call")
         if message["role"] == "assistant" and isinstance(call, dict):
-            called[call["name"]] = id = f"call_function_{index}"
+            called[str(call.get("name"))] = id = f"call_function_{index}"
             rest = {key: value for key, value in message.items() if key != "function_call"}
             told.append({**rest, "tool_calls": [{"id": id, "type": "function", "function": call}]})
-        elif message["role"] == "function" and message.get("name") in called:
+        elif (
+            message["role"] == "function"
+            and isinstance(message.get("name"), str)
+            and (message["name"] in called)
+        ):
             told.append(
                 {
                     "role": "tool",

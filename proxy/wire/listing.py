@@ -33,7 +33,7 @@ def integer(value: object, param: str, *, least: int, most: int) -> int | None:
     Raises BadRequestError."""
     if value is None:
         return None
-    if isinstance(value, str) and value.lstrip("-").isdecimal() and len(value) < 20:
+    if isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadRequestError(

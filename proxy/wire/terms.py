@@ -2,6 +2,7 @@
 its run when its client leaves or asks again."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from proxy.errors import BadRequestError
 from proxy.wire.shapes import mapping
 
 OnDisconnect = Literal["cancel", "detach"]
+_COUNT = re.compile(r"[0-9]{1,9}")
 PATIENCE_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 """How long OpenAI's SDKs wait for the next byte (Python), or for the first (Node)."""
 
@@ -51,7 +53,7 @@ def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> Terms:
         on_disconnect=_on_disconnect(ours.get("on_disconnect"), "sandbox.on_disconnect")
         or _on_disconnect(headers.get("x-sandbox-on-disconnect"), "X-Sandbox-On-Disconnect"),
         idempotency_key=headers.get("idempotency-key") or None,
-        retry_count=int(retries) if retries.isascii() and retries.isdigit() else None,
+        retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
     )
 
 

@@ -1,5 +1,6 @@
 """Over several requests: files that stay, and runs that wait for the client's tools."""
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -177,3 +178,68 @@ async def test_two_requests_that_go_on_from_the_same_have_a_copy_each(tmp_path: 
         ]
     shown = sorted(output.partition("[stdout]\n")[2] for output in outputs)
     assert shown == ["begun\nleft", "begun\nright"]
+
+
+async def test_a_first_question_asked_again_begins_anew(tmp_path: Path) -> None:
+    script = [bash("echo one > output/file"), text_reply("Done.")]
+    chat = {"X-Chat-Id": "chat 1"}
+    async with (
+        scripted_backend(script * 2) as backend,
+        talking(backend, "memory", tmp_path) as client,
+    ):
+        first = await ask(client, FIRST, headers=chat)
+        again = await ask(client, FIRST, headers=chat)
+    names = [file["filename"] for each in (first, again) for file in each["sandbox"]["files"]]
+    assert names == ["file", "file"]
+
+
+async def test_a_file_of_a_name_that_was_given_before_takes_its_place(tmp_path: Path) -> None:
+    script = [bash("cat documents/data.csv"), text_reply("Done.")]
+    script += [bash("cat documents/data.csv; echo mine > documents/data.csv"), text_reply("Done.")]
+    script += [bash("cat documents/data.csv"), text_reply("Done.")]
+
+    def given(data: str) -> dict[str, Any]:
+        part = {"filename": "data.csv", "file_data": base64.b64encode(data.encode()).decode()}
+        return {"role": "user", "content": [{"type": "file", "file": part}]}
+
+    named = {"session": "mine"}
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        for data in ("old", "new", "new"):
+            await ask(client, given(data), sandbox=named)
+        shown = [told(backend, number)[0].partition("[stdout]\n")[2] for number in (1, 3, 5)]
+    assert shown == ["old", "new", "mine"]
+
+
+async def test_an_answer_of_the_turn_before_is_not_that_of_a_run_that_went_on(
+    tmp_path: Path,
+) -> None:
+    script = [bash("echo OLD > output/answer.txt"), text_reply("Done.")]
+    script += [tool_reply(call("weather", city="Bonn")), bash("true"), text_reply("It rains.")]
+    named = {"session": "mine"}
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        assert message(await ask(client, FIRST, sandbox=named))["content"] == "OLD"
+        calling = message(await ask(client, NEXT, sandbox=named, tools=[WEATHER]))
+        result = {"role": "tool", "tool_call_id": calling["tool_calls"][0]["id"], "content": "Rain"}
+        last = await ask(client, NEXT, calling, result, sandbox=named, tools=[WEATHER])
+    assert message(last)["content"] == "It rains."
+
+
+async def test_an_id_that_no_call_had_is_no_reason_to_fail(tmp_path: Path) -> None:
+    script = [tool_reply(call("weather", city="Bonn")), text_reply("It rains.")]
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        first = message(await ask(client, FIRST, tools=[WEATHER]))
+        wrong = first["tool_calls"][0]["id"].removesuffix("1") + "99"
+        result = {"role": "tool", "tool_call_id": wrong, "content": "Rain."}
+        await ask(client, FIRST, first, result, tools=[WEATHER])
+
+
+async def test_a_retry_in_another_conversation_is_no_retry(tmp_path: Path) -> None:
+    script = [text_reply("One."), text_reply("Two.")]
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        keyed = {"Idempotency-Key": "1"}
+        one = await ask(client, FIRST, headers={**keyed, "X-Sandbox-Session": "alice"})
+        body = {"model": "fake-model", "messages": [FIRST]}
+        headers = {**keyed, "X-Sandbox-Session": "bob"}
+        two = await client.post(PATH, json=body, headers=headers)
+    assert message(one)["content"] == "One."
+    assert two.status_code == 422

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import openai
 import pytest
@@ -274,6 +275,24 @@ async def test_what_is_closed_is_refused_however_it_is_written(
     assert int(head.split()[1]) == status
     assert json.loads(body)["error"]["code"] == code
     assert backend.seen == []
+
+
+async def test_a_length_that_was_not_read_is_not_passed_on(tmp_path: Path) -> None:
+    """Else the backend would wait for bytes that never come, and take the next request for them."""
+    backend = Recorder()
+    async with before(backend.record, tmp_path) as client:
+        host, port = client.base_url.host, client.base_url.port
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(
+            b"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            b"transfer-encoding: chunked\r\ncontent-length: 200\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+        )
+        with anyio.fail_after(10):
+            head = (await reader.read()).partition(b"\r\n\r\n")[0]
+        writer.close()
+    assert int(head.split()[1]) == backend.status
+    (seen,) = backend.seen
+    assert (backend.bodies, "content-length" in seen.headers) == ([b"abc"], False)
 
 
 async def test_trace_is_not_allowed(tmp_path: Path) -> None:

@@ -151,6 +151,31 @@ async def test_a_computer_that_is_lost_is_replaced_by_one_with_the_files_of_befo
         assert seat.origin == "restored"
 
 
+async def test_a_computer_that_died_in_a_runs_last_command_is_not_kept(house: House) -> None:
+    await house.run("echo one > file", "1")
+    async with house.use("2", "1") as seat:
+        computer = await seat.sandbox()
+        await computer.exec("echo lost > file", timeout_s=5)
+        await computer.close()
+    assert await house.run("cat file", "3", "2") == ("one\n", "restored")
+
+
+async def test_two_runs_that_leave_the_same_state_leave_the_later_ones(house: House) -> None:
+    await house.run("echo one > file", "1")
+    async with house.use("2", "1") as first, house.use("2", "1") as second:
+        await (await first.sandbox()).exec("echo first > file", timeout_s=5)
+        await (await second.sandbox()).exec("echo second > file", timeout_s=5)
+    printed, _ = await house.run("cat file", "3", "2")
+    assert printed in ("first\n", "second\n")
+
+
+async def test_a_conversation_that_begins_anew_has_no_files(house: House) -> None:
+    await house.run("echo one > file", "1")
+    async with house.workspaces.use(GoesOn(CHAT, anew=True), ISOLATION) as seat:
+        result = await (await seat.sandbox()).exec("ls", timeout_s=5)
+    assert (result.stdout, seat.goes_on) == ("documents\noutput\n", False)
+
+
 async def test_a_conversation_whose_files_are_lost_begins_anew(house: House) -> None:
     await house.run("echo one > file", "1")
     async with house.use("2", "1") as seat:

@@ -21,7 +21,7 @@ class File:
     """A given file that counts how often it is read, and has an end that may fail."""
 
     def __init__(self, *pieces: bytes, failure: Exception | None = None) -> None:
-        self.input = InputFile(PATH, self.read)
+        self.input = InputFile(PATH, "one", self.read)
         self.begun = self.ended = 0
         self._pieces = pieces
         self._failure = failure
@@ -75,7 +75,7 @@ async def test_a_new_sandbox_has_it_again_after_a_loss() -> None:
 
 
 async def test_the_model_is_told_once_of_a_file_that_cannot_be_put_there() -> None:
-    good = InputFile("/testbed/documents/b.txt", File(b"two").read)
+    good = InputFile("/testbed/documents/b.txt", "two", File(b"two").read)
     bad = File(b"one", failure=SandboxFileError("the upload is gone"))
     show = tool_reply(bash("ls documents; cat documents/b.txt"))
     run = Run(ScriptedModel([show, show, SUBMIT]))

@@ -164,6 +164,15 @@ async def test_a_client_that_insists_on_a_call_of_its_tools_gets_one() -> None:
     assert "submit" not in [tool["function"]["name"] for tool in model.requests[0]["tools"]]
 
 
+async def test_of_a_last_turn_that_calls_others_too_every_call_is_answered() -> None:
+    wrong = tool_reply(call("nonsense"), call("nonsense"))
+    model = ScriptedModel([tool_reply(bash("echo 1")), wrong, text_reply("It is 42.")])
+    run = Run(model, limits=Limits(max_turns=1))
+    result = await run.go(client_tools=[LOOKUP], must_call=True)
+    assert result.answer == "It is 42."
+    assert all(valid(body) for body in model.requests)
+
+
 async def test_it_gets_one_at_the_limit_too() -> None:
     model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
     run = Run(model, limits=Limits(max_turns=1))

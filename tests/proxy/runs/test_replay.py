@@ -4,6 +4,7 @@ from policies.limits import StopReason
 from proxy.agent.events import (
     AnswerDelta,
     Event,
+    OfChoice,
     ReasoningDelta,
     RunFinished,
     RunStarted,
@@ -78,3 +79,16 @@ def test_the_oldest_turns_are_forgotten_and_the_answer_never() -> None:
 def test_one_turn_that_is_too_long_is_kept() -> None:
     events = [TurnStarted(1), *(call("x" * 1000) for _ in range(50))]
     assert replayed(*events, max_chars=10_000) == events
+
+
+def test_further_choices_are_kept_as_the_first_is() -> None:
+    pieces = [OfChoice(1, ToolOutput(1, "stdout", "x" * 1000)) for _ in range(300)]
+    replay = Replay()
+    for event in (AnswerDelta("a"), *pieces, OfChoice(1, AnswerDelta("b"))):
+        replay.add(event)
+    assert replay.events() == [
+        AnswerDelta("a"),
+        OfChoice(1, ToolOutput(1, "stdout", "x" * 101_000)),
+        OfChoice(1, AnswerDelta("b")),
+    ]
+    assert 101_000 < replay.chars < 120_000

@@ -1,5 +1,6 @@
 """The files of conversations in the store: kept for a time, and no more than there is room for."""
 
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -43,13 +44,24 @@ async def test_the_oldest_go_where_a_key_has_too_much_and_the_newest_stays(tmp_p
     store = Store(tmp_path, SessionSettings(quota_mib=3))
     chats = [Session("me", f"chat {number}") for number in range(4)]
     other = Session("somebody else", "chat")
-    await store.workspaces.save(State(other, "1"), sending(bytes(2 * MIB)))
+    await store.workspaces.save(State(other, "1"), sending(os.urandom(2 * MIB)))
     for chat in chats:
-        await store.workspaces.save(State(chat, "1"), sending(bytes(MIB)))
+        await store.workspaces.save(State(chat, "1"), sending(os.urandom(MIB)))
     assert [await store.workspaces.newest(chat) for chat in chats] == [None, "1", "1", "1"]
-    await store.workspaces.save(State(CHAT, "1"), sending(bytes(4 * MIB)))
+    await store.workspaces.save(State(CHAT, "1"), sending(os.urandom(4 * MIB)))
     assert [await store.workspaces.newest(chat) for chat in (*chats, CHAT)] == [*[None] * 4, "1"]
     assert await store.workspaces.newest(other) == "1"
+    store.close()
+
+
+async def test_the_same_files_under_several_names_count_once(tmp_path: Path) -> None:
+    store = Store(tmp_path, SessionSettings(quota_mib=3))
+    other = State(Session("me", "another chat"), "1")
+    await store.workspaces.save(other, sending(os.urandom(MIB)))
+    await store.workspaces.save(State(CHAT, "1"), sending(os.urandom(MIB)))
+    for number in range(2, 6):
+        await store.workspaces.alias(State(CHAT, str(number)), State(CHAT, str(number - 1)))
+    assert await store.workspaces.newest(other.session) == "1"
     store.close()
 
 

@@ -1,0 +1,159 @@
+"""What no client sends by mistake costs its sender an error, and nobody else anything."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from proxy.agent.agent import Agent
+from proxy.agent.parking import ParkedRuns
+from proxy.api.connection import owner_of
+from proxy.models.scripted import text_reply
+from proxy.runs.runs import Runs
+from tests.fakes.backend import Held, scripted_backend
+from tests.fakes.server import house
+from tests.proxy.agent.runs import USER
+
+CHAT = "/v1/chat/completions"
+HALF = "\ud800"
+TOOL_CALL = {"role": "assistant", "function_call": {"name": None}}
+
+
+def body_of(**fields: Any) -> bytes:
+    # ASCII, so that half a surrogate pair can be sent.
+    return json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (body_of(sandbox={"file_ids": [HALF]}), {}),
+        (
+            body_of(
+                messages=[
+                    {"role": "user", "content": [{"type": "file", "file": {"file_id": HALF}}]}
+                ]
+            ),
+            {},
+        ),
+        (body_of(tools=[{"type": "function", "function": None}]), {}),
+        (body_of(top_k=1).replace(b": 1}", b": 1e999}"), {}),
+        (body_of(stream_options=[1]), {"Idempotency-Key": "1"}),
+    ],
+)
+async def test_a_request_that_is_wrong_is_a_bad_request(
+    body: bytes, headers: dict[str, str], tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        answer = await client.post(url + CHAT, content=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers"),
+    [
+        ({"messages": [USER, TOOL_CALL, {"role": "function", "content": "x"}]}, {}),
+        ({}, {"x-stainless-retry-count": "1" * 5000}),
+        ({}, {"x-stainless-timeout": "1e-9"}),
+    ],
+)
+async def test_what_is_odd_and_harmless_is_answered(
+    fields: dict[str, Any], headers: dict[str, str], tmp_path: Path
+) -> None:
+    functions = [{"name": "f", "parameters": {}}] if fields else None
+    async with (
+        scripted_backend([text_reply("Well.")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        body = body_of(**fields, functions=functions, stream="timeout" in str(headers))
+        answer = await client.post(url + CHAT, content=body, headers=headers)
+    assert answer.status_code == 200
+    assert "Well." in answer.text
+    assert answer.text.count("keep-alive") < 10
+
+
+@pytest.mark.parametrize("query", ["limit=--5", "limit=%2d%2d5"])
+async def test_a_number_that_is_none_is_told(query: str, tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient() as client,
+    ):
+        assert (await client.get(f"{url}/v1/files?{query}")).status_code == 400
+
+
+async def test_a_body_beyond_all_that_may_be_sent_is_not_read(tmp_path: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b" " * (1 << 20)
+
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        answer = await client.post(f"{url}/v1/containers", content=endless())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_many_files_of_one_name_each_get_a_name(tmp_path: Path) -> None:
+    part = {"type": "file", "file": {"filename": "a.txt", "file_data": "eA=="}}
+    message = {"role": "user", "content": [part] * 5000}
+    async with (
+        scripted_backend([text_reply("Well.")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        with anyio.fail_after(20):
+            answer = await client.post(url + CHAT, content=body_of(messages=[message]))
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("name", ["data:text/html,x", "data:日本/x,y"])
+async def test_a_name_sets_no_type_of_its_own(name: str, tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient() as client,
+    ):
+        sent = await client.post(
+            f"{url}/v1/files", data={"purpose": "user_data"}, files={"file": (name, b"x")}
+        )
+        content = await client.get(f"{url}/v1/files/{sent.json()['id']}/content")
+    assert content.status_code == 200
+    assert content.headers["content-type"].partition(";")[0] == "application/octet-stream"
+
+
+async def test_a_request_that_joins_and_is_wrong_holds_nothing(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    key = {"Idempotency-Key": "1"}
+    made: list[Runs] = []
+
+    def make_runs(agent: Agent, parked: ParkedRuns) -> Runs:
+        made.append(Runs(agent, parked, grace_s=0))
+        return made[0]
+
+    async with (
+        scripted_backend([Held(text_reply("Well."), release)]) as backend,
+        house(backend, "memory", tmp_path, make_runs=make_runs) as url,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        asked, wrong = body_of(stream=True), body_of(stream=True, stream_options=[1])
+        with anyio.fail_after(20):
+            async with client.stream("POST", url + CHAT, content=asked, headers=key) as response:
+                answer = await client.post(url + CHAT, content=wrong, headers=key)
+                run = made[0].get(owner_of(""), response.headers["x-sandbox-run"])
+                assert run
+                assert (answer.status_code, run.listeners) == (400, 1)
+                release.set()
+                await response.aread()
