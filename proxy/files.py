@@ -6,10 +6,12 @@ import math
 import mimetypes
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from policies.artifacts import ArtifactLimits, Produced
-from proxy.agent.task import Artifact
+from policies.workspace import INPUT_DIR
+from proxy.agent.task import Artifact, InputFile
 from proxy.signatures import Signer
 from proxy.store.records import ContainerWish
 from proxy.store.store import Store
@@ -45,6 +47,15 @@ class FileStore:
         wish = ContainerWish(name=container_id, minutes=self.container_minutes)
         await self.store.containers.create(owner, wish, container_id)
         await self.store.containers.use(owner, container_id)
+
+    async def put_in(self, container_id: str, owner: str) -> list[InputFile]:
+        """What the client has put into a container, for the sandbox of a run that works in it."""
+        files = await self.store.container_files.all(container_id, owner, INPUT_DIR)
+        return [
+            InputFile(file.path, file.sha256, partial(self.store.blobs.read, file.blob))
+            for file in files or ()
+            if file.source == "user"
+        ]
 
     def link_expiry(self) -> int:
         """How long a link lives that is made now."""

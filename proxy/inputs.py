@@ -104,7 +104,7 @@ class Inputs:
         given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
         workspace = plan(messages, given, move_text_over_chars=self._limits.move_text_over_chars)
         inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
-        return replace(task, messages=workspace.messages, inputs=inputs)
+        return replace(task, messages=workspace.messages, inputs=[*task.inputs, *inputs])
 
     def close(self) -> None:
         """Give back what fetching holds."""

@@ -10,7 +10,7 @@ from policies.history import without_steps
 from policies.sessions import Session, State, container_id
 from proxy.agent.choices import several
 from proxy.agent.parking import Parked, run_ids
-from proxy.agent.task import Outbox, Task
+from proxy.agent.task import InputFile, Outbox, Task
 from proxy.api.connection import base_url, owner, services
 from proxy.wire.chat_request import choice_count, to_task
 from proxy.wire.conversations import thread
@@ -29,8 +29,10 @@ async def task_of(
     asked = {**body, "messages": without_steps(body["messages"])}
     waiting = await _waiting(request, whose, asked)
     place = thread(whose, run_id, request.headers, asked, waiting)
+    put_in: list[InputFile] = []
     if place.goes_on:
         await services(request).files.remember(place.container_id, whose)
+        put_in = await services(request).files.put_in(place.container_id, whose)
     task = to_task(
         asked, model=model, run_id=run_id, outbox=_outbox(request, whose, place.container_id)
     )
@@ -41,6 +43,7 @@ async def task_of(
         parks=place.parks,
         resumes=place.resumes,
         deadline_s=deadline_s,
+        inputs=put_in,
     )
     task = await services(request).inputs.receive(task, whose, asked)
     count = choice_count(body, services(request).runs.agent.limits.max_choices)

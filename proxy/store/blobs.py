@@ -4,15 +4,17 @@ import asyncio
 import hashlib
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from proxy.store.errors import StoreError
+from sandbox_runtime.errors import FileMissingError
 
 WRITE_BYTES = 1 << 20
+READ_BYTES = 256 << 10
 PART = ".part"
 GRACE_S = 3600
 """How long a file may lie here that no row knows: it may be on its way to its row."""
@@ -48,6 +50,16 @@ class Blobs:
             return self.path(name).stat().st_size == size
         except FileNotFoundError:
             return False
+
+    async def read(self, name: str) -> AsyncGenerator[bytes, None]:
+        """A content, piece by piece. Raises FileMissingError where it is here no more."""
+        try:
+            source = await asyncio.to_thread(self.path(name).open, "rb")
+        except FileNotFoundError as error:
+            raise FileMissingError(f"the content {name} is kept no more") from error
+        with source:
+            while piece := await asyncio.to_thread(source.read, READ_BYTES):
+                yield piece
 
     @contextmanager
     def new(self) -> Iterator["BlobWriter"]:

@@ -1,6 +1,5 @@
 """The files of conversations as their runs have left them: a snapshot for each state."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
 from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, select
@@ -12,7 +11,6 @@ from proxy.store.tables import WORKSPACES
 from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
 
-READ_BYTES = 256 << 10
 MAX_STATES = 8
 """Of one conversation: it can branch so far back."""
 
@@ -59,13 +57,8 @@ class WorkspaceShelf:
         blob = await self._blob(state)
         if blob is None:
             raise FileMissingError(f"the files of {state.session.name} are kept no more")
-        try:
-            source = await asyncio.to_thread(self._blobs.path(blob.name).open, "rb")
-        except FileNotFoundError as error:  # it has just been replaced
-            raise FileMissingError(f"the files of {state.session.name} are gone") from error
-        with source:
-            while piece := await asyncio.to_thread(source.read, READ_BYTES):
-                yield piece
+        async for piece in self._blobs.read(blob.name):
+            yield piece
 
     async def discard(self, session: Session) -> None:
         gone = delete(WORKSPACES).where(_of(session)).returning(WORKSPACES.c.blob)

@@ -243,3 +243,17 @@ async def test_a_retry_in_another_conversation_is_no_retry(tmp_path: Path) -> No
         two = await client.post(PATH, json=body, headers=headers)
     assert message(one)["content"] == "One."
     assert two.status_code == 422
+
+
+async def test_what_a_client_has_put_into_a_container_is_there_for_its_runs(tmp_path: Path) -> None:
+    script = [bash("cat documents/data.csv; echo more >> documents/data.csv"), text_reply("Done.")]
+    script += [bash("cat documents/data.csv"), text_reply("Done.")]
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        container = (await client.post("/v1/containers", json={"name": "mine"})).json()["id"]
+        upload = {"file": ("data.csv", b"one\n")}
+        await client.post(f"/v1/containers/{container}/files", files=upload)
+        for _ in range(2):
+            made = await ask(client, FIRST, sandbox={"container_id": container})
+        shown = [told(backend, number)[0].partition("[stdout]\n")[2] for number in (1, 3)]
+    assert shown == ["one", "one\nmore"]
+    assert made["sandbox"]["container_id"] == container
