@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -90,8 +92,18 @@ def open_files() -> Counter[str]:
             target = str(descriptor.readlink())
         except FileNotFoundError:
             continue  # the directory itself, while it was listed
-        found[re.sub(r":\[\d+\]$", "", target)] += 1
+        kind = re.sub(r":\[\d+\]$", "", target)
+        found[_peer(int(descriptor.name)) if kind == "socket" else kind] += 1
     return found
+
+
+def _peer(descriptor: int) -> str:
+    """A socket, by what it leads to where that has a path."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as same:
+            return (same.family == socket.AF_UNIX and same.getpeername()) or "socket"
+    except OSError:
+        return "socket"
 
 
 def tasks() -> Counter[str]:
