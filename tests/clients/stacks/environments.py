@@ -37,6 +37,11 @@ def command_of(stack: Stack) -> list[str]:
     return [str(node), str(packages / stack.program)]
 
 
+TRUSTED = Path("/etc/ssl/certs/ca-certificates.crt")
+TRUST = {"NODE_EXTRA_CA_CERTS": str(TRUSTED)} if TRUSTED.exists() else {}
+"""What makes npm trust whom this host trusts, as pip and uv do."""
+
+
 def python_of(name: str) -> Path:
     """The interpreter of an environment."""
     lock = HERE / "locks" / "python" / f"{name}.txt"
@@ -46,7 +51,10 @@ def python_of(name: str) -> Path:
         folder,
         {lock.name: lock.read_bytes(), "made-by": sys.version.encode()},
         [tool, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)],
-        [tool, "pip", "sync", "--quiet", "--python", str(folder), "--require-hashes", str(lock)],
+        [
+            *(tool, "pip", "sync", "--quiet", "--system-certs"),
+            *("--python", str(folder), "--require-hashes", str(lock)),
+        ],
     )
     return folder / "bin" / "python"
 
@@ -84,7 +92,13 @@ def _make(folder: Path, files: Mapping[str, bytes], *commands: Sequence[str]) ->
 
 def _run(command: Sequence[str]) -> None:
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_TIMEOUT_S)
+        subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            timeout=INSTALL_TIMEOUT_S,
+            env={**TRUST, **os.environ},
+        )
     except subprocess.CalledProcessError as error:
         why = " ".join(error.stderr.decode(errors="replace").split())
         absent(why[-300:], "REQUIRE_STACKS")
