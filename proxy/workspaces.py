@@ -65,6 +65,8 @@ class Seat:
         """The state that the run leaves, once it is known that it shall be kept."""
         self.computer: Sandbox | None = None
         """The last computer that was taken, once one was."""
+        self.is_used = False
+        """Whether the present run has taken it."""
         self._lease: Lease | None = None
         self._ends = AsyncExitStack()
         self._preparing = asyncio.Lock()
@@ -87,6 +89,7 @@ class Seat:
             if computer is not self.computer:
                 await self._prepare(computer)
                 self.computer = computer
+            self.is_used = True
             return computer
 
     async def _prepare(self, computer: Sandbox) -> None:
@@ -209,7 +212,7 @@ class Workspaces:
         return self._take(state)
 
     async def _make_ready(self, seat: Seat, parent: State | None) -> None:
-        seat.leave_as = None
+        seat.leave_as, seat.is_used = None, False
         if seat.computer:
             seat.origin = "kept"
         else:
@@ -237,33 +240,32 @@ class Workspaces:
             del self._settling[state]
 
     async def _settle(self, parent: State | None, state: State, seat: Seat) -> None:
-        """Keep the state that a run has left."""
-        computer = seat.computer
+        """Keep the state that a run has left, and its computer for a while."""
+        is_lost = False
         try:
-            if computer:
-                async with asyncio.timeout(SNAPSHOT_S):
-                    await self._snapshots.save(state, _snapshot_of(computer))
-            elif parent:
+            if seat.is_used:
+                is_lost = not await self._saved(state, seat)
+            if parent and (is_lost or not seat.is_used):
                 await self._snapshots.alias(state, parent)
-        except (SandboxLostError, TimeoutError) as error:
-            logger.warning("the workspace of %s was lost: %s", state.session.name, error)
-            computer = None
-            if parent:
-                await self._alias(state, parent)
-        except SandboxError as error:
-            logger.warning("the workspace of %s cannot be kept: %s", state.session.name, error)
         except Exception:
             logger.exception("the workspace of %s cannot be kept", state.session.name)
-        if computer:
+        if seat.computer and not is_lost:
             await self._keep(state, seat)
         else:
             await seat.end()
 
-    async def _alias(self, state: State, parent: State) -> None:
+    async def _saved(self, state: State, seat: Seat) -> bool:
+        """Make a snapshot; False: there is no use in the computer any more."""
+        assert seat.computer
         try:
-            await self._snapshots.alias(state, parent)
-        except Exception:
-            logger.exception("the workspace of %s cannot be kept", state.session.name)
+            async with asyncio.timeout(SNAPSHOT_S):
+                await self._snapshots.save(state, _snapshot_of(seat.computer))
+        except (SandboxLostError, TimeoutError) as error:
+            logger.warning("the workspace of %s was lost: %s", state.session.name, error)
+            return False
+        except SandboxError as error:
+            logger.warning("the workspace of %s cannot be kept: %s", state.session.name, error)
+        return True
 
     async def _keep(self, state: State, seat: Seat) -> None:
         if state in self._kept:

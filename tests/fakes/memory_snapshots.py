@@ -12,6 +12,8 @@ class MemorySnapshots:
 
     def __init__(self) -> None:
         self.kept: dict[Session, dict[str, bytes]] = {}
+        self.made: list[State] = []
+        """Each snapshot, in order."""
 
     async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
         pieces: list[bytes] = []
@@ -20,6 +22,7 @@ class MemorySnapshots:
             pieces.append(piece)
 
         await write(take)
+        self.made.append(state)
         self._keep(state, b"".join(pieces))
 
     async def alias(self, state: State, of: State) -> None:

@@ -216,3 +216,15 @@ async def test_where_no_computer_can_be_had_the_request_hears_why() -> None:
         with pytest.raises(SandboxStartError, match="the engine is down"):
             await seat.sandbox()
     await workspaces.aclose()
+
+
+async def test_files_that_no_run_has_touched_are_not_packed_again() -> None:
+    snapshots = MemorySnapshots()
+    house = House(snapshots)
+    await house.run("echo one > file", "1")
+    async with house.use("2", "1"):
+        pass
+    assert await house.run("cat file", "3", "2") == ("one\n", "kept")
+    await house.workspaces.aclose()
+    assert [state.name for state in snapshots.made] == ["1", "3"]
+    assert house.alive == 0
