@@ -3,13 +3,13 @@
 import base64
 import hashlib
 import math
-import mimetypes
 import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from policies.artifacts import ArtifactLimits, Produced
+from policies.file_names import type_of
 from policies.workspace import INPUT_DIR
 from proxy.agent.task import Artifact, InputFile
 from proxy.signatures import Signer
@@ -116,7 +116,7 @@ class RunFiles:
             await sandbox.get(file.path, writer.take, max_bytes=file.bytes)
             blob = await writer.keep()
         path = os.fsencode(file.path).decode(errors="replace")
-        mime_type = mime_type_of(path)
+        mime_type = type_of(path)
         await self._open()
         await store.container_files.produce(
             self._owner,
@@ -153,11 +153,3 @@ class RunFiles:
         if not mime_type.startswith("image/") or size > inline_bytes:
             return None
         return f"data:{mime_type};base64,{base64.b64encode(path.read_bytes()).decode()}"
-
-
-def mime_type_of(name: str) -> str:
-    """The type that a file's name speaks of."""
-    kind, encoding = mimetypes.guess_type("/" + name.rpartition("/")[2])  # a path, no data URL
-    if encoding:  # what is inside cannot be shown as it is
-        return "application/gzip" if encoding == "gzip" else "application/octet-stream"
-    return kind or "application/octet-stream"

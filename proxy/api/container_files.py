@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.file_names import type_of
 from proxy.api.connection import base_url, has_key, json_body, owner, services
 from proxy.api.downloads import download, zip_download
 from proxy.api.json_response import JSON
@@ -13,7 +14,7 @@ from proxy.api.multipart import read_form
 from proxy.api.owned_container import no_such_container, owned_container
 from proxy.api.uploads import missing_file, owned_upload, put_upload
 from proxy.errors import BadRequestError, NotFoundError, UnauthorizedError
-from proxy.files import WHOLE, mime_type_of
+from proxy.files import WHOLE
 from proxy.store.archive import zipped
 from proxy.store.records import ContainerFile
 from proxy.wire.containers import an_object, container_file_object, text
@@ -110,7 +111,7 @@ async def _from_form(request: Request, container_id: str) -> ContainerFile:
             container_id,
             await writer.keep(),
             filename=form.filename,
-            mime_type=mime_type_of(form.filename),
+            mime_type=type_of(form.filename),
             quota=limits.quota_mib << 20,
         )
 

@@ -4,12 +4,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.file_names import type_of
 from proxy.api.connection import authorize, owner, services
 from proxy.api.downloads import download
 from proxy.api.json_response import JSON
 from proxy.api.multipart import read_form
 from proxy.api.uploads import missing_file, no_such_file, owned_upload
-from proxy.files import StoredFile, mime_type_of
+from proxy.files import StoredFile
 from proxy.wire.listing import FILES, deleted, listing, page
 from proxy.wire.uploads import expires_after_s, purpose, upload_object
 
@@ -32,7 +33,7 @@ async def create_file(request: Request) -> Response:
             await writer.keep(),
             filename=form.filename or UNNAMED,
             purpose=asked_purpose,
-            mime_type=mime_type_of(form.filename),
+            mime_type=type_of(form.filename),
             expires_at=lambda created_at: limits.expiry(created_at, asked_s),
             quota=limits.quota_mib << 20,
         )
