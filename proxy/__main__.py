@@ -123,6 +123,8 @@ def listen(host: str, port: int) -> "socket":
 
 
 async def _serve(config: "Config", model: "Model", backend: "Backend", listener: "socket") -> None:
+    import gc
+
     import uvicorn
 
     from proxy.app import create_app
@@ -136,6 +138,10 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     settings = uvicorn.Config(
         app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=5
     )
+    # What is there by now stays: to look it through again and again, 0.08 s each time, took a
+    # fifth of the processor time of plain requests.
+    gc.collect()
+    gc.freeze()
     await uvicorn.Server(settings).serve(sockets=[listener])
 
 
