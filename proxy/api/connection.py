@@ -5,7 +5,8 @@ import hashlib
 import hmac
 import json
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -76,7 +77,7 @@ async def json_body(request: Request) -> Any:
 def parsed(body: bytes) -> Any:
     """JSON. Raises BadRequestError."""
     try:
-        return json.loads(body, parse_constant=_no_json, parse_float=_finite)
+        return _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
 
@@ -90,26 +91,37 @@ def _no_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_no_json, parse_float=_finite)
+
+
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """Do the work, or give it up as soon as the client leaves. Raises ClientDisconnect."""
-    return await unless(left(request), work)
+    return await unless(partial(left, request), work)
 
 
-async def unless(gone: Awaitable[None], work: Awaitable[T]) -> T:
-    """Do the work, or give it up as soon as that has come about. Raises ClientDisconnect."""
+async def unless(
+    gone: Callable[[], Coroutine[Any, Any, None]], work: Awaitable[T], *, look_after_s: float = 0.0
+) -> T:
+    """Do the work, or give it up as soon as that has come about; nobody looks before so many
+    seconds. Raises ClientDisconnect."""
     # In this task, as asyncio.timeout does it: one more for the work was a third of a relay's cost.
     doing = asyncio.current_task()
     assert doing is not None
+    watching: asyncio.Task[None] | None = None
     given_up = is_over = False
 
-    def give_up(watching: asyncio.Future[None]) -> None:
+    def watch() -> None:
+        nonlocal watching
+        watching = asyncio.create_task(gone())
+        watching.add_done_callback(give_up)
+
+    def give_up(watching: asyncio.Task[None]) -> None:
         nonlocal given_up
         if not watching.cancelled() and not is_over:
             given_up = True
             doing.cancel()
 
-    watching = asyncio.ensure_future(gone)
-    watching.add_done_callback(give_up)
+    looking = asyncio.get_running_loop().call_later(look_after_s, watch)
     try:
         return await work
     except asyncio.CancelledError:
@@ -118,7 +130,9 @@ async def unless(gone: Awaitable[None], work: Awaitable[T]) -> T:
         raise
     finally:
         is_over = True
-        watching.cancel()
+        looking.cancel()
+        if watching is not None:
+            watching.cancel()
 
 
 async def left(request: Request) -> None:

@@ -10,7 +10,7 @@ from policies.passthrough import Way, way
 from proxy.agent.model import Passage, Passing
 from proxy.api.connection import authorize, services, unless
 from proxy.api.json_response import JSON
-from proxy.api.relay import RelayResponse, is_stream, whole
+from proxy.api.relay import LOOK_AFTER_S, RelayResponse, is_stream, whole
 from proxy.api.upload import Upload
 from proxy.errors import BadRequestError, NotFoundError, ProxyError
 from proxy.wire.plain import as_the_backend_knows_it
@@ -52,7 +52,7 @@ async def _answer(request: Request) -> Response:
             code="unknown_url",
         )
     passing = _passing(request, plain or body)
-    return await unless(upload.left(), _passed(passage, passing, upload))
+    return await unless(upload.left, _passed(passage, passing, upload), look_after_s=LOOK_AFTER_S)
 
 
 def _passage(request: Request, where: Way) -> Passage:

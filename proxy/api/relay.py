@@ -1,8 +1,9 @@
 """Requests that go straight to the backend: bytes there, bytes back."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -10,21 +11,25 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from proxy.agent.model import Relayed
-from proxy.api.connection import left, services, unless, while_connected
+from proxy.api.connection import left, services, unless
 from proxy.errors import BackendError
 
 log = logging.getLogger(__name__)
 
+LOOK_AFTER_S = 0.1
+"""How long an answer may take before anybody looks whether its client is still there: to look costs
+an eighth of a short one."""
+
 
 async def relay(request: Request, body: Mapping[str, Any]) -> Response:
     """Pass a request on. Raises BackendError when the backend cannot be reached."""
-    return await while_connected(request, _relayed(request, body))
+    return await unless(partial(left, request), _relayed(request, body), look_after_s=LOOK_AFTER_S)
 
 
 async def _relayed(request: Request, body: Mapping[str, Any]) -> Response:
     relayed = await services(request).model.relay(body, request.headers)
     if is_stream(relayed):
-        return RelayResponse(relayed, lambda: left(request))
+        return RelayResponse(relayed, partial(left, request))
     return await whole(relayed)
 
 
@@ -43,7 +48,7 @@ async def whole(relayed: Relayed) -> Response:
 class RelayResponse(Response):
     """A backend's answer piece by piece, ended at the backend too when the client has left."""
 
-    def __init__(self, relayed: Relayed, gone: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, relayed: Relayed, gone: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.status_code = relayed.status
         self.background = None
         self._body = relayed.body
@@ -53,7 +58,7 @@ class RelayResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._body):
             try:
-                await unless(self._gone(), self._send(send))
+                await unless(self._gone, self._send(send), look_after_s=LOOK_AFTER_S)
             except ClientDisconnect:
                 pass
             except BackendError as error:

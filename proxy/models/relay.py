@@ -1,7 +1,7 @@
 """What of an exchange is passed on when a request is relayed. Pure."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from proxy.agent.model import Relayed
@@ -28,21 +28,26 @@ _ANSWERED = frozenset(
 _ANSWERED_PREFIXES = ("openai-", "x-ratelimit-")
 _OF_THE_SERVER = frozenset({"alt-svc", "date", "server", "set-cookie", "strict-transport-security"})
 """What an answer says of the host it comes from."""
+_NOT_PASSED = _OF_THE_CONNECTION | _OF_THE_ACCOUNT
+_NOT_BESIDE_OUR_BODY = _NOT_PASSED | _OF_THE_BODY
+_NOT_ANSWERED = _OF_THE_CONNECTION | _OF_THE_SERVER
 
 
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The client's headers that the backend may see beside a body of ours."""
-    named = end_to_end_headers(headers)
-    return {name: value for name, value in named.items() if name not in _OF_THE_BODY}
+    return _passed(headers, _NOT_BESIDE_OUR_BODY)
 
 
 def end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The client's headers that the backend may see: none of its connection, none of its keys."""
-    named = _joined(headers)
+    return _passed(headers, _NOT_PASSED)
+
+
+def _passed(headers: Mapping[str, str], but: Collection[str]) -> dict[str, str]:
     return {
         name: value
-        for name, value in _without_connection(named)
-        if name not in _OF_THE_ACCOUNT and not name.startswith(_OURS_PREFIX)
+        for name, value in _without_connection(_joined(headers), but)
+        if not name.startswith(_OURS_PREFIX)
     }
 
 
@@ -62,8 +67,7 @@ def passed_response_headers(headers: Mapping[str, str], server: str) -> dict[str
     named = {
         # aiohttp reads UTF-8, Starlette writes Latin-1: so the bytes stay what they are.
         name: value.encode(errors="surrogateescape").decode("latin-1")
-        for name, value in _without_connection(_joined(headers))
-        if name not in _OF_THE_SERVER
+        for name, value in _without_connection(_joined(headers), _NOT_ANSWERED)
     }
     if named.get("location", "").startswith(f"{server}/"):
         named["location"] = named["location"].removeprefix(server)
@@ -79,13 +83,14 @@ def _joined(headers: Mapping[str, str]) -> dict[str, str]:
     return named
 
 
-def _without_connection(named: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    per_connection = {name.strip().lower() for name in named.get("connection", "").split(",")}
-    return (
-        (name, value)
-        for name, value in named.items()
-        if name not in _OF_THE_CONNECTION and name not in per_connection
-    )
+def _without_connection(
+    named: Mapping[str, str], but: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """What is none of `but`, nor of what the connection's own header names."""
+    connection = named.get("connection")
+    if connection is not None:
+        but = {*but, *(name.strip().lower() for name in connection.split(","))}
+    return ((name, value) for name, value in named.items() if name not in but)
 
 
 class ReadyBody:
