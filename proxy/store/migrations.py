@@ -78,6 +78,7 @@ RESPONSES = (
         id TEXT NOT NULL UNIQUE,
         owner TEXT NOT NULL,
         session TEXT NOT NULL,
+        state TEXT NOT NULL,
         record TEXT NOT NULL,
         previous_id TEXT,
         conversation_id TEXT,

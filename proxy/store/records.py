@@ -32,6 +32,8 @@ class StoredResponse:
     id: str
     session: str
     """The container that its run worked in."""
+    state: str
+    """What its files are kept as."""
     record: Mapping[str, Any]
     """OpenAI's object: of a run at work as it was at the beginning."""
     previous_id: str | None = None
@@ -49,6 +51,8 @@ class Chain:
     latest: StoredResponse
     ids: tuple[str, ...]
     """Of all of them, latest first."""
+    states: tuple[str, ...]
+    """Those that the files had in the container of the latest, latest first."""
     inputs: tuple[Mapping[str, Any], ...]
     """All that had been said when it began, in order, its own request included."""
 

@@ -37,7 +37,10 @@ class ResponseShelf:
         record = json.dumps(response.record)
         row = {
             **{name: getattr(response, name) for name in StoredResponse.__slots__},
-            "owner": owner, "record": record, "created_at": now, "expires_at": until,
+            "owner": owner,
+            "record": record,
+            "created_at": now,
+            "expires_at": until,
         }
 
         def work(connection: Connection) -> None:
@@ -105,7 +108,9 @@ class ResponseShelf:
             before = (item for row in reversed(rows[1:]) for item in _said(connection, row))
             inputs = _said(connection, rows[0], ITEMS.c.source == "input")
             latest = _response(connection, rows[0])
-            return Chain(latest, tuple(row["id"] for row in rows), (*before, *inputs))
+            states = (row["state"] for row in rows if row["session"] == latest.session)
+            ids = tuple(row["id"] for row in rows)
+            return Chain(latest, ids, tuple(states), (*before, *inputs))
 
         return await self._database.read(work)
 

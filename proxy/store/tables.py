@@ -72,6 +72,7 @@ RESPONSES = Table(
     Column("id", Text, nullable=False, unique=True),
     Column("owner", Text, nullable=False),
     Column("session", Text, nullable=False),
+    Column("state", Text, nullable=False),
     Column("record", Text, nullable=False),
     Column("previous_id", Text),
     Column("conversation_id", Text),

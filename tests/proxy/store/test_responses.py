@@ -52,7 +52,8 @@ async def begin(
     stands = await store.conversations.said(MINE, conversation) if conversation else None
     response = StoredResponse(
         id=id,
-        session="cntr_1",
+        session="cntr_2" if id == "resp_2" else "cntr_1",
+        state=f"state_{id}",
         record={"id": id, "status": "in_progress", "output": []},
         previous_id=previous,
         conversation_id=conversation,
@@ -110,6 +111,15 @@ async def test_responses_branch_and_each_branch_sees_its_own_line(store: Store) 
     chain = await store.responses.chain(MINE, "resp_4")
     assert chain
     assert chain.ids == ("resp_4", "resp_3", "resp_1")
+    assert chain.states == ("state_resp_4", "state_resp_3", "state_resp_1")
+
+
+async def test_the_states_of_a_line_are_those_of_its_last_container(store: Store) -> None:
+    await made(store, "resp_1")
+    await made(store, "resp_2", previous="resp_1")
+    chain = await store.responses.chain(MINE, "resp_2")
+    assert chain
+    assert (chain.latest.session, chain.states) == ("cntr_2", ("state_resp_2",))
 
 
 async def test_what_was_deleted_is_in_no_line_any_more(store: Store) -> None:
