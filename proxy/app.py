@@ -21,6 +21,7 @@ from proxy.api import (
     metrics,
     models,
     passthrough,
+    responses,
     runs,
 )
 from proxy.api.json_response import JSON
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 CLIENT_LEFT = 499
 SURFACES = (
     chat,
+    responses,
     models,
     files,
     containers,
