@@ -16,6 +16,7 @@ from proxy.api import (
     chat,
     container_files,
     containers,
+    conversations,
     files,
     health,
     metrics,
@@ -23,6 +24,7 @@ from proxy.api import (
     passthrough,
     responses,
     runs,
+    stored_responses,
 )
 from proxy.api.json_response import JSON
 from proxy.errors import BadRequestError, ProxyError, internal_error
@@ -34,6 +36,8 @@ CLIENT_LEFT = 499
 SURFACES = (
     chat,
     responses,
+    stored_responses,
+    conversations,
     models,
     files,
     containers,

@@ -44,7 +44,7 @@ def begun(body: Mapping[str, Any], run_id: str, created: int) -> dict[str, Any]:
         "status": "in_progress",
         "background": bool(body.get("background")),
         "completed_at": None,
-        "conversation": None,
+        "conversation": _conversation(body.get("conversation")),
         "error": None,
         "incomplete_details": None,
         "model": body["model"],
@@ -117,6 +117,11 @@ def log_probabilities(logprobs: Any) -> list[dict[str, Any]]:
         }
         for token in content or []
     ]
+
+
+def _conversation(asked: Any) -> dict[str, Any] | None:
+    """As an object, however it was named."""
+    return {"id": asked} if isinstance(asked, str) else asked
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,14 +25,18 @@ class Told:
         self.places.append(place)
 
 
-def told(instructions: str | None, given: str | Sequence[Item]) -> Told:
-    """The chat that instructions and input are, their shapes being right.
+def told(
+    instructions: str | None, given: str | Sequence[Item], before: Sequence[Mapping[str, Any]]
+) -> Told:
+    """The chat that instructions and input are, their shapes being right, and what was before.
 
     Raises NotFoundError for a reference to an item that is not there.
     """
     chat = Told()
     if instructions:
         chat.add({"role": "system", "content": instructions}, "instructions")
+    for item in before:
+        _tell(chat, dict(item), "previous_response_id")
     if isinstance(given, str):
         chat.add({"role": "user", "content": given}, "input")
         return chat

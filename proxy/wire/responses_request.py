@@ -1,6 +1,6 @@
 """POST /v1/responses: a request checked in its own words, and the chat completion it comes to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,10 @@ FIELDS: Mapping[str, Check] = {
     "truncation": one_of("auto", "disabled"),
     "background": boolean,
     "store": boolean,
-    "previous_response_id": refused("Send the items of the earlier response as 'input'."),
-    "conversation": refused("Send the items of the conversation as 'input'."),
+    "previous_response_id": text,
+    "conversation": either(
+        "a string or an object", str, dict, checks={dict: fields({"id": text}, required=["id"])}
+    ),
     "context_management": refused("Long contexts are shortened by the proxy itself."),
     "prompt": refused("No prompts are stored here: send 'instructions' and 'input'."),
     "service_tier": one_of(*("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")),
@@ -124,11 +126,11 @@ def check(body: object) -> dict[str, Any]:
     return body
 
 
-def as_chat(body: Mapping[str, Any]) -> AsChat:
-    """The chat completion that answers it. Raises BadRequestError, NotFoundError."""
-    _check_fields(body)
+def as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -> AsChat:
+    """The chat completion that answers it, after the items of what it goes on from; all its
+    fields are right. Raises BadRequestError, NotFoundError."""
     tools = asked_tools(body.get("tools") or [])
-    chat = told(body.get("instructions"), body["input"])
+    chat = told(body.get("instructions"), body["input"], before)
     names = {f"messages[{index}]": place for index, place in enumerate(chat.places)}
     ours = dict(body.get("sandbox") or {})
     before = ours.get("file_ids") or []
@@ -159,7 +161,8 @@ def wants(body: Mapping[str, Any], what: str) -> bool:
     return what in (body.get("include") or [])
 
 
-def _check_fields(body: Mapping[str, Any]) -> None:
+def check_fields(body: Mapping[str, Any]) -> None:
+    """Raises BadRequestError for a field that is not right."""
     for name, instead in _ELSEWHERE.items():
         if body.get(name) is not None:
             raise unsupported(name, f"In the Responses API there is {instead} for it.")
