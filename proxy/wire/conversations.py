@@ -43,7 +43,7 @@ def thread(
     from it by its name: a chat needs neither, for its messages show both.
     """
     goes_on, leaves = _conversation(owner, run_id, headers, body, follows)
-    if waiting and waiting.goes_on:
+    if waiting and waiting.goes_on and not _includes(follows, waiting.goes_on):
         goes_on = waiting.goes_on
     session = goes_on.session if goes_on else Session(owner, container_id(owner, run_id))
     parks = State(session, run_id)
@@ -56,6 +56,13 @@ def thread(
         parks=parks,
         resumes=waiting,
     )
+
+
+def _includes(follows: GoesOn | None, waited: GoesOn) -> bool:
+    """Whether what a request says it follows is the run that waited, and says it more exactly."""
+    if follows is None or follows.session != waited.session:
+        return False
+    return set(waited.parents) <= set(follows.parents)
 
 
 def _conversation(

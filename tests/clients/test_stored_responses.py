@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import openai
 import pytest
 
@@ -178,6 +179,27 @@ async def test_a_function_s_result_alone_goes_on_with_the_run_that_called_it(
     assert container_of(second) == container_of(first)
 
 
+async def test_two_results_for_the_same_call_have_a_copy_each(tmp_path: Path) -> None:
+    script = [
+        tool_reply(call("weather", city="Bonn")),
+        *(bash("echo one > file"), text_reply("One.")),
+        *(bash("ls"), text_reply("Two.")),
+    ]
+    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
+        first = await ask(mine, "Weather?", tools=[WEATHER])
+        (called,) = (item for item in first.output if item.type == "function_call")
+        for answer in ("Rain.", "Sun."):
+            result = {
+                "type": "function_call_output",
+                "call_id": called.call_id,
+                "output": answer,
+            }
+            await ask(mine, [result], previous_response_id=first.id, tools=[WEATHER])
+        assert results(backend, 3)[0] == "Sun."
+        assert "documents" in results(backend, 4)[-1]
+        assert "file" not in results(backend, 4)[-1]
+
+
 async def test_an_item_can_be_named_in_place_of_being_sent(tmp_path: Path) -> None:
     script = [text_reply("I am.")] * 2
     async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
@@ -199,7 +221,7 @@ async def test_the_items_of_the_input_come_in_parts(tmp_path: Path) -> None:
         said = [{"role": "user", "content": f"What {n}?"} for n in range(3)]
         second = await ask(mine, said, previous_response_id=first.id)
         listed = mine.responses.input_items.list(second.id, order="asc", limit=2)
-        texts = [item.content[0].text async for item in listed]  # type: ignore[union-attr] # messages
+        texts = [item.to_dict()["content"][0]["text"] async for item in listed]
         assert texts == ["Who?", "I am.", "What 0?", "What 1?", "What 2?"]
         page = await mine.responses.input_items.list(second.id, limit=1)
         assert page.has_more
@@ -259,6 +281,23 @@ async def test_a_response_that_failed_is_kept_as_failed(tmp_path: Path) -> None:
         assert "no such thing" in kept.error.message
         second = await ask(mine, "Again.", previous_response_id=kept.id)
     assert second.output_text == "Better."
+
+
+async def test_a_response_whose_client_has_left_is_kept_as_cancelled(tmp_path: Path) -> None:
+    script = [Held(text_reply("Never said."), asyncio.Event())]
+    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
+        with anyio.fail_after(30):
+            stream = await mine.responses.create(model=MODEL, input="Begin.", stream=True)
+            begun = await anext(aiter(stream))
+            assert begun.type == "response.created"
+            at_work = await mine.responses.retrieve(begun.response.id)
+            assert at_work.status == "in_progress"
+            seen = await backend.arrived(1)
+            await stream.close()
+            await seen.gone.wait()
+            while (kept := await mine.responses.retrieve(at_work.id)).status == "in_progress":
+                await anyio.lowlevel.checkpoint()
+    assert (kept.status, kept.error) == ("cancelled", None)
 
 
 async def test_a_response_that_was_cut_off_is_kept_as_incomplete(tmp_path: Path) -> None:
