@@ -12,7 +12,9 @@ servers would not agree on what it names."""
 
 DIALECTS = frozenset({"chat", "messages", "responses"})
 """APIs in which a request without `:plain` asks for a computer."""
-OURS = frozenset({"capabilities", "containers", "files", "health", "metrics", "models"})
+OURS = frozenset(
+    {"capabilities", "containers", "conversations", "files", "health", "metrics", "models"}
+)
 OUR_PREFIXES = frozenset({"v1", "openai"})
 
 _READABLE = re.compile(r"/[/\w.~:@!$&'()*+,=-]*", re.ASCII)

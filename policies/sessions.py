@@ -53,7 +53,7 @@ class State:
 @dataclass(frozen=True, slots=True)
 class GoesOn:
     """A conversation that a run goes on with: from the first of `parents` (names of states) that
-    is there, else from the state that was left last; where it begins anew, from none."""
+    is there, else from the state that was left last, or, where it begins anew, from none."""
 
     session: Session
     parents: Sequence[str] = ()

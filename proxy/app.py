@@ -16,12 +16,15 @@ from proxy.api import (
     chat,
     container_files,
     containers,
+    conversations,
     files,
     health,
     metrics,
     models,
     passthrough,
+    responses,
     runs,
+    stored_responses,
 )
 from proxy.api.json_response import JSON
 from proxy.errors import BadRequestError, ProxyError, internal_error
@@ -32,6 +35,9 @@ log = logging.getLogger(__name__)
 CLIENT_LEFT = 499
 SURFACES = (
     chat,
+    responses,
+    stored_responses,
+    conversations,
     models,
     files,
     containers,

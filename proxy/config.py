@@ -13,7 +13,7 @@ from policies.limits import Limits
 from policies.pool import PoolSettings
 from policies.sessions import SessionSettings
 from policies.steps import StepsSetting
-from policies.storage import FileLimits
+from policies.storage import FileLimits, ResponseSettings
 from policies.workspace import InputLimits, Modality
 
 
@@ -118,6 +118,7 @@ class Config(_Section):
     artifacts: ArtifactLimits = ArtifactLimits()
     files: FileLimits = FileLimits()
     sessions: SessionSettings = SessionSettings()
+    responses: ResponseSettings = ResponseSettings()
 
 
 def load(path: Path | None) -> Config:

@@ -186,6 +186,16 @@ class SandboxUnavailableError(ProxyError):
         )
 
 
+def interrupted() -> ProxyError:
+    """What became of a run whose server ended before it did."""
+    return ProxyError(
+        "The server ended while it was at work on this.",
+        status=500,
+        type="server_error",
+        code="server_stopped",
+    )
+
+
 def internal_error() -> ProxyError:
     """What the client hears of what is our fault; the log has the rest."""
     return ProxyError(

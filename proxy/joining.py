@@ -99,7 +99,7 @@ def build_backend(config: Config) -> Backend:
 def build_store(config: Config) -> Store:
     """The place for all that is kept. Raises ConfigError."""
     try:
-        return Store(_state_dir(config), config.sessions)
+        return Store(_state_dir(config), config.sessions, config.responses)
     except StoreError as error:
         raise ConfigError(f"server.state_dir: {error}") from error
 

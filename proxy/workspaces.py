@@ -185,8 +185,6 @@ class Workspaces:
     # Taking
 
     async def _parent(self, goes_on: GoesOn) -> State | None:
-        if goes_on.anew:
-            return None
         session = goes_on.session
         states = [State(session, name) for name in goes_on.parents]
         for state in states:
@@ -196,6 +194,8 @@ class Workspaces:
         there = (state for state in states if state.name in known or state in self._kept)
         if found := next(there, None):
             return found
+        if goes_on.anew:
+            return None
         await self._settled_all(session)
         newest = await self._snapshots.newest(session)
         return State(session, newest) if newest else None

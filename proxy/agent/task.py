@@ -1,5 +1,6 @@
 """What the agent is asked for and what it gives back."""
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -8,8 +9,10 @@ from policies.answer_form import AnswerForm
 from policies.artifacts import Produced
 from policies.limits import StopReason
 from policies.sessions import GoesOn, State
+from proxy.agent.events import Event
 from proxy.agent.model import Message
 from proxy.agent.parking import Parked
+from proxy.errors import ProxyError
 from proxy.workspaces import Origin
 from sandbox_runtime.sandbox import Sandbox
 
@@ -38,6 +41,23 @@ class InputFile:
     """The same for the same content."""
     read: Callable[[], AsyncGenerator[bytes, None]]
     """Its bytes, from the start at each call. Raises SandboxFileError where they cannot be had."""
+
+
+class Witness(Protocol):
+    """Who is told of all that happens in a run, and of its end before any client is."""
+
+    @property
+    def chars(self) -> int:
+        """How large what it remembers is, about."""
+
+    def heard(self, event: Event) -> None:
+        """Something has happened."""
+
+    async def ended(self, result: "Result") -> None:
+        """The run has come to its end."""
+
+    async def failed(self, error: ProxyError) -> None:
+        """It has not."""
 
 
 class Outbox(Protocol):
@@ -96,6 +116,9 @@ class Task:
     """What makes the task complete where some of its files have to be fetched."""
     legacy_functions: bool = False
     """Whether the client knows its tools as `functions`."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """When it was asked for, in seconds since 1970."""
+    witness: Witness | None = None
     others: Sequence["Task"] = ()
     """The same request's further choices, each answered in a run of its own."""
 

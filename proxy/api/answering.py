@@ -15,8 +15,9 @@ from proxy.agent.task import Result
 from proxy.api.connection import services, while_connected
 from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error
-from proxy.runs.run import Listener
-from proxy.wire.terms import Terms
+from proxy.runs.recording import Recording
+from proxy.runs.run import Listener, Run
+from proxy.wire.terms import Terms, read_terms
 
 SEND_TIMEOUT_S = 300
 """How long a client may not read before it counts as gone."""
@@ -66,13 +67,19 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
         listener.leave()
         raise
     listener.leave()
-    return JSON(content, headers=_headers(listener))
+    return JSON(content, headers=headers(listener.run))
 
 
 def streamed(request: Request, listener: Listener, frames: Frames, terms: Terms) -> Response:
     """The answer as it comes. Leaves the listener."""
     silence_s = _within_patience(services(request).keep_alive_s, terms)
     return _StreamResponse(listener, frames, silence_s)
+
+
+def replayed(request: Request, run: Run, recording: Recording, first: int) -> Response:
+    """The answer from a frame on, as it was told and as it goes on; who leaves may come back."""
+    silence_s = _within_patience(services(request).keep_alive_s, read_terms({}, request.headers))
+    return _Events(_again(recording, first), silence_s, headers(run))
 
 
 def _within_patience(silence_s: float, terms: Terms) -> float:
@@ -96,7 +103,7 @@ class _ProlongedResponse(StreamingResponse):
 
     def __init__(self, listener: Listener, document: Document, every_s: float | None) -> None:
         content = _prolonged(listener, document, every_s)
-        super().__init__(content, media_type="application/json", headers=_headers(listener))
+        super().__init__(content, media_type="application/json", headers=headers(listener.run))
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,18 +126,27 @@ async def _prolonged(
     yield json.dumps(content).encode()
 
 
-class _StreamResponse(EventSourceResponse):
+class _Events(EventSourceResponse):
     """Server-sent events for as long as the client is there."""
 
-    def __init__(self, listener: Listener, frames: Frames, silence_s: float) -> None:
+    def __init__(
+        self, content: AsyncIterator[bytes], silence_s: float, headers: Mapping[str, str]
+    ) -> None:
         super().__init__(
-            _stream(listener, frames),
+            content,
             send_timeout=SEND_TIMEOUT_S,
             ping=silence_s,
             ping_message_factory=lambda: ServerSentEvent(comment="keep-alive"),
             sep="\n",
-            headers={**_headers(listener), "Cache-Control": "no-cache"},
+            headers={**headers, "Cache-Control": "no-cache"},
         )
+
+
+class _StreamResponse(_Events):
+    """The answer as it comes."""
+
+    def __init__(self, listener: Listener, frames: Frames, silence_s: float) -> None:
+        super().__init__(_stream(listener, frames), silence_s, headers(listener.run))
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,8 +168,12 @@ async def _stream(listener: Listener, frames: Frames) -> AsyncIterator[bytes]:
     yield last.encode()
 
 
-def _headers(listener: Listener) -> dict[str, str]:
-    return {
-        "X-Sandbox-Run": listener.run.id,
-        "X-Sandbox-Container": listener.run.container_id,
-    }
+async def _again(recording: Recording, first: int) -> AsyncIterator[bytes]:
+    while frames := await recording.since(first):
+        first = max(first, recording.first) + len(frames)
+        yield "".join(frames).encode()
+
+
+def headers(run: Run) -> dict[str, str]:
+    """What every answer has beside its body."""
+    return {"X-Sandbox-Run": run.id, "X-Sandbox-Container": run.container_id}

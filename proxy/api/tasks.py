@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.history import without_steps
-from policies.sessions import Session, State, container_id
+from policies.sessions import GoesOn, Session, State, container_id
 from proxy.agent.choices import several
 from proxy.agent.parking import Parked, run_ids
 from proxy.agent.task import InputFile, Outbox, Task
@@ -23,12 +23,17 @@ async def task_of(
     model: str,
     run_id: str,
     deadline_s: float | None,
+    follows: GoesOn | None = None,
+    is_kept: bool = False,
 ) -> Task:
-    """The task of a chat-completions request, with its further choices. Raises BadRequestError."""
+    """The task of a chat-completions request, with its further choices; `follows` and `is_kept` as
+    `thread` has them. Raises BadRequestError."""
     whose = owner(request)
     asked = {**body, "messages": without_steps(body["messages"])}
     waiting = await _waiting(request, whose, asked)
-    place = thread(whose, run_id, request.headers, asked, waiting)
+    place = thread(
+        *(whose, run_id, request.headers, asked, waiting), follows=follows, is_kept=is_kept
+    )
     put_in: list[InputFile] = []
     if place.goes_on:
         await services(request).files.remember(place.container_id, whose)

@@ -36,7 +36,8 @@ class Run:
         self.model = task.model
         self.container_id = task.outbox.container_id
         self.claim = claim
-        self.created = int(time.time())
+        self.witness = task.witness
+        self.created = task.created
         self.heard_out = False
         """Whether somebody has listened to the end."""
         self.why_cancelled = ""
@@ -122,7 +123,7 @@ class Run:
             await self._room.wait()
 
     def _over(self, working: asyncio.Future[Result]) -> None:
-        self.chars = self._replay.chars
+        self.chars = self._replay.chars + (self.witness.chars if self.witness else 0)
         if not working.cancelled():
             if error := working.exception():
                 _let_go(error)

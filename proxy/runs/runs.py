@@ -13,10 +13,17 @@ from weakref import WeakValueDictionary
 
 from proxy.agent import choices
 from proxy.agent.agent import Agent
-from proxy.agent.events import Emit
+from proxy.agent.events import Emit, Event
 from proxy.agent.parking import ParkedRuns
-from proxy.agent.task import Result, Task
-from proxy.errors import IdempotencyError, ProxyError, SandboxUnavailableError
+from proxy.agent.task import Result, Task, Witness
+from proxy.errors import (
+    IdempotencyError,
+    ProxyError,
+    RunCancelledError,
+    SandboxUnavailableError,
+    internal_error,
+    interrupted,
+)
 from proxy.run_counts import RunCounts
 from proxy.runs.claim import Claim
 from proxy.runs.run import Listener, Run
@@ -32,6 +39,7 @@ KEEP_S = 600.0
 MAX_KEPT = 256
 MAX_KEPT_CHARS = 64_000_000
 REMEMBERED_FAILURES = 1024
+SERVER_STOPS = "the server stops"
 
 MakeTask = Callable[[str], Awaitable[Task]]
 """The task of a request, for a run of that id."""
@@ -65,7 +73,8 @@ class Runs:
                 log.info("run %s: its client is back", found.id)
                 return self._listen(found)
             task = await make_task(uuid.uuid4().hex)
-            run = Run(task, claim, partial(self._work, task), self._alone)
+            work = partial(self._before, task.witness) if task.witness else self._work
+            run = Run(task, claim, partial(work, task), self._alone)
             self._runs[run.id] = run
             return run.listen()
 
@@ -79,7 +88,7 @@ class Runs:
         """End all that are at work."""
         at_work = [run for run in self._runs.values() if run.ended_at is None]
         for run in at_work:
-            run.cancel("the server stops")
+            run.cancel(SERVER_STOPS)
         for run in at_work:
             await run.ended()
         for grace in self._graces.values():
@@ -130,6 +139,28 @@ class Runs:
 
     # Going on
 
+    async def _before(self, witness: Witness, task: Task, run: Run, emit: Emit) -> Result:
+        """Work, with somebody who hears of everything first."""
+
+        async def both(event: Event) -> None:
+            witness.heard(event)
+            await emit(event)
+
+        try:
+            result = await self._work(task, run, both)
+        except ProxyError as error:
+            await witness.failed(error)
+            raise
+        except asyncio.CancelledError:
+            stops = run.why_cancelled == SERVER_STOPS
+            await witness.failed(interrupted() if stops else RunCancelledError())
+            raise
+        except Exception:
+            await witness.failed(internal_error())
+            raise
+        await witness.ended(result)
+        return result
+
     async def _work(self, task: Task, run: Run, emit: Emit) -> Result:
         log.info("run %s started, model %s", run.id, run.model)
         try:
@@ -154,7 +185,7 @@ class Runs:
             _warn_of_repetition(told, run)
             raise told from error
         except asyncio.CancelledError:
-            log.info("run %s ended: %s", run.id, run.why_cancelled or "the server stops")
+            log.info("run %s ended: %s", run.id, run.why_cancelled or SERVER_STOPS)
             raise
         except Exception:
             log.exception("run %s failed", run.id)

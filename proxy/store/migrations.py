@@ -72,7 +72,48 @@ CONVERSATIONS = (
         expires_at BIGINT NOT NULL
     )""",
 )
-STEPS = (FILES, CONTAINERS, CONVERSATIONS)
+RESPONSES = (
+    """CREATE TABLE responses (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        session TEXT NOT NULL,
+        state TEXT NOT NULL,
+        record TEXT NOT NULL,
+        previous_id TEXT,
+        conversation_id TEXT,
+        seen_seq BIGINT,
+        worker TEXT,
+        bytes BIGINT NOT NULL,
+        created_at BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX responses_of_owner ON responses (owner, expires_at, created_at, bytes)",
+    """CREATE TABLE conversations (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        metadata TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        created_at BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX conversations_of_owner ON conversations (owner, expires_at, created_at, bytes)",
+    """CREATE TABLE items (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        source TEXT NOT NULL,
+        body TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        deleted_at BIGINT
+    )""",
+    "CREATE UNIQUE INDEX items_of_holder ON items (holder, id)",
+    "CREATE INDEX items_in_order ON items (holder, seq)",
+    "CREATE INDEX items_of_owner ON items (owner, id)",
+)
+STEPS = (FILES, CONTAINERS, CONVERSATIONS, RESPONSES)
 
 
 def migrate(connection: Connection) -> None:

@@ -26,6 +26,47 @@ class Slice(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as clients can ask for it again."""
+
+    id: str
+    session: str
+    """The container that its run worked in."""
+    state: str
+    """What its files are kept as."""
+    record: Mapping[str, Any]
+    """OpenAI's object: of a run at work as it was at the beginning."""
+    previous_id: str | None = None
+    conversation_id: str | None = None
+    seen_seq: int | None = None
+    """The last item that the conversation had when it began."""
+    worker: str | None = None
+    """The process that is at work on it; None once it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A response, and what it went on from."""
+
+    latest: StoredResponse
+    ids: tuple[str, ...]
+    """Of all of them, latest first."""
+    states: tuple[str, ...]
+    """Those that the files had in the container of the latest, latest first."""
+    inputs: tuple[Mapping[str, Any], ...]
+    """All that had been said when it began, in order, its own request included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Items under one name, to which responses can add theirs."""
+
+    id: str
+    created_at: int
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class StoredUpload:
     """A file that a client has uploaded."""
 

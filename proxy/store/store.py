@@ -4,19 +4,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 from sqlalchemy import Connection
 
 from policies.sessions import SessionSettings
+from policies.storage import ResponseSettings
 from proxy.store.blobs import Blobs
 from proxy.store.container_files import ContainerFileShelf
 from proxy.store.containers import ContainerShelf
+from proxy.store.conversations import ConversationShelf
 from proxy.store.database import Database
+from proxy.store.errors import StoreError
 from proxy.store.parked import ParkedShelf
+from proxy.store.responses import ResponseShelf
 from proxy.store.uploads import UploadShelf
 from proxy.store.workspaces import WorkspaceShelf
+from sandbox_runtime.ownership import Owner
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +45,20 @@ class Shelf(Protocol):
 
 
 class Store:
-    """Uploads, containers, conversations; several processes may share one directory."""
+    """Uploads, containers, workspaces, responses; several processes may share one directory."""
 
     def __init__(
         self,
         directory: Path,
         sessions: SessionSettings = SessionSettings(),
+        responses: ResponseSettings = ResponseSettings(),
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Opens what is there, or begins anew. Raises StoreError."""
         self.directory = directory
         self.now = now
+        self._ends = ExitStack()
         self.blobs = Blobs(directory / "blobs")
         self._database = Database(directory / "store.sqlite3")
         self.uploads = UploadShelf(self._database, self.blobs, now)
@@ -58,12 +66,18 @@ class Store:
         self.container_files = ContainerFileShelf(self._database, self.blobs, now)
         self.workspaces = WorkspaceShelf(self._database, self.blobs, now, sessions)
         self.parked = ParkedShelf(self._database, now)
+        self.responses = ResponseShelf(self._database, now, responses)
+        self.conversations = ConversationShelf(self._database, now, responses)
         self._shelves: tuple[Shelf, ...] = (
             self.uploads,
             self.containers,
             self.workspaces,
             self.parked,
+            self.responses,
+            self.conversations,
         )
+        self.worker = self._begin_work()
+        """This process, so that others see whether it is still there."""
 
     async def sweep(self) -> None:
         """Remove what is past its time, and what a crash has left without its other half."""
@@ -85,6 +99,15 @@ class Store:
     def close(self) -> None:
         """Finish what was begun. Safe to call twice."""
         self._database.close()
+        self._ends.close()
+
+    def _begin_work(self) -> Owner:
+        try:
+            worker = Owner(self.directory)
+        except OSError as error:
+            raise StoreError(str(error)) from error
+        self._ends.callback(worker.release)
+        return worker
 
     def _expire(self, connection: Connection, now: int) -> dict[str, int]:
         known: dict[str, int] = {}

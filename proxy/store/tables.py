@@ -65,6 +65,47 @@ WORKSPACES = Table(
     Column("blob", Text, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
 )
+RESPONSES = Table(
+    "responses",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("session", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("previous_id", Text),
+    Column("conversation_id", Text),
+    Column("seen_seq", BigInteger),
+    Column("worker", Text),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+CONVERSATIONS = Table(
+    "conversations",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+# What was said to a model and by it, in order; `holder` is a response or a conversation.
+ITEMS = Table(
+    "items",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("deleted_at", BigInteger),
+)
 PARKED_RUNS = Table(
     "parked_runs",
     METADATA,

@@ -169,9 +169,12 @@ async def test_two_runs_that_leave_the_same_state_leave_the_later_ones(house: Ho
     assert printed in ("first\n", "second\n")
 
 
-async def test_a_conversation_that_begins_anew_has_no_files(house: House) -> None:
+@pytest.mark.parametrize("parents", [(), ("0",)])
+async def test_a_conversation_that_begins_anew_has_no_files(
+    house: House, parents: tuple[str, ...]
+) -> None:
     await house.run("echo one > file", "1")
-    async with house.workspaces.use(GoesOn(CHAT, anew=True), ISOLATION) as seat:
+    async with house.workspaces.use(GoesOn(CHAT, parents, anew=True), ISOLATION) as seat:
         result = await (await seat.sandbox()).exec("ls", timeout_s=5)
     assert (result.stdout, seat.goes_on) == ("documents\noutput\n", False)
 

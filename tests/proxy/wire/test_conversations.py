@@ -64,3 +64,32 @@ def test_a_run_that_waited_in_a_chat_stays_in_it() -> None:
     assert after.leaves
     assert after.leaves.session == before.leaves.session
     assert after.leaves != before.leaves
+
+
+def kept(
+    headers: dict[str, str],
+    follows: GoesOn | None = None,
+    waiting: Parked | None = None,
+    **body: Any,
+) -> Thread:
+    """The place of a request that others may go on from by its name."""
+    said = {"messages": [USER], **body}
+    return thread("me", "r2", headers, said, waiting, follows=follows, is_kept=True)
+
+
+def test_a_request_that_others_go_on_from_leaves_its_files_under_its_name() -> None:
+    session = Session("me", container_id("me", "r2"))
+    assert kept({}).leaves == State(session, "r2")
+    assert kept({}).goes_on is None
+    waiting = waits_in(GoesOn(Session("me", "cntr_1"), ["r1"]))
+    assert kept({}, None, waiting).leaves == State(Session("me", "cntr_1"), "r2")
+
+
+def test_what_a_request_says_it_follows_comes_before_its_chat_and_after_its_container() -> None:
+    follows = GoesOn(Session("me", "cntr_1"), ["r1"], anew=True)
+    for headers in ({}, CHAT):
+        assert kept(headers, follows).goes_on == follows
+        assert kept(headers, follows).leaves == State(Session("me", "cntr_1"), "r2")
+    named = kept({}, follows, sandbox={"session": "mine"})
+    assert named.container_id == container_named("me", "mine")
+    assert named.leaves == State(Session("me", named.container_id), "r2")

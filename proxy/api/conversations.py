@@ -1,0 +1,119 @@
+"""/v1/conversations: items under one name, which responses go on from and add to."""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from proxy.api.connection import authorize, owner, parsed, read_body, services
+from proxy.api.json_response import JSON
+from proxy.api.said_before import no_such_conversation, resolved
+from proxy.errors import NotFoundError
+from proxy.store.conversations import ConversationShelf
+from proxy.store.records import Conversation
+from proxy.wire.containers import an_object
+from proxy.wire.conversation_objects import conversation_object, items, metadata
+from proxy.wire.listing import CONTAINERS, deleted, listing, page
+from proxy.wire.responses_input import input_items
+
+router = APIRouter()
+PATH = "/v1/conversations"
+THE_ITEM = PATH + "/{conversation_id}/items/{item_id}"
+
+
+@router.post(PATH)
+async def create_conversation(request: Request) -> Response:
+    body = await _body(request)
+    notes, new = metadata(body), items(body, required=False)
+    begins_with = await _identified(request, new)
+    return _told(await _shelf(request).create(owner(request), notes, begins_with))
+
+
+@router.get(PATH + "/{conversation_id}")
+async def retrieve_conversation(request: Request, conversation_id: str) -> Response:
+    return _told(await _found(request, conversation_id))
+
+
+@router.post(PATH + "/{conversation_id}")
+async def update_conversation(request: Request, conversation_id: str) -> Response:
+    notes = metadata(await _body(request))
+    found = await _shelf(request).update(owner(request), conversation_id, notes)
+    if found is None:
+        raise no_such_conversation(conversation_id)
+    return _told(found)
+
+
+@router.delete(PATH + "/{conversation_id}")
+async def delete_conversation(request: Request, conversation_id: str) -> Response:
+    authorize(request)
+    if not await _shelf(request).delete(owner(request), conversation_id):
+        raise no_such_conversation(conversation_id)
+    return JSON(deleted(conversation_id, "conversation.deleted"))
+
+
+@router.post(PATH + "/{conversation_id}/items")
+async def create_items(request: Request, conversation_id: str) -> Response:
+    new = await _identified(request, items(await _body(request), required=True))
+    if not await _shelf(request).add(owner(request), conversation_id, new):
+        raise no_such_conversation(conversation_id)
+    return JSON(listing(new, has_more=False))
+
+
+@router.get(PATH + "/{conversation_id}/items")
+async def list_items(request: Request, conversation_id: str) -> Response:
+    await _found(request, conversation_id)
+    asked = page(request.query_params, CONTAINERS)
+    found = await _shelf(request).page(owner(request), conversation_id, asked)
+    return JSON(listing(found.items, found.has_more))
+
+
+@router.get(THE_ITEM)
+async def retrieve_item(request: Request, conversation_id: str, item_id: str) -> Response:
+    authorize(request)
+    found = await _shelf(request).item(owner(request), conversation_id, item_id)
+    if found is None:
+        raise _no_such_item(conversation_id, item_id)
+    return JSON(found)
+
+
+@router.delete(THE_ITEM)
+async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
+    conversation = await _found(request, conversation_id)
+    if not await _shelf(request).delete_item(owner(request), conversation_id, item_id):
+        raise _no_such_item(conversation_id, item_id)
+    return _told(conversation)
+
+
+def _shelf(request: Request) -> ConversationShelf:
+    return services(request).store.conversations
+
+
+async def _body(request: Request) -> Mapping[str, Any]:
+    authorize(request)
+    written = await read_body(request, services(request).inputs.max_body_bytes)
+    return an_object(parsed(written) if written else {})
+
+
+async def _identified(request: Request, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items as they are kept: with ids, and what they refer to in their place."""
+    return input_items(await resolved(request, new, "items"), uuid.uuid4().hex)
+
+
+async def _found(request: Request, conversation_id: str) -> Conversation:
+    authorize(request)
+    found = await _shelf(request).get(owner(request), conversation_id)
+    if found is None:
+        raise no_such_conversation(conversation_id)
+    return found
+
+
+def _told(conversation: Conversation) -> JSON:
+    return JSON(conversation_object(conversation))
+
+
+def _no_such_item(conversation_id: str, item_id: str) -> NotFoundError:
+    words = f"Item with id '{item_id}' not found in conversation with id '{conversation_id}'."
+    return NotFoundError(words, param="item_id")

@@ -1,0 +1,139 @@
+"""A response that others may go on from: kept from its beginning on, and how it ends."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from policies.steps import Steps
+from proxy.agent.events import Event
+from proxy.agent.task import Result, Task
+from proxy.api.answering import headers, replayed
+from proxy.api.connection import owner, services
+from proxy.api.json_response import JSON
+from proxy.api.said_before import Before
+from proxy.errors import BadRequestError, ProxyError, RunCancelledError
+from proxy.runs.recording import Recording
+from proxy.runs.run import Run
+from proxy.store.records import StoredResponse
+from proxy.store.responses import ResponseShelf
+from proxy.wire.responses_answer import Asked, ResponseWriter, StreamedResponse
+from proxy.wire.responses_input import input_items
+
+log = logging.getLogger(__name__)
+OUTPUTS = "code_interpreter_call.outputs"
+
+
+class KeptResponse:
+    """Hears a run, and keeps what becomes of it; of one in the background every frame too."""
+
+    def __init__(self, shelf: ResponseShelf, owner: str, asked: Asked) -> None:
+        self._shelf = shelf
+        self._owner = owner
+        self._writer = ResponseWriter(_in_full(asked))
+        self.record: Mapping[str, Any] = self._writer.begin()[0]["response"]
+        """OpenAI's object, as far as it is known."""
+        self.frames: Recording | None = None
+        if asked.body.get("background"):
+            self.frames = Recording()
+            self._told = StreamedResponse(asked)
+            self._record(self._told.begin())
+
+    @property
+    def chars(self) -> int:
+        """See Witness."""
+        return self.frames.chars if self.frames else 0
+
+    def heard(self, event: Event) -> None:
+        """See Witness."""
+        self._writer.event(event)
+        if self.frames:
+            self._record(self._told.event(event))
+
+    async def ended(self, result: Result) -> None:
+        """See Witness."""
+        await self._keep(self._writer.finish(result)[-1]["response"])
+        if self.frames:
+            self._record(self._told.finish(result))
+            self.frames.end()
+
+    async def failed(self, error: ProxyError) -> None:
+        """See Witness."""
+        response = self._writer.fail(error)[-1]["response"]
+        if isinstance(error, RunCancelledError):
+            response = {**response, "status": "cancelled", "error": None}
+        await self._keep(response)
+        if self.frames:
+            self._record(self._told.fail(error))
+            self.frames.end()
+
+    def _record(self, frames: str) -> None:
+        assert self.frames
+        self.frames.add(f"{frame}\n\n" for frame in frames.split("\n\n") if frame)
+
+    async def _keep(self, response: Mapping[str, Any]) -> None:
+        self.record = response
+        keeping = asyncio.ensure_future(self._shelf.end(self._owner, response["id"], response))
+        try:
+            await asyncio.shield(keeping)
+        except asyncio.CancelledError:
+            await keeping  # it is over all the same, and must not be shown as at work for ever
+            raise
+        except Exception:  # the client has its answer all the same
+            log.exception("response %s cannot be kept", response["id"])
+
+
+def _in_full(asked: Asked) -> Asked:
+    """As if all had been asked for that is there anyway: who asks again may want more."""
+    include = {*(asked.body.get("include") or []), OUTPUTS}
+    return replace(asked, body={**asked.body, "include": sorted(include)})
+
+
+def is_kept(body: Mapping[str, Any]) -> bool:
+    """Whether the response to a request is to be kept. Raises BadRequestError."""
+    asked = body.get("store") is not False
+    if body.get("background") and not asked:
+        raise BadRequestError(
+            "Background responses require 'store' to be true.",
+            param="background",
+            code="invalid_value",
+        )
+    return asked
+
+
+async def keep(
+    request: Request, task: Task, body: Mapping[str, Any], steps: Steps, before: Before
+) -> Task:
+    """Keep the response that a task is to make, as one that is at work."""
+    store, whose = services(request).store, owner(request)
+    asked = Asked(body, task.run_id, task.created, task.outbox.container_id, steps)
+    witness = KeptResponse(store.responses, whose, asked)
+    assert task.leaves
+    stored = StoredResponse(
+        id=witness.record["id"],
+        session=task.leaves.session.name,
+        state=task.leaves.name,
+        record=witness.record,
+        previous_id=before.previous_id,
+        conversation_id=before.conversation_id,
+        seen_seq=before.seen_seq,
+        worker=store.worker.id,
+    )
+    inputs = input_items(body["input"], task.run_id)
+    await store.responses.begin(whose, stored, inputs, before.chain)
+    return replace(task, witness=witness)
+
+
+def in_background(request: Request, run: Run, *, stream: bool) -> Response:
+    """What a client is told at once of a response that is made without it."""
+    kept = run.witness
+    assert isinstance(kept, KeptResponse)
+    if stream and kept.frames:
+        return replayed(request, run, kept.frames, 0)
+    begins = kept.record["status"] == "in_progress"
+    response = {**kept.record, "status": "queued"} if begins else kept.record
+    return JSON(response, headers=headers(run))

@@ -1,0 +1,105 @@
+"""What a request of /v1/responses goes on from: a response, a conversation, single items."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from policies.sessions import GoesOn, Session, container_named
+from proxy.api.connection import owner, services
+from proxy.errors import BadRequestError, NotFoundError
+from proxy.store.records import Chain
+from proxy.wire.responses_shapes import item_type
+
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """All that was said before, and by whom it is known."""
+
+    items: Sequence[Item] = ()
+    follows: GoesOn | None = None
+    previous_id: str | None = None
+    chain: Sequence[str] = ()
+    """The responses that the request goes on from, latest first."""
+    conversation_id: str | None = None
+    seen_seq: int | None = None
+    """Where the conversation stands."""
+
+
+async def said_before(request: Request, body: Mapping[str, Any]) -> Before:
+    """What the request names, its fields being right. Raises BadRequestError, NotFoundError."""
+    previous_id, conversation = body.get("previous_response_id"), body.get("conversation")
+    if previous_id is not None and conversation is not None:
+        raise BadRequestError(
+            "Mutually exclusive parameters: 'previous_response_id' and 'conversation'. Ensure you"
+            " are only providing one of them.",
+            param="previous_response_id",
+            code="mutually_exclusive_parameters",
+        )
+    if previous_id is not None:
+        return await _previous(request, previous_id)
+    if conversation is not None:
+        named = conversation if isinstance(conversation, str) else conversation["id"]
+        return await _conversation(request, named)
+    return Before()
+
+
+async def resolved(request: Request, given: Sequence[Item], param: str) -> list[dict[str, Any]]:
+    """Items, with those that others refer to in their place. Raises NotFoundError."""
+    ids = [item["id"] for item in given if _is_reference(item)]
+    found = await services(request).store.responses.items(owner(request), ids) if ids else {}
+    if missing := next((id for id in ids if id not in found), None):
+        raise NotFoundError(f"Item with id '{missing}' not found.", param=param)
+    return [dict(found[item["id"]] if _is_reference(item) else item) for item in given]
+
+
+def no_such_conversation(conversation_id: str) -> NotFoundError:
+    """The client has no conversation of that name."""
+    words = f"Conversation with id '{conversation_id}' not found."
+    return NotFoundError(words, param="conversation_id")
+
+
+async def _previous(request: Request, response_id: str) -> Before:
+    chain = await services(request).store.responses.chain(owner(request), response_id)
+    if chain is None:
+        raise BadRequestError(
+            f"Previous response with id '{response_id}' not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    if _is_at_work(request, chain):
+        raise BadRequestError(
+            f"Previous response with id '{response_id}' is still in progress.",
+            param="previous_response_id",
+            code="previous_response_in_progress",
+        )
+    latest = chain.latest
+    session = Session(owner(request), latest.session)
+    return Before(
+        items=[*chain.inputs, *latest.record["output"]],
+        follows=GoesOn(session, chain.states, anew=True),
+        previous_id=response_id,
+        chain=chain.ids,
+    )
+
+
+def _is_at_work(request: Request, chain: Chain) -> bool:
+    worker = chain.latest.worker
+    return worker is not None and not services(request).store.worker.is_dead(worker)
+
+
+async def _conversation(request: Request, conversation_id: str) -> Before:
+    whose = owner(request)
+    said = await services(request).store.conversations.said(whose, conversation_id)
+    if said is None:
+        raise no_such_conversation(conversation_id)
+    items, seq = said
+    session = Session(whose, container_named(whose, conversation_id))
+    return Before(items, GoesOn(session), conversation_id=conversation_id, seen_seq=seq)
+
+
+def _is_reference(item: Item) -> bool:
+    return item_type(item) == "item_reference"

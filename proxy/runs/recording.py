@@ -1,0 +1,46 @@
+"""Every frame of a run's answer as it was numbered, for readers that come later or come back."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+MAX_CHARS = 8_000_000
+"""How much is kept; beyond that the oldest go."""
+
+
+class Recording:
+    """The frames so far, counted from 0."""
+
+    def __init__(self, max_chars: int = MAX_CHARS) -> None:
+        self.first = 0
+        """The oldest that is kept."""
+        self.chars = 0
+        self._max_chars = max_chars
+        self._frames = deque[str]()
+        self._is_over = False
+        self._news = asyncio.Event()
+
+    def add(self, frames: Iterable[str]) -> None:
+        """What comes next."""
+        for frame in frames:
+            self._frames.append(frame)
+            self.chars += len(frame)
+        while self.chars > self._max_chars and len(self._frames) > 1:
+            self.chars -= len(self._frames.popleft())
+            self.first += 1
+        self._wake()
+
+    def end(self) -> None:
+        """Nothing comes any more."""
+        self._is_over = True
+        self._wake()
+
+    async def since(self, number: int) -> Sequence[str]:
+        """Those from that number on, as soon as there are any; nothing at the end."""
+        while number >= self.first + len(self._frames) and not self._is_over:
+            await self._news.wait()
+        return list(self._frames)[max(0, number - self.first) :]
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

@@ -1,0 +1,71 @@
+"""Clients of /v1/responses, by the openai SDK."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import openai
+import pytest
+from openai.types.responses import Response
+
+from proxy.models.scripted import call, tool_reply
+from tests.fakes.backend import Backend
+from tests.fakes.server import Kind, house
+
+MODEL = "fake-model"
+
+
+@asynccontextmanager
+async def client(
+    backend: Backend, state_dir: Path, kind: Kind = "memory"
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of a server that has this state."""
+    async with house(backend, kind, state_dir) as url, at(url, "mine") as found:
+        yield found
+
+
+def at(url: str, key: str) -> openai.AsyncOpenAI:
+    """A client with that key, which asks once."""
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30)
+
+
+def other(mine: openai.AsyncOpenAI) -> openai.AsyncOpenAI:
+    """Somebody else."""
+    return mine.copy(api_key="yours")
+
+
+async def ask(client: openai.AsyncOpenAI, said: Any, **body: Any) -> Response:
+    """One response."""
+    with anyio.fail_after(30):
+        made: Response = await client.responses.create(model=MODEL, input=said, **body)
+    return made
+
+
+async def refused(asking: Any) -> openai.APIStatusError:
+    """The error of a request that must fail."""
+    with anyio.fail_after(30), pytest.raises(openai.APIStatusError) as caught:
+        await asking
+    return caught.value
+
+
+def bash(command: str) -> dict[str, Any]:
+    return tool_reply(call("execute_bash", command=command))
+
+
+def told(backend: Backend, number: int) -> list[tuple[str, Any]]:
+    """What the backend was told in a request, without the house's own words."""
+    messages = backend.requests[number].body["messages"]
+    return [(each["role"], each["content"]) for each in messages if each["role"] != "system"]
+
+
+def results(backend: Backend, number: int) -> list[str]:
+    """What the tools said in a request."""
+    return [content for role, content in told(backend, number) if role == "tool"]
+
+
+def container_of(response: Response) -> str:
+    """Where its run worked."""
+    found: str = (response.model_extra or {})["sandbox"]["container_id"]
+    return found

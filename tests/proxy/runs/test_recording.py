@@ -1,0 +1,34 @@
+"""Frames that are kept for readers who come later."""
+
+import anyio
+
+from proxy.runs.recording import Recording
+
+
+async def test_a_reader_hears_what_was_and_then_what_comes() -> None:
+    recording = Recording()
+    recording.add(["a", "b"])
+    heard: list[list[str]] = []
+
+    async def read(first: int) -> None:
+        while frames := await recording.since(first):
+            heard.append(list(frames))
+            first += len(frames)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(read, 1)
+            await anyio.wait_all_tasks_blocked()
+            recording.add(["c"])
+            await anyio.wait_all_tasks_blocked()
+            recording.end()
+    assert heard == [["b"], ["c"]]
+
+
+async def test_beyond_its_size_the_oldest_go_and_the_newest_stays() -> None:
+    recording = Recording(max_chars=10)
+    recording.add(["aaaa", "bbbb", "cccc"])
+    assert (recording.first, recording.chars) == (1, 8)
+    assert await recording.since(0) == ["bbbb", "cccc"]
+    recording.add(["d" * 100])
+    assert (recording.first, await recording.since(3)) == (3, ["d" * 100])
