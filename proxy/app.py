@@ -1,15 +1,16 @@
 """The web application: its routes, and every error in OpenAI's words."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from proxy.api import (
     capabilities,
@@ -54,7 +55,7 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     """The application over the given parts."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
-    app.state.endpoints = _endpoints(surface.router for surface in SURFACES)
+    app.state.endpoints = _endpoints()
     for surface in SURFACES:
         app.include_router(surface.router)
     app.router.default = passthrough.unmatched
@@ -67,14 +68,25 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     return app
 
 
-def _endpoints(routers: Iterable[APIRouter]) -> list[str]:
-    routes = (route for router in routers for route in router.routes)
+def _routes() -> Iterator[Route]:
+    for surface in SURFACES:
+        for route in surface.router.routes:
+            if isinstance(route, Route):
+                yield route
+
+
+def _endpoints() -> list[str]:
     return sorted(
         f"{method} {route.path}"
-        for route in routes
-        if isinstance(route, Route)
+        for route in _routes()
         for method in (route.methods or set()) - {"HEAD"}
     )
+
+
+def _methods(scope: Scope) -> list[str]:
+    """All that may be done at a path; the router tells of the first of its routes alone."""
+    here = (route for route in _routes() if route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in here for method in route.methods or ()})
 
 
 def _error(error: ProxyError) -> Response:
@@ -90,13 +102,16 @@ async def _no_route(request: Request, error: Exception) -> Response:
     """The router's own 404 and 405."""
     assert isinstance(error, HTTPException)
     words = f"{error.detail}: {request.method} {request.url.path}."
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (methods := _methods(request.scope)):
+        headers["Allow"] = ", ".join(methods)
     return _error(
         ProxyError(
             words,
             status=error.status_code,
             type="invalid_request_error",
             code="unknown_url" if error.status_code == 404 else None,
-            headers=error.headers,
+            headers=headers,
         )
     )
 

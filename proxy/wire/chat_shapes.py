@@ -16,7 +16,6 @@ from proxy.wire.shapes import (
     one_of,
     require,
     text,
-    wrong_type,
 )
 
 FORMATS = ("json_object", "json_schema", "text")
@@ -24,8 +23,9 @@ EXTRA_FORMATS = ("structural_tag",)
 """vLLM's and SGLang's; the backend checks it."""
 
 _URL = either("a string or an object", str, dict, checks={dict: fields({"url": text})})
+text_part = fields({"type": one_of("text"), "text": text}, required=["type", "text"])
 _PARTS: dict[str, Check] = {
-    "text": fields({"text": text}, required=["text"]),
+    "text": text_part,
     "image_url": fields({"image_url": _URL}, required=["image_url"]),
     "input_audio": fields(
         {"input_audio": fields({"data": text, "format": text}, required=["data"])},
@@ -58,7 +58,7 @@ _CALL = fields(
         "function": fields({"name": text, "arguments": either("a string or an object", str, dict)}),
     }
 )
-_MESSAGE = fields(
+message = fields(
     {
         "role": text,
         "content": _CONTENT,
@@ -70,15 +70,7 @@ _MESSAGE = fields(
     },
     required=["role"],
 )
-
-
-def message(value: Any, param: str) -> None:
-    """One message. Roles are the chat template's matter: any word will do."""
-    _MESSAGE(value, param)
-    if not isinstance(value["role"], str):
-        raise wrong_type(f"{param}.role", "a string", value["role"])
-
-
+"""One message. Roles are the chat template's matter: any word will do."""
 _FUNCTION = fields(
     {"name": text, "description": text, "parameters": mapping, "strict": boolean},
     required=["name"],
@@ -88,7 +80,7 @@ _FUNCTION = fields(
 def function(value: Any, param: str) -> None:
     """A function as the client describes it."""
     _FUNCTION(value, param)
-    if not value["name"] or not isinstance(value["name"], str):
+    if not value["name"]:
         raise BadRequestError(
             f"Invalid '{param}.name': expected a name.", param=f"{param}.name", code="invalid_value"
         )
@@ -101,14 +93,35 @@ def tool(value: Any, param: str) -> None:
 
 
 _TOOL = fields({"type": text, "function": mapping}, required=["function"])
+_NAMED = fields({"name": text}, required=["name"])
+_ALLOWED = fields(
+    {"mode": one_of("auto", "required"), "tools": array(mapping)}, required=["mode", "tools"]
+)
+_CHOICES: dict[str, Check] = {
+    "function": fields({"function": _NAMED}, required=["function"]),
+    "custom": fields({"custom": _NAMED}, required=["custom"]),
+    "allowed_tools": fields({"allowed_tools": _ALLOWED}, required=["allowed_tools"]),
+}
+
+
+def _choice(value: Any, param: str) -> None:
+    """A tool, or some of them; vLLM takes a function without a type."""
+    kind = "function" if value.get("type") is None else value["type"]
+    one_of(*_CHOICES)(kind, f"{param}.type")
+    _CHOICES[kind](value, param)
+
+
 tool_choice = either(
-    "a string or an object", str, dict, checks={str: one_of("none", "auto", "required")}
+    "a string or an object",
+    str,
+    dict,
+    checks={str: one_of("none", "auto", "required"), dict: _choice},
 )
 function_call = either(
     "a string or an object",
     str,
     dict,
-    checks={str: one_of("none", "auto"), dict: fields({"name": text}, required=["name"])},
+    checks={str: one_of("none", "auto"), dict: _NAMED},
 )
 stop = either("a string or array of strings", str, list, checks={list: array(text)})
 reasoning_effort = either(

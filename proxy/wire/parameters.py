@@ -16,6 +16,7 @@ from proxy.wire.chat_shapes import (
     reasoning_effort,
     response_format,
     stop,
+    text_part,
     tool,
     tool_choice,
 )
@@ -64,7 +65,12 @@ _SEARCH = fields(
 _PREDICTION = fields(
     {
         "type": one_of("content"),
-        "content": either("a string or array of objects", str, list),
+        "content": either(
+            "a string or array of objects",
+            str,
+            list,
+            checks={list: array(text_part, minimum=1)},
+        ),
     },
     required=["type", "content"],
 )

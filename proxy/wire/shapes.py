@@ -110,14 +110,15 @@ def array(of: Check, *, minimum: int = 0) -> Check:
 
 
 def fields(known: Mapping[str, Check], *, required: Collection[str] = ()) -> Check:
-    """An object; fields that are not named are carried, and null stands for none."""
+    """An object; fields that are not named are carried, and null stands for none where one need not
+    be there."""
 
     def check(value: Any, param: str) -> None:
         mapping(value, param)
         for name in required:
             require(value, name, f"{param}.{name}")
         for name, of in known.items():
-            if value.get(name) is not None:
+            if name in required or value.get(name) is not None:
                 of(value[name], f"{param}.{name}")
 
     return check

@@ -10,6 +10,7 @@ from proxy.wire.listing import integer
 
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 EXPIRES_S = (3600, 2592000)
+_EXPIRY_FIELDS = ("anchor", "seconds")
 
 
 def purpose(fields: Mapping[str, str]) -> str:
@@ -18,11 +19,7 @@ def purpose(fields: Mapping[str, str]) -> str:
     if given in PURPOSES:
         return given
     if given is None:
-        raise BadRequestError(
-            "Missing required parameter: 'purpose'.",
-            param="purpose",
-            code="missing_required_parameter",
-        )
+        raise _missing("purpose")
     raise BadRequestError(
         f"Invalid value: {given!r}. Supported values are: {', '.join(map(repr, PURPOSES))}.",
         param="purpose",
@@ -33,34 +30,35 @@ def purpose(fields: Mapping[str, str]) -> str:
 def expires_after_s(fields: Mapping[str, str]) -> int | None:
     """How long the client wants it kept. Raises BadRequestError."""
     given = _expires_after(fields)
-    if not given:
+    if given is None:
         return None
-    anchor, seconds = given.get("anchor"), given.get("seconds")
+    anchor, seconds = (given.get(name) for name in _EXPIRY_FIELDS)
+    if anchor is None:
+        raise _missing("expires_after.anchor")
     if anchor != "created_at":
-        param = "expires_after.anchor"
         raise BadRequestError(
             f"Invalid value: {anchor!r}. Supported values are: 'created_at'.",
-            param=param,
+            param="expires_after.anchor",
             code="invalid_value",
         )
     if seconds is None:
-        param = "expires_after.seconds"
-        raise BadRequestError(
-            f"Missing required parameter: '{param}'.",
-            param=param,
-            code="missing_required_parameter",
-        )
+        raise _missing("expires_after.seconds")
     least, most = EXPIRES_S
     return integer(seconds, "expires_after.seconds", least=least, most=most)
 
 
-def _expires_after(fields: Mapping[str, str]) -> Mapping[str, Any]:
+def _missing(param: str) -> BadRequestError:
+    return BadRequestError(
+        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+    )
+
+
+def _expires_after(fields: Mapping[str, str]) -> Mapping[str, Any] | None:
     """As the SDKs write it, one field for each of its own, or as one field of JSON."""
     whole = fields.get("expires_after")
     if whole is None:
-        names = ("anchor", "seconds")
-        given = {name: fields.get(f"expires_after[{name}]") for name in names}
-        return {name: value for name, value in given.items() if value is not None}
+        given = {name: fields.get(f"expires_after[{name}]") for name in _EXPIRY_FIELDS}
+        return given if any(value is not None for value in given.values()) else None
     try:
         tree = json.loads(whole)
     except (ValueError, RecursionError):

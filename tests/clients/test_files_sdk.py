@@ -221,6 +221,11 @@ async def test_a_key_has_so_much_room_and_what_is_deleted_makes_some(tmp_path: P
             "expires_after.seconds",
             "integer_below_min_value",
         ),
+        (
+            {"purpose": "batch", "expires_after": "{}"},
+            "expires_after.anchor",
+            "missing_required_parameter",
+        ),
         ({"purpose": "batch", "x": "y" * 70_000}, "x", None),
     ],
 )

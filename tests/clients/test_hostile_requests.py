@@ -21,7 +21,8 @@ from tests.proxy.agent.runs import USER
 
 CHAT = "/v1/chat/completions"
 HALF = "\ud800"
-TOOL_CALL = {"role": "assistant", "function_call": {"name": None}}
+FUNCTION = {"name": "f", "parameters": {}}
+CALL_OF_NOTHING = {"role": "assistant", "function_call": {"name": None}}
 
 
 def body_of(**fields: Any) -> bytes:
@@ -44,6 +45,8 @@ def body_of(**fields: Any) -> bytes:
         (body_of(tools=[{"type": "function", "function": None}]), {}),
         (body_of(top_k=1).replace(b": 1}", b": 1e999}"), {}),
         (body_of(stream_options=[1]), {"Idempotency-Key": "1"}),
+        (body_of(function_call={"name": None}, functions=[FUNCTION]), {}),
+        (body_of(messages=[USER, CALL_OF_NOTHING]), {}),
     ],
 )
 async def test_a_request_that_is_wrong_is_a_bad_request(
@@ -61,7 +64,7 @@ async def test_a_request_that_is_wrong_is_a_bad_request(
 @pytest.mark.parametrize(
     ("fields", "headers"),
     [
-        ({"messages": [USER, TOOL_CALL, {"role": "function", "content": "x"}]}, {}),
+        ({"messages": [USER, {"role": "function", "content": "x"}]}, {}),
         ({}, {"x-stainless-retry-count": "1" * 5000}),
         ({}, {"x-stainless-timeout": "1e-9"}),
     ],
@@ -69,7 +72,7 @@ async def test_a_request_that_is_wrong_is_a_bad_request(
 async def test_what_is_odd_and_harmless_is_answered(
     fields: dict[str, Any], headers: dict[str, str], tmp_path: Path
 ) -> None:
-    functions = [{"name": "f", "parameters": {}}] if fields else None
+    functions = [FUNCTION] if fields else None
     async with (
         scripted_backend([text_reply("Well.")]) as backend,
         house(backend, "memory", tmp_path) as url,

@@ -159,3 +159,23 @@ async def test_an_error_of_any_route_is_one(
         answer = await client.request(method, url + path, content=content)
     assert answer.status_code == status
     check("ErrorResponse", answer.json())
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/chat/completions", "POST"),
+        ("/v1/containers", "GET, POST"),
+        ("/v1/containers/cntr_x/files/cfile_x", "DELETE, GET"),
+    ],
+)
+async def test_a_method_that_is_none_is_told_all_that_are(
+    path: str, methods: str, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient() as client,
+    ):
+        answer = await client.patch(url + path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)

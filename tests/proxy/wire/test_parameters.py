@@ -71,6 +71,12 @@ def test_no_field_of_openais_description_is_unknown() -> None:
         ({"store": "yes"}, "store", "invalid_type"),
         ({"user": 7}, "user", "invalid_type"),
         ({"prediction": {"type": "content"}}, "prediction.content", "missing_required_parameter"),
+        ({"prediction": {"type": "content", "content": []}}, "prediction.content", "empty_array"),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "file", "text": ""}]}},
+            "prediction.content[0].type",
+            "invalid_value",
+        ),
         (
             {"web_search_options": {"search_context_size": "huge"}},
             "web_search_options.search_context_size",
@@ -105,12 +111,29 @@ def test_no_field_of_openais_description_is_unknown() -> None:
         ({"tools": [{}]}, "tools[0].function", "missing_required_parameter"),
         (called(), "tools[0].function.name", "missing_required_parameter"),
         (called(name=""), "tools[0].function.name", "invalid_value"),
-        (called(name=None), "tools[0].function.name", "invalid_value"),
+        (called(name=None), "tools[0].function.name", "invalid_type"),
         (called(name=7), "tools[0].function.name", "invalid_type"),
         (called(name="a", parameters=[]), "tools[0].function.parameters", "invalid_type"),
         (called(name="a", strict="yes"), "tools[0].function.strict", "invalid_type"),
         ({"tool_choice": "always"}, "tool_choice", "invalid_value"),
         ({"tool_choice": 7}, "tool_choice", "invalid_type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice.type", "invalid_value"),
+        ({"tool_choice": {}}, "tool_choice.function", "missing_required_parameter"),
+        (
+            {"tool_choice": {"type": "custom", "custom": {"name": None}}},
+            "tool_choice.custom.name",
+            "invalid_type",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "none", "tools": []},
+                }
+            },
+            "tool_choice.allowed_tools.mode",
+            "invalid_value",
+        ),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "invalid_type"),
         ({"functions": [{}]}, "functions[0].name", "missing_required_parameter"),
         ({"function_call": {}}, "function_call.name", "missing_required_parameter"),
@@ -196,7 +219,7 @@ def test_it_is_refused_in_openais_words(body: dict[str, Any], message: str) -> N
         form(type="structural_tag", structures=[], triggers=[]),
         form(type="json_object", schema={"type": "nonsense"}),
         called(name="a.b", parameters=None, defer_loading=True),
-        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+        {"tool_choice": {"function": {"name": "f"}}},
         {"structured_outputs": {"regex": "["}},
     ],
 )
