@@ -81,15 +81,19 @@ AMENDMENTS = (
         "each has a sandbox, so there are fewer at most",
     ),
     Amendment(
-        f"{_SCHEMA}/CreateChatCompletionStreamResponse",
-        {
-            "required": None,
-            "anyOf": [
-                {"required": ["choices", "created", "id", "model", "object"]},
-                {"$ref": "#/components/schemas/ErrorResponse"},
-            ],
-        },
-        "what fails once a stream has begun is told in the stream",
+        "paths/~containers/post/requestBody",
+        {"required": True},
+        "a container has a name",
+    ),
+    Amendment(
+        f"{_SCHEMA}/CreateResponse/allOf/2",
+        {"required": ["model", "input"]},
+        "prompts that could name both are not kept here",
+    ),
+    Amendment(
+        f"{_SCHEMA}/ResponseProperties/properties",
+        {"prompt": None},
+        "prompts are not kept here, which the client is told",
     ),
     *(
         Amendment(

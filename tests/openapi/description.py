@@ -33,6 +33,10 @@ def amended() -> Tree:
         _mend(schema)
     for schema in _of_requests_alone(tree):
         _let_null_be_none(schema)
+    for operation in _operations(tree):
+        for response in operation["responses"].values():
+            if stream := response.get("content", {}).get("text/event-stream"):
+                stream["schema"] = _event_of(stream["schema"])
     return tree
 
 
@@ -42,7 +46,7 @@ def cut(description: Tree, endpoints: Collection[str]) -> Tree:
     paths = {
         path: {
             method: operation
-            | {"responses": dict.fromkeys(REFUSALS, _REFUSED) | operation["responses"]}
+            | {"responses": operation["responses"] | dict.fromkeys(REFUSALS, _REFUSED)}
             for method, operation in operations.items()
             if _unnamed(f"{method.upper()} {BASE_PATH}{path}") in served
         }
@@ -109,12 +113,22 @@ def _let_null_be_none(schema: Tree) -> None:
 
 def _of_requests_alone(tree: Tree) -> list[Tree]:
     """The schemas of what is sent, but for those that also say how it is answered."""
-    operations = [each for path in tree["paths"].values() for each in path.values()]
-    sent, answered = (
-        _reached(tree, [operation.get(part, {}) for operation in operations])
-        for part in ("requestBody", "responses")
-    )
+    bodies = [each.get("requestBody", {}).get("content", {}) for each in _operations(tree)]
+    sent = _reached(tree, [body.get("application/json") for body in bodies])
+    answered = _reached(tree, [each["responses"] for each in _operations(tree)])
     return [schema for id, schema in sent.items() if id not in answered]
+
+
+def _operations(tree: Tree) -> list[Tree]:
+    return [operation for path in tree["paths"].values() for operation in path.values()]
+
+
+def _event_of(schema: Tree) -> Tree:
+    """A server-sent event with that in it, or what a stream that has begun tells besides."""
+    told = {"anyOf": [schema, {"$ref": "#/components/schemas/ErrorResponse"}]}
+    content = {"contentMediaType": "application/json", "contentSchema": told}
+    data = {"anyOf": [{"const": "[DONE]"}, content]}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
 def _reached(tree: Tree, places: Any) -> dict[int, Tree]:
