@@ -17,7 +17,7 @@ def container_wish(body: object, *, max_minutes: int) -> ContainerWish:
     """The container that is asked for. Raises BadRequestError."""
     fields = an_object(body)
     for field in ("skills", "network_policy.domain_secrets"):
-        if _at(fields, field):
+        if _at(fields, field) not in (None, []):
             raise BadRequestError(
                 f"Unsupported parameter: '{field}'.", param=field, code="unsupported_parameter"
             )
@@ -114,6 +114,8 @@ def _minutes(expires_after: object, most: int) -> int:
         raise _wrong_type("expires_after", "an object")
     _one_of(fields.get("anchor"), ("last_active_at",), "expires_after.anchor")
     param = "expires_after.minutes"
+    if isinstance(fields.get("minutes"), str):
+        raise _wrong_type(param, "an integer")
     minutes = integer(fields.get("minutes"), param, least=1, most=most)
     if minutes is None:
         raise BadRequestError(

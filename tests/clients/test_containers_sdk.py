@@ -280,7 +280,13 @@ async def test_what_a_client_puts_in_counts_against_its_room(tmp_path: Path) -> 
         ),
         ({"name": "x", "file_ids": "file-1"}, "file_ids", "invalid_type"),
         ({"name": "x", "file_ids": ["f"] * 101}, "file_ids", "array_above_max_length"),
+        (
+            {"name": "x", "expires_after": {"anchor": "last_active_at", "minutes": "5"}},
+            "expires_after.minutes",
+            "invalid_type",
+        ),
         ({"name": "x", "skills": [{"type": "inline"}]}, "skills", "unsupported_parameter"),
+        ({"name": "x", "skills": {}}, "skills", "unsupported_parameter"),
         ({"name": "x", "network_policy": "open"}, "network_policy", "invalid_type"),
         ({"name": "x", "network_policy": {}}, "network_policy.type", "invalid_value"),
         (

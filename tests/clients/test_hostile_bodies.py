@@ -1,0 +1,185 @@
+"""Bodies that no client writes: each is refused in OpenAI's words, or read as what it says."""
+
+import gzip
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from proxy.models.scripted import text_reply
+from tests.fakes.backend import scripted_backend
+from tests.fakes.server import house
+
+CHAT, FILES = "/v1/chat/completions", "/v1/files"
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Hello."}]}'
+TEXT = BODY.decode()
+DEEP = 100_000
+PURPOSE = b'content-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+FILE = b'content-disposition: form-data; name="file"; filename="a.txt"\r\n\r\nhello\r\n'
+FORM_TYPE = "multipart/form-data; boundary=b"
+
+REFUSED: Mapping[str, bytes] = {
+    "nothing": b"",
+    "null": b"null",
+    "a list": b"[]",
+    "two": BODY + BODY,
+    "cut off": BODY[:-1],
+    "a control character": BODY.replace(b"Hello", b"\x01"),
+    "deep lists": b'{"model": "m", "messages": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "deep objects": b'{"x": ' * DEEP + b"1" + b"}" * DEEP,
+    "deep schema": BODY[:-1]
+    + b', "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": '
+    + b'{"items": ' * 400
+    + b"{}"
+    + b"}" * 403,
+    "an endless integer": BODY[:-1] + b', "seed": ' + b"9" * 5000 + b"}",
+    "a large integer": BODY[:-1] + b', "temperature": ' + b"9" * 400 + b"}",
+    "no number": BODY[:-1] + b', "metadata": [NaN]}',
+    "no finite number": BODY[:-1] + b', "metadata": [-1e999]}',
+    "a name twice": BODY[:-1] + b', "messages": 7}',
+    "compressed": gzip.compress(BODY),
+    "not UTF-8": BODY.replace(b"Hello", b"\xff"),
+    "overlong UTF-8": BODY.replace(b"Hello", b"\xc0\x80"),
+    "a wrong mark of order": b"\xff\xfe" + BODY,
+    "zeros": b"\0" * 64,
+}
+READ: Mapping[str, bytes] = {
+    "a mark of order": b"\xef\xbb\xbf" + BODY,
+    "UTF-16": TEXT.encode("utf-16"),
+    "UTF-32": TEXT.encode("utf-32"),
+    "half a surrogate pair": BODY.replace(b"Hello", b"\\ud800"),
+    "a zero": BODY.replace(b"Hello", b"\\u0000"),
+    "a right one after a wrong one": b'{"messages": 7, ' + BODY[1:],
+    "blanks": b" \r\n\t" * 1000 + BODY + b"\n" * 1000,
+}
+
+
+def form(*parts: bytes, before: bytes = b"", after: bytes = b"--b--\r\n") -> bytes:
+    return before + b"".join(b"--b\r\n" + part for part in parts) + after
+
+
+def named(name: bytes) -> bytes:
+    return FILE.replace(b"a.txt", name)
+
+
+REFUSED_FORMS: Mapping[str, bytes] = {
+    "nothing": b"",
+    "no parts": form(),
+    "no end": form(PURPOSE, FILE, after=b""),
+    "words before": form(PURPOSE, FILE, before=b"words\r\n"),
+    "bare line feeds": form(PURPOSE, FILE).replace(b"\r\n", b"\n"),
+    "a bad header": form(PURPOSE, b"no colon\r\n" + FILE),
+    "a long header": form(PURPOSE, b"x: " + b"x" * 100_000 + b"\r\n" + FILE),
+    "many headers": form(PURPOSE, b"x: x\r\n" * 5000 + FILE),
+    "many fields": form(*[PURPOSE.replace(b"purpose", b"%d" % each) for each in range(500)]),
+    "two files": form(PURPOSE, FILE, FILE),
+    "a file without a name": form(PURPOSE, FILE.replace(b'; filename="a.txt"', b"")),
+    "a purpose of no letters": form(PURPOSE.replace(b"user_data", b"\xff\0"), FILE),
+    "a deep expiry": form(
+        PURPOSE.replace(b"purpose", b"expires_after").replace(b"user_data", b"[" * 50_000), FILE
+    ),
+}
+KEPT_FORMS: Mapping[str, tuple[bytes, str]] = {
+    "words behind": (form(PURPOSE, FILE, after=b"--b--\r\nwords"), "a.txt"),
+    "a part without a name": (form(PURPOSE, FILE, b"\r\nhello\r\n"), "a.txt"),
+    "a zero in a name": (form(PURPOSE, named(b"a\0b")), "a\0b"),
+    "bytes in a name": (form(PURPOSE, named(b"\xff.txt")), "�.txt"),
+    "no name": (form(PURPOSE, named(b"")), "upload"),
+}
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        scripted_backend(lambda body: text_reply("Well.")) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+def is_told(answer: httpx.Response) -> bool:
+    error = answer.json()["error"]
+    return (answer.status_code, error.keys(), error["type"]) == (
+        400,
+        {"message", "type", "param", "code"},
+        "invalid_request_error",
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_json_that_is_none_is_refused(stream: bool, client: httpx.AsyncClient) -> None:
+    for name, body in REFUSED.items():
+        sent = body.replace(b'"m"', b'"m", "stream": true', 1) if stream else body
+        assert is_told(await client.post(CHAT, content=sent)), name
+
+
+async def test_json_in_another_dress_is_read(client: httpx.AsyncClient) -> None:
+    for name, body in READ.items():
+        answer = await client.post(CHAT, content=body)
+        assert (name, answer.status_code) == (name, 200)
+        assert answer.json()["choices"][0]["message"]["content"] == "Well."
+
+
+@pytest.mark.parametrize("kind", ["text/xml", "application/json; charset=latin-1", "", "x"])
+async def test_json_is_read_whatever_it_is_said_to_be(kind: str, client: httpx.AsyncClient) -> None:
+    answer = await client.post(CHAT, content=BODY, headers={"content-type": kind})
+    assert answer.status_code == 200
+
+
+async def test_a_body_that_comes_in_pieces_is_one(client: httpx.AsyncClient) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for each in BODY:
+            yield bytes([each])
+
+    assert (await client.post(CHAT, content=pieces())).status_code == 200
+
+
+async def test_a_form_that_is_none_is_refused_and_leaves_nothing(
+    client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    for name, body in REFUSED_FORMS.items():
+        answer = await client.post(FILES, content=body, headers={"content-type": FORM_TYPE})
+        assert is_told(answer), name
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=", "multipart/mixed", "x"):
+        body = form(PURPOSE, FILE)
+        assert is_told(await client.post(FILES, content=body, headers={"content-type": kind})), kind
+    assert (await client.get(FILES)).json()["data"] == []
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
+async def test_a_form_of_odd_parts_is_kept(client: httpx.AsyncClient) -> None:
+    for name, (body, filename) in KEPT_FORMS.items():
+        answer = await client.post(FILES, content=body, headers={"content-type": FORM_TYPE})
+        assert (name, answer.status_code) == (name, 200)
+        assert answer.json()["filename"] == filename
+        content = await client.get(f"{FILES}/{answer.json()['id']}/content")
+        assert content.content == b"hello"
+
+
+async def test_half_a_surrogate_pair_is_nowhere_a_reason_to_fail(
+    client: httpx.AsyncClient,
+) -> None:
+    half = "\ud800"
+    file = {"file_id": half, "filename": half, "file_data": half}
+    tool = {"type": "function", "function": {"name": half, "parameters": {half: half}}}
+    call = {"id": half, "type": "function", "function": {"name": half, "arguments": half}}
+    odd: list[dict[str, object]] = [
+        {"model": half},
+        {"sandbox": {"session": half, "steps": half}},
+        {"metadata": {half: half, "session_id": half}},
+        {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": half}}},
+        {"response_format": {"type": half}},
+        {"stop": [half], "user": half, half: half},
+        {"messages": [{"role": half, "name": half, "content": [{"type": "file", "file": file}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [call], "content": half}]},
+        {"messages": [{"role": "tool", "tool_call_id": f"call_{half}_1", "content": half}]},
+    ]
+    for fields in odd:
+        body = json.dumps({**json.loads(BODY), **fields}).encode()
+        assert (await client.post(CHAT, content=body)).status_code in (200, 400), fields
+    for fields in ({"name": half}, {"name": "x", "file_ids": [half]}, {"name": "x", half: half}):
+        answer = await client.post("/v1/containers", content=json.dumps(fields).encode())
+        assert answer.status_code in (200, 404), fields

@@ -1,0 +1,155 @@
+"""OpenAI's own description of its API, put right and cut to what this server serves."""
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.openapi.amendments import AMENDMENTS
+
+Tree = dict[str, Any]
+
+_ROOT = Path(__file__).parent.parent.parent
+PLACE = Path(os.environ.get("OPENAI_DESCRIPTION", _ROOT.parent / "shared" / "openai-openapi.json"))
+"""Where the description lies; the project has no copy of it."""
+BASE_PATH = "/v1"
+REFUSALS = ("400", "401", "404", "405", "413", "415")
+"""The statuses of errors that only the client can mend; the description knows hardly any."""
+_REFUSED: Tree = {
+    "description": "refused",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}},
+}
+_PARAMETER = re.compile(r"\{[^}]*\}")
+
+
+def amended() -> Tree:
+    """The description, put right."""
+    tree: Tree = json.loads(PLACE.read_text(encoding="utf-8"))
+    for amendment in AMENDMENTS:
+        _amend(_found(tree, amendment.at), amendment.change)
+    for schema in _schemas(tree):
+        _mend(schema)
+    for schema in _of_requests_alone(tree):
+        _let_null_be_none(schema)
+    for operation in _operations(tree):
+        for response in operation["responses"].values():
+            if stream := response.get("content", {}).get("text/event-stream"):
+                stream["schema"] = _event_of(stream["schema"])
+    return tree
+
+
+def cut(description: Tree, endpoints: Collection[str]) -> Tree:
+    """What is said of the endpoints, each written as `METHOD /path`, with all ways to refuse."""
+    served = {_unnamed(endpoint) for endpoint in endpoints}
+    paths = {
+        path: {
+            method: operation
+            | {"responses": operation["responses"] | dict.fromkeys(REFUSALS, _REFUSED)}
+            for method, operation in operations.items()
+            if _unnamed(f"{method.upper()} {BASE_PATH}{path}") in served
+        }
+        for path, operations in description["paths"].items()
+    }
+    return {**description, "paths": paths}
+
+
+def answer_schema(description: Tree, method: str, path: str) -> Tree:
+    """What a JSON answer of success must be; anything where the description does not say."""
+    content = description["paths"][path][method]["responses"]["200"].get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    return {**schema, "components": description["components"]}
+
+
+def _unnamed(endpoint: str) -> str:
+    return _PARAMETER.sub("{}", endpoint)
+
+
+def _found(tree: Tree, at: str) -> Tree:
+    place: Any = tree
+    for step in at.split("/"):
+        name, _, value = step.partition("=")
+        if value:
+            place = next(each for each in place if each[name] == value)
+        elif isinstance(place, list):
+            place = place[int(step)]
+        else:
+            place = place[step.replace("~", "/")]
+    assert isinstance(place, dict)
+    return place
+
+
+def _amend(place: Tree, change: Mapping[str, Any]) -> None:
+    for name, value in change.items():
+        if value is None:
+            del place[name]
+        else:
+            place[name] = value
+
+
+def _or_null(schema: Tree) -> Tree:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _mend(schema: Tree) -> None:
+    """What JSON Schema does not allow, or does not know."""
+    if isinstance(schema.get("required"), list):  # some names stand there twice
+        schema["required"] = list(dict.fromkeys(schema["required"]))
+    if schema.get("nullable") is True:  # of an older OpenAPI
+        del schema["nullable"]
+        one = dict(schema)
+        schema.clear()
+        schema |= _or_null(one)
+
+
+def _let_null_be_none(schema: Tree) -> None:
+    """As the description itself has it in most places where a field need not be there."""
+    fields = schema.get("properties", {})
+    for name in fields:
+        if name not in schema.get("required", []):
+            fields[name] = _or_null(fields[name])
+
+
+def _of_requests_alone(tree: Tree) -> list[Tree]:
+    """The schemas of what is sent, but for those that also say how it is answered."""
+    bodies = [each.get("requestBody", {}).get("content", {}) for each in _operations(tree)]
+    sent = _reached(tree, [body.get("application/json") for body in bodies])
+    answered = _reached(tree, [each["responses"] for each in _operations(tree)])
+    return [schema for id, schema in sent.items() if id not in answered]
+
+
+def _operations(tree: Tree) -> list[Tree]:
+    return [operation for path in tree["paths"].values() for operation in path.values()]
+
+
+def _event_of(schema: Tree) -> Tree:
+    """A server-sent event with that in it, or what a stream that has begun tells besides."""
+    told = {"anyOf": [schema, {"$ref": "#/components/schemas/ErrorResponse"}]}
+    content = {"contentMediaType": "application/json", "contentSchema": told}
+    data = {"anyOf": [{"const": "[DONE]"}, content]}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
+
+
+def _reached(tree: Tree, places: Any) -> dict[int, Tree]:
+    """All that lies under these places or is referred to there, by its identity."""
+    found: dict[int, Tree] = {}
+    waiting = list(_schemas(places))
+    while waiting:
+        schema = waiting.pop()
+        if id(schema) in found:
+            continue
+        found[id(schema)] = schema
+        target = schema.get("$ref")
+        if isinstance(target, str):
+            waiting += _schemas(_found(tree, target.removeprefix("#/")))
+    return found
+
+
+def _schemas(tree: Any) -> Iterator[Tree]:
+    if isinstance(tree, dict):
+        yield tree
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for each in tree:
+            yield from _schemas(each)

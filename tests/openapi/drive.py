@@ -1,0 +1,104 @@
+"""schemathesis, driven by OpenAI's description over a real server, its sandboxes in memory.
+
+python -m tests.openapi.drive --max-examples 1000 --seed 7    # as many as one likes, by hand
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT
+from typing import Any
+
+import anyio
+import httpx
+
+from tests.fakes.backend import scripted_backend
+from tests.fakes.server import house
+from tests.openapi.description import BASE_PATH, amended, cut
+from tests.openapi.strict_backend import strict
+
+KEY = "sk-described"
+WITH_KEY = {"authorization": f"Bearer {KEY}"}
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "allow_header_conformance",
+    "ignored_auth",
+    "use_after_free",
+)
+"""All but these: `positive_data_acceptance`, as much that the description allows names what is not
+there, such as a file or a place in a list (see `Outcome.accepted`); `ensure_resource_availability`,
+which takes a container's lack of a file for the lack of the container; `missing_required_header`:
+there are none; `object_level_authorization`, which wants two keys."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What schemathesis found."""
+
+    passed: bool
+    said: str
+    """For people."""
+    report: Mapping[str, Any]
+
+    @property
+    def cases(self) -> int:
+        """How many requests were made up."""
+        return int(self.report["test_cases"]["generated"])
+
+    def accepted(self, operation: str) -> float:
+        """Which share of its requests that the description allows was answered with success."""
+        phases = self.report["valid_rates"][operation].values()
+        good = sum(phase["accepted"] for phase in phases)
+        return good / max(1, sum(sum(phase.values()) for phase in phases))
+
+
+async def drive(directory: Path, *options: str) -> Outcome:
+    """Serve, have schemathesis ask, and keep all files in that directory."""
+    description = amended()
+    async with (
+        scripted_backend(strict(description)) as backend,
+        house(backend, "memory", directory / "state", api_key=KEY) as url,
+    ):
+        async with httpx.AsyncClient(headers=WITH_KEY) as client:
+            able = (await client.get(f"{url}/v1/capabilities")).json()
+        asked = cut(description, able["endpoints"])
+        (directory / "description.json").write_text(json.dumps(asked), encoding="utf-8")
+        return await _ask(directory, url + BASE_PATH, options)
+
+
+async def _ask(directory: Path, url: str, options: Sequence[str]) -> Outcome:
+    report = directory / "report.json"
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "--no-color"),
+        *("run", "description.json", "--url", url, "--header", f"Authorization: Bearer {KEY}"),
+        *("--checks", ",".join(CHECKS), "--continue-on-failure"),
+        *("--report", "json", "--report-json-path", str(report)),
+        *options,
+    ]
+    done = await anyio.run_process(
+        command, cwd=directory, stdin=DEVNULL, stderr=STDOUT, check=False
+    )
+    said = done.stdout.decode(errors="replace")
+    return Outcome(done.returncode == 0, said, json.loads(report.read_text(encoding="utf-8")))
+
+
+async def _by_hand(options: Sequence[str]) -> int:
+    with tempfile.TemporaryDirectory() as directory:
+        outcome = await drive(Path(directory), *options)
+    rates = (f"{outcome.accepted(each):4.0%} {each}" for each in outcome.report["valid_rates"])
+    sys.stdout.write("\n".join([outcome.said, *rates, ""]))
+    return 0 if outcome.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(_by_hand(sys.argv[1:])))
