@@ -1,6 +1,7 @@
 """POST /v1/responses."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,14 +9,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.routing import PLAIN_SUFFIX
+from policies.routing import PLAIN_SUFFIX, route
 from policies.steps import Steps
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s
 from proxy.api.connection import authorize, left, parsed, read_body, services
 from proxy.api.passing import pass_on, passage_of
-from proxy.api.tasks import task_of
+from proxy.api.tasks import plain_task, task_of
 from proxy.errors import ProxyError
 from proxy.wire.responses_answer import Asked, StreamedResponse, WholeResponse
 from proxy.wire.responses_request import AsChat, as_chat, check
@@ -53,15 +54,21 @@ async def _run(request: Request, body: dict[str, Any], written: bytes, chat: AsC
     terms = read_terms(body, request.headers)
     steps = steps_asked(body, request.headers) or _suited(request, chat)
     asked = claim(request, body, terms, written)
+    way = route(chat.body, request.headers)
 
     async def make_task(run_id: str) -> Task:
         by_s = deadline_s(request, terms, asked)
         try:
-            return await task_of(
-                request, chat.body, model=body["model"], run_id=run_id, deadline_s=by_s
+            if way.kind == "plain":
+                return plain_task(
+                    request, chat.body, model=way.model, run_id=run_id, deadline_s=by_s
+                )
+            task = await task_of(
+                request, chat.body, model=way.model, run_id=run_id, deadline_s=by_s
             )
         except ProxyError as error:
             raise chat.in_own_words(error) from error
+        return replace(task, max_tool_calls=body.get("max_tool_calls"))
 
     listener = await services(request).runs.enter(asked, make_task)
     run = listener.run
@@ -72,10 +79,10 @@ async def _run(request: Request, body: dict[str, Any], written: bytes, chat: AsC
 
 
 def _suited(request: Request, chat: AsChat) -> Steps:
-    """What is shown to a client that did not say: items to who asked for a tool that makes them,
-    for others take such an item for a call of a tool of theirs."""
+    """What is shown to a client that did not say: items only to who asked for a tool that makes
+    them, for others take such an item for a call of a tool of theirs."""
     setting = services(request).steps
-    if setting != "auto":
+    if setting in ("off", "reasoning", "events"):
         return setting
     return "items" if chat.tools.shows else "reasoning"
 
