@@ -30,7 +30,10 @@ class Before:
 
 
 async def said_before(request: Request, body: Mapping[str, Any]) -> Before:
-    """What the request names, its fields being right. Raises BadRequestError, NotFoundError."""
+    """What the request names; what is no name is left for who checks all fields.
+
+    Raises BadRequestError, NotFoundError.
+    """
     previous_id, conversation = body.get("previous_response_id"), body.get("conversation")
     if previous_id is not None and conversation is not None:
         raise BadRequestError(
@@ -39,21 +42,19 @@ async def said_before(request: Request, body: Mapping[str, Any]) -> Before:
             param="previous_response_id",
             code="mutually_exclusive_parameters",
         )
-    if previous_id is not None:
+    if isinstance(previous_id, str):
         return await _previous(request, previous_id)
-    if conversation is not None:
-        named = conversation if isinstance(conversation, str) else conversation["id"]
+    named = conversation.get("id") if isinstance(conversation, dict) else conversation
+    if isinstance(named, str):
         return await _conversation(request, named)
     return Before()
 
 
-async def resolved(request: Request, given: Sequence[Item], param: str) -> list[dict[str, Any]]:
-    """Items, with those that others refer to in their place. Raises NotFoundError."""
-    ids = [item["id"] for item in given if _is_reference(item)]
+async def resolved(request: Request, given: Sequence[Any]) -> list[Any]:
+    """Items, with those that others refer to in their place, where these are found."""
+    ids = [item["id"] for item in given if is_reference(item)]
     found = await services(request).store.responses.items(owner(request), ids) if ids else {}
-    if missing := next((id for id in ids if id not in found), None):
-        raise NotFoundError(f"Item with id '{missing}' not found.", param=param)
-    return [dict(found[item["id"]] if _is_reference(item) else item) for item in given]
+    return [dict(found.get(item["id"], item)) if is_reference(item) else item for item in given]
 
 
 def no_such_conversation(conversation_id: str) -> NotFoundError:
@@ -101,5 +102,8 @@ async def _conversation(request: Request, conversation_id: str) -> Before:
     return Before(items, GoesOn(session), conversation_id=conversation_id, seen_seq=seq)
 
 
-def _is_reference(item: Item) -> bool:
-    return item_type(item) == "item_reference"
+def is_reference(item: Any) -> bool:
+    """Whether an item only names another."""
+    if not isinstance(item, dict) or item_type(item) != "item_reference":
+        return False
+    return isinstance(item.get("id"), str)

@@ -127,8 +127,11 @@ def check(body: object) -> dict[str, Any]:
 
 
 def as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -> AsChat:
-    """The chat completion that answers it, after the items of what it goes on from; all its
-    fields are right. Raises BadRequestError, NotFoundError."""
+    """The chat completion that answers it, after the items of what it goes on from.
+
+    Raises BadRequestError, NotFoundError.
+    """
+    _check_fields(body)
     tools = asked_tools(body.get("tools") or [])
     chat = told(body.get("instructions"), body["input"], before)
     names = {f"messages[{index}]": place for index, place in enumerate(chat.places)}
@@ -161,8 +164,7 @@ def wants(body: Mapping[str, Any], what: str) -> bool:
     return what in (body.get("include") or [])
 
 
-def check_fields(body: Mapping[str, Any]) -> None:
-    """Raises BadRequestError for a field that is not right."""
+def _check_fields(body: Mapping[str, Any]) -> None:
     for name, instead in _ELSEWHERE.items():
         if body.get(name) is not None:
             raise unsupported(name, f"In the Responses API there is {instead} for it.")
