@@ -26,14 +26,14 @@ class ResponseShelf:
     ) -> None:
         self._database = database
         self._now = now
-        self._settings = settings
+        self.settings = settings
 
     async def begin(
         self, owner: str, response: StoredResponse, inputs: Sequence[Item], chain: Sequence[str]
     ) -> None:
         """Keep one that is being made; what it goes on from, `chain`, lives its time again."""
         now = int(self._now())
-        until = self._settings.expiry(now)
+        until = self.settings.expiry(now)
         record = json.dumps(response.record)
         row = {
             **{name: getattr(response, name) for name in StoredResponse.__slots__},
@@ -49,7 +49,7 @@ class ResponseShelf:
             for table, ids in ((RESPONSES, chain), (CONVERSATIONS, [response.conversation_id])):
                 used = update(table).where(table.c.id.in_(ids), table.c.owner == owner)
                 connection.execute(used.values(expires_at=until))
-            items.make_room(connection, owner, self._settings.quota_mib << 20, response.id)
+            items.make_room(connection, owner, self.settings.quota_mib << 20, response.id)
 
         await self._database.write(work)
 
@@ -75,7 +75,7 @@ class ResponseShelf:
             connection.execute(grown.values(bytes=RESPONSES.c.bytes + size + len(written)))
             if row.conversation_id and record["status"] in ("completed", "incomplete"):
                 append(connection, owner, row.conversation_id, [*before, *output])
-            items.make_room(connection, owner, self._settings.quota_mib << 20, response_id)
+            items.make_room(connection, owner, self.settings.quota_mib << 20, response_id)
 
         await self._database.write(work)
 
