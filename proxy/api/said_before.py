@@ -9,7 +9,8 @@ from starlette.requests import Request
 from policies.sessions import GoesOn, Session, container_named
 from proxy.api.connection import owner, services
 from proxy.errors import BadRequestError, NotFoundError
-from proxy.store.records import Chain
+from proxy.runs.run import Run
+from proxy.store.records import StoredResponse
 from proxy.wire.responses_shapes import item_type
 
 Item = Mapping[str, Any]
@@ -64,14 +65,17 @@ def no_such_conversation(conversation_id: str) -> NotFoundError:
 
 
 async def _previous(request: Request, response_id: str) -> Before:
-    chain = await services(request).store.responses.chain(owner(request), response_id)
+    shelf = services(request).store.responses
+    chain = await shelf.chain(owner(request), response_id)
+    if chain and chain.latest.worker and not is_at_work(request, chain.latest):
+        chain = await shelf.chain(owner(request), response_id)  # it may just have ended
     if chain is None:
         raise BadRequestError(
             f"Previous response with id '{response_id}' not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if _is_at_work(request, chain):
+    if is_at_work(request, chain.latest):
         raise BadRequestError(
             f"Previous response with id '{response_id}' is still in progress.",
             param="previous_response_id",
@@ -87,9 +91,20 @@ async def _previous(request: Request, response_id: str) -> Before:
     )
 
 
-def _is_at_work(request: Request, chain: Chain) -> bool:
-    worker = chain.latest.worker
-    return worker is not None and not services(request).store.worker.is_dead(worker)
+def run_of(request: Request, response_id: str) -> Run | None:
+    """The run that makes a response, if it is at work here, or is remembered."""
+    run_id = response_id.removeprefix("resp_")
+    return services(request).runs.get(owner(request), run_id)
+
+
+def is_at_work(request: Request, response: StoredResponse) -> bool:
+    """Whether anybody will still bring it to its end."""
+    if response.worker is None:
+        return False
+    if response.worker == services(request).store.worker.id:
+        run = run_of(request, response.id)
+        return run is not None and run.ended_at is None
+    return not services(request).store.worker.is_dead(response.worker)
 
 
 async def _conversation(request: Request, conversation_id: str) -> Before:
