@@ -131,4 +131,4 @@ def _words(content: str | Sequence[Mapping[str, Any]]) -> str | None:
         return content
     if any(part.get("type") not in ("input_text", "text", "output_text") for part in content):
         return None
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(part["text"] or "" for part in content)
