@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from proxy.api.answering import replayed
 from proxy.api.connection import authorize, owner, services
@@ -20,9 +23,20 @@ from proxy.wire.response_object import failed
 from proxy.wire.responses_request import INCLUDES
 from proxy.wire.shapes import array, one_of
 
-router = APIRouter()
 PATH = "/v1/responses/{response_id}"
 MAX_SEQUENCE = 2**53
+
+
+class _Route(APIRoute):
+    """One that leaves /v1/responses/input_tokens and the like, which are no ids, to the backend."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        is_other = match is Match.PARTIAL and self.path == PATH and scope["method"] == "POST"
+        return (Match.NONE, {}) if is_other else (match, found)
+
+
+router = APIRouter(route_class=_Route)
 
 
 @router.get(PATH)

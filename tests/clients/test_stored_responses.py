@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import httpx
 import openai
 import pytest
 
@@ -347,3 +348,15 @@ async def test_what_cannot_be_gone_on_from_is_refused(
     async with scripted_backend([]) as backend, client(backend, tmp_path) as mine:
         error = await refused(ask(mine, "Hello.", extra_body=body))
     assert (error.status_code, error.param, error.code) == (400, param, code)
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH"])
+async def test_what_cannot_be_done_to_a_response_is_refused(method: str, tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        client(backend, tmp_path) as mine,
+        httpx.AsyncClient() as http,
+    ):
+        answer = await http.request(method, f"{mine.base_url}responses/resp_1", json={})
+    assert answer.status_code == 405
+    assert answer.json()["error"]["type"] == "invalid_request_error"
