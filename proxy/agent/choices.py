@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
+from proxy.agent import alone
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event, OfChoice
 from proxy.agent.task import Result, Task
@@ -33,6 +34,8 @@ async def run(agent: Agent, task: Task, emit: Emit) -> Result:
 
     Raises what Agent.run raises.
     """
+    if task.alone:
+        return await alone.answer(agent.model, task, emit)
     task = await _arrived(task)
     if not task.others:
         return await agent.run(task, emit)

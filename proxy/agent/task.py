@@ -116,6 +116,10 @@ class Task:
     """What makes the task complete where some of its files have to be fetched."""
     legacy_functions: bool = False
     """Whether the client knows its tools as `functions`."""
+    max_tool_calls: int | None = None
+    """How many calls of ours the client allows."""
+    alone: bool = False
+    """Whether the model answers by itself, without tools."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When it was asked for, in seconds since 1970."""
     witness: Witness | None = None

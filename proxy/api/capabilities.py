@@ -44,6 +44,7 @@ def _of_the_house(parts: Services) -> dict[str, Any]:
         "isolation": isolation,
         "egress": {"mode": egress["mode"]},
         "files": asdict(parts.runs.agent.artifact_limits),
+        "responses": asdict(parts.store.responses.settings),
         "features": {
             "plain_suffix": PLAIN_SUFFIX,
             "passthrough": parts.model.passage is not None,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from proxy.api.connection import authorize, owner, parsed, read_body, services
 from proxy.api.json_response import JSON
-from proxy.api.said_before import no_such_conversation, resolved
+from proxy.api.said_before import is_reference, no_such_conversation, resolved
 from proxy.errors import NotFoundError
 from proxy.store.conversations import ConversationShelf
 from proxy.store.records import Conversation
@@ -99,7 +99,10 @@ async def _body(request: Request) -> Mapping[str, Any]:
 
 async def _identified(request: Request, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items as they are kept: with ids, and what they refer to in their place."""
-    return input_items(await resolved(request, new, "items"), uuid.uuid4().hex)
+    found = await resolved(request, new)
+    if missing := next(filter(is_reference, found), None):
+        raise NotFoundError(f"Item with id '{missing['id']}' not found.", param="items")
+    return input_items(found, uuid.uuid4().hex)
 
 
 async def _found(request: Request, conversation_id: str) -> Conversation:

@@ -9,16 +9,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.sessions import Session, State
 from policies.steps import Steps
 from proxy.agent.events import Event
 from proxy.agent.task import Result, Task
 from proxy.api.answering import headers, replayed
 from proxy.api.connection import owner, services
 from proxy.api.json_response import JSON
-from proxy.api.said_before import Before
+from proxy.api.said_before import Before, is_reference
 from proxy.errors import BadRequestError, ProxyError, RunCancelledError
 from proxy.runs.recording import Recording
-from proxy.runs.run import Run
+from proxy.runs.run import Listener
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseShelf
 from proxy.wire.responses_answer import Asked, ResponseWriter, StreamedResponse
@@ -112,24 +113,33 @@ async def keep(
     store, whose = services(request).store, owner(request)
     asked = Asked(body, task.run_id, task.created, task.outbox.container_id, steps)
     witness = KeptResponse(store.responses, whose, asked)
-    assert task.leaves
+    leaves = task.leaves or _as_before(task, whose, before)
     stored = StoredResponse(
         id=witness.record["id"],
-        session=task.leaves.session.name,
-        state=task.leaves.name,
+        session=leaves.session.name,
+        state=leaves.name,
         record=witness.record,
         previous_id=before.previous_id,
         conversation_id=before.conversation_id,
         seen_seq=before.seen_seq,
         worker=store.worker.id,
     )
-    inputs = input_items(body["input"], task.run_id)
+    inputs = [i for i in input_items(body["input"], task.run_id) if not is_reference(i)]
     await store.responses.begin(whose, stored, inputs, before.chain)
     return replace(task, witness=witness)
 
 
-def in_background(request: Request, run: Run, *, stream: bool) -> Response:
-    """What a client is told at once of a response that is made without it."""
+def _as_before(task: Task, owner: str, before: Before) -> State:
+    """The state of files that a run has nothing to do with: there is none of that name, and so what
+    goes on from it finds the one before."""
+    session = Session(owner, task.outbox.container_id)
+    return State(before.follows.session if before.follows else session, task.run_id)
+
+
+def in_background(request: Request, listener: Listener, *, stream: bool) -> Response:
+    """What a client is told at once of a response that is made without it. Leaves the listener."""
+    listener.leave()
+    run = listener.run
     kept = run.witness
     assert isinstance(kept, KeptResponse)
     if stream and kept.frames:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.routing import PLAIN_SUFFIX
+from policies.routing import PLAIN_SUFFIX, route
 from policies.steps import Steps
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
@@ -18,10 +18,10 @@ from proxy.api.connection import authorize, left, parsed, read_body, services
 from proxy.api.kept_response import in_background, is_kept, keep
 from proxy.api.passing import pass_on, passage_of
 from proxy.api.said_before import Before, resolved, said_before
-from proxy.api.tasks import task_of
+from proxy.api.tasks import plain_task, task_of
 from proxy.errors import ProxyError
 from proxy.wire.responses_answer import Asked, StreamedResponse, WholeResponse
-from proxy.wire.responses_request import AsChat, as_chat, check, check_fields
+from proxy.wire.responses_request import AsChat, as_chat, check
 from proxy.wire.responses_shapes import unsupported
 from proxy.wire.terms import read_terms, steps_asked
 
@@ -34,10 +34,9 @@ async def create_response(request: Request) -> Response:
     body = check(parsed(written))
     if body["model"].endswith(PLAIN_SUFFIX):
         return await _relayed(request, body)
-    check_fields(body)
     before = await said_before(request, body)
-    if isinstance(body["input"], list):
-        body = {**body, "input": await resolved(request, body["input"], "input")}
+    if isinstance(given := body.get("input"), list):
+        body = {**body, "input": await resolved(request, given)}
     chat = as_chat(body, before.items)
     _check_network(request, chat)
     return await _run(request, body, written, chat, before)
@@ -64,27 +63,33 @@ async def _run(
     stays = is_kept(body)
     asked = claim(request, body, terms, written)
     asked = replace(asked, detach=asked.detach or bool(body.get("background")))
+    way = route(chat.body, request.headers)
 
     async def make_task(run_id: str) -> Task:
         by_s = deadline_s(request, terms, asked)
         try:
-            task = await task_of(
-                *(request, chat.body),
-                model=body["model"],
-                run_id=run_id,
-                deadline_s=by_s,
-                follows=before.follows,
-                is_kept=stays,
-            )
+            if way.kind == "plain":
+                task = plain_task(
+                    request, chat.body, model=way.model, run_id=run_id, deadline_s=by_s
+                )
+            else:
+                task = await task_of(
+                    *(request, chat.body),
+                    model=way.model,
+                    run_id=run_id,
+                    deadline_s=by_s,
+                    follows=before.follows,
+                    is_kept=stays,
+                )
         except ProxyError as error:
             raise chat.in_own_words(error) from error
+        task = replace(task, max_tool_calls=body.get("max_tool_calls"))
         return await keep(request, task, body, steps, before) if stays else task
 
     listener = await services(request).runs.enter(asked, make_task)
-    run = listener.run
     if body.get("background"):
-        listener.leave()
-        return in_background(request, run, stream=asked.stream)
+        return in_background(request, listener, stream=asked.stream)
+    run = listener.run
     told = Asked(body, run.id, run.created, run.container_id, steps)
     if not asked.stream:
         return await whole(request, listener, WholeResponse(told), terms)
@@ -92,10 +97,10 @@ async def _run(
 
 
 def _suited(request: Request, chat: AsChat) -> Steps:
-    """What is shown to a client that did not say: items to who asked for a tool that makes them,
-    for others take such an item for a call of a tool of theirs."""
+    """What is shown to a client that did not say: items only to who asked for a tool that makes
+    them, for others take such an item for a call of a tool of theirs."""
     setting = services(request).steps
-    if setting != "auto":
+    if setting in ("off", "reasoning", "events"):
         return setting
     return "items" if chat.tools.shows else "reasoning"
 

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from policies.sessions import GoesOn, Session, container_named
 from proxy.api.connection import owner, services
 from proxy.errors import BadRequestError, NotFoundError
-from proxy.store.records import Chain
+from proxy.runs.run import Run
+from proxy.store.records import StoredResponse
 from proxy.wire.responses_shapes import item_type
 
 Item = Mapping[str, Any]
@@ -30,7 +31,10 @@ class Before:
 
 
 async def said_before(request: Request, body: Mapping[str, Any]) -> Before:
-    """What the request names, its fields being right. Raises BadRequestError, NotFoundError."""
+    """What the request names; what is no name is left for who checks all fields.
+
+    Raises BadRequestError, NotFoundError.
+    """
     previous_id, conversation = body.get("previous_response_id"), body.get("conversation")
     if previous_id is not None and conversation is not None:
         raise BadRequestError(
@@ -39,21 +43,19 @@ async def said_before(request: Request, body: Mapping[str, Any]) -> Before:
             param="previous_response_id",
             code="mutually_exclusive_parameters",
         )
-    if previous_id is not None:
+    if isinstance(previous_id, str):
         return await _previous(request, previous_id)
-    if conversation is not None:
-        named = conversation if isinstance(conversation, str) else conversation["id"]
+    named = conversation.get("id") if isinstance(conversation, dict) else conversation
+    if isinstance(named, str):
         return await _conversation(request, named)
     return Before()
 
 
-async def resolved(request: Request, given: Sequence[Item], param: str) -> list[dict[str, Any]]:
-    """Items, with those that others refer to in their place. Raises NotFoundError."""
-    ids = [item["id"] for item in given if _is_reference(item)]
+async def resolved(request: Request, given: Sequence[Any]) -> list[Any]:
+    """Items, with those that others refer to in their place, where these are found."""
+    ids = [item["id"] for item in given if is_reference(item)]
     found = await services(request).store.responses.items(owner(request), ids) if ids else {}
-    if missing := next((id for id in ids if id not in found), None):
-        raise NotFoundError(f"Item with id '{missing}' not found.", param=param)
-    return [dict(found[item["id"]] if _is_reference(item) else item) for item in given]
+    return [dict(found.get(item["id"], item)) if is_reference(item) else item for item in given]
 
 
 def no_such_conversation(conversation_id: str) -> NotFoundError:
@@ -63,14 +65,17 @@ def no_such_conversation(conversation_id: str) -> NotFoundError:
 
 
 async def _previous(request: Request, response_id: str) -> Before:
-    chain = await services(request).store.responses.chain(owner(request), response_id)
+    shelf = services(request).store.responses
+    chain = await shelf.chain(owner(request), response_id)
+    if chain and chain.latest.worker and not is_at_work(request, chain.latest):
+        chain = await shelf.chain(owner(request), response_id)  # it may just have ended
     if chain is None:
         raise BadRequestError(
             f"Previous response with id '{response_id}' not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if _is_at_work(request, chain):
+    if is_at_work(request, chain.latest):
         raise BadRequestError(
             f"Previous response with id '{response_id}' is still in progress.",
             param="previous_response_id",
@@ -86,9 +91,20 @@ async def _previous(request: Request, response_id: str) -> Before:
     )
 
 
-def _is_at_work(request: Request, chain: Chain) -> bool:
-    worker = chain.latest.worker
-    return worker is not None and not services(request).store.worker.is_dead(worker)
+def run_of(request: Request, response_id: str) -> Run | None:
+    """The run that makes a response, if it is at work here, or is remembered."""
+    run_id = response_id.removeprefix("resp_")
+    return services(request).runs.get(owner(request), run_id)
+
+
+def is_at_work(request: Request, response: StoredResponse) -> bool:
+    """Whether anybody will still bring it to its end."""
+    if response.worker is None:
+        return False
+    if response.worker == services(request).store.worker.id:
+        run = run_of(request, response.id)
+        return run is not None and run.ended_at is None
+    return not services(request).store.worker.is_dead(response.worker)
 
 
 async def _conversation(request: Request, conversation_id: str) -> Before:
@@ -101,5 +117,8 @@ async def _conversation(request: Request, conversation_id: str) -> Before:
     return Before(items, GoesOn(session), conversation_id=conversation_id, seen_seq=seq)
 
 
-def _is_reference(item: Item) -> bool:
-    return item_type(item) == "item_reference"
+def is_reference(item: Any) -> bool:
+    """Whether an item only names another."""
+    if not isinstance(item, dict) or item_type(item) != "item_reference":
+        return False
+    return isinstance(item.get("id"), str)

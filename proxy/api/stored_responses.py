@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from proxy.api.answering import replayed
 from proxy.api.connection import authorize, owner, services
 from proxy.api.json_response import JSON
 from proxy.api.kept_response import KeptResponse
+from proxy.api.said_before import is_at_work, run_of
 from proxy.errors import BadRequestError, NotFoundError, ProxyError, interrupted
-from proxy.runs.run import Run
 from proxy.store.paging import part
 from proxy.store.records import StoredResponse
 from proxy.wire.listing import CONTAINERS, integer, listing, page
@@ -20,9 +23,20 @@ from proxy.wire.response_object import failed
 from proxy.wire.responses_request import INCLUDES
 from proxy.wire.shapes import array, one_of
 
-router = APIRouter()
 PATH = "/v1/responses/{response_id}"
 MAX_SEQUENCE = 2**53
+
+
+class _Route(APIRoute):
+    """One that leaves /v1/responses/input_tokens and the like, which are no ids, to the backend."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        is_other = match is Match.PARTIAL and self.path == PATH and scope["method"] == "POST"
+        return (Match.NONE, {}) if is_other else (match, found)
+
+
+router = APIRouter(route_class=_Route)
 
 
 @router.get(PATH)
@@ -38,7 +52,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     stored = await _found(request, response_id)
     await services(request).store.responses.delete(owner(request), response_id)
-    run = _run(request, response_id)
+    run = run_of(request, response_id)
     if run and stored.record["background"]:
         run.cancel("it was deleted")
         await run.ended()
@@ -50,10 +64,10 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     stored = await _found(request, response_id)
     if not stored.record["background"]:
         raise BadRequestError("Cannot cancel a synchronous response.", param="response_id")
-    if run := _run(request, response_id):
+    if run := run_of(request, response_id):
         run.cancel("it was cancelled")
         await run.ended()
-    elif _is_elsewhere(request, stored):
+    elif is_at_work(request, stored):
         raise ProxyError(
             "The response is being made by another process of this server, which alone can end it.",
             status=409,
@@ -87,29 +101,17 @@ async def _found(request: Request, response_id: str) -> StoredResponse:
     return found
 
 
-def _run(request: Request, response_id: str) -> Run | None:
-    """The run that makes it, if it is at work here, or is remembered."""
-    run_id = response_id.removeprefix("resp_")
-    return services(request).runs.get(owner(request), run_id)
-
-
 async def _shown(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
     """OpenAI's object, as it stands now."""
-    if stored.worker is None or _run(request, stored.id) or _is_elsewhere(request, stored):
+    if stored.worker is None or is_at_work(request, stored):
         return stored.record
     # It may have come to its end since it was looked up.
     now = await _found(request, stored.id)
     return failed(now.record, interrupted(), []) if now.worker else now.record
 
 
-def _is_elsewhere(request: Request, stored: StoredResponse) -> bool:
-    """Whether another process is at work on it."""
-    own = services(request).store.worker
-    return stored.worker not in (None, own.id) and not own.is_dead(stored.worker or "")
-
-
 def _streamed(request: Request, response_id: str) -> Response:
-    run = _run(request, response_id)
+    run = run_of(request, response_id)
     kept = run.witness if run else None
     if run is None or not isinstance(kept, KeptResponse) or kept.frames is None:
         raise BadRequestError(

@@ -12,6 +12,7 @@ from proxy.store.database import Database
 from proxy.store.items import Item
 from proxy.store.paging import rows_of
 from proxy.store.records import Conversation, Page, Slice
+from proxy.store.room import Room
 from proxy.store.tables import CONVERSATIONS, ITEMS
 
 
@@ -19,11 +20,16 @@ class ConversationShelf:
     """Everybody's conversations; each owner sees its own."""
 
     def __init__(
-        self, database: Database, now: Callable[[], float], settings: ResponseSettings
+        self,
+        database: Database,
+        now: Callable[[], float],
+        settings: ResponseSettings,
+        room: Room,
     ) -> None:
         self._database = database
         self._now = now
         self._settings = settings
+        self._room = room
 
     async def create(
         self, owner: str, metadata: Mapping[str, str], begins_with: Sequence[Item]
@@ -163,21 +169,25 @@ class ConversationShelf:
     def _append(
         self, connection: Connection, owner: str, conversation_id: str, new: Sequence[Item]
     ) -> None:
-        append(connection, owner, conversation_id, new)
-        items.make_room(connection, owner, self._settings.quota_mib << 20, conversation_id)
+        size = append(connection, owner, conversation_id, new)
+        self._room.take(connection, owner, size, conversation_id)
 
     def _the(self, owner: str, conversation_id: str) -> ColumnElement[bool]:
         mine = (CONVERSATIONS.c.owner == owner) & (CONVERSATIONS.c.id == conversation_id)
         return mine & (CONVERSATIONS.c.expires_at > self._now())
 
 
-def append(connection: Connection, owner: str, conversation_id: str, new: Sequence[Item]) -> None:
-    """Add items to a conversation, if it is there yet."""
+def append(connection: Connection, owner: str, conversation_id: str, new: Sequence[Item]) -> int:
+    """Add items to a conversation, if it is there yet; how many bytes they are."""
     there = select(CONVERSATIONS.c.id).where(
         CONVERSATIONS.c.id == conversation_id, CONVERSATIONS.c.owner == owner
     )
-    if connection.execute(there).one_or_none():
-        _grow(connection, conversation_id, items.add(connection, owner, conversation_id, new))
+    if connection.execute(there).one_or_none() is None:
+        return 0
+    held = items.ids(connection, conversation_id)
+    size = items.add(connection, owner, conversation_id, new, held=held)
+    _grow(connection, conversation_id, size)
+    return size
 
 
 def _grow(connection: Connection, conversation_id: str, size: int) -> None:

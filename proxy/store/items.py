@@ -4,19 +4,9 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    RowMapping,
-    Table,
-    delete,
-    func,
-    insert,
-    select,
-    union_all,
-)
+from sqlalchemy import ColumnElement, Connection, RowMapping, Table, delete, func, insert, select
 
-from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES
+from proxy.store.tables import ITEMS
 
 Item = Mapping[str, Any]
 Source = Literal["input", "output"]
@@ -28,26 +18,35 @@ def add(
     holder: str,
     items: Iterable[Item],
     source: Source = "input",
+    held: Collection[str] = (),
 ) -> int:
-    """Append items, but those that the holder has already; how many bytes they are."""
-    held = select(ITEMS.c.id).where(ITEMS.c.holder == holder)
-    seen = set(connection.execute(held).scalars())
-    total = 0
-    for item in items:
-        if item["id"] in seen:
-            continue
-        seen.add(item["id"])
-        body = json.dumps(item)
-        total += len(body)
-        row = {"id": item["id"], "owner": owner, "holder": holder, "source": source}
-        connection.execute(insert(ITEMS), {**row, "body": body, "bytes": len(body)})
-    return total
+    """Append items, each but once, and none of those that are held already; how many bytes."""
+    new = {item["id"]: json.dumps(item) for item in items if item["id"] not in held}
+    place = {"owner": owner, "holder": holder, "source": source}
+    rows = [{"id": id, **place, "body": body, "bytes": len(body)} for id, body in new.items()]
+    if rows:
+        connection.execute(insert(ITEMS), rows)
+    return sum(map(len, new.values()))
+
+
+def ids(connection: Connection, holder: str) -> set[str]:
+    """The names of all that a holder has, or has had lately."""
+    return set(connection.execute(select(ITEMS.c.id).where(ITEMS.c.holder == holder)).scalars())
 
 
 def of(connection: Connection, holder: str, *which: ColumnElement[bool]) -> list[Item]:
     """A holder's items in order, all or some."""
     query = select(ITEMS).where(ITEMS.c.holder == holder, kept, *which).order_by(ITEMS.c.seq)
     return [item(row) for row in connection.execute(query).mappings()]
+
+
+def by_holder(connection: Connection, holders: Collection[str]) -> dict[str, list[Item]]:
+    """The items of several holders, in order."""
+    query = select(ITEMS).where(ITEMS.c.holder.in_(holders), kept).order_by(ITEMS.c.seq)
+    found: dict[str, list[Item]] = {holder: [] for holder in holders}
+    for row in connection.execute(query).mappings():
+        found[row["holder"]].append(item(row))
+    return found
 
 
 def named(connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, Item]:
@@ -67,26 +66,6 @@ def discard(connection: Connection, table: Table, ids: Collection[str]) -> None:
     """Forget holders, and all that is theirs."""
     connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(ids)))
     connection.execute(delete(table).where(table.c.id.in_(ids)))
-
-
-def make_room(connection: Connection, owner: str, quota: int, but: str) -> None:
-    """Forget the owner's responses and conversations that were used the longest ago, beyond the
-    quota; the one named `but` stays."""
-    both = union_all(
-        *(
-            select(table.c.id, table.c.bytes, table.c.expires_at, table.c.created_at).where(
-                table.c.owner == owner
-            )
-            for table in (RESPONSES, CONVERSATIONS)
-        )
-    ).subquery()
-    latest = (both.c.expires_at.desc(), both.c.created_at.desc(), both.c.id)
-    total = func.sum(both.c.bytes).over(order_by=latest)
-    sizes = select(both.c.id, total.label("total")).subquery()
-    beyond = select(sizes.c.id).where(sizes.c.total > quota, sizes.c.id != but)
-    if gone := connection.execute(beyond).scalars().all():
-        discard(connection, RESPONSES, gone)
-        discard(connection, CONVERSATIONS, gone)
 
 
 def item(row: RowMapping) -> Item:

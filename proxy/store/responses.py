@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, insert, literal, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Table, insert, literal, select, update
 
 from policies.storage import ResponseSettings
 from proxy.store import items
@@ -12,28 +12,36 @@ from proxy.store.conversations import append
 from proxy.store.database import Database
 from proxy.store.items import Item
 from proxy.store.records import Chain, StoredResponse
+from proxy.store.room import Room
 from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES
 
 MAX_CHAIN = 1000
 """How many responses one may go on from, each from the one before."""
+NO_MATTER_S = 60
+"""So much less time to live is not worth a write."""
 
 
 class ResponseShelf:
     """Everybody's responses; each owner sees its own."""
 
     def __init__(
-        self, database: Database, now: Callable[[], float], settings: ResponseSettings
+        self,
+        database: Database,
+        now: Callable[[], float],
+        settings: ResponseSettings,
+        room: Room,
     ) -> None:
         self._database = database
         self._now = now
-        self._settings = settings
+        self.settings = settings
+        self._room = room
 
     async def begin(
         self, owner: str, response: StoredResponse, inputs: Sequence[Item], chain: Sequence[str]
     ) -> None:
         """Keep one that is being made; what it goes on from, `chain`, lives its time again."""
         now = int(self._now())
-        until = self._settings.expiry(now)
+        until = self.settings.expiry(now)
         record = json.dumps(response.record)
         row = {
             **{name: getattr(response, name) for name in StoredResponse.__slots__},
@@ -43,13 +51,18 @@ class ResponseShelf:
             "expires_at": until,
         }
 
+        before: list[tuple[Table, Sequence[str]]] = [(RESPONSES, chain)] if chain else []
+        if response.conversation_id:
+            before.append((CONVERSATIONS, [response.conversation_id]))
+
         def work(connection: Connection) -> None:
-            size = items.add(connection, owner, response.id, inputs, "input")
-            connection.execute(insert(RESPONSES), {**row, "bytes": size + len(record)})
-            for table, ids in ((RESPONSES, chain), (CONVERSATIONS, [response.conversation_id])):
+            size = len(record) + items.add(connection, owner, response.id, inputs)
+            connection.execute(insert(RESPONSES), {**row, "bytes": size})
+            for table, ids in before:
                 used = update(table).where(table.c.id.in_(ids), table.c.owner == owner)
+                used = used.where(table.c.expires_at < until - NO_MATTER_S)
                 connection.execute(used.values(expires_at=until))
-            items.make_room(connection, owner, self._settings.quota_mib << 20, response.id)
+            self._room.take(connection, owner, size, response.id)
 
         await self._database.write(work)
 
@@ -58,24 +71,20 @@ class ResponseShelf:
         items if it came to an end of its own."""
         output = record["output"]
         written = json.dumps({**record, "output": []})
-        change = (
-            update(RESPONSES)
-            .where(RESPONSES.c.owner == owner, RESPONSES.c.id == response_id)
-            .values(record=written, worker=None)
-            .returning(RESPONSES.c.conversation_id)
-        )
+        this = (RESPONSES.c.owner == owner) & (RESPONSES.c.id == response_id)
+        query = select(RESPONSES.c.conversation_id).where(this)
+        change = update(RESPONSES).where(this).values(record=written, worker=None)
 
         def work(connection: Connection) -> None:
-            row = connection.execute(change).one_or_none()
+            row = connection.execute(query).one_or_none()
             if row is None:
                 return
-            before = items.of(connection, response_id)
-            size = items.add(connection, owner, response_id, output, "output")
-            grown = update(RESPONSES).where(RESPONSES.c.id == response_id)
-            connection.execute(grown.values(bytes=RESPONSES.c.bytes + size + len(written)))
+            size = len(written) + items.add(connection, owner, response_id, output, "output")
+            connection.execute(change.values(bytes=RESPONSES.c.bytes + size))
             if row.conversation_id and record["status"] in ("completed", "incomplete"):
-                append(connection, owner, row.conversation_id, [*before, *output])
-            items.make_room(connection, owner, self._settings.quota_mib << 20, response_id)
+                said = items.of(connection, response_id)
+                size += append(connection, owner, row.conversation_id, said)
+            self._room.take(connection, owner, size, response_id)
 
         await self._database.write(work)
 
@@ -105,12 +114,17 @@ class ResponseShelf:
             rows = connection.execute(query).mappings().all()
             if not rows:
                 return None
-            before = (item for row in reversed(rows[1:]) for item in _said(connection, row))
-            inputs = _said(connection, rows[0], ITEMS.c.source == "input")
+            ids = tuple(row["id"] for row in rows)
+            own = items.by_holder(connection, ids[1:])
+            own[ids[0]] = items.of(connection, ids[0], ITEMS.c.source == "input")
+            inputs = [
+                item
+                for row in reversed(rows)
+                for item in (*_stood(connection, row), *own[row["id"]])
+            ]
             latest = _response(connection, rows[0])
             states = (row["state"] for row in rows if row["session"] == latest.session)
-            ids = tuple(row["id"] for row in rows)
-            return Chain(latest, ids, tuple(states), (*before, *inputs))
+            return Chain(latest, ids, tuple(states), tuple(inputs))
 
         return await self._database.read(work)
 
@@ -151,10 +165,8 @@ def _response(connection: Connection, row: RowMapping) -> StoredResponse:
     return StoredResponse(**{**fields, "record": {**json.loads(row["record"]), "output": output}})
 
 
-def _said(connection: Connection, row: RowMapping, *which: ColumnElement[bool]) -> list[Item]:
-    """What a response adds to what it goes on from: a conversation as it stood, and its own."""
-    own = items.of(connection, row["id"], *which)
+def _stood(connection: Connection, row: RowMapping) -> list[Item]:
+    """The conversation that a response went on from, as it stood then."""
     if not row["conversation_id"]:
-        return own
-    stood = items.of(connection, row["conversation_id"], ITEMS.c.seq <= row["seen_seq"])
-    return [*stood, *own]
+        return []
+    return items.of(connection, row["conversation_id"], ITEMS.c.seq <= row["seen_seq"])

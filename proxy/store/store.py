@@ -20,6 +20,7 @@ from proxy.store.database import Database
 from proxy.store.errors import StoreError
 from proxy.store.parked import ParkedShelf
 from proxy.store.responses import ResponseShelf
+from proxy.store.room import Room
 from proxy.store.uploads import UploadShelf
 from proxy.store.workspaces import WorkspaceShelf
 from sandbox_runtime.ownership import Owner
@@ -66,8 +67,9 @@ class Store:
         self.container_files = ContainerFileShelf(self._database, self.blobs, now)
         self.workspaces = WorkspaceShelf(self._database, self.blobs, now, sessions)
         self.parked = ParkedShelf(self._database, now)
-        self.responses = ResponseShelf(self._database, now, responses)
-        self.conversations = ConversationShelf(self._database, now, responses)
+        room = Room(responses.quota_mib << 20)
+        self.responses = ResponseShelf(self._database, now, responses, room)
+        self.conversations = ConversationShelf(self._database, now, responses, room)
         self._shelves: tuple[Shelf, ...] = (
             self.uploads,
             self.containers,

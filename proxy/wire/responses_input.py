@@ -9,6 +9,8 @@ from proxy.errors import NotFoundError
 from proxy.wire.responses_shapes import PASSED_OVER, item_type
 
 Item = dict[str, Any]
+_SAYS_NOTHING = ("rs_", "sh_", "sho_", "ci_")
+"""How ids of ours begin that name what no model is told of again: these need not be found."""
 _SYSTEM = ("system", "developer")
 
 
@@ -36,7 +38,7 @@ def told(
     if instructions:
         chat.add({"role": "system", "content": instructions}, "instructions")
     for item in before:
-        _tell(chat, dict(item), "previous_response_id")
+        _tell(chat, dict(item), "input")
     if isinstance(given, str):
         chat.add({"role": "user", "content": given}, "input")
         return chat
@@ -76,6 +78,8 @@ def _tell(chat: Told, item: Item, place: str) -> None:
     kind = item_type(item)
     if kind in PASSED_OVER:
         return
+    if kind == "item_reference" and item["id"].startswith(_SAYS_NOTHING):
+        return
     if kind == "item_reference":
         raise NotFoundError(f"Item with id '{item['id']}' not found.", param="input")
     if kind == "message":
@@ -83,8 +87,9 @@ def _tell(chat: Told, item: Item, place: str) -> None:
     elif kind in ("function_call", "custom_tool_call"):
         _tell_call(chat, _call(item), place)
     else:
-        output = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
-        chat.add(output, place)
+        words = _words(item["output"])
+        content = item["output"] if words is None else words
+        chat.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, place)
 
 
 def _tell_message(chat: Told, item: Item, place: str) -> None:
@@ -92,12 +97,13 @@ def _tell_message(chat: Told, item: Item, place: str) -> None:
     if role == "assistant":
         chat.add({"role": role, "content": _said(content)}, place)
         return
-    before = chat.messages[-1] if chat.messages else {}
-    if role in _SYSTEM and before.get("role") in _SYSTEM and (words := _words(content)) is not None:
-        # One system message: many chat templates refuse a second.
-        chat.messages[-1] = {**before, "content": f"{before['content']}\n\n{words}"}
-        return
     words = _words(content)
+    before = chat.messages[-1] if chat.messages else {}
+    said_before = before.get("content") if before.get("role") in _SYSTEM else None
+    if role in _SYSTEM and words is not None and isinstance(said_before, str):
+        # One system message: many chat templates refuse a second.
+        chat.messages[-1] = {**before, "content": f"{said_before}\n\n{words}"}
+        return
     chat.add({"role": role, "content": content if words is None else words}, place)
 
 
@@ -131,4 +137,4 @@ def _words(content: str | Sequence[Mapping[str, Any]]) -> str | None:
         return content
     if any(part.get("type") not in ("input_text", "text", "output_text") for part in content):
         return None
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(part["text"] or "" for part in content)

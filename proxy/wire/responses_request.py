@@ -60,7 +60,6 @@ FIELDS: Mapping[str, Check] = {
     ),
     "context_management": refused("Long contexts are shortened by the proxy itself."),
     "prompt": refused("No prompts are stored here: send 'instructions' and 'input'."),
-    "service_tier": one_of(*("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")),
     "metadata": mapping,
     "sandbox": mapping,
     "prompt_cache_options": anything,
@@ -69,7 +68,7 @@ FIELDS: Mapping[str, Check] = {
         name: OPENAI[name].check
         for name in (
             *("temperature", "top_p", "top_logprobs", "user", "safety_identifier"),
-            *("prompt_cache_key", "prompt_cache_retention"),
+            *("prompt_cache_key", "prompt_cache_retention", "service_tier"),
         )
     },
 }
@@ -126,12 +125,19 @@ def check(body: object) -> dict[str, Any]:
     return body
 
 
-def as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -> AsChat:
-    """The chat completion that answers it, after the items of what it goes on from; all its
-    fields are right. Raises BadRequestError, NotFoundError."""
+def as_chat(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> AsChat:
+    """The chat completion that answers it, after the items of what it goes on from.
+
+    Raises BadRequestError, NotFoundError.
+    """
+    _check_fields(body)
     tools = asked_tools(body.get("tools") or [])
-    chat = told(body.get("instructions"), body["input"], before)
-    names = {f"messages[{index}]": place for index, place in enumerate(chat.places)}
+    chat = told(body.get("instructions"), body["input"], earlier)
+    names: dict[str, str] = {}
+    for index, (message, place) in enumerate(zip(chat.messages, chat.places, strict=True)):
+        if message["role"] == "tool":
+            names[f"messages[{index}].content"] = f"{place}.output"
+        names[f"messages[{index}]"] = place
     ours = dict(body.get("sandbox") or {})
     before = ours.get("file_ids") or []
     if tools.files and isinstance(before, list):
@@ -161,8 +167,7 @@ def wants(body: Mapping[str, Any], what: str) -> bool:
     return what in (body.get("include") or [])
 
 
-def check_fields(body: Mapping[str, Any]) -> None:
-    """Raises BadRequestError for a field that is not right."""
+def _check_fields(body: Mapping[str, Any]) -> None:
     for name, instead in _ELSEWHERE.items():
         if body.get(name) is not None:
             raise unsupported(name, f"In the Responses API there is {instead} for it.")

@@ -10,6 +10,7 @@ import httpx
 from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits
+from policies.storage import ResponseSettings
 from proxy.agent.model import Model
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.backend import scripted_backend
@@ -45,6 +46,7 @@ async def test_the_server_says_what_it_can_do(tmp_path: Path) -> None:
         "isolation": isolation,
         "egress": {"mode": "none"},
         "files": asdict(ArtifactLimits()),
+        "responses": asdict(ResponseSettings()),
         "features": {"plain_suffix": ":plain", "passthrough": False},
     }
     assert {"off", "reasoning"} <= set(profiles)

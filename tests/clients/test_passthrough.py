@@ -232,7 +232,7 @@ async def test_any_other_body_is_left_as_it_is(body: bytes, tmp_path: Path) -> N
     ("method", "path"),
     [
         *[("POST", "/openai/v1/responses"), ("POST", "/v1/messages/count_tokens")],
-        *[("POST", "/v1/chat/completions/batch"), ("GET", "/v1/responses/resp_1")],
+        *[("POST", "/v1/chat/completions/batch"), ("POST", "/v1/responses/compact")],
     ],
 )
 async def test_nothing_goes_round_the_sandbox_unseen(

@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import httpx
 import openai
 import pytest
 
@@ -179,6 +180,21 @@ async def test_a_function_s_result_alone_goes_on_with_the_run_that_called_it(
     assert container_of(second) == container_of(first)
 
 
+async def test_a_response_without_a_computer_leaves_the_files_to_the_next(tmp_path: Path) -> None:
+    script = [
+        *(bash("echo one > file"), text_reply("Done.")),
+        text_reply("Nothing."),
+        *(bash("cat file"), text_reply("One.")),
+    ]
+    async with scripted_backend(script) as backend, client(backend, tmp_path) as mine:
+        first = await ask(mine, "Begin.")
+        second = await ask(mine, "Wait.", previous_response_id=first.id, tool_choice="none")
+        third = await ask(mine, "Go on.", previous_response_id=second.id)
+        assert "tools" not in backend.requests[2].body
+        assert "one" in results(backend, 4)[0]
+    assert container_of(third) == container_of(first)
+
+
 async def test_two_results_for_the_same_call_have_a_copy_each(tmp_path: Path) -> None:
     script = [
         tool_reply(call("weather", city="Bonn")),
@@ -332,3 +348,15 @@ async def test_what_cannot_be_gone_on_from_is_refused(
     async with scripted_backend([]) as backend, client(backend, tmp_path) as mine:
         error = await refused(ask(mine, "Hello.", extra_body=body))
     assert (error.status_code, error.param, error.code) == (400, param, code)
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH"])
+async def test_what_cannot_be_done_to_a_response_is_refused(method: str, tmp_path: Path) -> None:
+    async with (
+        scripted_backend([]) as backend,
+        client(backend, tmp_path) as mine,
+        httpx.AsyncClient() as http,
+    ):
+        answer = await http.request(method, f"{mine.base_url}responses/resp_1", json={})
+    assert answer.status_code == 405
+    assert answer.json()["error"]["type"] == "invalid_request_error"

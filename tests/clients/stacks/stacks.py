@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.steps import Steps
+
 ALL = frozenset({"text", "finish", "calls", "thought", "usage", "cited", "pictures", "files"})
 
 Failing = Literal["refused", "broken", "cut", "unavailable"]
@@ -17,6 +19,17 @@ class Way:
     shows: frozenset[str]
     raises: Mapping[str, str]
     """The type, and the status where the client tells it, by scenario."""
+    thinks: frozenset[Steps] = frozenset({"reasoning"})
+    """The profiles in which steps are among the thinking."""
+    late: str = ""
+    """What is raised instead once something was shown, where that is another."""
+
+    def raises_at(self, profile: Steps) -> Mapping[str, str]:
+        """The same where steps show in that profile."""
+        if not self.late:
+            return self.raises
+        shown = ("cut", "unavailable") if profile in self.thinks else ("cut",)
+        return {**self.raises, **dict.fromkeys(shown, self.late)}
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,10 @@ class Stack:
     shapes: tuple[str, ...] = ()
     """Ways to have an answer in a form."""
     lists_models: bool = False
+    has_shell: bool = False
+    """Whether it can ask for a hosted shell, and shows its items."""
+    shows_calls: bool = False
+    """The same where it shows calls and what came of them instead."""
 
     def __str__(self) -> str:
         return f"{self.language}-{self.name}"
@@ -56,6 +73,16 @@ OPENAI_STREAM = failing(*["openai.APIError"] * 3)
 HELPER = ALL - {"files"}
 
 
+RESPONSES = frozenset({"text", "finish", "calls", "thought", "usage", "files"})
+
+
+def responses(
+    name: str, raises: Mapping[str, str], shows: frozenset[str] = RESPONSES, late: str = ""
+) -> Way:
+    """A way by the Responses API, where items of a hosted tool come to who asked for it alone."""
+    return Way(name, shows, raises, frozenset({"reasoning", "items"}), late)
+
+
 def openai_sdk(name: str) -> Stack:
     """A major version of it in Python."""
     return Stack(
@@ -69,10 +96,15 @@ def openai_sdk(name: str) -> Stack:
             Way("async", ALL, OPENAI),
             Way("async streamed", ALL, OPENAI_STREAM),
             Way("async helper", HELPER, OPENAI_STREAM),
+            responses("responses", OPENAI),
+            responses("responses streamed", OPENAI_STREAM),
+            responses("responses helper", OPENAI_STREAM),
+            responses("responses async streamed", OPENAI_STREAM),
         ),
-        tools=("tools", "tools helper"),
-        shapes=("shape", "shape helper"),
+        tools=("tools", "tools helper", "responses tools"),
+        shapes=("shape", "shape helper", "responses shape"),
         lists_models=True,
+        has_shell=True,
     )
 
 
@@ -116,8 +148,10 @@ PYTHON = (
             Way("streamed", LANGCHAIN, OPENAI_STREAM),
             Way("async", LANGCHAIN, LANGCHAIN_WHOLE),
             Way("async streamed", LANGCHAIN, OPENAI_STREAM),
+            responses("responses", LANGCHAIN_WHOLE, LANGCHAIN),
+            responses("responses streamed", OPENAI_STREAM, LANGCHAIN),
         ),
-        tools=("tools",),
+        tools=("tools", "responses tools"),
         shapes=("shape",),
     ),
     Stack(
@@ -150,8 +184,10 @@ PYTHON = (
         (
             Way("whole", PYDANTIC_AI, PYDANTIC_AI_WHOLE),
             Way("streamed", PYDANTIC_AI, PYDANTIC_AI_STREAM),
+            responses("responses", PYDANTIC_AI_WHOLE, PYDANTIC_AI),
+            responses("responses streamed", PYDANTIC_AI_STREAM, PYDANTIC_AI),
         ),
-        tools=("tools", "tools streamed"),
+        tools=("tools", "tools streamed", "responses tools"),
         shapes=("shape",),
     ),
     Stack(
@@ -195,11 +231,15 @@ def openai_node(name: str) -> Stack:
             Way("whole", ALL, NODE_OPENAI),
             Way("streamed", ALL, NODE_OPENAI_STREAM),
             Way("helper", NODE_HELPER, NODE_OPENAI_STREAM),
+            responses("responses", NODE_OPENAI),
+            responses("responses streamed", NODE_OPENAI_STREAM),
+            responses("responses helper", NODE_OPENAI_STREAM),
         ),
-        tools=("tools",),
+        tools=("tools", "responses tools"),
         agents=("tools helper",),
         shapes=("shape",),
         lists_models=True,
+        has_shell=True,
     )
 
 
@@ -209,13 +249,16 @@ AI_SDK_SHOWS = {
     "openai": AI_SDK - {"thought", "pictures"},
     "openrouter": AI_SDK,
 }
+AI_SDK_RESPONSES = AI_SDK - {"cited", "pictures"}
 AI_SDK_WHOLE = failing("APICallError 400", "APICallError 500", "APICallError 503")
 AI_SDK_OPENAI_STREAM = failing(*["APICallError 500"] * 3)
 
 
-def ai_sdk(name: str, stream: Mapping[str, str]) -> Stack:
-    """A major version of Vercel's AI SDK; `stream` is what two of its providers raise in one."""
+def ai_sdk(name: str, stream: Mapping[str, str], late: str) -> Stack:
+    """A major version of Vercel's AI SDK; `stream` is what two of its providers raise in one, and
+    `late` what the Responses API's does once something was shown."""
     streams = {"compatible": stream, "openai": AI_SDK_OPENAI_STREAM, "openrouter": stream}
+    providers = (*streams, "responses")
     return Stack(
         name,
         "node",
@@ -223,9 +266,12 @@ def ai_sdk(name: str, stream: Mapping[str, str]) -> Stack:
         (
             *(Way(f"whole {by}", shows, AI_SDK_WHOLE) for by, shows in AI_SDK_SHOWS.items()),
             *(Way(f"streamed {by}", AI_SDK_SHOWS[by], raises) for by, raises in streams.items()),
+            responses("whole responses", AI_SDK_WHOLE, AI_SDK_RESPONSES),
+            responses("streamed responses", AI_SDK_OPENAI_STREAM, AI_SDK_RESPONSES, late),
         ),
-        tools=tuple(f"tools {how} {by}" for how in ("whole", "streamed") for by in streams),
-        shapes=tuple(f"shape {by}" for by in streams),
+        tools=tuple(f"tools {how} {by}" for how in ("whole", "streamed") for by in providers),
+        shapes=tuple(f"shape {by}" for by in providers),
+        shows_calls=True,
     )
 
 
@@ -233,9 +279,11 @@ NODE = (
     openai_node("openai-6"),
     openai_node("openai-7"),
     # The error of the frame as it stands, an object of no class.
-    ai_sdk("ai-6", failing(*["Object"] * 3)),
+    ai_sdk("ai-6", failing(*["Object"] * 3), "Object 500"),
     ai_sdk(
-        "ai-7", failing("StreamProviderError", "StreamProviderError 500", "StreamProviderError")
+        "ai-7",
+        failing("StreamProviderError", "StreamProviderError 500", "StreamProviderError"),
+        "StreamProviderError 500",
     ),
     Stack(
         "langchain",
@@ -244,8 +292,10 @@ NODE = (
         (
             Way("whole", LANGCHAIN | {"thought"}, NODE_OPENAI),
             Way("streamed", LANGCHAIN | {"thought"}, NODE_OPENAI_STREAM),
+            responses("responses", NODE_OPENAI, LANGCHAIN),
+            responses("responses streamed", NODE_OPENAI_STREAM, LANGCHAIN),
         ),
-        tools=("tools",),
+        tools=("tools", "responses tools"),
         shapes=("shape",),
     ),
 )

@@ -10,6 +10,7 @@ import pytest
 from policies.storage import ResponseSettings
 from proxy.errors import BadRequestError
 from proxy.store.records import Conversation, Page, StoredResponse
+from proxy.store.responses import MAX_CHAIN
 from proxy.store.store import Store
 from tests.fakes.hand_clock import HandClock
 
@@ -168,6 +169,32 @@ async def test_a_response_adds_to_its_conversation_once_it_is_complete(store: St
     assert await inputs(store, "resp_1") == ["item_1", "in_resp_1"]
     assert await store.responses.delete(MINE, "resp_1")
     assert await items(store, conversation) == ["item_1", "in_resp_1", "out_resp_1"]
+
+
+async def test_a_conversation_that_is_deleted_while_a_response_is_made_stays_so(
+    store: Store,
+) -> None:
+    conversation = await store.conversations.create(MINE, {}, [said("item_1")])
+    await begin(store, "resp_1", conversation=conversation.id)
+    assert await store.conversations.delete(MINE, conversation.id)
+    await end(store, "resp_1")
+    assert await store.conversations.said(MINE, conversation.id) is None
+    assert await inputs(store, "resp_1") == ["in_resp_1"]
+    assert await store.responses.items(MINE, ["item_1"]) == {}
+
+
+async def test_a_line_that_is_too_long_is_cut_off_at_the_oldest(
+    tmp_path: Path, clock: HandClock
+) -> None:
+    with opened(tmp_path, clock) as store:
+        previous = None
+        for n in range(MAX_CHAIN + 3):
+            response = StoredResponse(f"resp_{n}", "cntr_1", "1", {"output": []}, previous)
+            await store.responses.begin(MINE, response, [said(f"in_{n}")], ())
+            previous = response.id
+        assert previous
+        found = await inputs(store, previous)
+    assert found == [f"in_{n}" for n in range(2, MAX_CHAIN + 3)]
 
 
 async def test_an_item_that_a_conversation_has_is_not_added_again(store: Store) -> None:
