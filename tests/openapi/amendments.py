@@ -19,6 +19,7 @@ _SCHEMA = "components/schemas"
 _WORDS = "the description says so, in words"
 _NAME = {"pattern": "^[a-zA-Z0-9_-]{1,64}$"}
 _LISTS = {"containers": 100, "containers/{container_id}/files": 100, "files": 10_000}
+_TOOLS = ("FunctionTool", "CustomToolParam", "FunctionShellToolParam", "CodeInterpreterTool")
 
 AMENDMENTS = (
     Amendment(
@@ -90,6 +91,22 @@ AMENDMENTS = (
         {"required": ["model", "input"]},
         "prompts that could name both are not kept here",
     ),
+    Amendment(
+        f"{_SCHEMA}/CreateResponse/allOf/2/properties",
+        {"context_management": None},
+        "long contexts are seen to here, which the client is told",
+    ),
+    Amendment(
+        f"{_SCHEMA}/InputParam/oneOf/1",
+        {"minItems": 1},
+        "who asks nothing is told so",
+    ),
+    Amendment(
+        f"{_SCHEMA}/Tool",
+        {"oneOf": [{"$ref": f"#/{_SCHEMA}/{name}"} for name in _TOOLS]},
+        "all others are OpenAI's own, which the client is told",
+    ),
+    Amendment(f"{_SCHEMA}/FunctionTool/properties/name", _NAME, _WORDS),
     Amendment(
         f"{_SCHEMA}/ResponseProperties/properties",
         {"prompt": None},

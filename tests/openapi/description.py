@@ -21,6 +21,8 @@ _REFUSED: Tree = {
     "description": "refused",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}},
 }
+_EVENTS = "text/event-stream"
+_STREAM: Tree = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
 _PARAMETER = re.compile(r"\{[^}]*\}")
 
 
@@ -35,7 +37,7 @@ def amended() -> Tree:
         _let_null_be_none(schema)
     for operation in _operations(tree):
         for response in operation["responses"].values():
-            if stream := response.get("content", {}).get("text/event-stream"):
+            if stream := response.get("content", {}).get(_EVENTS):
                 stream["schema"] = _event_of(stream["schema"])
     return tree
 
@@ -55,11 +57,41 @@ def cut(description: Tree, endpoints: Collection[str]) -> Tree:
     return {**description, "paths": paths}
 
 
+def streamed(description: Tree) -> Tree:
+    """What is said of answers that come as they are written, asked for by the request's body."""
+    paths = {
+        path: {
+            method: _streamed(operation)
+            for method, operation in operations.items()
+            if "requestBody" in operation and _EVENTS in _content(operation)
+        }
+        for path, operations in description["paths"].items()
+    }
+    return {**description, "paths": paths}
+
+
 def answer_schema(description: Tree, method: str, path: str) -> Tree:
     """What a JSON answer of success must be; anything where the description does not say."""
-    content = description["paths"][path][method]["responses"]["200"].get("content", {})
+    content = _content(description["paths"][path][method])
     schema = content.get("application/json", {}).get("schema", {})
     return {**schema, "components": description["components"]}
+
+
+def _content(operation: Tree) -> Tree:
+    """What success may bring, by its type."""
+    found: Tree = operation["responses"]["200"].get("content", {})
+    return found
+
+
+def _streamed(operation: Tree) -> Tree:
+    body = operation["requestBody"]
+    asked = {"schema": {"allOf": [body["content"]["application/json"]["schema"], _STREAM]}}
+    success = {"description": "streamed", "content": {_EVENTS: _content(operation)[_EVENTS]}}
+    return {
+        **operation,
+        "requestBody": {**body, "content": {"application/json": asked}},
+        "responses": {**operation["responses"], "200": success},
+    }
 
 
 def _unnamed(endpoint: str) -> str:
@@ -127,7 +159,7 @@ def _event_of(schema: Tree) -> Tree:
     """A server-sent event with that in it, or what a stream that has begun tells besides."""
     told = {"anyOf": [schema, {"$ref": "#/components/schemas/ErrorResponse"}]}
     content = {"contentMediaType": "application/json", "contentSchema": told}
-    data = {"anyOf": [{"const": "[DONE]"}, content]}
+    data = {"if": {"const": "[DONE]"}, "else": content}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 

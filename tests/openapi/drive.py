@@ -1,13 +1,16 @@
 """schemathesis, driven by OpenAI's description over a real server, its sandboxes in memory.
 
-python -m tests.openapi.drive --max-examples 1000 --seed 7    # as many as one likes, by hand
+By hand, as many as one likes:
+
+python -m tests.openapi.drive --max-examples 1000 --seed 7
+python -m tests.openapi.drive streams --max-examples 1000 --seed 7
 """
 
 import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
@@ -18,7 +21,7 @@ import httpx
 
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import house
-from tests.openapi.description import BASE_PATH, amended, cut
+from tests.openapi.description import BASE_PATH, Tree, amended, cut, streamed
 from tests.openapi.strict_backend import strict
 
 KEY = "sk-described"
@@ -63,7 +66,18 @@ class Outcome:
 
 
 async def drive(directory: Path, *options: str) -> Outcome:
-    """Serve, have schemathesis ask, and keep all files in that directory."""
+    """Have schemathesis ask for whatever may be asked for, and for what may not; all files lie in
+    that directory."""
+    return await _drive(directory, lambda description: description, options)
+
+
+async def drive_streams(directory: Path, *options: str) -> Outcome:
+    """The same for answers that are streamed, which it asks for too rarely. What may not be asked
+    for is told in the stream, if the backend refuses it, and so with status 200."""
+    return await _drive(directory, streamed, ("--mode", "positive", *options))
+
+
+async def _drive(directory: Path, part: Callable[[Tree], Tree], options: Sequence[str]) -> Outcome:
     description = amended()
     async with (
         scripted_backend(strict(description)) as backend,
@@ -71,7 +85,7 @@ async def drive(directory: Path, *options: str) -> Outcome:
     ):
         async with httpx.AsyncClient(headers=WITH_KEY) as client:
             able = (await client.get(f"{url}/v1/capabilities")).json()
-        asked = cut(description, able["endpoints"])
+        asked = part(cut(description, able["endpoints"]))
         (directory / "description.json").write_text(json.dumps(asked), encoding="utf-8")
         return await _ask(directory, url + BASE_PATH, options)
 
@@ -94,7 +108,10 @@ async def _ask(directory: Path, url: str, options: Sequence[str]) -> Outcome:
 
 async def _by_hand(options: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as directory:
-        outcome = await drive(Path(directory), *options)
+        if options[:1] == ["streams"]:
+            outcome = await drive_streams(Path(directory), *options[1:])
+        else:
+            outcome = await drive(Path(directory), *options)
     rates = (f"{outcome.accepted(each):4.0%} {each}" for each in outcome.report["valid_rates"])
     sys.stdout.write("\n".join([outcome.said, *rates, ""]))
     return 0 if outcome.passed else 1

@@ -13,14 +13,14 @@ import pytest
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import house
 from tests.openapi.description import BASE_PATH, PLACE, Tree, amended, answer_schema
-from tests.openapi.drive import drive
+from tests.openapi.drive import drive, drive_streams
 from tests.openapi.strict_backend import strict
 
 pytestmark = pytest.mark.skipif(
     not PLACE.exists() and "OPENAI_DESCRIPTION" not in os.environ,
     reason="OPENAI_DESCRIPTION does not say where OpenAI's description of its API lies",
 )
-EXAMPLES = 15
+EXAMPLES, STREAMS = 15, 50
 FEWEST_CASES = 1000
 GOOD_SHARE = 0.6
 """Of what may be asked for; the rest names files, tools or schemas that there are not."""
@@ -39,6 +39,15 @@ async def test_whatever_may_be_asked_is_answered_as_openai_says(tmp_path: Path) 
     shares = {operation: outcome.accepted(operation) for operation in outcome.report["valid_rates"]}
     assert {each for each, share in shares.items() if not share} <= {FILE_OF_CONTAINER}
     assert shares["POST /chat/completions"] > GOOD_SHARE
+
+
+async def test_whatever_may_be_asked_is_streamed_as_openai_says(tmp_path: Path) -> None:
+    with anyio.fail_after(LIMIT_S):
+        outcome = await drive_streams(
+            tmp_path, "--generation-deterministic", "--max-examples", str(STREAMS)
+        )
+    assert outcome.passed, outcome.said
+    assert outcome.accepted("POST /chat/completions") > GOOD_SHARE
 
 
 class Walk:
