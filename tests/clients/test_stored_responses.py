@@ -350,6 +350,18 @@ async def test_what_cannot_be_gone_on_from_is_refused(
     assert (error.status_code, error.param, error.code) == (400, param, code)
 
 
+async def test_what_cannot_be_included_is_refused(tmp_path: Path) -> None:
+    async with scripted_backend([text_reply("42.")]) as backend, client(backend, tmp_path) as mine:
+        made = await ask(mine, "How many?")
+        wrong: Any = ["everything"]
+        for asking in (
+            mine.responses.retrieve(made.id, include=wrong),
+            mine.responses.input_items.list(made.id, include=wrong),
+        ):
+            error = await refused(asking)
+            assert (error.status_code, error.param) == (400, "include[0]")
+
+
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
 async def test_what_cannot_be_done_to_a_response_is_refused(method: str, tmp_path: Path) -> None:
     async with (

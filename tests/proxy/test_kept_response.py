@@ -1,0 +1,80 @@
+"""The end of a response is kept, whatever happens while it is written down."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.storage import ResponseSettings
+from proxy.api.kept_response import KeptResponse
+from proxy.errors import RunCancelledError
+from proxy.store.database import Database
+from proxy.store.records import StoredResponse
+from proxy.store.responses import ResponseShelf
+from proxy.store.room import Room
+from proxy.wire.responses_answer import Asked
+
+ASKED = Asked({"model": "fake-model", "input": "Hello."}, "1", 0, "cntr_1", "reasoning")
+
+
+class SlowShelf(ResponseShelf):
+    """Writes an end down only when `release` is set, and fails if told to."""
+
+    def __init__(self, database: Database, *, fails: bool = False) -> None:
+        settings = ResponseSettings()
+        super().__init__(database, lambda: 0, settings, Room(settings.quota_mib << 20))
+        self.reached = asyncio.Event()
+        self.release = asyncio.Event()
+        self._fails = fails
+
+    async def end(self, owner: str, response_id: str, record: Mapping[str, Any]) -> None:
+        self.reached.set()
+        await self.release.wait()
+        if self._fails:
+            raise OSError("no space left on device")
+        await super().end(owner, response_id, record)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    found = Database(tmp_path / "store.sqlite3")
+    yield found
+    found.close()
+
+
+async def begun(shelf: ResponseShelf) -> KeptResponse:
+    kept = KeptResponse(shelf, "me", ASKED)
+    stored = StoredResponse("resp_1", "cntr_1", "1", kept.record, worker="somebody")
+    await shelf.begin("me", stored, [], [])
+    return kept
+
+
+async def test_who_is_interrupted_while_it_writes_the_end_down_writes_it_all_the_same(
+    database: Database,
+) -> None:
+    shelf = SlowShelf(database)
+    kept = await begun(shelf)
+    ending = asyncio.create_task(kept.failed(RunCancelledError()))
+    with anyio.fail_after(10):
+        await shelf.reached.wait()
+        ending.cancel()
+        shelf.release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+    found = await shelf.get("me", "resp_1")
+    assert found
+    assert (found.worker, found.record["status"]) == (None, "cancelled")
+
+
+async def test_a_store_that_fails_does_not_fail_the_run(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = SlowShelf(database, fails=True)
+    kept = await begun(shelf)
+    shelf.release.set()
+    await kept.failed(RunCancelledError())
+    assert kept.record["status"] == "cancelled"
+    assert "response resp_1 cannot be kept" in caplog.text
