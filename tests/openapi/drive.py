@@ -26,6 +26,8 @@ from tests.openapi.strict_backend import strict
 
 KEY = "sk-described"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
+PATIENCE_S = 60
+"""How long one answer may take; nothing else here depends on how busy the machine is."""
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -96,6 +98,7 @@ async def _ask(directory: Path, url: str, options: Sequence[str]) -> Outcome:
         *(sys.executable, "-m", "schemathesis.cli", "--no-color"),
         *("run", "description.json", "--url", url, "--header", f"Authorization: Bearer {KEY}"),
         *("--checks", ",".join(CHECKS), "--continue-on-failure"),
+        *("--request-timeout", str(PATIENCE_S), "--suppress-health-check", "all"),
         *("--report", "json", "--report-json-path", str(report)),
         *options,
     ]

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.skipif(
     not PLACE.exists() and "OPENAI_DESCRIPTION" not in os.environ,
     reason="OPENAI_DESCRIPTION does not say where OpenAI's description of its API lies",
 )
-EXAMPLES, STREAMS = 15, 50
+EXAMPLES, STREAMS = 10, 40
 FEWEST_CASES = 1000
 GOOD_SHARE = 0.6
 """Of what may be asked for; the rest names files, tools or schemas that there are not."""
-LIMIT_S = 300
+LIMIT_S = 600
 FILE_OF_CONTAINER = "GET /containers/{container_id}/files/{file_id}/content"
 """Of which schemathesis makes no ids up; the walk has them."""
 
