@@ -1,4 +1,4 @@
-"""The web application: its routes, and every error in OpenAI's words."""
+"""The web application: its routes, and every error in the words of the API that was asked."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -18,12 +18,14 @@ from proxy.api import (
     containers,
     files,
     health,
+    messages,
     metrics,
     models,
     passthrough,
     runs,
+    token_counts,
 )
-from proxy.api.json_response import JSON
+from proxy.api.faults import told
 from proxy.errors import BadRequestError, ProxyError, internal_error
 from proxy.services import Services
 
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 CLIENT_LEFT = 499
 SURFACES = (
     chat,
+    messages,
+    token_counts,
     models,
     files,
     containers,
@@ -71,27 +75,24 @@ def _endpoints(routers: Iterable[APIRouter]) -> list[str]:
     )
 
 
-def _error(error: ProxyError) -> Response:
-    return JSON(error.body(), status_code=error.status, headers=error.headers)
-
-
 async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProxyError)
-    return _error(error)
+    return told(request, error)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     """The router's own 404 and 405."""
     assert isinstance(error, HTTPException)
     words = f"{error.detail}: {request.method} {request.url.path}."
-    return _error(
+    return told(
+        request,
         ProxyError(
             words,
             status=error.status_code,
             type="invalid_request_error",
             code="unknown_url" if error.status_code == 404 else None,
             headers=error.headers,
-        )
+        ),
     )
 
 
@@ -101,12 +102,12 @@ async def _wrong(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     # The first step says where the field was looked for: body, query, path or header.
     param = ".".join(str(step) for step in first["loc"][1:]) or None
-    return _error(BadRequestError(f"{first['msg']}.", param=param, code="invalid_value"))
+    return told(request, BadRequestError(f"{first['msg']}.", param=param, code="invalid_value"))
 
 
 async def _too_deep(request: Request, error: Exception) -> Response:
     """JSON that can just be read, and not be written again."""
-    return _error(BadRequestError("The request body is nested too deeply."))
+    return told(request, BadRequestError("The request body is nested too deeply."))
 
 
 async def _left(request: Request, error: Exception) -> Response:
@@ -115,4 +116,4 @@ async def _left(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Ours; Starlette logs the traceback."""
-    return _error(internal_error())
+    return told(request, internal_error())

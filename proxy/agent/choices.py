@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event, OfChoice
+from proxy.agent.one_call import ask_once
 from proxy.agent.task import Result, Task
 
 REQUEST_IDS = frozenset({"request_id", "rid"})
@@ -34,6 +35,8 @@ async def run(agent: Agent, task: Task, emit: Emit) -> Result:
     Raises what Agent.run raises.
     """
     task = await _arrived(task)
+    if task.one_call:
+        return await ask_once(agent.model, task, agent.limits.wall_time_s, emit)
     if not task.others:
         return await agent.run(task, emit)
     try:

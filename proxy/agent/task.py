@@ -96,6 +96,8 @@ class Task:
     """What makes the task complete where some of its files have to be fetched."""
     legacy_functions: bool = False
     """Whether the client knows its tools as `functions`."""
+    one_call: bool = False
+    """Whether the model is only asked once, and has no computer."""
     others: Sequence["Task"] = ()
     """The same request's further choices, each answered in a run of its own."""
 

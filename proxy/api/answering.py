@@ -25,6 +25,8 @@ SHARE_OF_PATIENCE = 3
 SHORTEST_SILENCE_S = 1.0
 BLANK = b" \n"
 """What JSON may begin with, any number of times."""
+KEEP_ALIVE = ServerSentEvent(comment="keep-alive")
+"""What no client takes for an event."""
 
 
 class Document(Protocol):
@@ -35,6 +37,9 @@ class Document(Protocol):
 
     def finish(self, result: Result) -> dict[str, Any]:
         """The answer."""
+
+    def fail(self, error: ProxyError) -> Mapping[str, Any]:
+        """The same where the run has failed."""
 
 
 class Frames(Protocol):
@@ -69,10 +74,16 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
     return JSON(content, headers=_headers(listener))
 
 
-def streamed(request: Request, listener: Listener, frames: Frames, terms: Terms) -> Response:
-    """The answer as it comes. Leaves the listener."""
+def streamed(
+    request: Request,
+    listener: Listener,
+    frames: Frames,
+    terms: Terms,
+    alive: ServerSentEvent = KEEP_ALIVE,
+) -> Response:
+    """The answer as it comes, and `alive` where nothing comes for long. Leaves the listener."""
     silence_s = _within_patience(services(request).keep_alive_s, terms)
-    return _StreamResponse(listener, frames, silence_s)
+    return _StreamResponse(listener, frames, silence_s, alive)
 
 
 def _within_patience(silence_s: float, terms: Terms) -> float:
@@ -113,21 +124,23 @@ async def _prolonged(
     try:
         content: Mapping[str, Any] = document.finish(listener.run.result())
     except ProxyError as error:
-        content = error.body()
+        content = document.fail(error)
     except Exception:  # noqa: BLE001 - the head is out: the client must hear of it here
-        content = internal_error().body()
+        content = document.fail(internal_error())
     yield json.dumps(content).encode()
 
 
 class _StreamResponse(EventSourceResponse):
     """Server-sent events for as long as the client is there."""
 
-    def __init__(self, listener: Listener, frames: Frames, silence_s: float) -> None:
+    def __init__(
+        self, listener: Listener, frames: Frames, silence_s: float, alive: ServerSentEvent
+    ) -> None:
         super().__init__(
             _stream(listener, frames),
             send_timeout=SEND_TIMEOUT_S,
             ping=silence_s,
-            ping_message_factory=lambda: ServerSentEvent(comment="keep-alive"),
+            ping_message_factory=lambda: alive,
             sep="\n",
             headers={**_headers(listener), "Cache-Control": "no-cache"},
         )

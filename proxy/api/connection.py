@@ -44,7 +44,9 @@ def owner_of(key: str) -> str:
 
 def _key(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    if scheme.lower() != "bearer":
+        key = request.headers.get("x-api-key", "")  # Anthropic's clients
+    return key.strip()
 
 
 def authorize(request: Request) -> None:

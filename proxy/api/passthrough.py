@@ -7,10 +7,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from policies.passthrough import Way, way
-from proxy.agent.model import Passage, Passing
-from proxy.api.connection import authorize, services, unless
+from proxy.agent.model import Passage
+from proxy.api.connection import authorize
 from proxy.api.json_response import JSON
-from proxy.api.relay import RelayResponse, is_stream, whole
+from proxy.api.passing import pass_on, passage_of, written_path
 from proxy.api.upload import Upload
 from proxy.errors import BadRequestError, NotFoundError, ProxyError
 from proxy.wire.plain import as_the_backend_knows_it
@@ -19,8 +19,6 @@ METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 """Not TRACE: it would tell the client the backend's key."""
 MAX_READ_BYTES = 16 << 20
 """Of JSON, to find a model in it; a longer body is passed on unread."""
-MAX_WHOLE_BYTES = 256 << 10
-"""An answer up to this length is sent in one piece."""
 
 
 async def unmatched(scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +38,7 @@ def _asks_for_one(scope: Scope) -> bool:
 
 async def _answer(request: Request) -> Response:
     authorize(request)
-    where = way(_path(request))
+    where = way(written_path(request))
     passage = _passage(request, where)
     upload = Upload(request)
     body = await _body(request, upload)
@@ -51,8 +49,7 @@ async def _answer(request: Request) -> Response:
             " '<model>:plain' to have the request passed on to the backend.",
             code="unknown_url",
         )
-    passing = _passing(request, plain or body)
-    return await unless(upload.left(), _passed(passage, passing, upload))
+    return await pass_on(request, passage, plain or body, upload.left)
 
 
 def _passage(request: Request, where: Way) -> Passage:
@@ -69,12 +66,9 @@ def _passage(request: Request, where: Way) -> Passage:
             type="invalid_request_error",
             code="path_closed",
         )
-    passage = services(request).model.passage
     if where == "ours":
         raise HTTPException(404)
-    if passage is None:
-        raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
-    return passage
+    return passage_of(request)
 
 
 async def _body(request: Request, upload: Upload) -> bytes | Upload | None:
@@ -88,30 +82,3 @@ async def _body(request: Request, upload: Upload) -> bytes | Upload | None:
         read = await upload.read(MAX_READ_BYTES)
         return upload if read is None else read
     return upload
-
-
-def _passing(request: Request, body: bytes | Upload | None) -> Passing:
-    query = request.scope["query_string"].decode("latin-1")
-    headers = request.headers
-    # Its length is the business of whoever writes it anew; and of two that a client gave, the one
-    # that was not read by could be another's request to the backend.
-    if not isinstance(body, Upload) or "transfer-encoding" in headers:
-        raw = [line for line in headers.raw if line[0] != b"content-length"]
-        headers = Headers(raw=raw)
-    path = f"{_path(request)}?{query}" if query else _path(request)
-    return Passing(request.method, path, headers, body)
-
-
-def _path(request: Request) -> str:
-    """As the client wrote it."""
-    raw: bytes = request.scope["raw_path"]
-    return raw.decode("latin-1")
-
-
-async def _passed(passage: Passage, passing: Passing, upload: Upload) -> Response:
-    relayed = await passage.pass_on(passing)
-    length = relayed.headers.get("content-length", "")
-    is_short = length.isdecimal() and int(length) <= MAX_WHOLE_BYTES
-    if is_short and not is_stream(relayed):
-        return await whole(relayed)
-    return RelayResponse(relayed, upload.left)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from policies.steps import PROFILES, Steps, is_profile
 from proxy.errors import BadRequestError
 from proxy.wire.shapes import mapping
 
@@ -54,6 +55,22 @@ def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> Terms:
         or _on_disconnect(headers.get("x-sandbox-on-disconnect"), "X-Sandbox-On-Disconnect"),
         idempotency_key=headers.get("idempotency-key") or None,
         retry_count=int(retries) if _COUNT.fullmatch(retries) else None,
+    )
+
+
+def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | None:
+    """The profile that the request names, in its body or by header. Raises BadRequestError."""
+    ours = body.get("sandbox")
+    asked = ours.get("steps") if isinstance(ours, dict) else None
+    asked = asked or headers.get("x-sandbox-steps")
+    if not asked:
+        return None
+    if is_profile(asked):
+        return asked
+    raise BadRequestError(
+        f"Invalid value {asked!r} for 'sandbox.steps': one of {', '.join(map(repr, PROFILES))}.",
+        param="sandbox.steps",
+        code="invalid_value",
     )
 
 

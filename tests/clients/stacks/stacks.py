@@ -104,6 +104,15 @@ PYDANTIC_AI_STREAM = failing(
 )
 TERSE = frozenset({"text", "calls", "usage"})
 
+# Anthropic's SDK: no citations and no pictures, for which its answers have no place.
+ANTHROPIC = ALL - {"cited", "pictures"}
+ANTHROPIC_WHOLE = failing(
+    "anthropic.BadRequestError 400",
+    "anthropic.InternalServerError 500",
+    "anthropic.ServiceUnavailableError 503",
+)
+ANTHROPIC_STREAM = failing(*["anthropic.APIStatusError 200"] * 3)
+
 PYTHON = (
     openai_sdk("openai-2"),
     openai_sdk("openai-3"),
@@ -176,11 +185,33 @@ PYTHON = (
         (Way("whole", TERSE, OPENAI), Way("streamed", TERSE, OPENAI_STREAM)),
         agents=("tools",),
     ),
+    Stack(
+        "anthropic",
+        "python",
+        "anthropic_client.py",
+        (
+            Way("whole", ANTHROPIC, ANTHROPIC_WHOLE),
+            Way("streamed", ANTHROPIC, ANTHROPIC_STREAM),
+            Way("helper", ANTHROPIC - {"files"}, ANTHROPIC_STREAM),
+            Way("async", ANTHROPIC, ANTHROPIC_WHOLE),
+            Way("async streamed", ANTHROPIC, ANTHROPIC_STREAM),
+            Way("async helper", ANTHROPIC - {"files"}, ANTHROPIC_STREAM),
+            Way("beta", ANTHROPIC, ANTHROPIC_WHOLE),
+        ),
+        tools=("tools", "tools helper"),
+        agents=("tool runner",),
+        shapes=("shape", "shape helper"),
+        lists_models=True,
+    ),
 )
 
 # Node tells classes by their bare names.
 NODE_OPENAI = failing("BadRequestError 400", "InternalServerError 500", "InternalServerError 503")
 NODE_OPENAI_STREAM = failing(*["APIError"] * 3)
+NODE_ANTHROPIC = failing(
+    "BadRequestError 400", "InternalServerError 500", "ServiceUnavailableError 503"
+)
+NODE_ANTHROPIC_STREAM = failing(*["APIError"] * 3)
 # Of fields it does not know this helper keeps the last piece.
 NODE_HELPER = ALL - {"thought"}
 
@@ -208,14 +239,20 @@ AI_SDK_SHOWS = {
     "compatible": AI_SDK - {"cited", "pictures"},
     "openai": AI_SDK - {"thought", "pictures"},
     "openrouter": AI_SDK,
+    "anthropic": AI_SDK - {"cited", "pictures"},
 }
 AI_SDK_WHOLE = failing("APICallError 400", "APICallError 500", "APICallError 503")
 AI_SDK_OPENAI_STREAM = failing(*["APICallError 500"] * 3)
 
 
-def ai_sdk(name: str, stream: Mapping[str, str]) -> Stack:
+def ai_sdk(name: str, stream: Mapping[str, str], anthropic_stream: Mapping[str, str]) -> Stack:
     """A major version of Vercel's AI SDK; `stream` is what two of its providers raise in one."""
-    streams = {"compatible": stream, "openai": AI_SDK_OPENAI_STREAM, "openrouter": stream}
+    streams = {
+        "compatible": stream,
+        "openai": AI_SDK_OPENAI_STREAM,
+        "openrouter": stream,
+        "anthropic": anthropic_stream,
+    }
     return Stack(
         name,
         "node",
@@ -233,9 +270,26 @@ NODE = (
     openai_node("openai-6"),
     openai_node("openai-7"),
     # The error of the frame as it stands, an object of no class.
-    ai_sdk("ai-6", failing(*["Object"] * 3)),
+    ai_sdk("ai-6", failing(*["Object"] * 3), failing(*["Object"] * 3)),
+    # It makes a status of the type of an error of Anthropic's.
     ai_sdk(
-        "ai-7", failing("StreamProviderError", "StreamProviderError 500", "StreamProviderError")
+        "ai-7",
+        failing("StreamProviderError", "StreamProviderError 500", "StreamProviderError"),
+        failing("StreamProviderError 400", "StreamProviderError 500", "StreamProviderError 529"),
+    ),
+    Stack(
+        "anthropic",
+        "node",
+        "anthropic.mjs",
+        (
+            Way("whole", ANTHROPIC, NODE_ANTHROPIC),
+            Way("streamed", ANTHROPIC, NODE_ANTHROPIC_STREAM),
+            Way("helper", ANTHROPIC - {"files"}, NODE_ANTHROPIC_STREAM),
+        ),
+        tools=("tools",),
+        agents=("tool runner",),
+        shapes=("shape",),
+        lists_models=True,
     ),
     Stack(
         "langchain",
