@@ -26,6 +26,7 @@ WHY_NO_MORE_TOOLS = {
     StopReason.CONTEXT_WINDOW: "The context window is full.",
 }
 CALL_NOW = "Call one of the tools that are left now, with what you have found out."
+NO_MORE_CALLS = "Not run: no more tool calls are allowed. Hand in the final answer now."
 NOT_RUN = "Not run: the work was already submitted."
 
 

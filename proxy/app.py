@@ -22,6 +22,7 @@ from proxy.api import (
     metrics,
     models,
     passthrough,
+    responses,
     runs,
     token_counts,
 )
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 CLIENT_LEFT = 499
 SURFACES = (
     chat,
+    responses,
     messages,
     token_counts,
     models,

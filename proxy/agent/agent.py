@@ -111,6 +111,7 @@ class _Run:
             task.inputs,
             prepare=self._prepare,
             taken=self._client_names,
+            max_calls=task.max_tool_calls,
         )
         words = system_prompt(agent.limits, agent.isolation.egress, self._toolbox.names)
         tools = self._toolbox.schemas_but("submit" if task.must_call else "")

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
+from proxy.agent import alone
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event, OfChoice
-from proxy.agent.one_call import ask_once
 from proxy.agent.task import Result, Task
 
 REQUEST_IDS = frozenset({"request_id", "rid"})
@@ -34,9 +34,9 @@ async def run(agent: Agent, task: Task, emit: Emit) -> Result:
 
     Raises what Agent.run raises.
     """
+    if task.alone:
+        return await alone.answer(agent.model, task, emit)
     task = await _arrived(task)
-    if task.one_call:
-        return await ask_once(agent.model, task, agent.limits.wall_time_s, emit)
     if not task.others:
         return await agent.run(task, emit)
     try:

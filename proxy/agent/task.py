@@ -96,8 +96,10 @@ class Task:
     """What makes the task complete where some of its files have to be fetched."""
     legacy_functions: bool = False
     """Whether the client knows its tools as `functions`."""
-    one_call: bool = False
-    """Whether the model is only asked once, and has no computer."""
+    max_tool_calls: int | None = None
+    """How many calls of ours the client allows."""
+    alone: bool = False
+    """Whether the model answers by itself, without tools."""
     others: Sequence["Task"] = ()
     """The same request's further choices, each answered in a run of its own."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from policies.observation import lost_words, not_placed_words
+from policies.prompts import NO_MORE_CALLS
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.outputs import remember_given
 from proxy.agent.task import InputFile
@@ -41,14 +42,17 @@ class Toolbox:
         *,
         prepare: Prepare,
         taken: Collection[str] = (),
+        max_calls: int | None = None,
     ) -> None:
         """`prepare` is called for each new computer before its first command; `taken` are the names
-        of the client's tools: it keeps them, ours are renamed."""
+        of the client's tools: it keeps them, ours are renamed; `max_calls` is how many it allows of
+        ours."""
         self._tools = {_free(tool.name, taken): tool for tool in tools}
         self._lease = lease
         self._emit = emit
         self._inputs = inputs
         self._prepare = prepare
+        self._max_calls = max_calls
         self._not_placed: list[str] = []
         self.computer: Sandbox | None = None
         """The sandbox, once a tool has asked for it."""
@@ -77,6 +81,8 @@ class Toolbox:
     async def run(self, call: ToolCall, timeout_s: float, left_s: float) -> Observation:
         """Do one call and tell the listeners; a command may take `timeout_s`, and everything, the
         wait for a sandbox too, what is left of the run's time. Raises SandboxError."""
+        if self.steps == self._max_calls and self.proper_name(call.name) != "submit":
+            return Observation(NO_MORE_CALLS)
         self.steps += 1
         step = self.steps
         shown = call.arguments if isinstance(call.arguments, dict) else {}

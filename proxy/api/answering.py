@@ -25,8 +25,6 @@ SHARE_OF_PATIENCE = 3
 SHORTEST_SILENCE_S = 1.0
 BLANK = b" \n"
 """What JSON may begin with, any number of times."""
-KEEP_ALIVE = ServerSentEvent(comment="keep-alive")
-"""What no client takes for an event."""
 
 
 class Document(Protocol):
@@ -75,15 +73,11 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
 
 
 def streamed(
-    request: Request,
-    listener: Listener,
-    frames: Frames,
-    terms: Terms,
-    alive: ServerSentEvent = KEEP_ALIVE,
-) -> Response:
-    """The answer as it comes, and `alive` where nothing comes for long. Leaves the listener."""
+    request: Request, listener: Listener, frames: Frames, terms: Terms
+) -> EventSourceResponse:
+    """The answer as it comes. Leaves the listener."""
     silence_s = _within_patience(services(request).keep_alive_s, terms)
-    return _StreamResponse(listener, frames, silence_s, alive)
+    return _StreamResponse(listener, frames, silence_s)
 
 
 def _within_patience(silence_s: float, terms: Terms) -> float:
@@ -133,14 +127,12 @@ async def _prolonged(
 class _StreamResponse(EventSourceResponse):
     """Server-sent events for as long as the client is there."""
 
-    def __init__(
-        self, listener: Listener, frames: Frames, silence_s: float, alive: ServerSentEvent
-    ) -> None:
+    def __init__(self, listener: Listener, frames: Frames, silence_s: float) -> None:
         super().__init__(
             _stream(listener, frames),
             send_timeout=SEND_TIMEOUT_S,
             ping=silence_s,
-            ping_message_factory=lambda: alive,
+            ping_message_factory=lambda: ServerSentEvent(comment="keep-alive"),
             sep="\n",
             headers={**_headers(listener), "Cache-Control": "no-cache"},
         )

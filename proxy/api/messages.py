@@ -9,22 +9,21 @@ from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.routing import PLAIN_SUFFIX, Route, route
-from policies.sessions import container_id
+from policies.routing import PLAIN_SUFFIX, route
 from policies.steps import suited_to_messages
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s
-from proxy.api.connection import authorize, base_url, left, owner, parsed, read_body, services
+from proxy.api.connection import authorize, left, parsed, read_body, services
 from proxy.api.passing import pass_on, passage_of
-from proxy.api.tasks import task_of
+from proxy.api.tasks import plain_task, task_of
 from proxy.errors import ProxyError
-from proxy.wire.chat_request import to_task
+from proxy.runs.run import Listener
 from proxy.wire.messages_answer import StreamedMessage, WholeMessage, request_id
 from proxy.wire.messages_events import Shown
 from proxy.wire.messages_request import Asked, check, read
 from proxy.wire.plain import as_the_backend_knows_it
-from proxy.wire.terms import read_terms, steps_asked
+from proxy.wire.terms import Terms, read_terms, steps_asked
 
 router = APIRouter()
 
@@ -47,9 +46,11 @@ async def create_message(request: Request) -> Response:
 
     async def make_task(run_id: str) -> Task:
         by_s = deadline_s(request, terms, named)
-        if way.kind == "plain":
-            return _one_call(request, asked, way, run_id, by_s)
         try:
+            if way.kind == "plain":
+                return plain_task(
+                    request, asked.chat, model=way.model, run_id=run_id, deadline_s=by_s
+                )
             task = await task_of(
                 request, asked.chat, model=way.model, run_id=run_id, deadline_s=by_s
             )
@@ -59,13 +60,17 @@ async def create_message(request: Request) -> Response:
         return replace(task, leaves=task.leaves or task.parks) if asked.code_execution else task
 
     listener = await services(request).runs.enter(named, make_task)
-    run_id = listener.run.id
     if named.stream:
-        frames = StreamedMessage(run_id, shown)
-        response = streamed(request, listener, frames, terms, alive=PING)
+        response = _streamed(request, listener, shown, terms)
     else:
-        response = await whole(request, listener, WholeMessage(run_id, shown), terms)
-    response.headers["request-id"] = request_id(run_id)
+        response = await whole(request, listener, WholeMessage(listener.run.id, shown), terms)
+    response.headers["request-id"] = request_id(listener.run.id)
+    return response
+
+
+def _streamed(request: Request, listener: Listener, shown: Shown, terms: Terms) -> Response:
+    response = streamed(request, listener, StreamedMessage(listener.run.id, shown), terms)
+    response.ping_message_factory = lambda: PING
     return response
 
 
@@ -82,12 +87,3 @@ def _shown(request: Request, body: dict[str, Any], asked: Asked) -> Shown:
         stop_sequences=asked.stop_sequences,
         container_expires=services(request).files.link_expiry() if asked.code_execution else None,
     )
-
-
-def _one_call(request: Request, asked: Asked, way: Route, run_id: str, by_s: float | None) -> Task:
-    """What a chat completion would have relayed; the backend need not speak this dialect."""
-    whose = owner(request)
-    place = container_id(whose, run_id)
-    outbox = services(request).files.outbox(place, base_url(request), whose)
-    task = to_task(asked.chat, model=way.model, run_id=run_id, outbox=outbox)
-    return replace(task, one_call=True, deadline_s=by_s)

@@ -13,6 +13,7 @@ from proxy.agent.parking import Parked, run_ids
 from proxy.agent.task import InputFile, Outbox, Task
 from proxy.api.connection import base_url, owner, services
 from proxy.wire.chat_request import choice_count, to_task
+from proxy.wire.content_parts import read
 from proxy.wire.conversations import thread
 
 
@@ -48,6 +49,23 @@ async def task_of(
     task = await services(request).inputs.receive(task, whose, asked)
     count = choice_count(body, services(request).runs.agent.limits.max_choices)
     return several(task, count, lambda other: _own(request, whose, other))
+
+
+def plain_task(
+    request: Request,
+    body: Mapping[str, Any],
+    *,
+    model: str,
+    run_id: str,
+    deadline_s: float | None,
+) -> Task:
+    """The task of a request that the model answers by itself. Raises BadRequestError."""
+    messages, _ = read(body["messages"])
+    asked = {**body, "messages": messages, "tools": None, "tool_choice": None}
+    whose = owner(request)
+    outbox = _outbox(request, whose, container_id(whose, run_id))
+    task = to_task(asked, model=model, run_id=run_id, outbox=outbox)
+    return replace(task, alone=True, deadline_s=deadline_s)
 
 
 def _own(request: Request, whose: str, choice: Task) -> Task:

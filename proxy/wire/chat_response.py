@@ -156,7 +156,7 @@ def annotations(result: Result) -> list[dict[str, Any]]:
     """One `url_citation` a file, placed where the answer links to it, else at its end."""
     found = []
     for artifact in result.artifacts:
-        start, end = _place(result.answer, filename(artifact), artifact.url)
+        start, end = place(result.answer, artifact.url)
         citation = {
             "url": artifact.url,
             "title": filename(artifact),
@@ -176,7 +176,8 @@ def images(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def _place(answer: str, title: str, url: str) -> tuple[int, int]:
+def place(answer: str, url: str) -> tuple[int, int]:
+    """Where an answer speaks of a file: the words of the link, the bare URL, else the end."""
     at = answer.find(url)
     if at < 0:
         return len(answer), len(answer)

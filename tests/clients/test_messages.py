@@ -1,6 +1,7 @@
 """POST /v1/messages: what an answer in Anthropic's dialect looks like, whole and streamed."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,51 @@ def delta(index: int, kind: str, field: str, text: str) -> Any:
 
 def stop(index: int) -> Any:
     return {"type": "content_block_stop", "index": index}
+
+
+def use(id: str, name: str, **given: Any) -> Any:
+    return {"type": "server_tool_use", "id": id, "name": name, "input": given}
+
+
+def ran(id: str, stdout: str, stderr: str, *outputs: Any) -> Any:
+    result = {"stdout": stdout, "stderr": stderr, "return_code": 0, "content": list(outputs)}
+    return {
+        "type": "bash_code_execution_tool_result",
+        "tool_use_id": id,
+        "content": {"type": "bash_code_execution_result", **result},
+    }
+
+
+def edited(id: str, words: str) -> Any:
+    lines = dict.fromkeys(("num_lines", "start_line", "total_lines"))
+    kind = "text_editor_code_execution_view_result"
+    return {
+        "type": "text_editor_code_execution_tool_result",
+        "tool_use_id": id,
+        "content": {"type": kind, "file_type": "text", "content": words, **lines},
+    }
+
+
+def begun(run_id: str) -> Any:
+    """The first event, when nothing is known."""
+    usage = {
+        "input_tokens": 0,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+        "service_tier": "standard",
+    }
+    message = {
+        "id": f"msg_{run_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": "fake-model",
+        "content": [],
+        "container": None,
+        **dict.fromkeys(("stop_reason", "stop_sequence", "stop_details")),
+        "usage": usage,
+    }
+    return {"type": "message_start", "message": message}
 
 
 async def test_an_answer_is_a_text_with_its_files_as_links_and_nothing_before_it(
@@ -130,41 +176,16 @@ async def test_code_execution_shows_each_step_as_a_block_and_names_the_container
     run_id = message["sandbox"]["run_id"]
     (file,) = message["sandbox"]["files"]
     ids = [f"srvtoolu_{run_id}_{step}" for step in (1, 2, "files")]
-
-    def use(id: str, name: str, **given: Any) -> Any:
-        return {"type": "server_tool_use", "id": id, "name": name, "input": given}
-
-    def ran(id: str, stdout: str, stderr: str, *outputs: Any) -> Any:
-        result = {"stdout": stdout, "stderr": stderr, "return_code": 0, "content": list(outputs)}
-        return {
-            "type": "bash_code_execution_tool_result",
-            "tool_use_id": id,
-            "content": {"type": "bash_code_execution_result", **result},
-        }
-
-    edited = {
-        "type": "text_editor_code_execution_view_result",
-        "file_type": "text",
-        "content": "Created /testbed/a.txt (2 bytes, 1 lines).",
-        **dict.fromkeys(("num_lines", "start_line", "total_lines")),
-    }
+    editing = {"command": "create", "path": "a.txt", "file_text": "a\n"}
+    output = {"type": "bash_code_execution_output", "file_id": file["id"]}
     assert message["content"] == [
         use(ids[0], "bash_code_execution", command=COMMAND),
         ran(ids[0], "made\n", "oh\n"),
-        use(ids[1], "text_editor_code_execution", command="create", path="a.txt", file_text="a\n"),
-        {
-            "type": "text_editor_code_execution_tool_result",
-            "tool_use_id": ids[1],
-            "content": edited,
-        },
+        use(ids[1], "text_editor_code_execution", **editing),
+        edited(ids[1], "Created /testbed/a.txt (2 bytes, 1 lines)."),
         {"type": "text", "text": f"See [dot.gif]({file['url']})"},
         use(ids[2], "bash_code_execution", command="find /testbed/output -type f"),
-        ran(
-            ids[2],
-            "/testbed/output/dot.gif\n",
-            "",
-            {"type": "bash_code_execution_output", "file_id": file["id"]},
-        ),
+        ran(ids[2], "/testbed/output/dot.gif\n", "", output),
     ]
     container = message["container"]
     assert container.pop("expires_at").endswith("Z")
@@ -189,44 +210,14 @@ async def test_the_events_of_a_stream_are_anthropics_and_add_up_to_the_message(
     run_id = response.headers["x-sandbox-run"]
     end = found[-2]
     url = end["sandbox"]["files"][0]["url"]
-    assert found[0] == {
-        "type": "message_start",
-        "message": {
-            "id": f"msg_{run_id}",
-            "type": "message",
-            "role": "assistant",
-            "model": "fake-model",
-            "content": [],
-            "container": None,
-            **dict.fromkeys(("stop_reason", "stop_sequence", "stop_details")),
-            "usage": {
-                "input_tokens": 0,
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
-                "output_tokens": 0,
-                "service_tier": "standard",
-            },
-        },
-    }
+    assert found[0] == begun(run_id)
+    written = json.dumps({"command": COMMAND})
     assert found[1:7] == [
         start(0, {"type": "thinking", "thinking": "", "signature": ""}),
         delta(0, "thinking_delta", "thinking", "A dot."),
         stop(0),
-        start(
-            1,
-            {
-                "type": "server_tool_use",
-                "id": f"srvtoolu_{run_id}_1",
-                "name": "bash_code_execution",
-                "input": {},
-            },
-        ),
-        delta(
-            1,
-            "input_json_delta",
-            "partial_json",
-            '{"command": "printf \'GIF89a;\' > output/dot.gif; echo made; echo oh >&2"}',
-        ),
+        start(1, use(f"srvtoolu_{run_id}_1", "bash_code_execution")),
+        delta(1, "input_json_delta", "partial_json", written),
         stop(1),
     ]
     text = next(

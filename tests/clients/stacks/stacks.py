@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.steps import Steps
+
 ALL = frozenset({"text", "finish", "calls", "thought", "usage", "cited", "pictures", "files"})
 
 Failing = Literal["refused", "broken", "cut", "unavailable"]
@@ -17,6 +19,8 @@ class Way:
     shows: frozenset[str]
     raises: Mapping[str, str]
     """The type, and the status where the client tells it, by scenario."""
+    thinks: frozenset[Steps] = frozenset({"reasoning"})
+    """The profiles in which steps are among the thinking."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Stack:
     shapes: tuple[str, ...] = ()
     """Ways to have an answer in a form."""
     lists_models: bool = False
+    has_shell: bool = False
+    """Whether it can ask for a hosted shell."""
 
     def __str__(self) -> str:
         return f"{self.language}-{self.name}"
@@ -56,6 +62,14 @@ OPENAI_STREAM = failing(*["openai.APIError"] * 3)
 HELPER = ALL - {"files"}
 
 
+RESPONSES = frozenset({"text", "finish", "calls", "thought", "usage", "files"})
+
+
+def responses(name: str, raises: Mapping[str, str], shows: frozenset[str] = RESPONSES) -> Way:
+    """A way by the Responses API, where items of a hosted tool come to who asked for it alone."""
+    return Way(name, shows, raises, frozenset({"reasoning", "items"}))
+
+
 def openai_sdk(name: str) -> Stack:
     """A major version of it in Python."""
     return Stack(
@@ -69,10 +83,15 @@ def openai_sdk(name: str) -> Stack:
             Way("async", ALL, OPENAI),
             Way("async streamed", ALL, OPENAI_STREAM),
             Way("async helper", HELPER, OPENAI_STREAM),
+            responses("responses", OPENAI),
+            responses("responses streamed", OPENAI_STREAM),
+            responses("responses helper", OPENAI_STREAM),
+            responses("responses async streamed", OPENAI_STREAM),
         ),
-        tools=("tools", "tools helper"),
-        shapes=("shape", "shape helper"),
+        tools=("tools", "tools helper", "responses tools"),
+        shapes=("shape", "shape helper", "responses shape"),
         lists_models=True,
+        has_shell=True,
     )
 
 
@@ -125,8 +144,10 @@ PYTHON = (
             Way("streamed", LANGCHAIN, OPENAI_STREAM),
             Way("async", LANGCHAIN, LANGCHAIN_WHOLE),
             Way("async streamed", LANGCHAIN, OPENAI_STREAM),
+            responses("responses", LANGCHAIN_WHOLE, LANGCHAIN),
+            responses("responses streamed", OPENAI_STREAM, LANGCHAIN),
         ),
-        tools=("tools",),
+        tools=("tools", "responses tools"),
         shapes=("shape",),
     ),
     Stack(
@@ -159,8 +180,10 @@ PYTHON = (
         (
             Way("whole", PYDANTIC_AI, PYDANTIC_AI_WHOLE),
             Way("streamed", PYDANTIC_AI, PYDANTIC_AI_STREAM),
+            responses("responses", PYDANTIC_AI_WHOLE, PYDANTIC_AI),
+            responses("responses streamed", PYDANTIC_AI_STREAM, PYDANTIC_AI),
         ),
-        tools=("tools", "tools streamed"),
+        tools=("tools", "tools streamed", "responses tools"),
         shapes=("shape",),
     ),
     Stack(
@@ -226,11 +249,15 @@ def openai_node(name: str) -> Stack:
             Way("whole", ALL, NODE_OPENAI),
             Way("streamed", ALL, NODE_OPENAI_STREAM),
             Way("helper", NODE_HELPER, NODE_OPENAI_STREAM),
+            responses("responses", NODE_OPENAI),
+            responses("responses streamed", NODE_OPENAI_STREAM),
+            responses("responses helper", NODE_OPENAI_STREAM),
         ),
-        tools=("tools",),
+        tools=("tools", "responses tools"),
         agents=("tools helper",),
         shapes=("shape",),
         lists_models=True,
+        has_shell=True,
     )
 
 
@@ -298,8 +325,10 @@ NODE = (
         (
             Way("whole", LANGCHAIN | {"thought"}, NODE_OPENAI),
             Way("streamed", LANGCHAIN | {"thought"}, NODE_OPENAI_STREAM),
+            responses("responses", NODE_OPENAI, LANGCHAIN),
+            responses("responses streamed", NODE_OPENAI_STREAM, LANGCHAIN),
         ),
-        tools=("tools",),
+        tools=("tools", "responses tools"),
         shapes=("shape",),
     ),
 )

@@ -81,7 +81,7 @@ def test_work_shows_its_answer_its_files_and_the_steps_asked_for(
             "text": "Here: [table.csv](<table.csv>) and [dot.gif](<dot.gif>).",
             "finish": "stop",
             "calls": [],
-            "thought": (THOUGHT, profile == "reasoning"),
+            "thought": (THOUGHT, profile in way.thinks),
             "usage": [200, 40],
             "cited": FILES,
             "pictures": [PICTURE],
@@ -118,6 +118,19 @@ def test_an_agent_with_a_tool_comes_to_its_answer(
     stack: Stack, scenario: str, profile: Steps, seen_by: SeenBy
 ) -> None:
     assert seen_by(stack)[profile, scenario] == {"seen": WARMTH}
+
+
+@each(lambda stack: ("hosted",) if stack.has_shell else ())
+def test_a_hosted_shell_shows_its_calls_beside_those_of_the_clients_own_tool(
+    stack: Stack, scenario: str, profile: Steps, seen_by: SeenBy
+) -> None:
+    steps = {
+        "off": [],
+        "reasoning": ["reasoning"],
+        "items": ["shell_call", "shell_call_output"],
+        "events": [],
+    }
+    assert seen_by(stack)[profile, scenario] == {"seen": [*steps[profile], "function_call"]}
 
 
 @each(lambda stack: stack.shapes)

@@ -21,6 +21,7 @@ const PROVIDERS = {
       supportsStructuredOutputs: true,
     }).chatModel(MODEL),
   openai: (baseURL) => createOpenAI({ baseURL, apiKey: KEY }).chat(MODEL),
+  responses: (baseURL) => createOpenAI({ baseURL, apiKey: KEY }).responses(MODEL),
   openrouter: (baseURL) =>
     createOpenRouter({ baseURL, apiKey: KEY, compatibility: "strict" }).chat(MODEL),
   anthropic: (baseURL) => createAnthropic({ baseURL, apiKey: KEY })(MODEL),
@@ -102,6 +103,21 @@ const shape = (provider) => async (url) => {
   return (await generateText({ ...asked(provider, url, SAID.shape), output })).output;
 };
 
+// A shell of the provider's: the SDK shows its calls, and runs none of them.
+async function hosted(url) {
+  const provider = createOpenAI({ baseURL: url, apiKey: KEY });
+  const shell = provider.tools.shell({ environment: { type: "containerAuto" } });
+  const tools = { shell, ...toolSet };
+  const model = provider.responses(MODEL);
+  const stream = streamText({ model, prompt: SAID.tools, tools, maxRetries: 0 });
+  const types = { "tool-call": [], "tool-result": [], "tool-error": [] };
+  for await (const part of stream.fullStream) {
+    if (part.type === "error") throw part.error;
+    types[part.type]?.push(part.toolName);
+  }
+  return types;
+}
+
 const byEach = (name, act) =>
   Object.entries(PROVIDERS).map(([which, provider]) => [`${name}${which}`, act(provider)]);
 
@@ -111,5 +127,6 @@ await play({
     ...byEach("tools whole ", tools),
     ...byEach("tools streamed ", toolsStreamed),
     ...byEach("shape ", shape),
+    ["hosted", hosted],
   ]),
 });

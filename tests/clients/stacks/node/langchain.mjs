@@ -10,9 +10,21 @@ import { KEY, MODEL, SAID, WARMTH, play, warmth } from "./stage.mjs";
 const modelAt = (baseURL) =>
   new ChatOpenAI({ configuration: { baseURL }, apiKey: KEY, model: MODEL, maxRetries: 0 });
 
+const responsesModelAt = (baseURL) =>
+  new ChatOpenAI({
+    configuration: { baseURL },
+    apiKey: KEY,
+    model: MODEL,
+    maxRetries: 0,
+    useResponsesApi: true,
+  });
+
+const finish = ({ finish_reason, status }) =>
+  finish_reason ?? (status === "completed" ? "stop" : status);
+
 const shown = (message) => ({
   text: message.text,
-  finish: message.response_metadata.finish_reason,
+  finish: finish(message.response_metadata),
   calls: message.tool_calls.map((call) => call.name),
   thought: message.additional_kwargs.reasoning_content ?? "",
   usage: [message.usage_metadata.input_tokens, message.usage_metadata.output_tokens],
@@ -20,18 +32,26 @@ const shown = (message) => ({
 
 const whole = async (url, words) => shown(await modelAt(url).invoke(words));
 
-async function streamed(url, words) {
+const responses = async (url, words) => shown(await responsesModelAt(url).invoke(words));
+
+const streamed = (url, words) => addedUp(modelAt(url), words);
+const responsesStreamed = (url, words) => addedUp(responsesModelAt(url), words);
+
+async function addedUp(model, words) {
   let message;
-  for await (const chunk of await modelAt(url).stream(words)) {
+  for await (const chunk of await model.stream(words)) {
     message = message === undefined ? chunk : concat(message, chunk);
   }
   return shown(message);
 }
 
-async function tools(url) {
+const tools = (url) => toolsOf(modelAt(url));
+const responsesTools = (url) => toolsOf(responsesModelAt(url));
+
+async function toolsOf(asked) {
   const schema = z.object({ city: z.string() });
   const own = tool(warmth, { name: WARMTH.name, description: WARMTH.description, schema });
-  const model = modelAt(url).bindTools([own]);
+  const model = asked.bindTools([own]);
   const messages = [new HumanMessage(SAID.tools)];
   const first = await model.invoke(messages);
   const [call] = first.tool_calls;
@@ -50,4 +70,7 @@ async function shape(url) {
   return seen;
 }
 
-await play({ ways: { whole, streamed }, alone: { tools, shape } });
+await play({
+  ways: { whole, streamed, responses, "responses streamed": responsesStreamed },
+  alone: { tools, "responses tools": responsesTools, shape },
+});

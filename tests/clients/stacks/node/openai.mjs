@@ -60,6 +60,66 @@ async function helper(url, words) {
   return completion;
 }
 
+// A response, whole or the last that a stream tells.
+function shownResponse({ output, output_text, status, usage, sandbox }) {
+  const ofType = (type) => output.filter((item) => item.type === type);
+  const texts = ofType("message").flatMap(({ content }) => content.map((part) => part.text));
+  return {
+    text: output_text ?? texts.join(""),
+    finish: status === "completed" ? "stop" : status,
+    calls: ofType("function_call").map((item) => item.name),
+    thought: ofType("reasoning").flatMap(({ summary }) => summary.map((part) => part.text)).join(""),
+    usage: [usage.input_tokens, usage.output_tokens],
+    files: files(sandbox),
+  };
+}
+
+const asResponse = (words) => ({ model: MODEL, input: words });
+const responsesAt = (url) => clientAt(url).responses;
+
+const responses = async (url, words) =>
+  shownResponse(await responsesAt(url).create(asResponse(words)));
+
+async function responsesStreamed(url, words) {
+  let text = "";
+  let last;
+  for await (const event of await responsesAt(url).create({ ...asResponse(words), stream: true })) {
+    if (event.type === "response.output_text.delta") text += event.delta;
+    last = event;
+  }
+  const seen = shownResponse(last.response);
+  same(text, seen.text);
+  return seen;
+}
+
+async function responsesHelper(url, words) {
+  const stream = responsesAt(url).stream(asResponse(words));
+  let text = "";
+  stream.on("response.output_text.delta", (event) => (text += event.delta));
+  const seen = shownResponse(await stream.finalResponse());
+  same(text, seen.text);
+  return seen;
+}
+
+const OWN_TOOL = { type: "function", strict: false, ...WARMTH };
+
+async function responsesTools(url) {
+  const input = asked("tools");
+  const first = await responsesAt(url).create({ model: MODEL, input, tools: [OWN_TOOL] });
+  const call = first.output.find((item) => item.type === "function_call");
+  const output = warmth(JSON.parse(call.arguments));
+  input.push(...first.output, { type: "function_call_output", call_id: call.call_id, output });
+  const second = await responsesAt(url).create({ model: MODEL, input, tools: [OWN_TOOL] });
+  return [shownResponse(first), shownResponse(second)];
+}
+
+async function hosted(url) {
+  const shell = { type: "shell", environment: { type: "container_auto" } };
+  const tools = [shell, OWN_TOOL];
+  const stream = responsesAt(url).stream({ ...asResponse(SAID.tools), tools });
+  return (await stream.finalResponse()).output.map((item) => item.type);
+}
+
 // By hand: the call, its answer, the answer to that.
 async function tools(url) {
   const messages = asked("tools");
@@ -94,6 +154,20 @@ async function models(url) {
 }
 
 await play({
-  ways: { whole, streamed, helper },
-  alone: { tools, "tools helper": toolsHelper, shape, models },
+  ways: {
+    whole,
+    streamed,
+    helper,
+    responses,
+    "responses streamed": responsesStreamed,
+    "responses helper": responsesHelper,
+  },
+  alone: {
+    tools,
+    "tools helper": toolsHelper,
+    "responses tools": responsesTools,
+    hosted,
+    shape,
+    models,
+  },
 });

@@ -29,11 +29,25 @@ def model_at(url: str) -> ChatOpenAI:
     )
 
 
+@cache
+def responses_model_at(url: str) -> ChatOpenAI:
+    """The same by the Responses API."""
+    return ChatOpenAI(
+        base_url=url,
+        api_key=KEY,
+        model=MODEL,
+        max_retries=0,
+        timeout=TIMEOUT_S,
+        use_responses_api=True,
+    )
+
+
 def shown(message: Any) -> dict[str, Any]:
     usage = message.usage_metadata
+    told = message.response_metadata
     return {
         "text": message.text,
-        "finish": message.response_metadata["finish_reason"],
+        "finish": told.get("finish_reason") or {"completed": "stop"}.get(told["status"]),
         "calls": [call["name"] for call in message.tool_calls],
         "usage": [usage["input_tokens"], usage["output_tokens"]],
     }
@@ -57,8 +71,25 @@ async def streamed_async(url: str, words: str) -> Any:
     return shown(sum(others, first))
 
 
+def responses(url: str, words: str) -> Any:
+    return shown(responses_model_at(url).invoke(words))
+
+
+def responses_streamed(url: str, words: str) -> Any:
+    first, *others = responses_model_at(url).stream(words)
+    return shown(sum(others, first))
+
+
 def tools(url: str) -> Any:
-    model = model_at(url).bind_tools([tool(warmth)])
+    return tools_of(model_at(url))
+
+
+def responses_tools(url: str) -> Any:
+    return tools_of(responses_model_at(url))
+
+
+def tools_of(model_at_url: ChatOpenAI) -> Any:
+    model = model_at_url.bind_tools([tool(warmth)])
     messages: list[BaseMessage] = [HumanMessage(SAID["tools"])]
     first = model.invoke(messages)
     (call,) = first.tool_calls
@@ -83,6 +114,8 @@ play(
         "streamed": streamed,
         "async": whole_async,
         "async streamed": streamed_async,
+        "responses": responses,
+        "responses streamed": responses_streamed,
     },
-    alone={"tools": tools, "shape": shape},
+    alone={"tools": tools, "responses tools": responses_tools, "shape": shape},
 )

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import openai
+import openai_responses
 from pydantic import BaseModel
 from stage import KEY, MODEL, SAID, TIMEOUT_S, WARMTH, play, warmth
 
@@ -160,6 +161,7 @@ play(
         "async": whole_async,
         "async streamed": streamed_async,
         "async helper": helper_async,
+        **openai_responses.ways(sync_at, async_at),
     },
     alone={
         "tools": tools,
@@ -167,5 +169,6 @@ play(
         "shape": shape,
         "shape helper": shape_helper,
         "models": models,
+        **openai_responses.alone(sync_at),
     },
 )

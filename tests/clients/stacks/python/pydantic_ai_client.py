@@ -13,7 +13,7 @@ from pydantic_ai.messages import (
     ThinkingPart,
     ToolCallPart,
 )
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from stage import KEY, MODEL, SAID, TIMEOUT_S, play, warmth
 
@@ -29,6 +29,12 @@ class Place(BaseModel):
 def model_at(url: str) -> OpenAIChatModel:
     client = openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=TIMEOUT_S)
     return OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client))
+
+
+@cache
+def responses_model_at(url: str) -> OpenAIResponsesModel:
+    client = openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=TIMEOUT_S)
+    return OpenAIResponsesModel(MODEL, provider=OpenAIProvider(openai_client=client))
 
 
 def agent_at(url: str, **how: Any) -> Any:
@@ -50,12 +56,28 @@ def responses(messages: list[ModelMessage]) -> list[ModelResponse]:
 
 
 async def whole(url: str, words: str) -> Any:
-    (response,) = responses((await agent_at(url).run(words)).all_messages())
+    return await asked(agent_at(url), words)
+
+
+async def by_responses(url: str, words: str) -> Any:
+    return await asked(Agent(responses_model_at(url)), words)
+
+
+async def asked(agent: Any, words: str) -> Any:
+    (response,) = responses((await agent.run(words)).all_messages())
     return shown(response)
 
 
 async def streamed(url: str, words: str) -> Any:
-    async with agent_at(url).run_stream(words) as result:
+    return await asked_streaming(agent_at(url), words)
+
+
+async def responses_streamed(url: str, words: str) -> Any:
+    return await asked_streaming(Agent(responses_model_at(url)), words)
+
+
+async def asked_streaming(agent: Any, words: str) -> Any:
+    async with agent.run_stream(words) as result:
         told = [text async for text in result.stream_text(delta=True, debounce_by=None)]
     (response,) = responses(result.all_messages())
     assert "".join(told) == shown(response)["text"]
@@ -64,6 +86,11 @@ async def streamed(url: str, words: str) -> Any:
 
 async def tools(url: str) -> Any:
     result = await agent_at(url, tools=[warmth]).run(SAID["tools"])
+    return [shown(response) for response in responses(result.all_messages())]
+
+
+async def responses_tools(url: str) -> Any:
+    result = await Agent(responses_model_at(url), tools=[warmth]).run(SAID["tools"])
     return [shown(response) for response in responses(result.all_messages())]
 
 
@@ -82,6 +109,16 @@ async def shape(url: str) -> Any:
 
 
 play(
-    ways={"whole": whole, "streamed": streamed},
-    alone={"tools": tools, "tools streamed": tools_streamed, "shape": shape},
+    ways={
+        "whole": whole,
+        "streamed": streamed,
+        "responses": by_responses,
+        "responses streamed": responses_streamed,
+    },
+    alone={
+        "tools": tools,
+        "tools streamed": tools_streamed,
+        "responses tools": responses_tools,
+        "shape": shape,
+    },
 )

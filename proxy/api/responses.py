@@ -1,0 +1,95 @@
+"""POST /v1/responses."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from policies.routing import PLAIN_SUFFIX, route
+from policies.steps import Steps
+from proxy.agent.task import Task
+from proxy.api.answering import streamed, whole
+from proxy.api.claims import claim, deadline_s
+from proxy.api.connection import authorize, left, parsed, read_body, services
+from proxy.api.passing import pass_on, passage_of
+from proxy.api.tasks import plain_task, task_of
+from proxy.errors import ProxyError
+from proxy.wire.responses_answer import Asked, StreamedResponse, WholeResponse
+from proxy.wire.responses_request import AsChat, as_chat, check
+from proxy.wire.responses_shapes import unsupported
+from proxy.wire.terms import read_terms, steps_asked
+
+router = APIRouter()
+
+
+async def create_response(request: Request) -> Response:
+    authorize(request)
+    written = await read_body(request, services(request).inputs.max_body_bytes)
+    body = check(parsed(written))
+    if body["model"].endswith(PLAIN_SUFFIX):
+        return await _relayed(request, body)
+    chat = as_chat(body)
+    _check_network(request, chat)
+    return await _run(request, body, written, chat)
+
+
+# Not @router.post: see proxy.api.chat.
+router.add_route("/v1/responses", create_response, methods=["POST"])
+
+
+async def _relayed(request: Request, body: dict[str, Any]) -> Response:
+    """The backend's own answer, to a request in its own API."""
+    plain = {key: value for key, value in body.items() if key != "sandbox"}
+    plain["model"] = body["model"].removesuffix(PLAIN_SUFFIX)
+    written = json.dumps(plain).encode()
+    return await pass_on(request, passage_of(request), written, partial(left, request))
+
+
+async def _run(request: Request, body: dict[str, Any], written: bytes, chat: AsChat) -> Response:
+    """Answer by the loop: by a run of the request's own, or one that it repeats."""
+    terms = read_terms(body, request.headers)
+    steps = steps_asked(body, request.headers) or _suited(request, chat)
+    asked = claim(request, body, terms, written)
+    way = route(chat.body, request.headers)
+
+    async def make_task(run_id: str) -> Task:
+        by_s = deadline_s(request, terms, asked)
+        try:
+            if way.kind == "plain":
+                return plain_task(
+                    request, chat.body, model=way.model, run_id=run_id, deadline_s=by_s
+                )
+            task = await task_of(
+                request, chat.body, model=way.model, run_id=run_id, deadline_s=by_s
+            )
+        except ProxyError as error:
+            raise chat.in_own_words(error) from error
+        return replace(task, max_tool_calls=body.get("max_tool_calls"))
+
+    listener = await services(request).runs.enter(asked, make_task)
+    run = listener.run
+    told = Asked(body, run.id, run.created, run.container_id, steps)
+    if not asked.stream:
+        return await whole(request, listener, WholeResponse(told), terms)
+    return streamed(request, listener, StreamedResponse(told), terms)
+
+
+def _suited(request: Request, chat: AsChat) -> Steps:
+    """What is shown to a client that did not say: items only to who asked for a tool that makes
+    them, for others take such an item for a call of a tool of theirs."""
+    setting = services(request).steps
+    if setting in ("off", "reasoning", "events"):
+        return setting
+    return "items" if chat.tools.shows else "reasoning"
+
+
+def _check_network(request: Request, chat: AsChat) -> None:
+    """What a sandbox reaches is the operator's to say; who wants less than that is not lied to."""
+    mode = services(request).runs.agent.isolation.egress.mode
+    for param, wanted in chat.tools.networks:
+        if (wanted == "disabled") != (mode == "none"):
+            raise unsupported(param, f"The way out of sandboxes is set here to {mode!r}.")

@@ -1,0 +1,138 @@
+"""The `response` object of /v1/responses: what was asked, and what has come of it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.agent.task import Result
+from proxy.errors import ProxyError
+from proxy.wire.chat_response import filename, place, sandbox_object, usage
+
+_ECHOED: Mapping[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt": None,
+    "prompt_cache_key": None,
+    "prompt_cache_retention": None,
+    "safety_identifier": None,
+    "service_tier": "auto",
+    "store": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+}
+"""What is said back as it was asked, and what stands for it where it was not. What the backend
+then does by itself is its own affair: null."""
+_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def begun(body: Mapping[str, Any], run_id: str, created: int) -> dict[str, Any]:
+    """The response to a request, of which nothing is known yet."""
+    asked = {name: body.get(name) for name in _ECHOED}
+    settings, thinking = body.get("text") or {}, body.get("reasoning") or {}
+    return {
+        "id": f"resp_{run_id}",
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "background": bool(body.get("background")),
+        "completed_at": None,
+        "conversation": None,
+        "error": None,
+        "incomplete_details": None,
+        "model": body["model"],
+        "output": [],
+        **{name: _ECHOED[name] if asked[name] is None else asked[name] for name in _ECHOED},
+        "reasoning": {"effort": None, "summary": None, **thinking},
+        "text": {**settings, "format": settings.get("format") or {"type": "text"}},
+        "tools": [_tool(tool) for tool in body.get("tools") or []],
+        **({"user": body["user"]} if body.get("user") else {}),
+    }
+
+
+def ended(
+    response: Mapping[str, Any], result: Result, output: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The same when it is over."""
+    reason = _INCOMPLETE.get(result.finish_reason)
+    tier = result.response.get("service_tier")
+    return {
+        **response,
+        "status": "incomplete" if reason else "completed",
+        "completed_at": None if reason else int(time.time()),
+        "incomplete_details": {"reason": reason} if reason else None,
+        "output": list(output),
+        "service_tier": tier if isinstance(tier, str) else response["service_tier"],
+        "usage": _usage(result),
+        "sandbox": sandbox_object(result),
+    }
+
+
+def failed(
+    response: Mapping[str, Any], error: ProxyError, output: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The same where it came to nothing."""
+    code = _ERROR_CODES.get(error.status, "server_error")
+    told = {"code": code, "message": error.message}
+    return {**response, "status": "failed", "error": told, "output": list(output)}
+
+
+def citations(result: Result) -> list[dict[str, Any]]:
+    """One for each produced file, where the answer links to it, else at its end."""
+    found = []
+    for artifact in result.artifacts:
+        start, end = place(result.answer, artifact.url)
+        found.append(
+            {
+                "type": "container_file_citation",
+                "container_id": artifact.container_id,
+                "file_id": artifact.file_id,
+                "filename": filename(artifact),
+                "start_index": start,
+                "end_index": end,
+            }
+        )
+    return found
+
+
+def log_probabilities(logprobs: Any) -> list[dict[str, Any]]:
+    """Those of a chat's choice, as a part of text has them."""
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return [
+        {
+            "token": token["token"],
+            "bytes": token.get("bytes") or [],
+            "logprob": token["logprob"],
+            "top_logprobs": [
+                {**other, "bytes": other.get("bytes") or []}
+                for other in token.get("top_logprobs") or []
+            ],
+        }
+        for token in content or []
+    ]
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """With the fields that clients read without asking whether they are there."""
+    if tool["type"] == "function":
+        return {"parameters": None, "strict": None, **tool}
+    return dict(tool)
+
+
+def _usage(result: Result) -> dict[str, Any]:
+    counted = usage(result)
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": {"cache_write_tokens": 0, **counted["prompt_tokens_details"]},
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": counted["completion_tokens_details"],
+        "total_tokens": counted["total_tokens"],
+        "sandbox": counted["sandbox"],
+    }

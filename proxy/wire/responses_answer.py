@@ -1,0 +1,195 @@
+"""A run's answer as /v1/responses has it, whole or as server-sent events."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policies.steps import Steps
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    Refused,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+)
+from proxy.agent.task import Result
+from proxy.errors import ProxyError
+from proxy.wire.json_text import json_text
+from proxy.wire.response_object import (
+    begun,
+    citations,
+    ended,
+    failed,
+    log_probabilities,
+)
+from proxy.wire.responses_items import Message, Output, Thinking, Told, call_of_client
+from proxy.wire.responses_request import LOGPROBS, wants
+from proxy.wire.responses_steps import CodeSteps, ShellSteps, StepsShown
+from proxy.wire.responses_tools import asked_tools
+from proxy.wire.step_events import EVENT_NAME, StepEvents
+from proxy.wire.step_items import is_shown
+from proxy.wire.steps import StepText
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What every telling of one response begins with."""
+
+    body: Mapping[str, Any]
+    """The request, checked."""
+    run_id: str
+    created: int
+    container_id: str
+    steps: Steps
+
+
+class ResponseWriter:
+    """Turns what happens into items, and into the events that tell of them."""
+
+    def __init__(self, asked: Asked) -> None:
+        tools = asked_tools(asked.body.get("tools") or [])
+        self._custom = tools.custom
+        self._with_logprobs = wants(asked.body, LOGPROBS) or bool(asked.body.get("top_logprobs"))
+        self._response = begun(asked.body, asked.run_id, asked.created)
+        self._output = Output(asked.run_id, asked.container_id)
+        encrypted = wants(asked.body, "reasoning.encrypted_content")
+        self._thinking = Thinking(self._output, encrypted=encrypted)
+        self._message = Message(self._output)
+        self._text = StepText(asked.steps)
+        self._items: StepsShown | None = None
+        if asked.steps == "items" and tools.shows == "code_interpreter":
+            with_outputs = wants(asked.body, "code_interpreter_call.outputs")
+            self._items = CodeSteps(self._output, with_outputs=with_outputs)
+        elif asked.steps == "items":
+            self._items = ShellSteps(self._output)
+        self._events = StepEvents(asked.run_id) if asked.steps == "events" else None
+        self._kept: list[Told] = []
+        """The steps of the profile `events`, for an answer in one piece."""
+
+    def begin(self) -> list[Told]:
+        """What is sent before anything is known."""
+        return [
+            {"type": "response.created", "response": self._response},
+            {"type": "response.in_progress", "response": self._response},
+        ]
+
+    def event(self, event: Event) -> list[Told]:
+        """What shows of an event."""
+        match event:
+            case AnswerDelta(text, logprobs):
+                found = log_probabilities(logprobs) if self._with_logprobs else []
+                return [*self._thinking.end(), *self._message.write(text, found)]
+            case Refused(text):
+                return [*self._thinking.end(), *self._message.refuse(text)]
+        text = self._text.of(event)
+        # Thinking that follows the answer would stand below it: mostly it is how it was handed in.
+        thought = self._thinking.say(text) if text and not self._message.began else []
+        return [*thought, *self._step(event), *self._told(event)]
+
+    def finish(self, result: Result) -> list[Told]:
+        """What comes last; the last of it is the whole response."""
+        events = self._thinking.end()
+        if not result.tool_calls or self._message.began:
+            found = log_probabilities(result.choice.get("logprobs")) if self._with_logprobs else []
+            status = "incomplete" if result.finish_reason == "length" else "completed"
+            events += self._message.end(citations(result), found, status)
+        for call in result.tool_calls:
+            custom = call["function"]["name"] in self._custom
+            events += call_of_client(self._output, call, custom)
+        response = ended(self._response, result, self._output.items)
+        if self._kept:
+            response["sandbox"]["events"] = self._kept
+        return [*events, {"type": f"response.{response['status']}", "response": response}]
+
+    def fail(self, error: ProxyError) -> list[Told]:
+        """The same where the run has failed."""
+        text = self._text.abandoned()
+        events = self._thinking.say(text) if text and not self._message.began else []
+        events += self._thinking.end()
+        events += self._items.abandoned() if self._items else []
+        told = error.body()["error"]
+        named = {key: told[key] for key in ("code", "message", "param")}
+        # Nested too: OpenAI's own server says it so, and its SDKs raise what they find there.
+        return [
+            *events,
+            {"type": "error", **named, "error": told},
+            {
+                "type": "response.failed",
+                "response": failed(self._response, error, self._output.items),
+            },
+        ]
+
+    def _step(self, event: Event) -> list[Told]:
+        """A step as items."""
+        if self._items is None:
+            return []
+        match event:
+            case ToolCallStarted() if is_shown(event.name):
+                return [*self._thinking.end(), *self._items.started(event)]
+            case ToolOutput():
+                return self._items.heard(event)
+            case ToolCallFinished() if is_shown(event.name):
+                return self._items.finished(event)
+        return []
+
+    def _told(self, event: Event) -> list[Told]:
+        """A step as an event of ours."""
+        step = self._events.of(event) if self._events else None
+        if step is None:
+            return []
+        if not isinstance(event, ToolOutput):
+            self._kept.append(step)
+        return [{"type": EVENT_NAME, "sandbox": step}]
+
+
+class WholeResponse:
+    """Collects what goes into the one object."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._writer = ResponseWriter(asked)
+
+    def event(self, event: Event) -> None:
+        """See Document."""
+        self._writer.event(event)
+
+    def finish(self, result: Result) -> dict[str, Any]:
+        """See Document."""
+        response: dict[str, Any] = self._writer.finish(result)[-1]["response"]
+        return response
+
+    def fail(self, error: ProxyError) -> Mapping[str, Any]:
+        """See Document."""
+        return error.body()
+
+
+class StreamedResponse:
+    """Writes the frames, each with its number."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._writer = ResponseWriter(asked)
+        self._next = 0
+
+    def begin(self) -> str:
+        """See Frames."""
+        return self._frames(self._writer.begin())
+
+    def event(self, event: Event) -> str:
+        """See Frames."""
+        return self._frames(self._writer.event(event))
+
+    def finish(self, result: Result) -> str:
+        """See Frames."""
+        return self._frames(self._writer.finish(result))
+
+    def fail(self, error: ProxyError) -> str:
+        """See Frames."""
+        return self._frames(self._writer.fail(error))
+
+    def _frames(self, events: Iterable[Told]) -> str:
+        frames = []
+        for number, event in enumerate(events, self._next):
+            numbered = {"type": event["type"], "sequence_number": number, **event}
+            frames.append(f"event: {event['type']}\ndata: {json_text(numbered)}\n\n")
+        self._next += len(frames)
+        return "".join(frames)
