@@ -35,37 +35,44 @@ def tagged(kinds: Mapping[str, Check]) -> Check:
     return check
 
 
-def _all(known: Mapping[str, Check]) -> Check:
-    return fields(known, required=tuple(known))
+def having(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
+    """An object in which null does not stand for what must be there."""
+    others = fields(optional or {})
+
+    def check(value: Any, param: str) -> None:
+        others(value, param)
+        for name, of in required.items():
+            require(value, name, f"{param}.{name}")
+            of(value[name], f"{param}.{name}")
+
+    return check
 
 
-_TEXT = _all({"text": text})
-_BASE64 = _all({"media_type": text, "data": text})
-_URL = _all({"url": text})
-_FILE = _all({"file_id": text})
-_IMAGE = _all({"source": tagged({"base64": _BASE64, "url": _URL, "file": _FILE})})
-_SEARCH_RESULT = _all({"title": text, "source": text, "content": array(tagged({"text": _TEXT}))})
+_TEXT = having({"text": text})
+_BASE64 = having({"media_type": text, "data": text})
+_URL = having({"url": text})
+_FILE = having({"file_id": text})
+_IMAGE = having({"source": tagged({"base64": _BASE64, "url": _URL, "file": _FILE})})
+_SEARCH_RESULT = having({"title": text, "source": text, "content": array(tagged({"text": _TEXT}))})
 _CONTENT_SOURCE = either(
     "a string or array of objects",
     str,
     list,
     checks={list: array(tagged({"text": _TEXT, "image": _IMAGE}))},
 )
-_DOCUMENT = fields(
+_DOCUMENT = having(
     {
         "source": tagged(
             {
                 "base64": _BASE64,
-                "text": _all({"data": text}),
+                "text": having({"data": text}),
                 "url": _URL,
                 "file": _FILE,
-                "content": _all({"content": _CONTENT_SOURCE}),
+                "content": having({"content": _CONTENT_SOURCE}),
             }
-        ),
-        "title": text,
-        "context": text,
+        )
     },
-    required=["source"],
+    {"title": text, "context": text},
 )
 _TOLD: Mapping[str, Check] = {
     "text": _TEXT,
@@ -73,23 +80,22 @@ _TOLD: Mapping[str, Check] = {
     "document": _DOCUMENT,
     "search_result": _SEARCH_RESULT,
 }
-_RESULT = fields(
+_RESULT = having(
+    {"tool_use_id": text},
     {
-        "tool_use_id": text,
         "is_error": boolean,
         "content": either(
             "a string or array of objects",
             str,
             list,
-            checks={list: array(tagged({**_TOLD, "tool_reference": _all({"tool_name": text})}))},
+            checks={list: array(tagged({**_TOLD, "tool_reference": having({"tool_name": text})}))},
         ),
     },
-    required=["tool_use_id"],
 )
 _OF_THE_USER: Mapping[str, Check] = {**_TOLD, "tool_result": _RESULT, "container_upload": _FILE}
 _OF_THE_ASSISTANT: Mapping[str, Check] = {
     "text": _TEXT,
-    "tool_use": _all({"id": text, "name": text, "input": mapping}),
+    "tool_use": having({"id": text, "name": text, "input": mapping}),
 }
 
 
@@ -134,11 +140,11 @@ _TOOL_CHOICE = tagged(
     {
         "auto": _PARALLEL,
         "any": _PARALLEL,
-        "tool": fields({"name": text, "disable_parallel_tool_use": boolean}, required=["name"]),
+        "tool": having({"name": text}, {"disable_parallel_tool_use": boolean}),
         "none": anything,
     }
 )
-_FORMAT = tagged({"json_schema": _all({"schema": mapping})})
+_FORMAT = tagged({"json_schema": having({"schema": mapping})})
 _EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
 FIELDS: Mapping[str, Check] = {
     "model": text,

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import BadRequestError
-from proxy.wire.shapes import boolean, fields, mapping, text
+from proxy.wire.messages_shapes import having
+from proxy.wire.shapes import array, boolean, mapping, text
 
 Tool = Mapping[str, Any]
 _CODE_EXECUTION = re.compile(r"code_execution_\d{8}")
-_CUSTOM = fields(
-    {"name": text, "description": text, "input_schema": mapping, "strict": boolean},
-    required=["name", "input_schema"],
+_NAMED = having({"name": text})
+_CUSTOM = having(
+    {"name": text, "input_schema": mapping},
+    {"description": text, "strict": boolean, "allowed_callers": array(text)},
 )
 _STRING, _INTEGER, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 _PAIR = {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2}
@@ -89,7 +91,7 @@ def _own(tool: Tool, kind: str, param: str) -> Tool:
             param=f"{param}.type",
             code="unsupported_tool",
         )
-    fields({"name": text}, required=["name"])(tool, param)
+    _NAMED(tool, param)
     return {"name": tool["name"], **described(tool, day)}
 
 

@@ -315,6 +315,10 @@ def test_a_container_goes_on_as_one_that_is_named_here() -> None:
             {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "{"}]},
             "messages: A begun answer cannot be continued",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]},
+            "Invalid type for 'messages.0.content.0.text': expected a string, but got null",
+        ),
         ({"tools": [{"name": "a"}]}, "tools.0.input_schema: Field required"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
