@@ -31,6 +31,10 @@ from proxy.wire.step_events import EVENT_NAME, StepEvents
 from proxy.wire.step_items import is_shown
 from proxy.wire.steps import StepText
 
+NOTHING = "keepalive"
+"""The one event of OpenAI's that says nothing: helpers of its SDKs refuse such as they do not know,
+whatever it is called outside."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -140,7 +144,7 @@ class ResponseWriter:
             return []
         if not isinstance(event, ToolOutput):
             self._kept.append(step)
-        return [{"type": EVENT_NAME, "sandbox": step}]
+        return [{"type": NOTHING, "sandbox": step}]
 
 
 class WholeResponse:
@@ -190,6 +194,7 @@ class StreamedResponse:
         frames = []
         for number, event in enumerate(events, self._next):
             numbered = {"type": event["type"], "sequence_number": number, **event}
-            frames.append(f"event: {event['type']}\ndata: {json_text(numbered)}\n\n")
+            name = EVENT_NAME if event["type"] == NOTHING else event["type"]
+            frames.append(f"event: {name}\ndata: {json_text(numbered)}\n\n")
         self._next += len(frames)
         return "".join(frames)

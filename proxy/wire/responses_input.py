@@ -83,8 +83,9 @@ def _tell(chat: Told, item: Item, place: str) -> None:
     elif kind in ("function_call", "custom_tool_call"):
         _tell_call(chat, _call(item), place)
     else:
-        output = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
-        chat.add(output, place)
+        words = _words(item["output"])
+        content = item["output"] if words is None else words
+        chat.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, place)
 
 
 def _tell_message(chat: Told, item: Item, place: str) -> None:
@@ -92,12 +93,13 @@ def _tell_message(chat: Told, item: Item, place: str) -> None:
     if role == "assistant":
         chat.add({"role": role, "content": _said(content)}, place)
         return
-    before = chat.messages[-1] if chat.messages else {}
-    if role in _SYSTEM and before.get("role") in _SYSTEM and (words := _words(content)) is not None:
-        # One system message: many chat templates refuse a second.
-        chat.messages[-1] = {**before, "content": f"{before['content']}\n\n{words}"}
-        return
     words = _words(content)
+    before = chat.messages[-1] if chat.messages else {}
+    said_before = before.get("content") if before.get("role") in _SYSTEM else None
+    if role in _SYSTEM and words is not None and isinstance(said_before, str):
+        # One system message: many chat templates refuse a second.
+        chat.messages[-1] = {**before, "content": f"{said_before}\n\n{words}"}
+        return
     chat.add({"role": role, "content": content if words is None else words}, place)
 
 
@@ -131,4 +133,4 @@ def _words(content: str | Sequence[Mapping[str, Any]]) -> str | None:
         return content
     if any(part.get("type") not in ("input_text", "text", "output_text") for part in content):
         return None
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(part["text"] or "" for part in content)

@@ -58,7 +58,6 @@ FIELDS: Mapping[str, Check] = {
     "conversation": refused("Send the items of the conversation as 'input'."),
     "context_management": refused("Long contexts are shortened by the proxy itself."),
     "prompt": refused("No prompts are stored here: send 'instructions' and 'input'."),
-    "service_tier": one_of(*("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")),
     "metadata": mapping,
     "sandbox": mapping,
     "prompt_cache_options": anything,
@@ -67,7 +66,7 @@ FIELDS: Mapping[str, Check] = {
         name: OPENAI[name].check
         for name in (
             *("temperature", "top_p", "top_logprobs", "user", "safety_identifier"),
-            *("prompt_cache_key", "prompt_cache_retention"),
+            *("prompt_cache_key", "prompt_cache_retention", "service_tier"),
         )
     },
 }
@@ -129,7 +128,11 @@ def as_chat(body: Mapping[str, Any]) -> AsChat:
     _check_fields(body)
     tools = asked_tools(body.get("tools") or [])
     chat = told(body.get("instructions"), body["input"])
-    names = {f"messages[{index}]": place for index, place in enumerate(chat.places)}
+    names: dict[str, str] = {}
+    for index, (message, place) in enumerate(zip(chat.messages, chat.places, strict=True)):
+        if message["role"] == "tool":
+            names[f"messages[{index}].content"] = f"{place}.output"
+        names[f"messages[{index}]"] = place
     ours = dict(body.get("sandbox") or {})
     before = ours.get("file_ids") or []
     if tools.files and isinstance(before, list):

@@ -24,11 +24,25 @@ TOOLS = ("function", "custom", "shell", "code_interpreter")
 """Those that there are here."""
 MEMORY_LIMITS = ("1g", "4g", "16g", "64g")
 
+
+def _whole(known: Mapping[str, Check], *required: str) -> Check:
+    """An object in which null is no value for what must be there."""
+    check = fields(known, required=required)
+
+    def whole(value: Any, param: str) -> None:
+        check(value, param)
+        for name in required:
+            if value[name] is None:
+                known[name](None, f"{param}.{name}")
+
+    return whole
+
+
 _PARTS: Mapping[str, Check] = {
-    "input_text": fields({"text": text}, required=["text"]),
+    "input_text": _whole({"text": text}, "text"),
     "input_image": fields({"image_url": text, "file_id": text, "detail": text}),
     "input_file": fields({"file_data": text, "file_id": text, "file_url": text, "filename": text}),
-    "output_text": fields({"text": text}, required=["text"]),
+    "output_text": _whole({"text": text}, "text"),
 }
 
 
@@ -42,20 +56,16 @@ def _part(value: Any, param: str) -> None:
 _CONTENT = either("a string or array of objects", str, list, checks={list: array(_part)})
 _CALL_ID: Mapping[str, Check] = {"call_id": text, "id": text}
 ITEMS: Mapping[str, Check] = {
-    "message": fields({"role": one_of(*ROLES), "content": _CONTENT}, required=["role", "content"]),
-    "function_call": fields(
-        {**_CALL_ID, "name": text, "arguments": text}, required=["call_id", "name", "arguments"]
+    "message": _whole({"role": one_of(*ROLES), "content": _CONTENT}, "role", "content"),
+    "function_call": _whole(
+        {**_CALL_ID, "name": text, "arguments": text}, "call_id", "name", "arguments"
     ),
-    "function_call_output": fields(
-        {**_CALL_ID, "output": _CONTENT}, required=["call_id", "output"]
+    "function_call_output": _whole({**_CALL_ID, "output": _CONTENT}, "call_id", "output"),
+    "custom_tool_call": _whole(
+        {**_CALL_ID, "name": text, "input": text}, "call_id", "name", "input"
     ),
-    "custom_tool_call": fields(
-        {**_CALL_ID, "name": text, "input": text}, required=["call_id", "name", "input"]
-    ),
-    "custom_tool_call_output": fields(
-        {**_CALL_ID, "output": _CONTENT}, required=["call_id", "output"]
-    ),
-    "item_reference": fields({"id": text}, required=["id"]),
+    "custom_tool_call_output": _whole({**_CALL_ID, "output": _CONTENT}, "call_id", "output"),
+    "item_reference": _whole({"id": text}, "id"),
 }
 """Those that say something to the model."""
 PASSED_OVER = frozenset(
@@ -91,15 +101,15 @@ def item(value: Any, param: str) -> None:
 
 
 def _container(kind: str) -> Check:
-    described = fields(
+    described = _whole(
         {
             "type": text,
             "file_ids": array(text),
             "memory_limit": one_of(*MEMORY_LIMITS),
-            "network_policy": fields({"type": one_of("disabled", "allowlist")}, required=["type"]),
+            "network_policy": _whole({"type": one_of("disabled", "allowlist")}, "type"),
             "container_id": text,
         },
-        required=["type"],
+        "type",
     )
 
     def check(value: Any, param: str) -> None:
@@ -109,6 +119,7 @@ def _container(kind: str) -> Check:
         one_of(kind, "container_reference")(value["type"], f"{param}.type")
         if value["type"] == "container_reference":
             require(value, "container_id", f"{param}.container_id")
+            text(value["container_id"], f"{param}.container_id")
 
     return check
 
@@ -131,21 +142,18 @@ def _custom_format(value: Any, param: str) -> None:
 
 
 _TOOLS: Mapping[str, Check] = {
-    "function": fields(
-        {"name": text, "description": text, "parameters": mapping, "strict": boolean},
-        required=["name"],
+    "function": _whole(
+        {"name": text, "description": text, "parameters": mapping, "strict": boolean}, "name"
     ),
-    "custom": fields(
-        {"name": text, "description": text, "format": _custom_format}, required=["name"]
-    ),
+    "custom": _whole({"name": text, "description": text, "format": _custom_format}, "name"),
     "shell": fields({"environment": _environment}),
-    "code_interpreter": fields(
+    "code_interpreter": _whole(
         {
             "container": either(
                 "a string or an object", str, dict, checks={dict: _container("auto")}
             )
         },
-        required=["container"],
+        "container",
     ),
 }
 
@@ -170,14 +178,14 @@ tool_choice = either(
     dict,
     checks={
         str: one_of("none", "auto", "required"),
-        dict: fields(
+        dict: _whole(
             {
                 "type": one_of(*TOOLS, "allowed_tools"),
                 "name": text,
                 "mode": one_of("auto", "required"),
                 "tools": array(mapping),
             },
-            required=["type"],
+            "type",
         ),
     },
 )
@@ -196,9 +204,8 @@ def _text_format(value: Any, param: str) -> None:
         )
 
 
-_NAMED_SCHEMA = fields(
-    {"name": text, "description": text, "schema": mapping, "strict": boolean},
-    required=["name", "schema"],
+_NAMED_SCHEMA = _whole(
+    {"name": text, "description": text, "schema": mapping, "strict": boolean}, "name", "schema"
 )
 text_settings = fields({"format": _text_format, "verbosity": one_of("low", "medium", "high")})
 _SUMMARY = one_of("auto", "concise", "detailed")

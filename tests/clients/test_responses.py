@@ -1,5 +1,6 @@
 """POST /v1/responses by plain HTTP, for what no SDK shows by itself."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from policies.egress import Egress
 from policies.isolation import Isolation
 from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
-from tests.fakes.backend import Backend, Handler, Item, Refusal, scripted_backend
+from tests.fakes.backend import Backend, Handler, Held, Item, Refusal, scripted_backend
 from tests.fakes.server import house
 from tests.fakes.uploads import DirectoryUploads
 
@@ -58,6 +59,24 @@ def kinds(response: Any) -> list[str]:
 def text(response: Any) -> str:
     found: str = response["output"][-1]["content"][0]["text"]
     return found
+
+
+async def test_everything_is_told_at_once(tmp_path: Path) -> None:
+    first, second = asyncio.Event(), asyncio.Event()
+    script = [Held(ECHO, first), Held(DONE, second)]
+    asked = {**BODY, "tools": [SHELL], "stream": True}
+    heard = []
+    async with (
+        before([*script], tmp_path) as (client, _),
+        client.stream("POST", "/responses", json=asked) as response,
+    ):
+        async for line in response.aiter_lines():
+            heard.append(line.removeprefix("event: "))
+            if heard[-1] == "response.in_progress":
+                first.set()
+            elif heard[-1] == "response.shell_call_output_content.delta":
+                second.set()
+    assert "response.completed" in heard
 
 
 PROFILES: dict[str, list[str]] = {
@@ -200,6 +219,14 @@ async def test_without_tools_the_model_answers_by_itself(stream: bool, tmp_path:
     body = backend.requests[0].body
     assert body["messages"] == [{"role": "user", "content": "Hello."}]
     assert "tools" not in body
+
+
+async def test_what_a_chat_ui_asks_for_itself_is_one_call(tmp_path: Path) -> None:
+    task = {"x-openwebui-task": "title_generation"}
+    async with before([text_reply("A title")], tmp_path) as (client, backend):
+        answer = await client.post("/responses", json=BODY, headers=task)
+    assert text(answer.json()) == "A title"
+    assert "tools" not in backend.requests[0].body
 
 
 async def test_no_more_tools_are_run_than_the_client_allows(tmp_path: Path) -> None:

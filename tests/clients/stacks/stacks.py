@@ -21,6 +21,15 @@ class Way:
     """The type, and the status where the client tells it, by scenario."""
     thinks: frozenset[Steps] = frozenset({"reasoning"})
     """The profiles in which steps are among the thinking."""
+    late: str = ""
+    """What is raised instead once something was shown, where that is another."""
+
+    def raises_at(self, profile: Steps) -> Mapping[str, str]:
+        """The same where steps show in that profile."""
+        if not self.late:
+            return self.raises
+        shown = ("cut", "unavailable") if profile in self.thinks else ("cut",)
+        return {**self.raises, **dict.fromkeys(shown, self.late)}
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,9 @@ class Stack:
     """Ways to have an answer in a form."""
     lists_models: bool = False
     has_shell: bool = False
-    """Whether it can ask for a hosted shell."""
+    """Whether it can ask for a hosted shell, and shows its items."""
+    shows_calls: bool = False
+    """The same where it shows calls and what came of them instead."""
 
     def __str__(self) -> str:
         return f"{self.language}-{self.name}"
@@ -65,9 +76,11 @@ HELPER = ALL - {"files"}
 RESPONSES = frozenset({"text", "finish", "calls", "thought", "usage", "files"})
 
 
-def responses(name: str, raises: Mapping[str, str], shows: frozenset[str] = RESPONSES) -> Way:
+def responses(
+    name: str, raises: Mapping[str, str], shows: frozenset[str] = RESPONSES, late: str = ""
+) -> Way:
     """A way by the Responses API, where items of a hosted tool come to who asked for it alone."""
-    return Way(name, shows, raises, frozenset({"reasoning", "items"}))
+    return Way(name, shows, raises, frozenset({"reasoning", "items"}), late)
 
 
 def openai_sdk(name: str) -> Stack:
@@ -268,18 +281,21 @@ AI_SDK_SHOWS = {
     "openrouter": AI_SDK,
     "anthropic": AI_SDK - {"cited", "pictures"},
 }
+AI_SDK_RESPONSES = AI_SDK - {"cited", "pictures"}
 AI_SDK_WHOLE = failing("APICallError 400", "APICallError 500", "APICallError 503")
 AI_SDK_OPENAI_STREAM = failing(*["APICallError 500"] * 3)
 
 
-def ai_sdk(name: str, stream: Mapping[str, str], anthropic_stream: Mapping[str, str]) -> Stack:
-    """A major version of Vercel's AI SDK; `stream` is what two of its providers raise in one."""
+def ai_sdk(name: str, stream: Mapping[str, str], late: str, anthropic: Mapping[str, str]) -> Stack:
+    """A major version of Vercel's AI SDK; `stream` is what two of its providers raise in one,
+    `late` what the Responses API's does once something was shown, `anthropic` what Anthropic's."""
     streams = {
         "compatible": stream,
         "openai": AI_SDK_OPENAI_STREAM,
         "openrouter": stream,
-        "anthropic": anthropic_stream,
+        "anthropic": anthropic,
     }
+    providers = (*streams, "responses")
     return Stack(
         name,
         "node",
@@ -287,9 +303,12 @@ def ai_sdk(name: str, stream: Mapping[str, str], anthropic_stream: Mapping[str, 
         (
             *(Way(f"whole {by}", shows, AI_SDK_WHOLE) for by, shows in AI_SDK_SHOWS.items()),
             *(Way(f"streamed {by}", AI_SDK_SHOWS[by], raises) for by, raises in streams.items()),
+            responses("whole responses", AI_SDK_WHOLE, AI_SDK_RESPONSES),
+            responses("streamed responses", AI_SDK_OPENAI_STREAM, AI_SDK_RESPONSES, late),
         ),
-        tools=tuple(f"tools {how} {by}" for how in ("whole", "streamed") for by in streams),
-        shapes=tuple(f"shape {by}" for by in streams),
+        tools=tuple(f"tools {how} {by}" for how in ("whole", "streamed") for by in providers),
+        shapes=tuple(f"shape {by}" for by in providers),
+        shows_calls=True,
     )
 
 
@@ -297,11 +316,12 @@ NODE = (
     openai_node("openai-6"),
     openai_node("openai-7"),
     # The error of the frame as it stands, an object of no class.
-    ai_sdk("ai-6", failing(*["Object"] * 3), failing(*["Object"] * 3)),
+    ai_sdk("ai-6", failing(*["Object"] * 3), "Object 500", failing(*["Object"] * 3)),
     # It makes a status of the type of an error of Anthropic's.
     ai_sdk(
         "ai-7",
         failing("StreamProviderError", "StreamProviderError 500", "StreamProviderError"),
+        "StreamProviderError 500",
         failing("StreamProviderError 400", "StreamProviderError 500", "StreamProviderError 529"),
     ),
     Stack(

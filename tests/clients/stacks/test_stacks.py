@@ -97,7 +97,7 @@ def test_what_fails_is_raised_as_the_clients_own_error(
 ) -> None:
     seen = seen_by(stack)
     raised = {fault: seen[profile, f"{fault} {way.name}"]["raised"] for fault in FAULTS}
-    assert {fault: error["kind"] for fault, error in raised.items()} == way.raises
+    assert {fault: error["kind"] for fault, error in raised.items()} == way.raises_at(profile)
     for fault, words in FAULTS.items():
         assert words in raised[fault]["words"]
 
@@ -131,6 +131,16 @@ def test_a_hosted_shell_shows_its_calls_beside_those_of_the_clients_own_tool(
         "events": [],
     }
     assert seen_by(stack)[profile, scenario] == {"seen": [*steps[profile], "function_call"]}
+
+
+@each(lambda stack: ("hosted",) if stack.shows_calls else ())
+def test_a_hosted_shells_calls_are_not_taken_for_the_clients_to_make(
+    stack: Stack, scenario: str, profile: Steps, seen_by: SeenBy
+) -> None:
+    ours = ["shell"] if profile == "items" else []
+    assert seen_by(stack)[profile, scenario] == {
+        "seen": {"tool-call": [*ours, "warmth"], "tool-result": [*ours, "warmth"], "tool-error": []}
+    }
 
 
 @each(lambda stack: stack.shapes)

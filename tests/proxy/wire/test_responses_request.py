@@ -201,6 +201,14 @@ def test_input_is_told_as_a_chat(given: Any, messages: list[Any]) -> None:
     assert chat(input=given)["messages"] == messages
 
 
+def test_instructions_and_system_messages_are_one() -> None:
+    said = [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}]
+    assert chat(instructions="a", input=said)["messages"] == [
+        {"role": "system", "content": "a\n\nb"},
+        {"role": "user", "content": "c"},
+    ]
+
+
 def test_what_has_another_name_in_a_chat_gets_it_and_the_rest_is_carried() -> None:
     schema = {"type": "object"}
     body = chat(
@@ -284,6 +292,8 @@ def test_files_of_a_container_lie_in_it_and_errors_name_them_where_they_stood() 
         }
     )
     assert asked.body["sandbox"] == {"file_ids": ["file-0", "file-1", "file-2"]}
+    outputs = as_chat({"model": "m", "input": [CALLED, {**RESULT, "output": [PICTURE]}]})
+    assert outputs.names["messages[1].content"] == "input[1].output"
     for place, own in [
         ("sandbox.file_ids[2]", "tools[0].container.file_ids[1]"),
         ("messages[1].content[0].file_data", "input[0].content[0].file_data"),

@@ -18,7 +18,7 @@ class Place(BaseModel):
 
 
 @cache
-def model_at(url: str) -> ChatOpenAI:
+def model_at(url: str, **how: Any) -> ChatOpenAI:
     return ChatOpenAI(
         base_url=url,
         api_key=KEY,
@@ -26,20 +26,13 @@ def model_at(url: str) -> ChatOpenAI:
         max_retries=0,
         timeout=TIMEOUT_S,
         stream_usage=True,
+        **how,
     )
 
 
-@cache
 def responses_model_at(url: str) -> ChatOpenAI:
     """The same by the Responses API."""
-    return ChatOpenAI(
-        base_url=url,
-        api_key=KEY,
-        model=MODEL,
-        max_retries=0,
-        timeout=TIMEOUT_S,
-        use_responses_api=True,
-    )
+    return model_at(url, use_responses_api=True)
 
 
 def shown(message: Any) -> dict[str, Any]:
