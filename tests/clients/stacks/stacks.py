@@ -115,6 +115,11 @@ LANGCHAIN_WHOLE = failing(
     f"{LANGCHAIN_ERRORS}OpenAIAPIError 500",
     f"{LANGCHAIN_ERRORS}OpenAIAPIError 503",
 )
+LANGCHAIN_ANTHROPIC = failing(
+    "langchain_anthropic.chat_models.AnthropicInvalidRequestError 400",
+    "langchain_anthropic.chat_models.AnthropicAPIError 500",
+    "langchain_anthropic.chat_models.AnthropicAPIError 503",
+)
 LITELLM = ALL - {"files"}
 LITELLM_WHOLE = failing(
     "litellm.exceptions.BadRequestError 400",
@@ -159,8 +164,10 @@ PYTHON = (
             Way("async streamed", LANGCHAIN, OPENAI_STREAM),
             responses("responses", LANGCHAIN_WHOLE, LANGCHAIN),
             responses("responses streamed", OPENAI_STREAM, LANGCHAIN),
+            Way("anthropic", LANGCHAIN, LANGCHAIN_ANTHROPIC),
+            Way("anthropic streamed", LANGCHAIN, ANTHROPIC_STREAM),
         ),
-        tools=("tools", "responses tools"),
+        tools=("tools", "responses tools", "anthropic tools"),
         shapes=("shape",),
     ),
     Stack(

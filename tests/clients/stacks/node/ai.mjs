@@ -1,4 +1,4 @@
-// Vercel's AI SDK: generateText and streamText, by four providers.
+// Vercel's AI SDK: generateText and streamText, by all its providers.
 
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
