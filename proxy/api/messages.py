@@ -1,7 +1,6 @@
 """POST /v1/messages: Anthropic's dialect."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -14,15 +13,14 @@ from policies.steps import suited_to_messages
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s
-from proxy.api.connection import authorize, left, parsed, read_body, services
-from proxy.api.passing import pass_on, passage_of
+from proxy.api.connection import authorize, parsed, read_body, services
+from proxy.api.passing import pass_plain
 from proxy.api.tasks import plain_task, task_of
 from proxy.errors import ProxyError
 from proxy.runs.run import Listener
 from proxy.wire.messages_answer import StreamedMessage, WholeMessage, request_id
 from proxy.wire.messages_events import Shown
 from proxy.wire.messages_request import Asked, check, read
-from proxy.wire.plain import as_the_backend_knows_it
 from proxy.wire.terms import Terms, read_terms, steps_asked
 
 router = APIRouter()
@@ -36,8 +34,7 @@ async def create_message(request: Request) -> Response:
     written = await read_body(request, services(request).inputs.max_body_bytes)
     body = check(parsed(written))
     if body["model"].endswith(PLAIN_SUFFIX):
-        plain = as_the_backend_knows_it(written)
-        return await pass_on(request, passage_of(request), plain, partial(left, request))
+        return await pass_plain(request, written)
     asked = read(body)
     shown = _shown(request, body, asked)
     terms = read_terms(asked.chat, request.headers)

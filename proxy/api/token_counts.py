@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,13 +10,12 @@ from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
 from proxy.agent.model import Passage, Passing
-from proxy.api.connection import authorize, left, parsed, read_body, services, while_connected
+from proxy.api.connection import authorize, parsed, read_body, services, while_connected
 from proxy.api.json_response import JSON
-from proxy.api.passing import pass_on, passage_of
+from proxy.api.passing import pass_plain
 from proxy.api.relay import whole
 from proxy.errors import BadRequestError, NotFoundError
 from proxy.wire.messages_request import Asked, check, read_to_count, to_be_counted
-from proxy.wire.plain import as_the_backend_knows_it
 
 router = APIRouter()
 
@@ -31,8 +29,7 @@ async def count_tokens(request: Request) -> Response:
     written = await read_body(request, services(request).inputs.max_body_bytes)
     body = check(parsed(written))
     if body["model"].endswith(PLAIN_SUFFIX):
-        plain = as_the_backend_knows_it(written)
-        return await pass_on(request, passage_of(request), plain, partial(left, request))
+        return await pass_plain(request, written)
     asked = read_to_count(body)
     passage = services(request).model.passage
     if passage is None:

@@ -11,6 +11,7 @@ from policies.steps import Steps
 from proxy.agent.events import AnswerDelta, Event, Refused
 from proxy.agent.task import Result
 from proxy.wire.chat_response import sandbox_object, usage
+from proxy.wire.json_text import json_text
 from proxy.wire.messages_steps import CodeSteps
 from proxy.wire.step_events import StepEvents
 from proxy.wire.steps import StepText
@@ -145,7 +146,7 @@ class MessageEvents:
         if "input" not in block:
             return [*self._start(block), *self._close()]
         started = self._start({**block, "input": {}})
-        written = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        written = {"type": "input_json_delta", "partial_json": json_text(block["input"])}
         return [*started, self._delta(written), *self._close()]
 
     def _start(self, block: Told) -> list[Told]:

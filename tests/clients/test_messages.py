@@ -168,6 +168,16 @@ async def test_each_profile_shows_its_steps(
     assert ("tool_start" in told) == (steps == "events")
 
 
+@pytest.mark.parametrize("version", ["20250522", "20250825", "20260521"])
+async def test_every_version_of_code_execution_is_the_computer(
+    version: str, tmp_path: Path
+) -> None:
+    async with asking([text_reply("Hello.")], tmp_path) as client:
+        message = await client.message(tools=[{**COMPUTER, "type": f"code_execution_{version}"}])
+    assert message["container"]["id"]
+    assert "code_execution" not in str(client.heard["tools"])
+
+
 async def test_code_execution_shows_each_step_as_a_block_and_names_the_container(
     tmp_path: Path,
 ) -> None:
@@ -199,6 +209,15 @@ async def test_a_command_that_never_ran_has_no_exit_code_but_says_why(tmp_path: 
     result = message["content"][1]["content"]
     assert result["return_code"] == -1
     assert "the command is empty" in result["stderr"]
+
+
+async def test_half_a_character_in_a_command_does_not_break_who_reads_it(tmp_path: Path) -> None:
+    script: list[Any] = [tool_reply(call("execute_bash", command="echo \ud83d")), text_reply("!")]
+    async with asking(script, tmp_path) as client:
+        message = await client.message(tools=[COMPUTER])
+        response = await client.ask(stream=True, tools=[COMPUTER])
+    assert message["content"][0]["input"] == {"command": "echo ?"}
+    assert "\\ud83d" not in response.text
 
 
 async def test_the_events_of_a_stream_are_anthropics_and_add_up_to_the_message(
