@@ -52,7 +52,9 @@ def _key(request: Request) -> str:
 def authorize(request: Request) -> None:
     """Raises UnauthorizedError unless the client sent the key."""
     if not has_key(request):
-        raise UnauthorizedError("Incorrect or missing API key. Send it as 'Authorization: Bearer'.")
+        raise UnauthorizedError(
+            "Incorrect or missing API key. Send it as 'Authorization: Bearer' or 'x-api-key'."
+        )
 
 
 def base_url(request: Request) -> str:

@@ -8,7 +8,7 @@ from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.routing import PLAIN_SUFFIX, route
+from policies.routing import PLAIN_SUFFIX, Route, route
 from policies.steps import suited_to_messages
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
@@ -36,9 +36,9 @@ async def create_message(request: Request) -> Response:
     if body["model"].endswith(PLAIN_SUFFIX):
         return await pass_plain(request, written)
     asked = read(body)
-    shown = _shown(request, body, asked)
     terms = read_terms(asked.chat, request.headers)
     way = route(asked.chat, request.headers)
+    shown = _shown(request, body, asked, way)
     named = claim(request, asked.chat, terms, written)
 
     async def make_task(run_id: str) -> Task:
@@ -71,16 +71,17 @@ def _streamed(request: Request, listener: Listener, shown: Shown, terms: Terms) 
     return response
 
 
-def _shown(request: Request, body: dict[str, Any], asked: Asked) -> Shown:
+def _shown(request: Request, body: dict[str, Any], asked: Asked, way: Route) -> Shown:
     steps = steps_asked(body, request.headers) or suited_to_messages(
         services(request).steps,
         code_execution=asked.code_execution,
         thinking=asked.thinking,
     )
+    has_container = asked.code_execution and way.kind == "sandbox"
     return Shown(
         model=body["model"],
         steps=steps,
         thinking=asked.thinking or steps == "reasoning",
         stop_sequences=asked.stop_sequences,
-        container_expires=services(request).files.link_expiry() if asked.code_execution else None,
+        container_expires=services(request).files.link_expiry() if has_container else None,
     )

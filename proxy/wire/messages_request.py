@@ -18,6 +18,8 @@ _HINTS = (
     *("user_profile_id", "workspace_id"),
 )
 """What only Anthropic's own servers can do something with, and nobody misses in an answer."""
+_CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
+"""How vLLM and SGLang are asked to go on with a begun answer, which no loop could."""
 _TIERS = {"auto": "auto", "standard_only": "default"}
 
 
@@ -81,6 +83,7 @@ def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
             **placed(_unknown(given), "every call"),
             "messages": talk.messages,
             **_parameters(given),
+            **(_CONTINUED if talk.messages[-1]["role"] == "assistant" else {}),
             **_tools(given, tools),
             **_extension(given),
         },

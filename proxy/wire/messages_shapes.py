@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from proxy.errors import BadRequestError
 from proxy.wire.shapes import (
     Check,
     anything,
@@ -107,12 +106,13 @@ def _assistant_block(value: Any, param: str) -> None:
     _OF_THE_ASSISTANT.get(value["type"], anything)(value, param)
 
 
-def _content(of: Check) -> Check:
-    return either("a string or array of objects", str, list, checks={list: array(of)})
+def _content(of: Check, minimum: int = 0) -> Check:
+    blocks = array(of, minimum=minimum)
+    return either("a string or array of objects", str, list, checks={list: blocks})
 
 
 _CONTENTS: Mapping[str, Check] = {
-    "user": _content(tagged(_OF_THE_USER)),
+    "user": _content(tagged(_OF_THE_USER), minimum=1),
     "assistant": _content(_assistant_block),
     "system": _content(tagged({"text": _TEXT})),
 }
@@ -176,9 +176,3 @@ def check_fields(body: Mapping[str, Any], required: Collection[str]) -> None:
     for name, of in FIELDS.items():
         if body.get(name) is not None or name in required:
             of(body[name], name)
-    if body["messages"][-1]["role"] == "assistant":
-        raise BadRequestError(
-            "A begun answer cannot be continued with a sandbox: the conversation must end with a"
-            " user message.",
-            param="messages",
-        )

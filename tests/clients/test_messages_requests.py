@@ -180,6 +180,7 @@ async def test_an_answer_in_a_form_is_held_to_it(tmp_path: Path) -> None:
         {"tool_choice": {"type": "none"}, "tools": [WARMTH]},
         {"max_tokens": 1},
         {"messages": said({"type": "text", "text": "Write a short title for this chat."})},
+        {"messages": [*ASKED["messages"], {"role": "assistant", "content": "{"}]},
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -187,13 +188,13 @@ async def test_what_wants_no_computer_is_one_call_without_one(
     stream: bool, body: Any, tmp_path: Path
 ) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-    script: list[Any] = [{"reasoning": "Hm.", "content": "Dots", "usage": usage}]
+    script: list[Any] = [{"reasoning": "Hm.", "content": "Dots", "usage": usage}] * 2
     async with asking(script, tmp_path) as client:
-        response = await client.ask(stream=stream, **body)
+        response = await client.ask(stream=stream, **{"tools": [COMPUTER], **body})
         names = [tool["function"]["name"] for tool in client.heard.get("tools", [])]
     assert len(client.backend.requests) == 1
     assert names == []
-    assert client.heard["messages"][0]["role"] == "user"
+    assert client.heard["messages"][0]["role"] != "system"
     if stream:
         found = events(response)
         said = [event["delta"].get("text", "") for event in found if "delta" in event]
@@ -201,6 +202,7 @@ async def test_what_wants_no_computer_is_one_call_without_one(
     else:
         end = response.json()
         (text,) = texts(end)
+        assert end["container"] is None
     assert text == "Dots"
     assert end["usage"]["output_tokens"] == 1
 

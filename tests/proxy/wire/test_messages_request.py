@@ -225,6 +225,13 @@ def test_thinking_and_what_servers_did_is_taken_out_of_what_comes_back() -> None
     assert told(*blocks[:2], role="assistant") == [{"role": "assistant", "content": UNANSWERED}]
 
 
+def test_a_begun_answer_is_to_be_continued() -> None:
+    turns = [{"role": "user", "content": "As JSON."}, {"role": "assistant", "content": "{"}]
+    found = chat(messages=turns)
+    assert found["messages"] == turns
+    assert (found["continue_final_message"], found["add_generation_prompt"]) == (True, False)
+
+
 def test_turns_of_one_side_are_one_turn() -> None:
     turns = [{"role": "user", "content": "A"}, {"role": "user", "content": "B"}]
     assert chat(messages=turns)["messages"] == [{"role": "user", "content": "A\n\nB"}]
@@ -298,6 +305,10 @@ def test_a_container_goes_on_as_one_that_is_named_here() -> None:
         ({"max_tokens": 0}, "Invalid 'max_tokens': integer below minimum value."),
         ({"temperature": 1.5}, "Invalid 'temperature': decimal above maximum value."),
         ({"messages": []}, "Invalid 'messages': empty array."),
+        (
+            {"messages": [{"role": "user", "content": []}]},
+            "Invalid 'messages.0.content': empty array.",
+        ),
         ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),
         (
             {"messages": [{"role": "tool", "content": ""}]},
@@ -310,10 +321,6 @@ def test_a_container_goes_on_as_one_that_is_named_here() -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
             "messages.0.content.0.type: Invalid value: 'video'. Supported values are:",
-        ),
-        (
-            {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "{"}]},
-            "messages: A begun answer cannot be continued",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]},
