@@ -33,6 +33,16 @@ def suited(setting: StepsSetting, headers: Iterable[str]) -> Steps:
     return "items" if is_open_webui else "reasoning"
 
 
+def suited_to_messages(setting: StepsSetting, *, code_execution: bool, thinking: bool) -> Steps:
+    """The same where the API is Anthropic's: many of its clients take the first block of an answer
+    for its text, so that only what they have asked for stands before it."""
+    if setting != "auto":
+        return setting
+    if code_execution:
+        return "items"
+    return "reasoning" if thinking else "off"
+
+
 def outcome(exit_code: int | None, duration_s: float, output_lines: int | None) -> str:
     """The line that ends a step."""
     parts = [] if exit_code is None else [f"exit {exit_code}"]

@@ -1,4 +1,4 @@
-"""The web application: its routes, and every error in OpenAI's words."""
+"""The web application: its routes, and every error in the words of the API that was asked."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -20,14 +20,16 @@ from proxy.api import (
     conversations,
     files,
     health,
+    messages,
     metrics,
     models,
     passthrough,
     responses,
     runs,
     stored_responses,
+    token_counts,
 )
-from proxy.api.json_response import JSON
+from proxy.api.faults import told
 from proxy.errors import BadRequestError, ProxyError, internal_error
 from proxy.services import Services
 
@@ -39,6 +41,8 @@ SURFACES = (
     responses,
     stored_responses,
     conversations,
+    messages,
+    token_counts,
     models,
     files,
     containers,
@@ -89,13 +93,9 @@ def _methods(scope: Scope) -> list[str]:
     return sorted({method for route in here for method in route.methods or ()})
 
 
-def _error(error: ProxyError) -> Response:
-    return JSON(error.body(), status_code=error.status, headers=error.headers)
-
-
 async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProxyError)
-    return _error(error)
+    return told(request, error)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -105,14 +105,15 @@ async def _no_route(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request.scope)):
         headers["Allow"] = ", ".join(methods)
-    return _error(
+    return told(
+        request,
         ProxyError(
             words,
             status=error.status_code,
             type="invalid_request_error",
             code="unknown_url" if error.status_code == 404 else None,
             headers=headers,
-        )
+        ),
     )
 
 
@@ -122,12 +123,12 @@ async def _wrong(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     # The first step says where the field was looked for: body, query, path or header.
     param = ".".join(str(step) for step in first["loc"][1:]) or None
-    return _error(BadRequestError(f"{first['msg']}.", param=param, code="invalid_value"))
+    return told(request, BadRequestError(f"{first['msg']}.", param=param, code="invalid_value"))
 
 
 async def _too_deep(request: Request, error: Exception) -> Response:
     """JSON that can just be read, and not be written again."""
-    return _error(BadRequestError("The request body is nested too deeply."))
+    return told(request, BadRequestError("The request body is nested too deeply."))
 
 
 async def _left(request: Request, error: Exception) -> Response:
@@ -136,4 +137,4 @@ async def _left(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Ours; Starlette logs the traceback."""
-    return _error(internal_error())
+    return told(request, internal_error())

@@ -37,6 +37,9 @@ class Document(Protocol):
     def finish(self, result: Result) -> dict[str, Any]:
         """The answer."""
 
+    def fail(self, error: ProxyError) -> Mapping[str, Any]:
+        """The same where the run has failed."""
+
 
 class Frames(Protocol):
     """An answer as server-sent events, in one dialect. Each method gives whole frames, or ""."""
@@ -70,7 +73,9 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
     return JSON(content, headers=headers(listener.run))
 
 
-def streamed(request: Request, listener: Listener, frames: Frames, terms: Terms) -> Response:
+def streamed(
+    request: Request, listener: Listener, frames: Frames, terms: Terms
+) -> EventSourceResponse:
     """The answer as it comes. Leaves the listener."""
     silence_s = _within_patience(services(request).keep_alive_s, terms)
     return _StreamResponse(listener, frames, silence_s)
@@ -120,9 +125,9 @@ async def _prolonged(
     try:
         content: Mapping[str, Any] = document.finish(listener.run.result())
     except ProxyError as error:
-        content = error.body()
+        content = document.fail(error)
     except Exception:  # noqa: BLE001 - the head is out: the client must hear of it here
-        content = internal_error().body()
+        content = document.fail(internal_error())
     yield json.dumps(content).encode()
 
 

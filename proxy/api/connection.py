@@ -45,13 +45,17 @@ def owner_of(key: str) -> str:
 
 def _key(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    if scheme.lower() != "bearer":
+        key = request.headers.get("x-api-key", "")  # Anthropic's clients
+    return key.strip()
 
 
 def authorize(request: Request) -> None:
     """Raises UnauthorizedError unless the client sent the key."""
     if not has_key(request):
-        raise UnauthorizedError("Incorrect or missing API key. Send it as 'Authorization: Bearer'.")
+        raise UnauthorizedError(
+            "Incorrect or missing API key. Send it as 'Authorization: Bearer' or 'x-api-key'."
+        )
 
 
 def base_url(request: Request) -> str:

@@ -1,6 +1,7 @@
 """Requests of any kind on their way to the backend's server, their bytes passed on both ways."""
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -9,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.agent.model import Passage, Passing
-from proxy.api.connection import services, unless
+from proxy.api.connection import left, services, unless
 from proxy.api.relay import LOOK_AFTER_S, RelayResponse, is_stream, whole
 from proxy.api.upload import Upload
+from proxy.wire.plain import as_the_backend_knows_it
 
 MAX_WHOLE_BYTES = 256 << 10
 """An answer up to this length is sent in one piece."""
@@ -33,6 +35,12 @@ async def pass_on(
     """The backend's answer. Raises ClientDisconnect, BackendError."""
     work = _passed(passage, _passing(request, body), gone)
     return await unless(gone, work, look_after_s=LOOK_AFTER_S)
+
+
+async def pass_plain(request: Request, written: bytes) -> Response:
+    """The same for a request to a `:plain` model that was read already."""
+    body = as_the_backend_knows_it(written) or written
+    return await pass_on(request, passage_of(request), body, partial(left, request))
 
 
 def _passing(request: Request, body: bytes | Upload | None) -> Passing:

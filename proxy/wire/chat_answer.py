@@ -1,6 +1,7 @@
 """A run's answer as chat completions have it, whole or as server-sent events."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from policies.steps import Steps
@@ -45,6 +46,10 @@ class WholeCompletion:
         content = completion(result, **self._head, reasoning=reasoning, other_reasoning=others)
         content["sandbox"] |= self._choices[0].beside
         return content
+
+    def fail(self, error: ProxyError) -> Mapping[str, Any]:
+        """See Document."""
+        return error.body()
 
 
 class StreamedCompletion:

@@ -162,6 +162,10 @@ class WholeResponse:
         response: dict[str, Any] = self._writer.finish(result)[-1]["response"]
         return response
 
+    def fail(self, error: ProxyError) -> Mapping[str, Any]:
+        """See Document."""
+        return error.body()
+
 
 class StreamedResponse:
     """Writes the frames, each with its number."""

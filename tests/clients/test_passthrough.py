@@ -231,7 +231,7 @@ async def test_any_other_body_is_left_as_it_is(body: bytes, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        *[("POST", "/openai/v1/responses"), ("POST", "/v1/messages/count_tokens")],
+        *[("POST", "/openai/v1/responses"), ("POST", "/openai/v1/messages")],
         *[("POST", "/v1/chat/completions/batch"), ("POST", "/v1/responses/compact")],
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.steps import PROFILES, is_profile, outcome, suited, tells_steps
+from policies.steps import PROFILES, is_profile, outcome, suited, suited_to_messages, tells_steps
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,22 @@ def test_a_client_is_known_by_its_headers(headers: list[str], profile: str) -> N
 def test_what_the_server_is_set_to_holds_for_every_client(profile: str) -> None:
     assert is_profile(profile)
     assert suited(profile, ["X-OpenWebUI-Chat-Id"]) == profile
+
+
+@pytest.mark.parametrize(
+    ("asks", "profile"),
+    [
+        ({"code_execution": False, "thinking": False}, "off"),
+        ({"code_execution": False, "thinking": True}, "reasoning"),
+        ({"code_execution": True, "thinking": False}, "items"),
+        ({"code_execution": True, "thinking": True}, "items"),
+    ],
+)
+def test_a_client_of_anthropics_is_shown_what_it_asks_for(
+    asks: dict[str, bool], profile: str
+) -> None:
+    assert suited_to_messages("auto", **asks) == profile
+    assert suited_to_messages("events", **asks) == "events"
 
 
 @pytest.mark.parametrize("word", ["auto", "", "Items", 1, None, ["items"], {}])

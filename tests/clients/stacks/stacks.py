@@ -115,6 +115,11 @@ LANGCHAIN_WHOLE = failing(
     f"{LANGCHAIN_ERRORS}OpenAIAPIError 500",
     f"{LANGCHAIN_ERRORS}OpenAIAPIError 503",
 )
+LANGCHAIN_ANTHROPIC = failing(
+    "langchain_anthropic.chat_models.AnthropicInvalidRequestError 400",
+    "langchain_anthropic.chat_models.AnthropicAPIError 500",
+    "langchain_anthropic.chat_models.AnthropicAPIError 503",
+)
 LITELLM = ALL - {"files"}
 LITELLM_WHOLE = failing(
     "litellm.exceptions.BadRequestError 400",
@@ -136,6 +141,15 @@ PYDANTIC_AI_STREAM = failing(
 )
 TERSE = frozenset({"text", "calls", "usage"})
 
+# Anthropic's SDK: no citations and no pictures, for which its answers have no place.
+ANTHROPIC = ALL - {"cited", "pictures"}
+ANTHROPIC_WHOLE = failing(
+    "anthropic.BadRequestError 400",
+    "anthropic.InternalServerError 500",
+    "anthropic.ServiceUnavailableError 503",
+)
+ANTHROPIC_STREAM = failing(*["anthropic.APIStatusError 200"] * 3)
+
 PYTHON = (
     openai_sdk("openai-2"),
     openai_sdk("openai-3"),
@@ -150,8 +164,10 @@ PYTHON = (
             Way("async streamed", LANGCHAIN, OPENAI_STREAM),
             responses("responses", LANGCHAIN_WHOLE, LANGCHAIN),
             responses("responses streamed", OPENAI_STREAM, LANGCHAIN),
+            Way("anthropic", LANGCHAIN, LANGCHAIN_ANTHROPIC),
+            Way("anthropic streamed", LANGCHAIN, ANTHROPIC_STREAM),
         ),
-        tools=("tools", "responses tools"),
+        tools=("tools", "responses tools", "anthropic tools"),
         shapes=("shape",),
     ),
     Stack(
@@ -212,11 +228,33 @@ PYTHON = (
         (Way("whole", TERSE, OPENAI), Way("streamed", TERSE, OPENAI_STREAM)),
         agents=("tools",),
     ),
+    Stack(
+        "anthropic",
+        "python",
+        "anthropic_client.py",
+        (
+            Way("whole", ANTHROPIC, ANTHROPIC_WHOLE),
+            Way("streamed", ANTHROPIC, ANTHROPIC_STREAM),
+            Way("helper", ANTHROPIC - {"files"}, ANTHROPIC_STREAM),
+            Way("async", ANTHROPIC, ANTHROPIC_WHOLE),
+            Way("async streamed", ANTHROPIC, ANTHROPIC_STREAM),
+            Way("async helper", ANTHROPIC - {"files"}, ANTHROPIC_STREAM),
+            Way("beta", ANTHROPIC, ANTHROPIC_WHOLE),
+        ),
+        tools=("tools", "tools helper"),
+        agents=("tool runner",),
+        shapes=("shape", "shape helper"),
+        lists_models=True,
+    ),
 )
 
 # Node tells classes by their bare names.
 NODE_OPENAI = failing("BadRequestError 400", "InternalServerError 500", "InternalServerError 503")
 NODE_OPENAI_STREAM = failing(*["APIError"] * 3)
+NODE_ANTHROPIC = failing(
+    "BadRequestError 400", "InternalServerError 500", "ServiceUnavailableError 503"
+)
+NODE_ANTHROPIC_STREAM = failing(*["APIError"] * 3)
 # Of fields it does not know this helper keeps the last piece.
 NODE_HELPER = ALL - {"thought"}
 
@@ -248,16 +286,22 @@ AI_SDK_SHOWS = {
     "compatible": AI_SDK - {"cited", "pictures"},
     "openai": AI_SDK - {"thought", "pictures"},
     "openrouter": AI_SDK,
+    "anthropic": AI_SDK - {"cited", "pictures"},
 }
 AI_SDK_RESPONSES = AI_SDK - {"cited", "pictures"}
 AI_SDK_WHOLE = failing("APICallError 400", "APICallError 500", "APICallError 503")
 AI_SDK_OPENAI_STREAM = failing(*["APICallError 500"] * 3)
 
 
-def ai_sdk(name: str, stream: Mapping[str, str], late: str) -> Stack:
-    """A major version of Vercel's AI SDK; `stream` is what two of its providers raise in one, and
-    `late` what the Responses API's does once something was shown."""
-    streams = {"compatible": stream, "openai": AI_SDK_OPENAI_STREAM, "openrouter": stream}
+def ai_sdk(name: str, stream: Mapping[str, str], late: str, anthropic: Mapping[str, str]) -> Stack:
+    """A major version of Vercel's AI SDK; `stream` is what two of its providers raise in one,
+    `late` what the Responses API's does once something was shown, `anthropic` what Anthropic's."""
+    streams = {
+        "compatible": stream,
+        "openai": AI_SDK_OPENAI_STREAM,
+        "openrouter": stream,
+        "anthropic": anthropic,
+    }
     providers = (*streams, "responses")
     return Stack(
         name,
@@ -279,11 +323,27 @@ NODE = (
     openai_node("openai-6"),
     openai_node("openai-7"),
     # The error of the frame as it stands, an object of no class.
-    ai_sdk("ai-6", failing(*["Object"] * 3), "Object 500"),
+    ai_sdk("ai-6", failing(*["Object"] * 3), "Object 500", failing(*["Object"] * 3)),
+    # It makes a status of the type of an error of Anthropic's.
     ai_sdk(
         "ai-7",
         failing("StreamProviderError", "StreamProviderError 500", "StreamProviderError"),
         "StreamProviderError 500",
+        failing("StreamProviderError 400", "StreamProviderError 500", "StreamProviderError 529"),
+    ),
+    Stack(
+        "anthropic",
+        "node",
+        "anthropic.mjs",
+        (
+            Way("whole", ANTHROPIC, NODE_ANTHROPIC),
+            Way("streamed", ANTHROPIC, NODE_ANTHROPIC_STREAM),
+            Way("helper", ANTHROPIC - {"files"}, NODE_ANTHROPIC_STREAM),
+        ),
+        tools=("tools",),
+        agents=("tool runner",),
+        shapes=("shape",),
+        lists_models=True,
     ),
     Stack(
         "langchain",

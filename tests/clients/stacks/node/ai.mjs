@@ -1,11 +1,15 @@
-// Vercel's AI SDK: generateText and streamText, by three providers.
+// Vercel's AI SDK: generateText and streamText, by all its providers.
 
+import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { createOpenRouter } from "@openrouter/ai-sdk-provider";
 import { Output, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 import { KEY, MODEL, SAID, WARMTH, play, same, warmth } from "./stage.mjs";
+
+// It warns of models it does not know, on the standard output.
+globalThis.AI_SDK_LOG_WARNINGS = false;
 
 const PROVIDERS = {
   compatible: (baseURL) =>
@@ -20,7 +24,11 @@ const PROVIDERS = {
   responses: (baseURL) => createOpenAI({ baseURL, apiKey: KEY }).responses(MODEL),
   openrouter: (baseURL) =>
     createOpenRouter({ baseURL, apiKey: KEY, compatibility: "strict" }).chat(MODEL),
+  anthropic: (baseURL) => createAnthropic({ baseURL, apiKey: KEY })(MODEL),
 };
+
+// Anthropic's clients say whether they show what the model thinks.
+const providerOptions = { anthropic: { thinking: { type: "enabled", budgetTokens: 1024 } } };
 
 const form = z.object({ city: z.string(), degrees: z.number() });
 
@@ -32,7 +40,8 @@ async function shown(step) {
   return {
     text: await step.text,
     finish: await step.finishReason,
-    calls: (await step.toolCalls).map((call) => call.toolName),
+    // What a provider has called by itself stands among them as well.
+    calls: (await step.toolCalls).filter((c) => !c.providerExecuted).map((c) => c.toolName),
     thought: (await step.reasoningText) ?? "",
     usage: [usage.inputTokens, usage.outputTokens],
     cited: links(await step.sources),
@@ -40,12 +49,19 @@ async function shown(step) {
   };
 }
 
+const asked = (provider, url, prompt) => ({
+  model: provider(url),
+  prompt,
+  providerOptions,
+  maxRetries: 0,
+});
+
 const whole = (provider) => async (url, words) =>
-  shown(await generateText({ model: provider(url), prompt: words, maxRetries: 0 }));
+  shown(await generateText(asked(provider, url, words)));
 
 const streamed = (provider) => async (url, words) => {
   const onError = () => {}; // else it is written to the console too
-  const stream = streamText({ model: provider(url), prompt: words, maxRetries: 0, onError });
+  const stream = streamText({ ...asked(provider, url, words), onError });
   let told = "";
   for await (const part of stream.fullStream) {
     if (part.type === "error") throw part.error;
@@ -65,11 +81,9 @@ const toolSet = {
 };
 
 const asking = (provider, url) => ({
-  model: provider(url),
-  prompt: SAID.tools,
+  ...asked(provider, url, SAID.tools),
   tools: toolSet,
   stopWhen: stepCountIs(3),
-  maxRetries: 0,
 });
 
 // The SDK calls the tool and asks again.
@@ -86,8 +100,7 @@ const toolsStreamed = (provider) => async (url) => {
 
 const shape = (provider) => async (url) => {
   const output = Output.object({ schema: form });
-  const asked = { model: provider(url), prompt: SAID.shape, output, maxRetries: 0 };
-  return (await generateText(asked)).output;
+  return (await generateText({ ...asked(provider, url, SAID.shape), output })).output;
 };
 
 // A shell of the provider's: the SDK shows its calls, and runs none of them.

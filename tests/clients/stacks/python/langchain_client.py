@@ -1,8 +1,9 @@
-"""langchain-openai: invoke, stream, tools, structured output."""
+"""langchain-openai and langchain-anthropic: invoke, stream, tools, structured output."""
 
 from functools import cache
 from typing import Any
 
+from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -35,12 +36,30 @@ def responses_model_at(url: str) -> ChatOpenAI:
     return model_at(url, use_responses_api=True)
 
 
+@cache
+def anthropic_model_at(url: str) -> ChatAnthropic:
+    """The same by Anthropic's API."""
+    return ChatAnthropic(
+        base_url=url.removesuffix("/v1"),
+        api_key=KEY,
+        model=MODEL,
+        max_tokens=2000,
+        max_retries=0,
+        timeout=TIMEOUT_S,
+    )
+
+
+FINISH = {"completed": "stop", "end_turn": "stop"}
+"""How the other two say that an answer is whole."""
+
+
 def shown(message: Any) -> dict[str, Any]:
     usage = message.usage_metadata
     told = message.response_metadata
     return {
         "text": message.text,
-        "finish": told.get("finish_reason") or {"completed": "stop"}.get(told["status"]),
+        "finish": told.get("finish_reason")
+        or FINISH.get(told.get("status") or told["stop_reason"]),
         "calls": [call["name"] for call in message.tool_calls],
         "usage": [usage["input_tokens"], usage["output_tokens"]],
     }
@@ -73,6 +92,15 @@ def responses_streamed(url: str, words: str) -> Any:
     return shown(sum(others, first))
 
 
+def anthropic(url: str, words: str) -> Any:
+    return shown(anthropic_model_at(url).invoke(words))
+
+
+def anthropic_streamed(url: str, words: str) -> Any:
+    first, *others = anthropic_model_at(url).stream(words)
+    return shown(sum(others, first))
+
+
 def tools(url: str) -> Any:
     return tools_of(model_at(url))
 
@@ -81,7 +109,11 @@ def responses_tools(url: str) -> Any:
     return tools_of(responses_model_at(url))
 
 
-def tools_of(model_at_url: ChatOpenAI) -> Any:
+def anthropic_tools(url: str) -> Any:
+    return tools_of(anthropic_model_at(url))
+
+
+def tools_of(model_at_url: ChatOpenAI | ChatAnthropic) -> Any:
     model = model_at_url.bind_tools([tool(warmth)])
     messages: list[BaseMessage] = [HumanMessage(SAID["tools"])]
     first = model.invoke(messages)
@@ -109,6 +141,13 @@ play(
         "async streamed": streamed_async,
         "responses": responses,
         "responses streamed": responses_streamed,
+        "anthropic": anthropic,
+        "anthropic streamed": anthropic_streamed,
     },
-    alone={"tools": tools, "responses tools": responses_tools, "shape": shape},
+    alone={
+        "tools": tools,
+        "responses tools": responses_tools,
+        "anthropic tools": anthropic_tools,
+        "shape": shape,
+    },
 )

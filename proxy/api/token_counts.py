@@ -1,0 +1,77 @@
+"""POST /v1/messages/count_tokens: counted by the backend, which alone knows how."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from policies.routing import PLAIN_SUFFIX
+from proxy.agent.model import Passage, Passing
+from proxy.api.connection import authorize, parsed, read_body, services, while_connected
+from proxy.api.json_response import JSON
+from proxy.api.passing import pass_plain
+from proxy.api.relay import whole
+from proxy.errors import BadRequestError, NotFoundError
+from proxy.wire.messages_request import Asked, check, read_to_count, to_be_counted
+
+router = APIRouter()
+
+NOT_THERE = (404, 405, 501)
+"""What a server says that does not have a path."""
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request) -> Response:
+    authorize(request)
+    written = await read_body(request, services(request).inputs.max_body_bytes)
+    body = check(parsed(written))
+    if body["model"].endswith(PLAIN_SUFFIX):
+        return await pass_plain(request, written)
+    asked = read_to_count(body)
+    passage = services(request).model.passage
+    if passage is None:
+        raise _uncounted()
+    return await while_connected(request, _counted(passage, request, body, asked))
+
+
+async def _counted(
+    passage: Passage, request: Request, body: Mapping[str, Any], asked: Asked
+) -> Response:
+    counted = await _post(passage, request, "/v1/messages/count_tokens", to_be_counted(body, asked))
+    if counted.status_code not in NOT_THERE:
+        return counted
+    words = {
+        name: asked.chat[name] for name in ("model", "messages", "tools") if name in asked.chat
+    }
+    tokenized = await _post(passage, request, "/tokenize", words)
+    count = _count(bytes(tokenized.body)) if tokenized.status_code == 200 else None
+    if count is None:
+        raise _uncounted()
+    return JSON({"input_tokens": count})
+
+
+async def _post(passage: Passage, request: Request, path: str, body: Mapping[str, Any]) -> Response:
+    headers = {**request.headers, "content-type": "application/json"}
+    headers.pop("content-length", None)
+    passing = Passing("POST", path, headers, json.dumps(body).encode())
+    return await whole(await passage.pass_on(passing))
+
+
+def _count(tokenized: bytes) -> int | None:
+    """The length that vLLM tells of what it has made of a conversation."""
+    try:
+        told = parsed(tokenized)
+    except BadRequestError:
+        return None
+    count = told.get("count") if isinstance(told, dict) else None
+    return count if isinstance(count, int) else None
+
+
+def _uncounted() -> NotFoundError:
+    return NotFoundError(
+        "Tokens cannot be counted: the backend has neither /v1/messages/count_tokens nor a"
+        " /tokenize that takes messages."
+    )

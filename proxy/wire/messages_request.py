@@ -1,0 +1,143 @@
+"""POST /v1/messages: Anthropic's request as the chat completion that asks for the same."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.errors import BadRequestError, ProxyError
+from proxy.wire.messages_content import talk_of
+from proxy.wire.messages_shapes import FIELDS, check_fields
+from proxy.wire.messages_tools import Offered, Tool, chat_tool, chat_tool_choice, offered
+from proxy.wire.parameters import placed
+from proxy.wire.shapes import require, text
+
+_SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
+"""Fields that chat completions and their backends have under the same name."""
+_HINTS = (
+    *("cache_control", "context_management", "diagnostics", "inference_geo", "speed"),
+    *("user_profile_id", "workspace_id"),
+)
+"""What only Anthropic's own servers can do something with, and nobody misses in an answer."""
+_CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
+"""How vLLM and SGLang are asked to go on with a begun answer, which no loop could."""
+_TIERS = {"auto": "auto", "standard_only": "default"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for."""
+
+    chat: Mapping[str, Any]
+    """The same as a chat completion."""
+    places: Mapping[str, str]
+    """Places in that, and what the client calls them."""
+    own_tools: Sequence[Tool]
+    """The client's, each with its schema."""
+    code_execution: bool
+    """Whether it names a computer of the server's among its tools."""
+    thinking: bool
+    """Whether it wants to see what the model thinks."""
+    stop_sequences: tuple[str, ...]
+
+    def in_own_words(self, error: ProxyError) -> ProxyError:
+        """An error that names the client's own place."""
+        param = error.param or ""
+        for place, own in self.places.items():
+            if param == place or param.startswith(f"{place}."):
+                error.message = error.message.replace(param, own)
+                error.param = own
+                return error
+        return error
+
+
+def check(body: object) -> dict[str, Any]:
+    """The body, as far as any request must be right to be sent on. Raises BadRequestError."""
+    if not isinstance(body, dict):
+        raise BadRequestError("The request body must be a JSON object.")
+    require(body, "model", "model")
+    text(body["model"], "model")
+    return body
+
+
+def read(body: Mapping[str, Any]) -> Asked:
+    """A request for an answer. Raises BadRequestError."""
+    return _read(body, ("model", "max_tokens", "messages"))
+
+
+def read_to_count(body: Mapping[str, Any]) -> Asked:
+    """A request to count its tokens. Raises BadRequestError."""
+    return _read(body, ("model", "messages"))
+
+
+def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
+    check_fields(body, required)
+    given = {name: value for name, value in body.items() if value is not None}
+    if given.get("mcp_servers"):
+        raise BadRequestError("MCP servers are not served here.", param="mcp_servers")
+    tools = offered(given.get("tools", []))
+    talk = talk_of(given.get("system"), given["messages"])
+    thinking = given.get("thinking", {"type": "disabled"})
+    return Asked(
+        chat={
+            **{name: given[name] for name in _SAME if name in given},
+            **placed(_unknown(given), "every call"),
+            "messages": talk.messages,
+            **_parameters(given),
+            **(_CONTINUED if talk.messages[-1]["role"] == "assistant" else {}),
+            **_tools(given, tools),
+            **_extension(given),
+        },
+        places=talk.places,
+        own_tools=tools.own,
+        code_execution=tools.code_execution,
+        thinking=thinking["type"] != "disabled" and thinking.get("display") != "omitted",
+        stop_sequences=tuple(given.get("stop_sequences", ())),
+    )
+
+
+def _unknown(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the backend's own, which are carried."""
+    return {name: given[name] for name in given if name not in FIELDS and name not in _HINTS}
+
+
+def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters that have other names there."""
+    told: dict[str, Any] = {}
+    if given.get("stop_sequences"):
+        told["stop"] = given["stop_sequences"]
+    if user := given.get("metadata", {}).get("user_id"):
+        told["user"] = user
+    if "service_tier" in given:
+        told["service_tier"] = _TIERS[given["service_tier"]]
+    output = given.get("output_config", {})
+    if output.get("effort"):
+        told["reasoning_effort"] = output["effort"]
+    if form := output.get("format") or given.get("output_format"):
+        named = {"name": "answer", "schema": form["schema"], "strict": True}
+        told["response_format"] = {"type": "json_schema", "json_schema": named}
+    return told
+
+
+def _tools(given: Mapping[str, Any], tools: Offered) -> dict[str, Any]:
+    told: dict[str, Any] = {"tools": [chat_tool(tool) for tool in tools.own]} if tools.own else {}
+    if "tool_choice" in given:
+        told |= chat_tool_choice(given["tool_choice"], tools)
+    return told
+
+
+def _extension(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The proxy's own field, and the container, which is the same as one that it names."""
+    ours = given.get("sandbox", {})
+    container = given.get("container", {})
+    named = container if isinstance(container, str) else container.get("id")
+    if not isinstance(container, str) and container.get("skills"):
+        raise BadRequestError("Skills are not served here.", param="container.skills")
+    if named:
+        ours = {"container_id": named, **ours}
+    return {"sandbox": ours} if ours else {}
+
+
+def to_be_counted(body: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    """The request as other servers of this dialect take it: every tool with its schema."""
+    others = {name: value for name, value in body.items() if name not in ("sandbox", "tools")}
+    return {**others, "tools": list(asked.own_tools)} if asked.own_tools else others

@@ -1,0 +1,196 @@
+"""The anthropic SDK: sync and async, whole, streamed and with its helpers."""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import anthropic
+from pydantic import BaseModel
+from stage import KEY, MODEL, SAID, TIMEOUT_S, WARMTH, play, warmth
+
+HOW: dict[str, Any] = {"api_key": KEY, "max_retries": 0, "timeout": TIMEOUT_S}
+FINISH = {"end_turn": "stop", "tool_use": "tool_calls"}
+"""The reasons to stop, as the other clients call them."""
+FUNCTION = WARMTH["function"]
+TOOL = {
+    "name": FUNCTION["name"],
+    "description": FUNCTION["description"],
+    "input_schema": FUNCTION["parameters"],
+}
+
+
+class Place(BaseModel):
+    city: str
+    degrees: int
+
+
+@cache
+def sync_at(url: str) -> Any:
+    return anthropic.Anthropic(base_url=url.removesuffix("/v1"), **HOW)
+
+
+@cache
+def async_at(url: str) -> Any:
+    return anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), **HOW)
+
+
+def asked(words: str) -> dict[str, Any]:
+    """As an app asks that shows what the model thinks."""
+    return {
+        "model": MODEL,
+        "max_tokens": 2000,
+        "messages": [{"role": "user", "content": words}],
+        "thinking": {"type": "adaptive"},
+    }
+
+
+def shown(message: Any) -> dict[str, Any]:
+    """A message, whole or added up by the SDK."""
+    usage = message.usage
+    sandbox = message.model_extra.get("sandbox", {})
+    return {
+        "text": "".join(block.text for block in message.content if block.type == "text"),
+        "finish": FINISH[message.stop_reason],
+        "calls": [block.name for block in message.content if block.type == "tool_use"],
+        "thought": "".join(block.thinking for block in message.content if block.type == "thinking"),
+        "usage": [usage.input_tokens, usage.output_tokens],
+        "files": {file["filename"]: file["url"] for file in sandbox.get("files", [])},
+    }
+
+
+def added_up(events: Iterable[Any]) -> dict[str, Any]:
+    """The events of a stream, as an app adds them up that looks at all of them."""
+    found: dict[str, Any] = {"text": "", "thought": "", "calls": []}
+    for event in events:
+        match event.type:
+            case "content_block_start" if event.content_block.type == "tool_use":
+                found["calls"].append(event.content_block.name)
+            case "content_block_delta" if event.delta.type == "text_delta":
+                found["text"] += event.delta.text
+            case "content_block_delta" if event.delta.type == "thinking_delta":
+                found["thought"] += event.delta.thinking
+            case "message_delta":
+                files = event.model_extra["sandbox"]["files"]
+                found["finish"] = FINISH[event.delta.stop_reason]
+                found["usage"] = [event.usage.input_tokens, event.usage.output_tokens]
+                found["files"] = {file["filename"]: file["url"] for file in files}
+    return found
+
+
+def whole(url: str, words: str) -> Any:
+    return shown(sync_at(url).messages.create(**asked(words)))
+
+
+def streamed(url: str, words: str) -> Any:
+    return added_up(sync_at(url).messages.create(**asked(words), stream=True))
+
+
+def helper(url: str, words: str) -> Any:
+    with sync_at(url).messages.stream(**asked(words)) as stream:
+        told = "".join(stream.text_stream)
+        message = shown(stream.get_final_message())
+    assert told == message["text"]
+    return message
+
+
+async def whole_async(url: str, words: str) -> Any:
+    return shown(await async_at(url).messages.create(**asked(words)))
+
+
+async def streamed_async(url: str, words: str) -> Any:
+    stream = await async_at(url).messages.create(**asked(words), stream=True)
+    return added_up([event async for event in stream])
+
+
+async def helper_async(url: str, words: str) -> Any:
+    async with async_at(url).messages.stream(**asked(words)) as stream:
+        told = "".join([text async for text in stream.text_stream])
+        message = shown(await stream.get_final_message())
+    assert told == message["text"]
+    return message
+
+
+def beta(url: str, words: str) -> Any:
+    """With the server's own computer, as its beta has it."""
+    computer = {"type": "code_execution_20250825", "name": "code_execution"}
+    message = sync_at(url).beta.messages.create(
+        **asked(words), tools=[computer], betas=["code-execution-2025-08-25"]
+    )
+    assert message.container.id
+    return shown(message)
+
+
+def tools(url: str) -> Any:
+    """By hand: the call, its answer, the answer to that."""
+    asking = {**asked(SAID["tools"]), "tools": [TOOL]}
+    client = sync_at(url)
+    first = client.messages.create(**asking)
+    asking["messages"] += [first.to_param(), answer_to(first)]
+    return [shown(first), shown(client.messages.create(**asking))]
+
+
+def tools_helper(url: str) -> Any:
+    """The same by the stream helper."""
+    asking = {**asked(SAID["tools"]), "tools": [TOOL]}
+    steps = []
+    client = sync_at(url)
+    for _ in range(2):
+        with client.messages.stream(**asking) as stream:
+            message = stream.get_final_message()
+        steps.append(shown(message))
+        asking["messages"] += [message.to_param(), answer_to(message)]
+    return steps
+
+
+def answer_to(message: Any) -> dict[str, Any]:
+    return {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": block.id, "content": warmth("Bonn")}
+            for block in message.content
+            if block.type == "tool_use"
+        ],
+    }
+
+
+def tool_runner(url: str) -> Any:
+    """The SDK calls the tool and asks again."""
+    tool = anthropic.beta_tool(warmth)
+    runner = sync_at(url).beta.messages.tool_runner(**asked(SAID["tools"]), tools=[tool])
+    return shown(runner.until_done())["text"]
+
+
+def shape(url: str) -> Any:
+    message = sync_at(url).messages.parse(**asked(SAID["shape"]), output_format=Place)
+    return message.parsed_output.model_dump()
+
+
+def shape_helper(url: str) -> Any:
+    asking = sync_at(url).messages.stream(**asked(SAID["shape"]), output_format=Place)
+    with asking as stream:
+        return stream.get_final_message().parsed_output.model_dump()
+
+
+def models(url: str) -> Any:
+    return [model.id for model in sync_at(url).models.list()]
+
+
+play(
+    ways={
+        "whole": whole,
+        "streamed": streamed,
+        "helper": helper,
+        "async": whole_async,
+        "async streamed": streamed_async,
+        "async helper": helper_async,
+        "beta": beta,
+    },
+    alone={
+        "tools": tools,
+        "tools helper": tools_helper,
+        "tool runner": tool_runner,
+        "shape": shape,
+        "shape helper": shape_helper,
+        "models": models,
+    },
+)

@@ -1,0 +1,314 @@
+"""POST /v1/messages: what requests in Anthropic's dialect come to."""
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from proxy.inputs import Inputs
+from proxy.models.scripted import call, text_reply, tool_reply
+from sandbox_runtime.errors import SandboxUnavailableError
+from tests.clients.messages import ASKED, COMPUTER, PATH, WARMTH, asking, events, texts
+from tests.fakes.backend import Held, Refusal, scripted_backend
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.server import KINDS, Kind, door_to, house, join, serve
+from tests.fakes.uploads import DirectoryUploads
+
+GIF = base64.b64encode(b"GIF89a;").decode()
+DONE = [text_reply("Done.")]
+
+
+def said(*content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(content)}]
+
+
+def sent(message: Any) -> dict[str, Any]:
+    """A message as its client sends it back."""
+    return {"role": "assistant", "content": message["content"]}
+
+
+async def test_pictures_and_documents_lie_in_the_sandbox_and_pictures_are_seen(
+    tmp_path: Path,
+) -> None:
+    image = {"type": "base64", "media_type": "image/gif", "data": GIF}
+    paper = {"type": "base64", "media_type": "application/pdf", "data": GIF}
+    content = [
+        {"type": "image", "source": image},
+        {"type": "document", "title": "a paper.pdf", "source": paper},
+        {"type": "text", "text": "What are these?"},
+    ]
+    script: list[Any] = [tool_reply(call("execute_bash", command="ls documents")), *DONE]
+    async with asking(script, tmp_path) as client:
+        await client.message(messages=said(*content))
+    _, user, _, listed = client.heard["messages"]
+    assert user["content"][0] == {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/gif;base64,{GIF}"},
+    }
+    assert "/testbed/documents/a_paper.pdf" in user["content"][2]["text"]
+    assert listed["content"].splitlines()[2:] == ["a_paper.pdf", "image-1.gif"]
+
+
+async def test_an_upload_lies_in_the_sandbox(tmp_path: Path) -> None:
+    script: list[Any] = [tool_reply(call("execute_bash", command="cat documents/a.txt")), *DONE]
+    uploads = DirectoryUploads(tmp_path)
+    upload = {"type": "container_upload", "file_id": uploads.add("mine", "a.txt", b"forty-two")}
+    async with asking(script, tmp_path, inputs=Inputs(uploads=uploads), api_key="mine") as client:
+        key = {"x-api-key": "mine"}
+        await client.message(key, messages=said(upload), tools=[COMPUTER])
+        missing = await client.error(key, messages=said({**upload, "file_id": "file-0"}))
+    assert "forty-two" in client.heard["messages"][-1]["content"]
+    assert missing[1]["message"] == "Invalid 'messages.0.content.0': no file 'file-0' was found."
+
+
+async def test_data_that_cannot_be_read_is_named_as_the_client_knows_it(tmp_path: Path) -> None:
+    broken = {"type": "base64", "media_type": "image/gif", "data": "@@"}
+    content = [{"type": "text", "text": "See"}, {"type": "image", "source": broken}]
+    async with asking([], tmp_path) as client:
+        status, error = await client.error(messages=said(*content), system="Be brief.")
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith("Invalid file data: 'messages.0.content.1'.")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_tool_of_the_clients_is_called_between_ours_and_the_sandbox_waits(
+    kind: Kind, tmp_path: Path
+) -> None:
+    script: list[Any] = [
+        tool_reply(call("execute_bash", command="echo kept > a.txt"), call("warmth", city="Bonn")),
+        tool_reply(call("execute_bash", command="cat a.txt")),
+        tool_reply(call("submit", answer="21 degrees.")),
+    ]
+    with anyio.fail_after(60):
+        async with (
+            scripted_backend(script) as backend,
+            house(backend, kind, tmp_path) as url,
+            httpx.AsyncClient(base_url=url, timeout=None) as http,
+        ):
+            asked = {**ASKED, "tools": [WARMTH]}
+            first = (await http.post(PATH, json=asked)).json()
+            result = {"type": "tool_result", "tool_use_id": first["content"][-1]["id"]}
+            turns = [*ASKED["messages"], sent(first), *said({**result, "content": "21"})]
+            second = (await http.post(PATH, json={**asked, "messages": turns})).json()
+    run_id = first["sandbox"]["run_id"]
+    use = {"id": f"call_{run_id}_1", "name": "warmth", "input": {"city": "Bonn"}}
+    assert first["content"] == [{"type": "tool_use", **use}]
+    assert first["stop_reason"] == "tool_use"
+    assert texts(second) == ["21 degrees."]
+    told = [each for each in backend.requests[-1].body["messages"] if each["role"] == "tool"]
+    assert [each["content"].splitlines()[-1] for each in told][1:] == ["21", "kept"]
+
+
+async def test_a_call_of_a_clients_tool_is_streamed_as_a_block(tmp_path: Path) -> None:
+    script: list[Any] = [tool_reply(call("warmth", city="Bonn"))]
+    async with asking(script, tmp_path) as client:
+        response = await client.ask(stream=True, tools=[WARMTH])
+    started, written, stopped, end, _ = events(response)[1:]
+    assert started["content_block"]["type"] == "tool_use"
+    assert started["content_block"]["input"] == {}
+    assert json.loads(written["delta"]["partial_json"]) == {"city": "Bonn"}
+    assert stopped["type"] == "content_block_stop"
+    assert end["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_arguments_that_are_no_object_are_handed_on_as_they_are(tmp_path: Path) -> None:
+    broken = {"name": "warmth", "arguments": '{"city": '}
+    script: list[Any] = [{"tool_calls": [broken]}]
+    async with asking(script, tmp_path) as client:
+        message = await client.message(tools=[WARMTH])
+    assert message["content"][0]["input"] == {"invalid_arguments": '{"city": '}
+
+
+async def test_a_clients_editor_keeps_the_name_that_is_also_ours(tmp_path: Path) -> None:
+    editor = {"type": "text_editor_20250124", "name": "str_replace_editor"}
+    script: list[Any] = [tool_reply(call("str_replace_editor", command="view", path="/a"))]
+    async with asking(script, tmp_path) as client:
+        message = await client.message(tools=[editor])
+    names = [tool["function"]["name"] for tool in client.heard["tools"]]
+    assert {"sandbox_str_replace_editor", "str_replace_editor"} < set(names)
+    assert message["content"][0]["name"] == "str_replace_editor"
+    assert message["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_container_is_gone_on_with_by_its_name(kind: Kind, tmp_path: Path) -> None:
+    script: list[Any] = [
+        tool_reply(call("execute_bash", command="echo kept > a.txt")),
+        *DONE,
+        tool_reply(call("execute_bash", command="cat a.txt")),
+        *DONE,
+    ]
+    with anyio.fail_after(60):
+        async with (
+            scripted_backend(script) as backend,
+            house(backend, kind, tmp_path) as url,
+            httpx.AsyncClient(base_url=url, timeout=None) as http,
+        ):
+            asked = {**ASKED, "tools": [COMPUTER]}
+            first = (await http.post(PATH, json=asked)).json()
+            name = first["container"]["id"]
+            second = (await http.post(PATH, json={**asked, "container": name})).json()
+    assert second["container"]["id"] == name
+    assert second["content"][1]["content"]["stdout"] == "kept\n"
+
+
+async def test_a_container_that_is_gone_begins_anew(tmp_path: Path) -> None:
+    script: list[Any] = [tool_reply(call("execute_bash", command="ls")), *DONE]
+    async with asking(script, tmp_path) as client:
+        message = await client.message(tools=[COMPUTER], container={"id": "container_gone"})
+    assert texts(message) == ["Done."]
+
+
+async def test_an_answer_in_a_form_is_held_to_it(tmp_path: Path) -> None:
+    schema = {"type": "object", "required": ["city"]}
+    form = {"type": "json_schema", "schema": schema}
+    script: list[Any] = [text_reply("Bonn"), text_reply("no"), text_reply('{"city": "Bonn"}')]
+    async with asking(script, tmp_path) as client:
+        message = await client.message(output_config={"format": form})
+    assert texts(message) == ['{"city": "Bonn"}']
+    assert client.heard["response_format"]["json_schema"]["schema"] == schema
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tool_choice": {"type": "none"}, "tools": [WARMTH]},
+        {"max_tokens": 1},
+        {"messages": said({"type": "text", "text": "Write a short title for this chat."})},
+        {"messages": [*ASKED["messages"], {"role": "assistant", "content": "{"}]},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_wants_no_computer_is_one_call_without_one(
+    stream: bool, body: Any, tmp_path: Path
+) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+    script: list[Any] = [{"reasoning": "Hm.", "content": "Dots", "usage": usage}] * 2
+    async with asking(script, tmp_path) as client:
+        response = await client.ask(stream=stream, **{"tools": [COMPUTER], **body})
+        names = [tool["function"]["name"] for tool in client.heard.get("tools", [])]
+    assert len(client.backend.requests) == 1
+    assert names == []
+    assert client.heard["messages"][0]["role"] != "system"
+    if stream:
+        found = events(response)
+        said = [event["delta"].get("text", "") for event in found if "delta" in event]
+        text, end = "".join(said), found[-2]
+    else:
+        end = response.json()
+        (text,) = texts(end)
+        assert end["container"] is None
+    assert text == "Dots"
+    assert end["usage"]["output_tokens"] == 1
+
+
+async def test_one_call_that_takes_too_long_fails_in_time(tmp_path: Path) -> None:
+    script: list[Any] = [Held(text_reply("Late."), asyncio.Event())]
+    async with asking(script, tmp_path) as client:
+        response = await client.ask({"X-Sandbox-Deadline": "0.2"}, max_tokens=1)
+    assert (response.status_code, response.headers["x-should-retry"]) == (504, "false")
+    assert response.json()["error"]["type"] == "timeout_error"
+
+
+# Keys, errors
+
+
+async def test_the_key_is_taken_where_anthropics_clients_send_it(tmp_path: Path) -> None:
+    async with asking(list(DONE), tmp_path, api_key="sk-ours") as client:
+        own = await client.ask({"x-api-key": "sk-ours"})
+        bearer = await client.ask({"Authorization": "Bearer sk-ours"})
+        refused = await client.error({"x-api-key": "sk-other"})
+    assert (own.status_code, bearer.status_code) == (200, 200)
+    assert (refused[0], refused[1]["type"]) == (401, "authentication_error")
+
+
+@pytest.mark.parametrize(
+    ("status", "type"),
+    [
+        (400, "invalid_request_error"),
+        (404, "not_found_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+async def test_the_backends_error_keeps_its_status_and_gets_its_type(
+    status: int, type: str, tmp_path: Path
+) -> None:
+    async with asking([Refusal(status, "so it is")], tmp_path) as client:
+        told = await client.error()
+    assert told == (status, {"type": type, "message": "so it is"})
+
+
+async def test_where_no_computer_is_to_be_had_the_service_is_overloaded(tmp_path: Path) -> None:
+    none = MemorySandboxes(failure=SandboxUnavailableError("none left", retry_after_s=1))
+    script: list[Any] = [tool_reply(call("execute_bash", command="true"))]
+    async with scripted_backend(script) as backend:
+        model = door_to(backend)
+        async with (
+            serve(join(model, none, tmp_path)) as url,
+            httpx.AsyncClient(base_url=url, timeout=None) as http,
+        ):
+            response = await http.post(PATH, json=ASKED)
+        await model.aclose()
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "type"),
+    [
+        ("GET", PATH, 405, "invalid_request_error"),
+        ("DELETE", f"{PATH}/count_tokens", 405, "invalid_request_error"),
+        ("GET", f"{PATH}/msg_1", 404, "not_found_error"),
+        ("POST", f"{PATH}/batches", 404, "not_found_error"),
+    ],
+)
+async def test_other_paths_and_methods_are_refused_in_the_same_words(
+    method: str, path: str, status: int, type: str, tmp_path: Path
+) -> None:
+    async with asking([], tmp_path) as client:
+        response = await client.http.request(method, path)
+    told = response.json()
+    assert (response.status_code, told["type"]) == (status, "error")
+    assert told["error"]["type"] == type
+    assert told["request_id"] == response.headers["request-id"]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"model": 1}', b'"a"'])
+async def test_what_is_no_request_is_refused(content: bytes, tmp_path: Path) -> None:
+    async with asking([], tmp_path) as client:
+        response = await client.http.post(PATH, content=content)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"X-Sandbox-Steps": "loud"}, "sandbox.steps"),
+        ({"X-Sandbox-Deadline": "soon"}, "X-Sandbox-Deadline"),
+    ],
+)
+async def test_our_own_headers_are_read(
+    headers: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    async with asking([], tmp_path) as client:
+        status, error = await client.error(headers)
+    assert status == 400
+    assert words in error["message"]
+
+
+async def test_a_request_that_comes_again_is_no_second_run(tmp_path: Path) -> None:
+    headers = {"Idempotency-Key": "once"}
+    async with asking(list(DONE), tmp_path) as client:
+        first = await client.message(headers)
+        second = await client.message(headers)
+        streamed = await client.ask(headers, stream=True)
+    assert first["id"] == second["id"] == events(streamed)[0]["message"]["id"]
+    assert len(client.backend.requests) == 1
