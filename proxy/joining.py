@@ -130,7 +130,7 @@ def build_services(
     )
     services = Services(
         model=model,
-        runs=Runs(agent, store.parked),
+        runs=Runs(agent, store.parked, store.runs),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,

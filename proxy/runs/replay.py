@@ -67,11 +67,6 @@ class Replay:
         )
         return [*self._events, *others]
 
-    @property
-    def chars(self) -> int:
-        """How large it is, about."""
-        return self._chars + sum(other.chars for other in self._others.values())
-
     def _append(self, event: Event) -> None:
         match event:
             case AnswerDelta(_, None) | ReasoningDelta() | ToolOutput():

@@ -72,7 +72,42 @@ CONVERSATIONS = (
         expires_at BIGINT NOT NULL
     )""",
 )
-STEPS = (FILES, CONTAINERS, CONVERSATIONS)
+KEPT_RUNS = (
+    # What of it is read again depends on the code: who changes that empties this table.
+    """CREATE TABLE runs (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        key TEXT,
+        fingerprint TEXT NOT NULL,
+        status TEXT NOT NULL,
+        process TEXT NOT NULL,
+        for_retry BOOLEAN NOT NULL,
+        model TEXT NOT NULL,
+        container_id TEXT NOT NULL,
+        created_at BIGINT NOT NULL,
+        record TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        expires_at BIGINT
+    )""",
+    "CREATE INDEX runs_by_key ON runs (owner, key)",
+    "CREATE INDEX runs_by_fingerprint ON runs (owner, fingerprint)",
+    "ALTER TABLE parked_runs RENAME TO parked_runs_before",
+    """CREATE TABLE parked_runs (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        run_id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        record TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL
+    )""",
+    """INSERT INTO parked_runs (run_id, owner, record, bytes, expires_at)
+        SELECT run_id, owner, record, length(record), expires_at
+        FROM parked_runs_before ORDER BY expires_at""",
+    "DROP TABLE parked_runs_before",
+    "CREATE INDEX parked_runs_of_owner ON parked_runs (owner, seq)",
+)
+STEPS = (FILES, CONTAINERS, CONVERSATIONS, KEPT_RUNS)
 
 
 def migrate(connection: Connection) -> None:

@@ -1,6 +1,6 @@
 """How much of the store a key may fill."""
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Delete, Select, Table, delete, func, select
 
 from proxy.errors import QuotaError
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS, FILES
@@ -32,3 +32,21 @@ def _put_into_containers(owner: str, now: float) -> Select[int]:
             CONTAINERS.c.expires_at > now,
         )
     )
+
+
+def oldest_beyond(table: Table, owner: str, *, max_rows: int, max_bytes: int) -> Delete:
+    """What deletes an owner's oldest rows, of those that have an end, where they are too many or
+    too large together; the newest stays whatever its size."""
+    newest_first = table.c.seq.desc()
+    counted = (
+        select(
+            table.c.seq,
+            func.row_number().over(order_by=newest_first).label("number"),
+            func.sum(table.c.bytes).over(order_by=newest_first).label("total"),
+        )
+        .where(table.c.owner == owner, table.c.expires_at.is_not(None))
+        .subquery()
+    )
+    too_many = (counted.c.number > max_rows) | (counted.c.total > max_bytes)
+    beyond = select(counted.c.seq).where(counted.c.number > 1, too_many)
+    return delete(table).where(table.c.seq.in_(beyond))

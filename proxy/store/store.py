@@ -15,8 +15,10 @@ from proxy.store.container_files import ContainerFileShelf
 from proxy.store.containers import ContainerShelf
 from proxy.store.database import Database
 from proxy.store.parked import ParkedShelf
+from proxy.store.runs import RunShelf
 from proxy.store.uploads import UploadShelf
 from proxy.store.workspaces import WorkspaceShelf
+from sandbox_runtime.ownership import Owner
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +60,14 @@ class Store:
         self.container_files = ContainerFileShelf(self._database, self.blobs, now)
         self.workspaces = WorkspaceShelf(self._database, self.blobs, now, sessions)
         self.parked = ParkedShelf(self._database, now)
+        self._process = Owner(directory)
+        self.runs = RunShelf(self._database, now, self._process)
         self._shelves: tuple[Shelf, ...] = (
             self.uploads,
             self.containers,
             self.workspaces,
             self.parked,
+            self.runs,
         )
 
     async def sweep(self) -> None:
@@ -72,6 +77,7 @@ class Store:
         missing = await asyncio.to_thread(self.blobs.sweep, known, now)
         if missing:
             await self._database.write(lambda connection: self._lose(connection, missing, now))
+        await asyncio.to_thread(self._process.forget_dead)
 
     async def keep_swept(self) -> None:
         """Sweep at once and every few minutes, until cancelled."""
@@ -85,6 +91,7 @@ class Store:
     def close(self) -> None:
         """Finish what was begun. Safe to call twice."""
         self._database.close()
+        self._process.release()
 
     def _expire(self, connection: Connection, now: int) -> dict[str, int]:
         known: dict[str, int] = {}

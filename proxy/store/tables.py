@@ -1,6 +1,6 @@
 """The tables as the code sees them; `migrations` makes them."""
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Table, Text
 
 METADATA = MetaData()
 
@@ -68,8 +68,28 @@ WORKSPACES = Table(
 PARKED_RUNS = Table(
     "parked_runs",
     METADATA,
-    Column("run_id", Text, primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("run_id", Text, nullable=False, unique=True),
     Column("owner", Text, nullable=False),
     Column("record", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
+)
+RUNS = Table(
+    "runs",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("key", Text),
+    Column("fingerprint", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("process", Text, nullable=False),
+    Column("for_retry", Boolean, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("container_id", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
 )
