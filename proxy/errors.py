@@ -96,9 +96,9 @@ class BodyTooLargeError(ProxyError):
 class QuotaError(ProxyError):
     """The key's files fill all the room it has."""
 
-    def __init__(self, *, used: int, quota: int) -> None:
+    def __init__(self, why: str) -> None:
         super().__init__(
-            f"There is no room for this file: {used} of {quota} bytes are used. Delete some first.",
+            f"There is no room for this file: {why}. Delete some first.",
             status=400,
             type="invalid_request_error",
             code="storage_quota_exceeded",

@@ -374,7 +374,7 @@ class _Run:
         sandbox = self._toolbox.computer
         if sandbox is None:
             return [], Selection((), ())
-        produced = await self._outputs.produced(sandbox)
+        produced = await self._outputs.produced(sandbox, await self._writer.dead_links())
         selection = select(produced, self._agent.artifact_limits)
         artifacts = []
         for file in selection.chosen:

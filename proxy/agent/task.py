@@ -50,6 +50,9 @@ class Outbox(Protocol):
     def url(self, path: str) -> str:
         """Where a file will be found, once saved."""
 
+    async def has(self, path: str) -> bool:
+        """Whether a file can be found there."""
+
     async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
         """Take a file out of the sandbox. Raises SandboxFileError."""
 

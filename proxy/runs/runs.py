@@ -90,6 +90,18 @@ class Runs:
             return run.head, run.record()
         return await self._kept.find(owner, run_id)
 
+    async def cancel_in(self, owner: str, container_id: str) -> None:
+        """End the owner's runs that are at work in a container, which is being deleted."""
+        at_work = [
+            run
+            for run in self._runs.values()
+            if (run.claim.owner, run.container_id) == (owner, container_id) and not run.has_ended
+        ]
+        for run in at_work:
+            run.cancel("its container was deleted")
+        for run in at_work:
+            await run.ended()
+
     async def aclose(self) -> None:
         """End all that are at work, and finish keeping what came of the others."""
         at_work = [run for run in self._runs.values() if not run.has_ended]

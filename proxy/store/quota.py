@@ -5,25 +5,31 @@ from sqlalchemy import Connection, Delete, Select, Table, delete, func, select
 from proxy.errors import QuotaError
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS, FILES
 
+MAX_FILES = 10_000
+"""How many files a key may put in, whatever their size."""
+
 
 def require_room(connection: Connection, owner: str, size: int, quota: int, now: float) -> None:
-    """Raises QuotaError where `size` more bytes would be too many."""
+    """Raises QuotaError where one more file, or `size` more bytes, would be too many."""
     sums = (_uploaded(owner, now), _put_into_containers(owner, now))
-    used = sum(connection.execute(each).scalar_one() for each in sums)
+    found = [connection.execute(each).one() for each in sums]
+    files, used = (sum(each) for each in zip(*found, strict=True))
+    if files >= MAX_FILES:
+        raise QuotaError(f"{files} files, the most that are allowed, are there")
     if used + size > quota:
-        raise QuotaError(used=used, quota=quota)
+        raise QuotaError(f"{used} of {quota} bytes are used")
 
 
-def _uploaded(owner: str, now: float) -> Select[int]:
-    return select(func.coalesce(func.sum(FILES.c.bytes), 0)).where(
+def _uploaded(owner: str, now: float) -> Select[int, int]:
+    return select(func.count(), func.coalesce(func.sum(FILES.c.bytes), 0)).where(
         FILES.c.owner == owner, FILES.c.deleted_at.is_(None), FILES.c.expires_at > now
     )
 
 
-def _put_into_containers(owner: str, now: float) -> Select[int]:
+def _put_into_containers(owner: str, now: float) -> Select[int, int]:
     files = CONTAINER_FILES.join(CONTAINERS, CONTAINERS.c.id == CONTAINER_FILES.c.container_id)
     return (
-        select(func.coalesce(func.sum(CONTAINER_FILES.c.bytes), 0))
+        select(func.count(), func.coalesce(func.sum(CONTAINER_FILES.c.bytes), 0))
         .select_from(files)
         .where(
             CONTAINER_FILES.c.owner == owner,

@@ -15,6 +15,7 @@ from proxy.store.container_files import ContainerFileShelf
 from proxy.store.containers import ContainerShelf
 from proxy.store.database import Database
 from proxy.store.parked import ParkedShelf
+from proxy.store.quota import require_room
 from proxy.store.runs import RunShelf
 from proxy.store.uploads import UploadShelf
 from proxy.store.workspaces import WorkspaceShelf
@@ -68,6 +69,12 @@ class Store:
             self.workspaces,
             self.parked,
             self.runs,
+        )
+
+    async def require_room(self, owner: str, size: int, quota: int) -> None:
+        """Raises QuotaError where a file of that size would be too much for its owner."""
+        await self._database.read(
+            lambda connection: require_room(connection, owner, size, quota, self.now())
         )
 
     async def sweep(self) -> None:
