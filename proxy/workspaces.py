@@ -174,7 +174,7 @@ class Workspaces:
         known = await self._snapshots.newest(session) is not None
         for state in [state for state in self._kept if state.session == session]:
             known = True
-            await self._take(state).end()
+            await self._end(state)
         await self._snapshots.discard(session)
         return known
 
@@ -190,7 +190,7 @@ class Workspaces:
         while self._tasks:
             await asyncio.wait(self._tasks)
         for state in list(self._kept):
-            await self._take(state).end()
+            await self._end(state)
 
     # Taking
 
@@ -237,6 +237,11 @@ class Workspaces:
         kept.expiring.cancel()
         return kept.seat
 
+    async def _end(self, state: State) -> None:
+        """End a kept computer, unless somebody was faster."""
+        if state in self._kept:
+            await self._take(state).end()
+
     # Leaving
 
     def _leave(self, parent: State | None, state: State, seat: Seat) -> None:
@@ -278,11 +283,11 @@ class Workspaces:
         return True
 
     async def _keep(self, state: State, seat: Seat) -> None:
-        if state in self._kept:
-            await self._take(state).end()
+        while state in self._kept:  # again, should another run have left the same meanwhile
+            await self._end(state)
         self._kept[state] = _Kept(seat, asyncio.create_task(self._expire(state)))
         while len(self._kept) > self._max_kept:
-            await self._take(next(iter(self._kept))).end()
+            await self._end(next(iter(self._kept)))
         if self._is_wanted:
             self._is_wanted = False
             self.give_back()
@@ -292,7 +297,7 @@ class Workspaces:
             # Files that were too large to be kept otherwise stay with their computer.
             known = await self._snapshots.known(state.session, [state.name])
             if known and state in self._kept:
-                await self._take(state).end()
+                await self._end(state)
                 return
         self._is_wanted = True
 

@@ -235,6 +235,7 @@ class Runs:
             await self._kept.keep(run)
         except Exception:
             log.exception("what came of run %s cannot be kept", run.id)
+            self._kept.forget(run)
         run.is_kept = True
         del self._saving[run.id]
         if not run.listeners:
