@@ -16,6 +16,7 @@ from proxy.agent.events import (
     Refused,
     RunFinished,
     RunStarted,
+    StepsOmitted,
     ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
@@ -31,6 +32,7 @@ STRANGE = "/testbed/output/\udcff"
 EVENTS: list[Event] = [
     RunStarted("r1"),
     TurnStarted(1),
+    StepsOmitted(3),
     ReasoningDelta("Well."),
     ToolCallStarted(1, "c1", "execute_bash", {"command": "ls", "timeout": 3}),
     ToolOutput(1, "stderr", "no\n"),
