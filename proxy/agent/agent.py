@@ -13,7 +13,7 @@ from policies.deadline import time_plan
 from policies.isolation import Isolation
 from policies.limits import Limits, Spent, StopReason, exceeded
 from policies.prompts import NOT_RUN, NUDGE, WHY_NO_MORE_TOOLS, system_prompt
-from policies.sessions import GoesOn
+from policies.sessions import GoesOn, function_call_id
 from proxy.agent.answer import AnswerWriter, answer_file
 from proxy.agent.conversation import Conversation
 from proxy.agent.egress_watch import EgressWatch
@@ -313,7 +313,7 @@ class _Run:
         artifacts, selection = await self._collect()
         await self._emit(RunFinished(stop, self._talk.usage))
         reply = self._ending.reply
-        calls = [{**call.raw, "id": self._minted(call.id)} for call in self._ending.client_calls]
+        calls = [{**call.raw, "id": self._minted(call)} for call in self._ending.client_calls]
         return Result(
             run_id=self._task.run_id,
             container_id=self._task.outbox.container_id,
@@ -342,9 +342,13 @@ class _Run:
             parked=self._parked([call["id"] for call in calls]) if calls else None,
         )
 
-    def _minted(self, id: str) -> str:
+    def _minted(self, call: ToolCall) -> str:
         """An id of ours: models' own are not unique, and by ours we find the run again."""
-        return id if id.startswith(f"call_{self._task.run_id}_") else next(self._call_ids)
+        if (state := self._task.legacy_state) is not None:
+            made = call.raw["function"]
+            return function_call_id(state, made["name"], made["arguments"])
+        is_ours = call.id.startswith(f"call_{self._task.run_id}_")
+        return call.id if is_ours else next(self._call_ids)
 
     def _parked(self, ids: Sequence[str]) -> Parked:
         task = self._task
@@ -364,7 +368,7 @@ class _Run:
 
     def _finish_reason(self, stop: StopReason, answer: str) -> str:
         if stop is StopReason.CLIENT_TOOL_CALLS:
-            return "function_call" if self._task.legacy_functions else "tool_calls"
+            return "tool_calls" if self._task.legacy_state is None else "function_call"
         if not answer and not self._ending.refusal:
             return "length"
         ended = self._ending.finish_reason

@@ -97,8 +97,9 @@ class Task:
     """What the visible answer must be, as far as it can be checked."""
     arriving: Callable[["Task"], Awaitable["Task"]] | None = None
     """What makes the task complete where some of its files have to be fetched."""
-    legacy_functions: bool = False
-    """Whether the client knows its tools as `functions`."""
+    legacy_state: str | None = None
+    """Where the client knows its tools as `functions`, whose calls have no ids: the conversation's
+    state by its own account."""
     others: Sequence["Task"] = ()
     """The same request's further choices, each answered in a run of its own."""
 

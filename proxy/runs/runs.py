@@ -172,9 +172,9 @@ class Runs:
         log.info("run %s started, model %s", run.id, run.model)
         try:
             result = await self.counts.of(choices.run(self.agent, task, emit))
-            for each in (result, *result.others):
+            for each in (*result.others, result):
                 if each.parked:
-                    await self._parked.save(run.claim.owner, each.run_id, each.parked)
+                    await self._parked.save(run.claim.owner, each.parked)
             others = [replace(each, parked=None) for each in result.others]
             result = replace(result, parked=None, others=others)
         except ProxyError as error:

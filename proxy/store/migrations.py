@@ -95,14 +95,15 @@ KEPT_RUNS = (
     "ALTER TABLE parked_runs RENAME TO parked_runs_before",
     """CREATE TABLE parked_runs (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
-        run_id TEXT NOT NULL UNIQUE,
         owner TEXT NOT NULL,
+        name TEXT NOT NULL,
         record TEXT NOT NULL,
         bytes BIGINT NOT NULL,
-        expires_at BIGINT NOT NULL
+        expires_at BIGINT NOT NULL,
+        UNIQUE (owner, name)
     )""",
-    """INSERT INTO parked_runs (run_id, owner, record, bytes, expires_at)
-        SELECT run_id, owner, record, length(record), expires_at
+    """INSERT INTO parked_runs (owner, name, record, bytes, expires_at)
+        SELECT owner, run_id, record, length(record), expires_at
         FROM parked_runs_before ORDER BY expires_at""",
     "DROP TABLE parked_runs_before",
     "CREATE INDEX parked_runs_of_owner ON parked_runs (owner, seq)",

@@ -24,17 +24,20 @@ class ParkedShelf:
         self._database = database
         self._now = now
 
-    async def save(self, owner: str, run_id: str, parked: Parked) -> None:
+    async def save(self, owner: str, parked: Parked) -> None:
         record = json.dumps(parked.to_json())
         row = {
             "owner": owner,
-            "run_id": run_id,
+            "name": parked.name,
             "record": record,
             "bytes": len(record),
             "expires_at": int(self._now()) + KEEP_S,
         }
 
+        same = (PARKED_RUNS.c.owner == owner) & (PARKED_RUNS.c.name == parked.name)
+
         def work(connection: Connection) -> None:
+            connection.execute(delete(PARKED_RUNS).where(same))
             connection.execute(insert(PARKED_RUNS), row)
             connection.execute(
                 oldest_beyond(PARKED_RUNS, owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
@@ -42,10 +45,10 @@ class ParkedShelf:
 
         await self._database.write(work)
 
-    async def find(self, owner: str, run_id: str) -> Parked | None:
+    async def find(self, owner: str, name: str) -> Parked | None:
         query = select(PARKED_RUNS.c.record).where(
             PARKED_RUNS.c.owner == owner,
-            PARKED_RUNS.c.run_id == run_id,
+            PARKED_RUNS.c.name == name,
             PARKED_RUNS.c.expires_at > self._now(),
         )
         record = await self._database.read(lambda c: c.execute(query).scalar_one_or_none())

@@ -11,8 +11,11 @@ import anyio
 import httpx
 import pytest
 
+from policies.artifacts import ArtifactLimits
+from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.runs.runs import Runs
+from proxy.runs.runs import KEEP_S, Runs
+from proxy.store.store import Store
 from tests.clients.chat import (
     FIRST,
     SECOND,
@@ -25,6 +28,7 @@ from tests.clients.chat import (
     reasoning,
 )
 from tests.fakes.backend import Backend, Held, Refusal, scripted_backend
+from tests.fakes.hand_clock import HandClock
 from tests.fakes.server import ATTEMPTS, house
 from tests.fakes.waiting import until
 
@@ -67,6 +71,18 @@ async def test_a_key_s_result_outlives_the_server(
     if not (stream or again):
         assert first.json() == second.json()
     assert len(backend.requests) == 2
+
+
+@pytest.mark.parametrize("later_s", [KEEP_S - 1, KEEP_S])
+async def test_a_result_that_is_too_old_is_made_anew(later_s: float, tmp_path: Path) -> None:
+    clock, answers = HandClock(), []
+    async with scripted_backend([text_reply("one"), text_reply("two")]) as backend:
+        for _ in range(2):
+            files = FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
+            async with house(backend, "memory", tmp_path, files=files) as url, client(url) as http:
+                answers.append(answer(await ask(http, KEY)))
+            clock.advance(later_s)
+    assert answers == ["one", "one" if later_s < KEEP_S else "two"]
 
 
 async def test_a_key_stands_for_one_request_after_a_restart_too(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from policies.limits import Limits, StopReason
 from policies.sessions import GoesOn, Session, State
-from proxy.agent.parking import NO_RESULT, Parked, run_ids
+from proxy.agent.parking import NO_RESULT, Parked, names
 from proxy.agent.task import Result
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -197,7 +197,7 @@ async def test_it_gets_one_at_the_limit_too() -> None:
 def test_runs_are_found_by_the_ids_of_the_calls_that_were_answered_last(
     messages: list[dict[str, Any]], expected: list[str]
 ) -> None:
-    assert run_ids(messages) == expected
+    assert names(messages) == expected
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

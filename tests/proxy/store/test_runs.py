@@ -109,9 +109,9 @@ async def test_the_newest_result_is_kept_whatever_its_size(store: Store) -> None
 
 async def test_the_oldest_runs_that_wait_go_where_they_are_too_large(store: Store) -> None:
     said = {"role": "user", "content": "x" * (MAX_PARKED_BYTES * 2 // 5)}
-    parked = Parked([said], 0, [], as_text=False, goes_on=None)
     for name in ("1", "2", "3"):
-        await store.parked.save(OWNER, name, parked)
+        calls = [(f"call_{name}_1", "c", "weather")]
+        await store.parked.save(OWNER, Parked([said], 0, calls, as_text=False, goes_on=None))
     found = [await store.parked.find(OWNER, name) for name in ("1", "2", "3")]
     assert [each is not None for each in found] == [False, True, True]
 
