@@ -1,6 +1,7 @@
 """Which paths of the backend's server a client reaches through the proxy."""
 
 import re
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Literal
 from urllib.parse import unquote
@@ -37,6 +38,17 @@ _CLOSED_WORDS = frozenset(
     }
 )
 """By word and not by name: servers add such routes with every version."""
+_CLOSED_NAMES = frozenset(
+    {
+        # LiteLLM's and TabbyAPI's models, TabbyAPI's settings, Triton's models, memory and log
+        *("download", "model", "repository", "sampling", "template", "templates"),
+        *("cudasharedmemory", "logging", "systemsharedmemory"),
+    }
+)
+"""Whole, where a word of it stands in harmless routes as well, such as /model_info."""
+_MODELS = "models"
+_ON_MODELS = _CLOSED_WORDS | {"download", "load", "new", "unload", "update"}
+"""What is done to models, anywhere behind /models: LM Studio, llama.cpp, Triton."""
 
 
 def way(path: str) -> Way:
@@ -51,7 +63,18 @@ def way(path: str) -> Way:
             return "plain only"
         if head in OURS:
             return "ours"
-    return "backend" if _CLOSED_WORDS.isdisjoint(re.split("[_-]", head)) else "closed"
+    rest = segments[len(prefixes) + 1 :]
+    return "closed" if _administers(head, rest) else "backend"
+
+
+def _administers(head: str, rest: Sequence[str]) -> bool:
+    if head in _CLOSED_NAMES or not _CLOSED_WORDS.isdisjoint(_words(head)):
+        return True
+    return head == _MODELS and any(not _ON_MODELS.isdisjoint(_words(each)) for each in rest[-2:])
+
+
+def _words(segment: str) -> list[str]:
+    return re.split("[_-]", segment)
 
 
 def _segments(path: str) -> list[str] | None:

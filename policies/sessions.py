@@ -96,11 +96,17 @@ def states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     """
     chain = [""]
     for message in messages:
-        if message.get("role") in ("user", "tool"):
+        if message.get("role") in ("user", "tool", "function"):
             said = json.dumps([message.get("role"), message.get("content")], sort_keys=True)
             chain.append(_digest(f"{chain[-1]}{said}")[:32])
     state, *before = reversed(chain[1:]) if chain[1:] else ("",)
     return state, before[:MAX_PARENTS]
+
+
+def function_call_id(state: str, name: object, arguments: object) -> str:
+    """The id of a call that was made in that state by a client's own account, where its API has no
+    ids of calls: the same when it is shown again."""
+    return f"call_{_digest(json.dumps([state, name, arguments]))[:32]}_1"
 
 
 def container_id(owner: str, unique: str) -> str:

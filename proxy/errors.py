@@ -12,6 +12,8 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 │ └ OutOfTimeError         504        no answer by the deadline; to ask again would end the same way
 ├ IdempotencyError         422        an Idempotency-Key that came before, with another body
 ├ RunCancelledError        409        somebody else ended the run
+├ RunElsewhereError        409        only the process that the run is at work in can end it
+├ RunLostError             503        the run's server ended before the run had a result
 └ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
 """
 
@@ -94,9 +96,9 @@ class BodyTooLargeError(ProxyError):
 class QuotaError(ProxyError):
     """The key's files fill all the room it has."""
 
-    def __init__(self, *, used: int, quota: int) -> None:
+    def __init__(self, why: str) -> None:
         super().__init__(
-            f"There is no room for this file: {used} of {quota} bytes are used. Delete some first.",
+            f"There is no room for this file: {why}. Delete some first.",
             status=400,
             type="invalid_request_error",
             code="storage_quota_exceeded",
@@ -170,6 +172,30 @@ class RunCancelledError(ProxyError):
             type="invalid_request_error",
             code="run_cancelled",
             headers={"x-should-retry": "false"},  # OpenAI's SDKs would begin it anew
+        )
+
+
+class RunElsewhereError(ProxyError):
+    """The run is at work in another process."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The run is at work in another process of this server, which alone can end it.",
+            status=409,
+            type="invalid_request_error",
+            code="run_elsewhere",
+        )
+
+
+class RunLostError(ProxyError):
+    """The run has ended without a result, its server with it or not; it may be asked for anew."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The run's server ended before the run had a result. Ask again.",
+            status=503,
+            type="server_error",
+            code="run_lost",
         )
 
 

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urljoin, urlsplit
+from weakref import WeakValueDictionary
 
 import httpcore
 
@@ -42,9 +43,10 @@ class Fetched:
 
 
 class Room:
-    """How much may be fetched for one request."""
+    """How much may be fetched for one request, and whose it is."""
 
-    def __init__(self, bytes: int) -> None:
+    def __init__(self, bytes: int, owner: str) -> None:
+        self.owner = owner
         self._left = bytes
 
     def take(self, bytes: int) -> None:
@@ -72,16 +74,18 @@ class Fetcher:
     ) -> None:
         self._timeout_s = timeout_s
         self._system = SystemResolver()
-        self._dialer = Dialer(
-            Rules(Egress(mode="open")), forbidden, resolve or self._system, connect, _CONNECT_S
-        )
+        self._forbidden = forbidden
+        self._resolve = resolve or self._system
+        self._connect = connect
         self._tls = tls
+        self._dialers: WeakValueDictionary[str, Dialer] = WeakValueDictionary()
 
     async def fetch(self, url: str, *, max_bytes: int, room: Room) -> Fetched:
         """The file behind a URL. Raises FetchError."""
+        dialer = self._dialers.setdefault(room.owner, self._new_dialer())
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._follow(url, max_bytes, room)
+                return await self._follow(url, dialer, max_bytes, room)
         except TimeoutError as error:
             raise FetchError(f"it took longer than {self._timeout_s:g} s") from error
         except EgressError as error:
@@ -95,12 +99,17 @@ class Fetcher:
         """Give back what resolving names holds."""
         self._system.close()
 
-    async def _follow(self, url: str, max_bytes: int, room: Room) -> Fetched:
+    def _new_dialer(self) -> Dialer:
+        """One for each owner: the slow names of one do not hold up another's."""
+        rules = Rules(Egress(mode="open"))
+        return Dialer(rules, self._forbidden, self._resolve, self._connect, _CONNECT_S)
+
+    async def _follow(self, url: str, dialer: Dialer, max_bytes: int, room: Room) -> Fetched:
         for _ in range(_MAX_REDIRECTS + 1):
             host, request = _parsed(url)
             tls = self._tls = self._tls or ssl.create_default_context()  # slow, and seldom needed
             async with (
-                httpcore.AsyncConnectionPool(tls, network_backend=_Network(self._dialer)) as pool,
+                httpcore.AsyncConnectionPool(tls, network_backend=_Network(dialer)) as pool,
                 pool.stream("GET", request, headers=[("Host", host), *_HEADERS]) as answer,
             ):
                 headers = {name.lower(): value.decode("latin-1") for name, value in answer.headers}

@@ -110,6 +110,10 @@ class RunFiles:
         file_id = self._file_id(path)
         return self._files.url(self._base_url, self.container_id, file_id, self._expires)
 
+    async def has(self, path: str) -> bool:
+        files = self._files.store.container_files
+        return await files.get(self.container_id, self._file_id(path), self._owner) is not None
+
     async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
         store = self._files.store
         with store.blobs.new() as writer:

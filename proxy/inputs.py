@@ -73,7 +73,7 @@ class Inputs:
         sizes = await asyncio.to_thread(self._measured, parts) if parts else {}
         here = [await self._here(part, sizes, owner) for part in parts]
         if any(isinstance(part.source, Remote) for part in parts):
-            room = Room(self._max_total - sum(sizes.values()))
+            room = Room(self._max_total - sum(sizes.values()), owner)
             return replace(task, arriving=partial(self._arrive, messages, parts, here, room))
         return self._placed(task, messages, parts, here)
 

@@ -120,6 +120,7 @@ def build_services(
     sessions = config.sessions
     max_kept = min(sessions.max_kept, most(config.sandbox.pool, isolation) // 2)
     workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
+    pool.when_full(workspaces.give_back)
     agent = Agent(
         model,
         workspaces,
@@ -130,7 +131,7 @@ def build_services(
     )
     services = Services(
         model=model,
-        runs=Runs(agent, store.parked),
+        runs=Runs(agent, store.parked, store.runs),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,

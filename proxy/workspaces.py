@@ -140,6 +140,9 @@ class Workspaces:
         self._kept: dict[State, _Kept] = {}
         self._settling: dict[State, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._giving_back: asyncio.Task[None] | None = None
+        self._is_wanted = False
+        """Whether somebody waits for a computer who could not be given one that is kept."""
 
     @asynccontextmanager
     async def use(
@@ -171,16 +174,23 @@ class Workspaces:
         known = await self._snapshots.newest(session) is not None
         for state in [state for state in self._kept if state.session == session]:
             known = True
-            await self._take(state).end()
+            await self._end(state)
         await self._snapshots.discard(session)
         return known
+
+    def give_back(self) -> None:
+        """Somebody waits for a computer: end the one that has been kept longest."""
+        if self._giving_back is None:
+            self._giving_back = asyncio.create_task(self._give_one_back())
+            self._tasks.add(self._giving_back)
+            self._giving_back.add_done_callback(self._given_back)
 
     async def aclose(self) -> None:
         """Keep what is being kept, and give all computers back."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         for state in list(self._kept):
-            await self._take(state).end()
+            await self._end(state)
 
     # Taking
 
@@ -227,6 +237,11 @@ class Workspaces:
         kept.expiring.cancel()
         return kept.seat
 
+    async def _end(self, state: State) -> None:
+        """End a kept computer, unless somebody was faster."""
+        if state in self._kept:
+            await self._take(state).end()
+
     # Leaving
 
     def _leave(self, parent: State | None, state: State, seat: Seat) -> None:
@@ -268,11 +283,27 @@ class Workspaces:
         return True
 
     async def _keep(self, state: State, seat: Seat) -> None:
-        if state in self._kept:
-            await self._take(state).end()
+        while state in self._kept:  # again, should another run have left the same meanwhile
+            await self._end(state)
         self._kept[state] = _Kept(seat, asyncio.create_task(self._expire(state)))
         while len(self._kept) > self._max_kept:
-            await self._take(next(iter(self._kept))).end()
+            await self._end(next(iter(self._kept)))
+        if self._is_wanted:
+            self._is_wanted = False
+            self.give_back()
+
+    async def _give_one_back(self) -> None:
+        for state in list(self._kept):
+            # Files that were too large to be kept otherwise stay with their computer.
+            known = await self._snapshots.known(state.session, [state.name])
+            if known and state in self._kept:
+                await self._end(state)
+                return
+        self._is_wanted = True
+
+    def _given_back(self, giving_back: "asyncio.Task[None]") -> None:
+        self._giving_back = None
+        self._tasks.discard(giving_back)
 
     async def _expire(self, state: State) -> None:
         await self._clock.sleep(self._keep_s)

@@ -1,4 +1,4 @@
-"""Whose sandbox is it: a lock that lives exactly as long as the process that holds it.
+"""Whose sandbox or run is it: a lock that lives exactly as long as the process that holds it.
 
 An engine may serve several proxies. Each has an owner id and holds a lock on a file of that name;
 what carries the id of an owner whose lock is free is a leftover. The installation's id keeps
@@ -48,9 +48,11 @@ class Owner:
                 path.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Give the lock back. Safe to call twice."""
         (self._locks / self.id).unlink(missing_ok=True)
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _hold(self, path: Path) -> int:
         while True:

@@ -16,6 +16,7 @@ from proxy.agent.events import (
     FileProduced,
     RunFinished,
     RunStarted,
+    StepsOmitted,
     ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
@@ -78,6 +79,7 @@ def test_the_events_of_steps_are_those_that_are_sent() -> None:
         ToolOutput(1, "stdout", "cc -o a a.c\n"),
         EgressDecided(decision),
         ended,
+        StepsOmitted(12),
         FileProduced("cfile_1", "/testbed/output/a", 880),
         RunFinished(StopReason.SUBMITTED),
     ]

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from policies.artifacts import ArtifactLimits, Selection, select
@@ -13,10 +13,11 @@ from policies.deadline import time_plan
 from policies.isolation import Isolation
 from policies.limits import Limits, Spent, StopReason, exceeded
 from policies.prompts import NOT_RUN, NUDGE, WHY_NO_MORE_TOOLS, system_prompt
-from policies.sessions import GoesOn
+from policies.sessions import GoesOn, function_call_id
 from proxy.agent.answer import AnswerWriter, answer_file
 from proxy.agent.conversation import Conversation
 from proxy.agent.egress_watch import EgressWatch
+from proxy.agent.ending import Ending
 from proxy.agent.events import (
     Emit,
     FileProduced,
@@ -32,7 +33,7 @@ from proxy.agent.model import Model, Reply
 from proxy.agent.outputs import Outputs, given_files, remove_answers
 from proxy.agent.parking import NO_RESULT, Parked, answers
 from proxy.agent.submit_stream import recovered_answer
-from proxy.agent.task import Artifact, Notice, Result, Task
+from proxy.agent.task import Artifact, Result, Task
 from proxy.agent.tool_calls import ToolCall, Turn, understand
 from proxy.agent.toolbox import Toolbox
 from proxy.errors import ContextOverflowError
@@ -73,25 +74,6 @@ class Agent:
             return result
 
 
-@dataclass
-class _Ending:
-    """How a run ends, as far as is known."""
-
-    submitted: str | None = None
-    prose: str = ""
-    """The model's last words that were no tool call."""
-    prose_reply: Reply | None = None
-    """The reply they came in, where they show that the model is done."""
-    finish_reason: str = "stop"
-    client_calls: list[ToolCall] = field(default_factory=list)
-    reply: Reply | None = None
-    """The reply that wrote the answer, or the last one."""
-    choice: Mapping[str, Any] = field(default_factory=dict)
-    """What came beside the answer, where a reply consists of it."""
-    refusal: str | None = None
-    notices: Sequence[Notice] = ()
-
-
 class _Run:
     """One run of the loop."""
 
@@ -119,7 +101,7 @@ class _Run:
         self._writer = AnswerWriter(
             emit, task.outbox, agent.artifact_limits, rewrite_links=task.rewrite_links
         )
-        self._ending = _Ending()
+        self._ending = Ending()
         self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
         self._as_text = False
         self._started = began
@@ -314,7 +296,7 @@ class _Run:
         artifacts, selection = await self._collect()
         await self._emit(RunFinished(stop, self._talk.usage))
         reply = self._ending.reply
-        calls = [{**call.raw, "id": self._minted(call.id)} for call in self._ending.client_calls]
+        calls = [{**call.raw, "id": self._minted(call)} for call in self._ending.client_calls]
         return Result(
             run_id=self._task.run_id,
             container_id=self._task.outbox.container_id,
@@ -343,9 +325,13 @@ class _Run:
             parked=self._parked([call["id"] for call in calls]) if calls else None,
         )
 
-    def _minted(self, id: str) -> str:
+    def _minted(self, call: ToolCall) -> str:
         """An id of ours: models' own are not unique, and by ours we find the run again."""
-        return id if id.startswith(f"call_{self._task.run_id}_") else next(self._call_ids)
+        if (state := self._task.legacy_state) is not None:
+            made = call.raw["function"]
+            return function_call_id(state, made["name"], made["arguments"])
+        is_ours = call.id.startswith(f"call_{self._task.run_id}_")
+        return call.id if is_ours else next(self._call_ids)
 
     def _parked(self, ids: Sequence[str]) -> Parked:
         task = self._task
@@ -365,7 +351,7 @@ class _Run:
 
     def _finish_reason(self, stop: StopReason, answer: str) -> str:
         if stop is StopReason.CLIENT_TOOL_CALLS:
-            return "function_call" if self._task.legacy_functions else "tool_calls"
+            return "tool_calls" if self._task.legacy_state is None else "function_call"
         if not answer and not self._ending.refusal:
             return "length"
         ended = self._ending.finish_reason
@@ -375,7 +361,7 @@ class _Run:
         sandbox = self._toolbox.computer
         if sandbox is None:
             return [], Selection((), ())
-        produced = await self._outputs.produced(sandbox)
+        produced = await self._outputs.produced(sandbox, await self._writer.dead_links())
         selection = select(produced, self._agent.artifact_limits)
         artifacts = []
         for file in selection.chosen:

@@ -29,6 +29,7 @@ class AnswerWriter:
         self._rewrite = rewrite_links
         self._links: LinkWriter | None = None
         self._submit = SubmitStream()
+        self._linked = set[str]()
         self.given = ""
         """The answer so far, before its links are made good."""
         self.text = ""
@@ -43,7 +44,7 @@ class AnswerWriter:
     async def write(self, piece: str, sandbox: Sandbox | None, logprobs: Any = None) -> None:
         """Pass a piece of the answer on."""
         if self._links is None:
-            self._links = LinkWriter(await self._linkable(sandbox), self._outbox.url)
+            self._links = LinkWriter(await self._linkable(sandbox), self._url)
             await self._send("\n\n" if self.text else "", None)
         self.given += piece
         await self._send(self._links.feed(piece), logprobs)
@@ -61,12 +62,21 @@ class AnswerWriter:
             await self.write(missing, sandbox)
         await self._end()
 
+    async def dead_links(self) -> list[str]:
+        """The files that it links to and that cannot be found: not yet, or, where an earlier run
+        has made them, no more."""
+        return [path for path in self._linked if not await self._outbox.has(path)]
+
     async def _linkable(self, sandbox: Sandbox | None) -> list[str]:
         """The files that will be handed back: a link to any other would be dead."""
         if sandbox is None or not self._rewrite:
             return []
         chosen = select(await all_files(sandbox), self._limits).chosen
         return [file.path for file in chosen]
+
+    def _url(self, path: str) -> str:
+        self._linked.add(path)
+        return self._outbox.url(path)
 
     async def _end(self) -> None:
         if self._links is not None:

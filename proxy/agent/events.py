@@ -77,6 +77,13 @@ class ToolCallFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsOmitted:
+    """Stands for the oldest steps, where a listener came too late to hear of them."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class EgressDecided:
     """A program in the sandbox tried to reach a host; told when the connection is over."""
 
@@ -130,6 +137,7 @@ Event = (
     | ToolCallStarted
     | ToolOutput
     | ToolCallFinished
+    | StepsOmitted
     | EgressDecided
     | AnswerDelta
     | Refused

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import suppress
 
 from policies.artifacts import Produced, output_path
@@ -27,15 +27,18 @@ class Outputs:
         listing = await _listing(sandbox, hashes=True)
         self._before = {entry.path: entry.sha256 for entry in listing.entries}
 
-    async def produced(self, sandbox: Sandbox) -> list[Produced]:
-        """The regular files that are new or have changed."""
+    async def produced(self, sandbox: Sandbox, again: Collection[str]) -> list[Produced]:
+        """The regular files that are new, have changed, or are to be handed back `again`."""
         if self._before is None:
             return await all_files(sandbox)
         listing = await _listing(sandbox, hashes=True)
+        before, wanted = self._before, set(again)
         return [
-            Produced(output_path(entry.path), entry.bytes)
+            Produced(path, entry.bytes)
             for entry in listing.entries
-            if entry.kind == "file" and self._before.get(entry.path) != entry.sha256
+            if entry.kind == "file"
+            for path in [output_path(entry.path)]
+            if path in wanted or before.get(entry.path) != entry.sha256
         ]
 
 

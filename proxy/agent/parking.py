@@ -17,11 +17,11 @@ _MINTED = re.compile(r"call_([0-9a-z]+)_\d+")
 class ParkedRuns(Protocol):
     """Where they wait."""
 
-    async def save(self, owner: str, run_id: str, parked: "Parked") -> None:
-        """Keep it for a while, for that owner alone."""
+    async def save(self, owner: str, parked: "Parked") -> None:
+        """Keep it for a while, for that owner alone; in the place of one of the same name."""
 
-    async def find(self, owner: str, run_id: str) -> "Parked | None":
-        """The run, if it still waits. It goes on waiting: the client may ask again."""
+    async def find(self, owner: str, name: str) -> "Parked | None":
+        """The run of that name, if it still waits. It goes on waiting: the client may ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,13 @@ class Parked:
     """Its workspace, where it has one."""
     began: bool = True
     """Whether it has used a computer, so that the answer files in it are its own."""
+
+    @property
+    def name(self) -> str:
+        """What it is found by: what the ids of its calls have in common."""
+        found = _MINTED.fullmatch(self.calls[0][0])
+        assert found
+        return found[1]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON carries it."""
@@ -84,7 +91,7 @@ class Parked:
         return [*self.messages, *told, *_after(messages, ids)]
 
 
-def run_ids(messages: Sequence[Message]) -> list[str]:
+def names(messages: Sequence[Message]) -> list[str]:
     """The runs whose calls are answered after the last word of user or assistant, latest first."""
     found: dict[str, None] = {}
     for message in reversed(messages):

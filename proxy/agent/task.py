@@ -46,10 +46,6 @@ class InputFile:
 class Witness(Protocol):
     """Who is told of all that happens in a run, and of its end before any client is."""
 
-    @property
-    def chars(self) -> int:
-        """How large what it remembers is, about."""
-
     def heard(self, event: Event) -> None:
         """Something has happened."""
 
@@ -69,6 +65,9 @@ class Outbox(Protocol):
 
     def url(self, path: str) -> str:
         """Where a file will be found, once saved."""
+
+    async def has(self, path: str) -> bool:
+        """Whether a file can be found there."""
 
     async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
         """Take a file out of the sandbox. Raises SandboxFileError."""
@@ -114,8 +113,9 @@ class Task:
     """What the visible answer must be, as far as it can be checked."""
     arriving: Callable[["Task"], Awaitable["Task"]] | None = None
     """What makes the task complete where some of its files have to be fetched."""
-    legacy_functions: bool = False
-    """Whether the client knows its tools as `functions`."""
+    legacy_state: str | None = None
+    """Where the client knows its tools as `functions`, whose calls have no ids: the conversation's
+    state by its own account."""
     max_tool_calls: int | None = None
     """How many calls of ours the client allows."""
     alone: bool = False

@@ -16,7 +16,7 @@ from proxy.api.connection import services, while_connected
 from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error
 from proxy.runs.recording import Recording
-from proxy.runs.run import Listener, Run
+from proxy.runs.run import Listener
 from proxy.wire.terms import Terms, read_terms
 
 SEND_TIMEOUT_S = 300
@@ -70,7 +70,7 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
         listener.leave()
         raise
     listener.leave()
-    return JSON(content, headers=headers(listener.run))
+    return JSON(content, headers=headers(listener.run.id, listener.run.container_id))
 
 
 def streamed(
@@ -81,10 +81,12 @@ def streamed(
     return _StreamResponse(listener, frames, silence_s)
 
 
-def replayed(request: Request, run: Run, recording: Recording, first: int) -> Response:
+def replayed(
+    request: Request, headers: Mapping[str, str], recording: Recording, first: int
+) -> Response:
     """The answer from a frame on, as it was told and as it goes on; who leaves may come back."""
     silence_s = _within_patience(services(request).keep_alive_s, read_terms({}, request.headers))
-    return _Events(_again(recording, first), silence_s, headers(run))
+    return _Events(_again(recording, first), silence_s, headers)
 
 
 def _within_patience(silence_s: float, terms: Terms) -> float:
@@ -108,7 +110,11 @@ class _ProlongedResponse(StreamingResponse):
 
     def __init__(self, listener: Listener, document: Document, every_s: float | None) -> None:
         content = _prolonged(listener, document, every_s)
-        super().__init__(content, media_type="application/json", headers=headers(listener.run))
+        super().__init__(
+            content,
+            media_type="application/json",
+            headers=headers(listener.run.id, listener.run.container_id),
+        )
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +157,11 @@ class _StreamResponse(_Events):
     """The answer as it comes."""
 
     def __init__(self, listener: Listener, frames: Frames, silence_s: float) -> None:
-        super().__init__(_stream(listener, frames), silence_s, headers(listener.run))
+        super().__init__(
+            _stream(listener, frames),
+            silence_s,
+            headers(listener.run.id, listener.run.container_id),
+        )
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -179,6 +189,6 @@ async def _again(recording: Recording, first: int) -> AsyncIterator[bytes]:
         yield "".join(frames).encode()
 
 
-def headers(run: Run) -> dict[str, str]:
+def headers(run_id: str, container_id: str) -> dict[str, str]:
     """What every answer has beside its body."""
-    return {"X-Sandbox-Run": run.id, "X-Sandbox-Container": run.container_id}
+    return {"X-Sandbox-Run": run_id, "X-Sandbox-Container": container_id}

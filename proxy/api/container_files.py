@@ -1,6 +1,7 @@
 """/v1/containers/…/files: one by one for whoever has the link or the key, or all as a zip."""
 
 from collections.abc import Callable
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -12,7 +13,7 @@ from proxy.api.downloads import download, zip_download
 from proxy.api.json_response import JSON
 from proxy.api.multipart import read_form
 from proxy.api.owned_container import no_such_container, owned_container
-from proxy.api.uploads import missing_file, owned_upload, put_upload
+from proxy.api.uploads import missing_file, owned_upload, put_upload, require_room
 from proxy.errors import BadRequestError, NotFoundError, UnauthorizedError
 from proxy.files import WHOLE
 from proxy.store.archive import zipped
@@ -100,7 +101,12 @@ async def _from_upload(request: Request, container_id: str, file_id: str | None)
 async def _from_form(request: Request, container_id: str) -> ContainerFile:
     store, limits = services(request).store, services(request).file_limits
     with store.blobs.new() as writer:
-        form = await read_form(request, writer, max_mib=limits.max_file_mib)
+        form = await read_form(
+            request,
+            writer,
+            max_mib=limits.max_file_mib,
+            admit=partial(require_room, request),
+        )
         file_id = form.fields.get("file_id")
         if form.filename is None:
             return await _from_upload(request, container_id, file_id)

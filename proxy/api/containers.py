@@ -53,6 +53,7 @@ async def retrieve_container(request: Request, container_id: str) -> Response:
 async def delete_container(request: Request, container_id: str) -> Response:
     authorize(request)
     whose = owner(request)
+    await services(request).runs.cancel_in(whose, container_id)
     had_files = await services(request).workspaces.discard(Session(whose, container_id))
     if not (await services(request).store.containers.delete(whose, container_id) or had_files):
         raise no_such_container(container_id)

@@ -7,19 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from policies.sessions import Session, State
 from policies.steps import Steps
 from proxy.agent.events import Event
 from proxy.agent.task import Result, Task
-from proxy.api.answering import headers, replayed
 from proxy.api.connection import owner, services
-from proxy.api.json_response import JSON
 from proxy.api.said_before import Before, is_reference
 from proxy.errors import BadRequestError, ProxyError, RunCancelledError
 from proxy.runs.recording import Recording
-from proxy.runs.run import Listener
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseShelf
 from proxy.wire.responses_answer import Asked, ResponseWriter, StreamedResponse
@@ -36,18 +32,13 @@ class KeptResponse:
         self._shelf = shelf
         self._owner = owner
         self._writer = ResponseWriter(_in_full(asked))
-        self.record: Mapping[str, Any] = self._writer.begin()[0]["response"]
-        """OpenAI's object, as far as it is known."""
+        self.begun: Mapping[str, Any] = self._writer.begin()[0]["response"]
+        """OpenAI's object, before anything is known."""
         self.frames: Recording | None = None
         if asked.body.get("background"):
             self.frames = Recording()
             self._told = StreamedResponse(asked)
             self._record(self._told.begin())
-
-    @property
-    def chars(self) -> int:
-        """See Witness."""
-        return self.frames.chars if self.frames else 0
 
     def heard(self, event: Event) -> None:
         """See Witness."""
@@ -57,28 +48,26 @@ class KeptResponse:
 
     async def ended(self, result: Result) -> None:
         """See Witness."""
-        await self._keep(self._writer.finish(result)[-1]["response"])
-        if self.frames:
-            self._record(self._told.finish(result))
-            self.frames.end()
+        response = self._writer.finish(result)[-1]["response"]
+        await self._keep(response, self._told.finish(result) if self.frames else "")
 
     async def failed(self, error: ProxyError) -> None:
         """See Witness."""
         response = self._writer.fail(error)[-1]["response"]
         if isinstance(error, RunCancelledError):
             response = {**response, "status": "cancelled", "error": None}
-        await self._keep(response)
-        if self.frames:
-            self._record(self._told.fail(error))
-            self.frames.end()
+        await self._keep(response, self._told.fail(error) if self.frames else "")
 
     def _record(self, frames: str) -> None:
         assert self.frames
         self.frames.add(f"{frame}\n\n" for frame in frames.split("\n\n") if frame)
 
-    async def _keep(self, response: Mapping[str, Any]) -> None:
-        self.record = response
-        keeping = asyncio.ensure_future(self._shelf.end(self._owner, response["id"], response))
+    async def _keep(self, response: Mapping[str, Any], last: str) -> None:
+        if self.frames:
+            self._record(last)
+        frames = self.frames.to_json() if self.frames else None
+        work = self._shelf.end(self._owner, response["id"], response, frames)
+        keeping = asyncio.ensure_future(work)
         try:
             await asyncio.shield(keeping)
         except asyncio.CancelledError:
@@ -86,6 +75,9 @@ class KeptResponse:
             raise
         except Exception:  # the client has its answer all the same
             log.exception("response %s cannot be kept", response["id"])
+        finally:
+            if self.frames:
+                self.frames.end()
 
 
 def _in_full(asked: Asked) -> Asked:
@@ -115,10 +107,10 @@ async def keep(
     witness = KeptResponse(store.responses, whose, asked)
     leaves = task.leaves or _as_before(task, whose, before)
     stored = StoredResponse(
-        id=witness.record["id"],
+        id=witness.begun["id"],
         session=leaves.session.name,
         state=leaves.name,
-        record=witness.record,
+        record=witness.begun,
         previous_id=before.previous_id,
         conversation_id=before.conversation_id,
         seen_seq=before.seen_seq,
@@ -134,16 +126,3 @@ def _as_before(task: Task, owner: str, before: Before) -> State:
     goes on from it finds the one before."""
     session = Session(owner, task.outbox.container_id)
     return State(before.follows.session if before.follows else session, task.run_id)
-
-
-def in_background(request: Request, listener: Listener, *, stream: bool) -> Response:
-    """What a client is told at once of a response that is made without it. Leaves the listener."""
-    listener.leave()
-    run = listener.run
-    kept = run.witness
-    assert isinstance(kept, KeptResponse)
-    if stream and kept.frames:
-        return replayed(request, run, kept.frames, 0)
-    begins = kept.record["status"] == "in_progress"
-    response = {**kept.record, "status": "queued"} if begins else kept.record
-    return JSON(response, headers=headers(run))

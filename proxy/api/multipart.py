@@ -1,7 +1,7 @@
 """multipart/form-data: small fields in memory, the one file straight to where it is kept."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from python_multipart.exceptions import FormParserError
@@ -14,8 +14,14 @@ from proxy.store.blobs import BlobWriter
 FILE = "file"
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 64 << 10
+MAX_FORM_BYTES = 64 << 10
+"""What a form is about, beside its file."""
 SILENCE_S = 120
 """How long a client may send nothing before it counts as gone."""
+
+
+Admit = Callable[[int], Awaitable[None]]
+"""Asked before anything is written whether so many bytes may come. Raises ProxyError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +33,15 @@ class Form:
     """None where no file came."""
 
 
-async def read_form(request: Request, writer: BlobWriter, *, max_mib: int) -> Form:
-    """Read the body; the file in it goes to the writer. Raises BadRequestError, and
-    FileTooLargeError when the file is larger than allowed."""
+async def read_form(request: Request, writer: BlobWriter, *, max_mib: int, admit: Admit) -> Form:
+    """Read the body; the file in it goes to the writer. Raises BadRequestError, what `admit`
+    raises, and FileTooLargeError when the file is larger than allowed."""
     parts = _Parts()
     parser = _parser(request, parts)
     stream = request.stream()
     room = max_mib << 20
     try:
+        await admit(_file_bytes(request, room))
         while piece := await _next(stream):
             parser.write(piece)
             for data in parts.take():
@@ -53,6 +60,14 @@ async def read_form(request: Request, writer: BlobWriter, *, max_mib: int) -> Fo
     if not parts.complete:
         raise BadRequestError("The form cannot be read: it ends before its last part does.")
     return Form(parts.fields, parts.filename)
+
+
+def _file_bytes(request: Request, most: int) -> int:
+    """How large the file is at least, by what the client says of its request; 0 where it may be
+    larger than any may, for then it hears of that."""
+    said = request.headers.get("content-length", "")
+    length = int(said) if said.isdecimal() else 0
+    return max(0, length - MAX_FORM_BYTES) if length <= most else 0
 
 
 def _parser(request: Request, parts: "_Parts") -> MultipartParser:

@@ -1,8 +1,6 @@
 """POST /v1/responses."""
 
-import json
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -14,11 +12,12 @@ from policies.steps import Steps
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s
-from proxy.api.connection import authorize, left, parsed, read_body, services
-from proxy.api.kept_response import in_background, is_kept, keep
-from proxy.api.passing import pass_on, passage_of
+from proxy.api.connection import authorize, parsed, read_body, services
+from proxy.api.kept_response import is_kept, keep
+from proxy.api.passing import pass_plain
 from proxy.api.said_before import Before, resolved, said_before
 from proxy.api.tasks import plain_task, task_of
+from proxy.api.told_again import in_background
 from proxy.errors import ProxyError
 from proxy.wire.responses_answer import Asked, StreamedResponse, WholeResponse
 from proxy.wire.responses_request import AsChat, as_chat, check
@@ -33,7 +32,7 @@ async def create_response(request: Request) -> Response:
     written = await read_body(request, services(request).inputs.max_body_bytes)
     body = check(parsed(written))
     if body["model"].endswith(PLAIN_SUFFIX):
-        return await _relayed(request, body)
+        return await pass_plain(request, written)
     before = await said_before(request, body)
     if isinstance(given := body.get("input"), list):
         body = {**body, "input": await resolved(request, given)}
@@ -44,14 +43,6 @@ async def create_response(request: Request) -> Response:
 
 # Not @router.post: see proxy.api.chat.
 router.add_route("/v1/responses", create_response, methods=["POST"])
-
-
-async def _relayed(request: Request, body: dict[str, Any]) -> Response:
-    """The backend's own answer, to a request in its own API."""
-    plain = {key: value for key, value in body.items() if key != "sandbox"}
-    plain["model"] = body["model"].removesuffix(PLAIN_SUFFIX)
-    written = json.dumps(plain).encode()
-    return await pass_on(request, passage_of(request), written, partial(left, request))
 
 
 async def _run(
@@ -88,7 +79,7 @@ async def _run(
 
     listener = await services(request).runs.enter(asked, make_task)
     if body.get("background"):
-        return in_background(request, listener, stream=asked.stream)
+        return await in_background(request, listener, stream=asked.stream)
     run = listener.run
     told = Asked(body, run.id, run.created, run.container_id, steps)
     if not asked.stream:

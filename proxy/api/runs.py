@@ -1,15 +1,19 @@
 """GET and DELETE /v1/runs/{id}: a run that goes on without its client, or whose result is kept."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 
 from policies.steps import suited
+from proxy.agent.events import Event
+from proxy.agent.task import Result
 from proxy.api.connection import authorize, owner, services
 from proxy.api.json_response import JSON
-from proxy.errors import NotFoundError, ProxyError, internal_error
-from proxy.runs.run import Run
+from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
+from proxy.runs.record import Record
+from proxy.runs.run import Head
 from proxy.wire.chat_answer import WholeCompletion, head
 
 router = APIRouter()
@@ -17,50 +21,53 @@ router = APIRouter()
 
 @router.get("/v1/runs/{run_id}")
 async def retrieve_run(request: Request, run_id: str) -> JSON:
-    return JSON(_shown(request, _found(request, run_id)))
+    authorize(request)
+    return JSON(_shown(request, *await _found(request, run_id)))
 
 
 @router.delete("/v1/runs/{run_id}")
 async def cancel_run(request: Request, run_id: str) -> JSON:
-    run = _found(request, run_id)
-    if run.status == "running":
-        run.cancel("it was cancelled")
-        await run.ended()
-    return JSON(_shown(request, run))
-
-
-def _found(request: Request, run_id: str) -> Run:
     authorize(request)
     run = services(request).runs.get(owner(request), run_id)
-    if run is None:
+    if run and run.status == "running":
+        run.cancel("it was cancelled")
+        await run.ended()
+    known, record = await _found(request, run_id)
+    if record.status == "running":
+        raise RunElsewhereError
+    return JSON(_shown(request, known, record))
+
+
+async def _found(request: Request, run_id: str) -> tuple[Head, Record]:
+    found = await services(request).runs.find(owner(request), run_id)
+    if found is None:
         raise NotFoundError(f"No run {run_id!r}.")
-    return run
+    return found
 
 
-def _shown(request: Request, run: Run) -> dict[str, Any]:
+def _shown(request: Request, known: Head, record: Record) -> dict[str, Any]:
     shown: dict[str, Any] = {
-        "id": run.id,
+        "id": known.id,
         "object": "run",
-        "created_at": run.created,
-        "model": run.model,
-        "status": run.status,
+        "created_at": known.created,
+        "model": known.model,
+        "status": "failed" if record.status == "lost" else record.status,
         "completion": None,
         "error": None,
     }
-    if run.status in ("completed", "failed"):
+    if record.status not in ("running", "cancelled"):
         try:
-            shown["completion"] = _completion(request, run)
+            shown["completion"] = _completion(request, known, record.events, record.outcome())
         except ProxyError as error:
             shown |= error.body()
-        except Exception:  # noqa: BLE001 - the run's fault, not this request's; it is in the log
-            shown |= internal_error().body()
     return shown
 
 
-def _completion(request: Request, run: Run) -> dict[str, Any]:
-    names = head(run.id, run.created, run.model)
-    document = WholeCompletion(names, run.id, suited(services(request).steps, request.headers))
-    result = run.result()
-    for event in run.past():
+def _completion(
+    request: Request, known: Head, events: Sequence[Event], result: Result
+) -> dict[str, Any]:
+    names = head(known.id, known.created, known.model)
+    document = WholeCompletion(names, known.id, suited(services(request).steps, request.headers))
+    for event in events:
         document.event(event)
     return document.finish(result)

@@ -103,7 +103,7 @@ def is_at_work(request: Request, response: StoredResponse) -> bool:
         return False
     if response.worker == services(request).store.worker.id:
         run = run_of(request, response.id)
-        return run is not None and run.ended_at is None
+        return run is not None and not run.has_ended
     return not services(request).store.worker.is_dead(response.worker)
 
 

@@ -9,12 +9,13 @@ from starlette.requests import Request
 from policies.history import without_steps
 from policies.sessions import GoesOn, Session, State, container_id
 from proxy.agent.choices import several
-from proxy.agent.parking import Parked, run_ids
+from proxy.agent.parking import Parked, names
 from proxy.agent.task import InputFile, Outbox, Task
 from proxy.api.connection import base_url, owner, services
 from proxy.wire.chat_request import choice_count, to_task
 from proxy.wire.content_parts import read
 from proxy.wire.conversations import thread
+from proxy.wire.legacy_functions import with_ids
 
 
 async def task_of(
@@ -90,7 +91,8 @@ def _outbox(request: Request, whose: str, container: str) -> Outbox:
 
 async def _waiting(request: Request, whose: str, body: Mapping[str, Any]) -> Parked | None:
     """The run that these messages answer, if they do and it still waits."""
-    for run_id in run_ids(body["messages"]):
-        if waiting := await services(request).store.parked.find(whose, run_id):
+    messages = with_ids(body["messages"]) if body.get("functions") else body["messages"]
+    for name in names(messages):
+        if waiting := await services(request).store.parked.find(whose, name):
             return waiting
     return None

@@ -33,6 +33,12 @@ async def put_upload(request: Request, container_id: str, upload: StoredUpload) 
     )
 
 
+async def require_room(request: Request, size: int) -> None:
+    """Raises QuotaError where a file of that size would be too much for the client's key."""
+    store, limits = services(request).store, services(request).file_limits
+    await store.require_room(owner(request), size, limits.quota_mib << 20)
+
+
 def missing_file() -> BadRequestError:
     """No file came."""
     return BadRequestError(

@@ -19,6 +19,12 @@ class Claim:
     """Whether the run goes on when nobody listens."""
 
     @property
+    def has_name(self) -> bool:
+        """Whether the run can be asked for by name: by the client's key, or, where it goes on
+        alone, by its id."""
+        return self.key is not None or self.detach
+
+    @property
     def may_come_back(self) -> bool:
         """Whether the client, when it leaves, may ask again for the same. OpenAI's SDKs do, but not
         for a stream whose head they have seen, and that is sent at once."""

@@ -1,6 +1,7 @@
 """Every frame of a run's answer as it was numbered, for readers that come later or come back."""
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -34,6 +35,20 @@ class Recording:
         """Nothing comes any more."""
         self._is_over = True
         self._wake()
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return json.dumps({"first": self.first, "frames": list(self._frames)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Recording":
+        """One that is over."""
+        value = json.loads(text)
+        recording = cls()
+        recording.first = value["first"]
+        recording.add(value["frames"])
+        recording.end()
+        return recording
 
     async def since(self, number: int) -> Sequence[str]:
         """Those from that number on, as soon as there are any; nothing at the end."""

@@ -8,6 +8,7 @@ from proxy.agent.events import (
     Event,
     OfChoice,
     ReasoningDelta,
+    StepsOmitted,
     ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
@@ -24,7 +25,7 @@ OVERHEAD_CHARS = 100
 
 class Replay:
     """The events so far: pieces of one text joined into one, of a command's live output the
-    beginning, and the oldest turns forgotten where they grow beyond `max_chars`."""
+    beginning, and the oldest turns forgotten, but for their number, beyond `max_chars`."""
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self._max_chars = max_chars
@@ -67,11 +68,6 @@ class Replay:
         )
         return [*self._events, *others]
 
-    @property
-    def chars(self) -> int:
-        """How large it is, about."""
-        return self._chars + sum(other.chars for other in self._others.values())
-
     def _append(self, event: Event) -> None:
         match event:
             case AnswerDelta(_, None) | ReasoningDelta() | ToolOutput():
@@ -96,8 +92,11 @@ class Replay:
         half = self._max_chars // 2
         latest = turns[-1][0] if turns else 0
         first = next((at for at, chars in turns if chars <= half), latest)
-        before = [event for event in self._events[:first] if isinstance(event, AnswerDelta)]
-        self._events = before + self._events[first:]
+        forgotten = self._events[:first]
+        answer = [event for event in forgotten if isinstance(event, AnswerDelta)]
+        steps = sum(map(_steps, forgotten))
+        omitted = [StepsOmitted(steps)] if steps else []
+        self._events = [*answer, *omitted, *self._events[first:]]
         self._chars = sum(map(_chars, self._events))
         # What is left may be one long turn: looked at anew only when it has doubled.
         self._full_at = max(self._max_chars, 2 * self._chars)
@@ -116,6 +115,13 @@ def _are_one(first: Event, second: Event) -> bool:
     if isinstance(first, ToolOutput) and isinstance(second, ToolOutput):
         return (first.step, first.stream) == (second.step, second.stream)
     return type(first) is type(second)
+
+
+def _steps(event: Event) -> int:
+    """How many steps are no longer told of where an event is forgotten."""
+    if isinstance(event, StepsOmitted):
+        return event.steps
+    return int(isinstance(event, ToolCallStarted))
 
 
 def _chars(event: Event) -> int:

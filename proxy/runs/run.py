@@ -1,10 +1,10 @@
 """One run at work, heard by any number of listeners."""
 
 import asyncio
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Self
 
 from proxy.agent.events import (
     AnswerDelta,
@@ -14,15 +14,27 @@ from proxy.agent.events import (
     ToolCallStarted,
     TurnStarted,
 )
-from proxy.agent.task import Result, Task
-from proxy.errors import RunCancelledError
+from proxy.agent.task import Result, Witness
+from proxy.errors import ProxyError, RunCancelledError
 from proxy.runs.claim import Claim
+from proxy.runs.record import Record
 from proxy.runs.replay import Replay
+from proxy.store.records import RunStatus
 
 MAX_BEHIND = 64
 """How many events all listeners may lag behind before the run waits for one of them."""
-Status = Literal["running", "completed", "failed", "cancelled"]
 Work = Callable[["Run", Emit], Awaitable[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is known of a run from its beginning."""
+
+    id: str
+    model: str
+    container_id: str
+    created: int
+    """When, in seconds since 1970."""
 
 
 class Run:
@@ -30,21 +42,26 @@ class Run:
     more, and when it ends with nobody listening."""
 
     def __init__(
-        self, task: Task, claim: Claim, work: Work, on_alone: Callable[["Run"], None]
+        self,
+        head: Head,
+        claim: Claim,
+        work: Work,
+        on_alone: Callable[["Run"], None],
+        witness: Witness | None = None,
     ) -> None:
-        self.id = task.run_id
-        self.model = task.model
-        self.container_id = task.outbox.container_id
+        self.head = head
+        self.id = head.id
+        self.model = head.model
+        self.container_id = head.container_id
         self.claim = claim
-        self.witness = task.witness
-        self.created = task.created
+        self.witness = witness
+        self.created = head.created
         self.heard_out = False
         """Whether somebody has listened to the end."""
         self.why_cancelled = ""
-        self.chars = 0
-        """How much memory it holds, about, once it has ended."""
-        self.ended_at: float | None = None
-        """On the monotonic clock."""
+        self.is_kept = False
+        """Whether what came of it lies in the store."""
+        self.has_ended = False
         self._replay = Replay()
         self._listeners: list[Listener] = []
         self._on_alone = on_alone
@@ -58,9 +75,9 @@ class Run:
         return len(self._listeners)
 
     @property
-    def status(self) -> Status:
+    def status(self) -> RunStatus:
         """How it stands."""
-        if self.ended_at is None:
+        if not self.has_ended:
             return "running"
         if self._working.cancelled():
             return "cancelled"
@@ -80,6 +97,15 @@ class Run:
     def past(self) -> Sequence[Event]:
         """What has happened, as far as it is kept."""
         return self._replay.events()
+
+    def record(self) -> Record:
+        """How it stands, with all that is to be kept of it."""
+        status, error = self.status, None
+        if status == "failed":
+            failure = self._working.exception()
+            error = failure if isinstance(failure, ProxyError) else None
+        result = self._working.result() if status == "completed" else None
+        return Record(status, self.past(), result, error)
 
     @property
     def has_spent(self) -> bool:
@@ -123,14 +149,9 @@ class Run:
             await self._room.wait()
 
     def _over(self, working: asyncio.Future[Result]) -> None:
-        self.chars = self._replay.chars + (self.witness.chars if self.witness else 0)
-        if not working.cancelled():
-            if error := working.exception():
-                _let_go(error)
-            else:
-                pictures = (artifact.data_url for artifact in working.result().artifacts)
-                self.chars += sum(len(url) for url in pictures if url)
-        self.ended_at = time.monotonic()
+        if not working.cancelled() and (error := working.exception()):
+            _let_go(error)
+        self.has_ended = True
         for listener in self._listeners:
             listener.wake()
         if not self._listeners:
@@ -172,7 +193,7 @@ class Listener:
 
     async def events(self) -> Sequence[Event]:
         """What is new, as soon as there is any; nothing at the end."""
-        while not self._pending and self.run.ended_at is None:
+        while not self._pending and not self.run.has_ended:
             self._news.clear()
             await self._news.wait()
         taken, self._pending = self._pending, []

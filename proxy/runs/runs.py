@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -26,7 +25,10 @@ from proxy.errors import (
 )
 from proxy.run_counts import RunCounts
 from proxy.runs.claim import Claim
-from proxy.runs.run import Listener, Run
+from proxy.runs.kept import KeptRuns
+from proxy.runs.record import Record
+from proxy.runs.run import Head, Listener, Run
+from proxy.store.runs import RunShelf
 from sandbox_runtime import errors
 
 log = logging.getLogger(__name__)
@@ -36,8 +38,6 @@ GRACE_S = 10.0
 before they ask again, 0.5 to 8 s later."""
 KEEP_S = 600.0
 """How long a result is kept for whoever asks again."""
-MAX_KEPT = 256
-MAX_KEPT_CHARS = 64_000_000
 REMEMBERED_FAILURES = 1024
 SERVER_STOPS = "the server stops"
 
@@ -49,15 +49,22 @@ class Runs:
     """Begins runs, finds them again, and sees each to its end."""
 
     def __init__(
-        self, agent: Agent, parked: ParkedRuns, *, grace_s: float = GRACE_S, keep_s: float = KEEP_S
+        self,
+        agent: Agent,
+        parked: ParkedRuns,
+        shelf: RunShelf,
+        *,
+        grace_s: float = GRACE_S,
+        keep_s: float = KEEP_S,
     ) -> None:
         self.agent = agent
         self.counts = RunCounts()
         self._parked = parked
+        self._kept = KeptRuns(shelf, keep_s)
         self._grace_s = grace_s
-        self._keep_s = keep_s
         self._runs: dict[str, Run] = {}
-        """By id, oldest first: those at work or listened to, and those kept."""
+        """By id, oldest first: at work, listened to, or on their way to the store."""
+        self._saving: dict[str, asyncio.Task[None]] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._failed: deque[tuple[str, str]] = deque(maxlen=REMEMBERED_FAILURES)
@@ -69,30 +76,52 @@ class Runs:
         Raises IdempotencyError, and what `make_task` raises.
         """
         async with self._one_at_a_time(claim):
-            if found := self._find(claim):
-                log.info("run %s: its client is back", found.id)
+            if found := await self._find(claim):
                 return self._listen(found)
             task = await make_task(uuid.uuid4().hex)
+            head = Head(task.run_id, task.model, task.outbox.container_id, task.created)
+            if claim.has_name and (found := await self._kept.begin(head, claim)):
+                return self._listen(found)
             work = partial(self._before, task.witness) if task.witness else self._work
-            run = Run(task, claim, partial(work, task), self._alone)
+            run = Run(head, claim, partial(work, task), self._alone, task.witness)
             self._runs[run.id] = run
             return run.listen()
 
     def get(self, owner: str, run_id: str) -> Run | None:
-        """A run of that owner, if it is at work or kept."""
-        self._forget_old()
+        """A run of that owner that is at work here, or has just ended."""
         run = self._runs.get(run_id)
         return run if run and run.claim.owner == owner else None
 
+    async def find(self, owner: str, run_id: str) -> tuple[Head, Record] | None:
+        """How a run of that owner stands, if it is at work or kept."""
+        if run := self.get(owner, run_id):
+            return run.head, run.record()
+        return await self._kept.find(owner, run_id)
+
+    async def cancel_in(self, owner: str, container_id: str) -> None:
+        """End the owner's runs that are at work in a container, which is being deleted."""
+        at_work = [
+            run
+            for run in self._runs.values()
+            if (run.claim.owner, run.container_id) == (owner, container_id) and not run.has_ended
+        ]
+        for run in at_work:
+            run.cancel("its container was deleted")
+        for run in at_work:
+            await run.ended()
+
     async def aclose(self) -> None:
-        """End all that are at work."""
-        at_work = [run for run in self._runs.values() if run.ended_at is None]
+        """End all that are at work, and finish keeping what came of the others."""
+        at_work = [run for run in self._runs.values() if not run.has_ended]
         for run in at_work:
             run.cancel(SERVER_STOPS)
         for run in at_work:
             await run.ended()
         for grace in self._graces.values():
             grace.cancel()
+        while self._saving:
+            await asyncio.wait(self._saving.values())
+        await self._kept.aclose()
 
     # Finding
 
@@ -101,12 +130,11 @@ class Runs:
             return nullcontext()
         return self._locks.setdefault((claim.owner, claim.key), asyncio.Lock())
 
-    def _find(self, claim: Claim) -> Run | None:
-        self._forget_old()
+    async def _find(self, claim: Claim) -> Run | None:
         if claim.key is not None:
-            return self._find_by_key(claim)
+            return self._find_by_key(claim) or await self._kept.named(claim)
         if claim.retry_count:
-            return self._find_retried(claim)
+            return await self._find_retried(claim)
         return None
 
     def _find_by_key(self, claim: Claim) -> Run | None:
@@ -118,21 +146,30 @@ class Runs:
                 return run
         return None
 
-    def _find_retried(self, claim: Claim) -> Run | None:
+    async def _find_retried(self, claim: Claim) -> Run | None:
         """The run that its client has left, for many ask for the same at once, as samplers do, and
         each must get a run of its own. A client that is not known to have left comes last."""
-        same = [run for run in self._runs.values() if _can_be_retried(run, claim)]
-        for run in same:
-            if not run.listeners:
-                return run
+        if left := self._find_left(claim):
+            return left
+        if kept := await self._kept.retried(claim, besides=self._runs.keys()):
+            return kept
+        if left := self._find_left(claim):  # meanwhile
+            return left
         request = (claim.owner, claim.fingerprint)
         if request in self._failed:
             self._failed.remove(request)
             return None
-        at_work = (run for run in same if run.status == "running")
+        at_work = (run for run in self._same(claim) if run.status == "running")
         return min(at_work, key=lambda run: run.listeners, default=None)
 
+    def _find_left(self, claim: Claim) -> Run | None:
+        return next((run for run in self._same(claim) if not run.listeners), None)
+
+    def _same(self, claim: Claim) -> list[Run]:
+        return [run for run in self._runs.values() if _can_be_retried(run, claim)]
+
     def _listen(self, run: Run) -> Listener:
+        log.info("run %s: its client is back", run.id)
         if grace := self._graces.pop(run.id, None):
             grace.cancel()
         return run.listen()
@@ -165,9 +202,9 @@ class Runs:
         log.info("run %s started, model %s", run.id, run.model)
         try:
             result = await self.counts.of(choices.run(self.agent, task, emit))
-            for each in (result, *result.others):
+            for each in (*result.others, result):
                 if each.parked:
-                    await self._parked.save(run.claim.owner, each.run_id, each.parked)
+                    await self._parked.save(run.claim.owner, each.parked)
             others = [replace(each, parked=None) for each in result.others]
             result = replace(result, parked=None, others=others)
         except ProxyError as error:
@@ -197,7 +234,7 @@ class Runs:
 
     def _alone(self, run: Run) -> None:
         """Nobody listens to it any more."""
-        if run.ended_at is not None:
+        if run.has_ended:
             self._settle(run)
         elif not run.claim.detach:
             if run.claim.may_come_back:
@@ -211,21 +248,28 @@ class Runs:
         """Keep a run that has ended, or forget it."""
         if grace := self._graces.pop(run.id, None):
             grace.cancel()
-        if run.status == "failed" and run.claim.retry_count is not None:
+        if run.id in self._saving:
+            return  # it is settled again after that
+        if run.status == "failed" and run.claim.retry_count is not None and not run.is_kept:
             self._failed.append((run.claim.owner, run.claim.fingerprint))
-        if not _is_worth_keeping(run):
-            self._runs.pop(run.id, None)
-        self._forget_old()
+        is_worth_keeping = _is_worth_keeping(run)
+        if is_worth_keeping and not run.is_kept:
+            self._saving[run.id] = asyncio.create_task(self._save(run))
+            return
+        self._runs.pop(run.id, None)
+        if run.is_kept and not is_worth_keeping:
+            self._kept.forget(run)
 
-    def _forget_old(self) -> None:
-        kept = [run for run in self._runs.values() if run.ended_at and not run.listeners]
-        oldest = time.monotonic() - self._keep_s
-        count, chars = len(kept), sum(run.chars for run in kept)
-        for run in kept:
-            too_many = count > MAX_KEPT or chars > MAX_KEPT_CHARS
-            if too_many or (run.ended_at or 0) <= oldest:
-                del self._runs[run.id]
-                count, chars = count - 1, chars - run.chars
+    async def _save(self, run: Run) -> None:
+        try:
+            await self._kept.keep(run)
+        except Exception:
+            log.exception("what came of run %s cannot be kept", run.id)
+            self._kept.forget(run)
+        run.is_kept = True
+        del self._saving[run.id]
+        if not run.listeners:
+            self._settle(run)
 
 
 def _can_be_retried(run: Run, claim: Claim) -> bool:
@@ -239,11 +283,9 @@ def _can_be_retried(run: Run, claim: Claim) -> bool:
 
 
 def _is_worth_keeping(run: Run) -> bool:
-    if run.claim.detach:
+    if run.claim.has_name:
         return True
-    if run.status != "completed":
-        return False
-    return run.claim.key is not None or (run.claim.may_come_back and not run.heard_out)
+    return run.status == "completed" and run.claim.may_come_back and not run.heard_out
 
 
 def _warn_of_repetition(error: ProxyError, run: Run) -> None:

@@ -1,6 +1,7 @@
 """Contents: files under names of ours in one directory, there whole or not at all."""
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import uuid
@@ -67,6 +68,7 @@ class Blobs:
         name = uuid.uuid4().hex
         part = self.path(name + PART)
         fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)  # for as long as it is open: no sweep takes it
         try:
             with os.fdopen(fd, "wb") as target:
                 yield BlobWriter(target, part, self.path(name))
@@ -108,9 +110,24 @@ class Blobs:
                     continue
                 if known.get(entry.name) == facts.st_size:
                     missing.discard(entry.name)
-                elif facts.st_ctime < now - GRACE_S:
+                elif facts.st_ctime < now - GRACE_S and not _is_being_written(entry):
                     Path(entry.path).unlink(missing_ok=True)
         return missing
+
+
+def _is_being_written(entry: "os.DirEntry[str]") -> bool:
+    """Whether a process has it open to write, however slowly its content comes."""
+    try:
+        fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # it is gone, or no file
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 class BlobWriter:

@@ -84,6 +84,7 @@ RESPONSES = (
         conversation_id TEXT,
         seen_seq BIGINT,
         worker TEXT,
+        frames TEXT,
         bytes BIGINT NOT NULL,
         created_at BIGINT NOT NULL,
         expires_at BIGINT NOT NULL
@@ -113,7 +114,43 @@ RESPONSES = (
     "CREATE INDEX items_in_order ON items (holder, seq)",
     "CREATE INDEX items_of_owner ON items (owner, id)",
 )
-STEPS = (FILES, CONTAINERS, CONVERSATIONS, RESPONSES)
+KEPT_RUNS = (
+    # What of it is read again depends on the code: who changes that empties this table.
+    """CREATE TABLE runs (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        key TEXT,
+        fingerprint TEXT NOT NULL,
+        status TEXT NOT NULL,
+        process TEXT NOT NULL,
+        for_retry BOOLEAN NOT NULL,
+        model TEXT NOT NULL,
+        container_id TEXT NOT NULL,
+        created_at BIGINT NOT NULL,
+        record TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        expires_at BIGINT
+    )""",
+    "CREATE INDEX runs_by_key ON runs (owner, key)",
+    "CREATE INDEX runs_by_fingerprint ON runs (owner, fingerprint)",
+    "ALTER TABLE parked_runs RENAME TO parked_runs_before",
+    """CREATE TABLE parked_runs (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        record TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        UNIQUE (owner, name)
+    )""",
+    """INSERT INTO parked_runs (owner, name, record, bytes, expires_at)
+        SELECT owner, run_id, record, length(record), expires_at
+        FROM parked_runs_before ORDER BY expires_at""",
+    "DROP TABLE parked_runs_before",
+    "CREATE INDEX parked_runs_of_owner ON parked_runs (owner, seq)",
+)
+STEPS = (FILES, CONTAINERS, CONVERSATIONS, RESPONSES, KEPT_RUNS)
 
 
 def migrate(connection: Connection) -> None:

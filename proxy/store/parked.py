@@ -7,13 +7,14 @@ from sqlalchemy import Connection, delete, insert, select
 
 from proxy.agent.parking import Parked
 from proxy.store.database import Database
+from proxy.store.quota import oldest_beyond
 from proxy.store.tables import PARKED_RUNS
 
 KEEP_S = 7 * 24 * 3600
 """How long a client may take to run its tools."""
 MAX_RUNS = 256
-"""How many of one owner wait; beyond that the oldest goes."""
-_LATEST = PARKED_RUNS.c.expires_at.desc()
+MAX_BYTES = 64_000_000
+"""How many of one owner wait, and how large they are together; beyond that the oldest goes."""
 
 
 class ParkedShelf:
@@ -23,26 +24,31 @@ class ParkedShelf:
         self._database = database
         self._now = now
 
-    async def save(self, owner: str, run_id: str, parked: Parked) -> None:
+    async def save(self, owner: str, parked: Parked) -> None:
+        record = json.dumps(parked.to_json())
         row = {
             "owner": owner,
-            "run_id": run_id,
-            "record": json.dumps(parked.to_json()),
+            "name": parked.name,
+            "record": record,
+            "bytes": len(record),
             "expires_at": int(self._now()) + KEEP_S,
         }
-        mine = PARKED_RUNS.c.owner == owner
-        newest = select(PARKED_RUNS.c.run_id).where(mine).order_by(_LATEST).limit(MAX_RUNS)
+
+        same = (PARKED_RUNS.c.owner == owner) & (PARKED_RUNS.c.name == parked.name)
 
         def work(connection: Connection) -> None:
+            connection.execute(delete(PARKED_RUNS).where(same))
             connection.execute(insert(PARKED_RUNS), row)
-            connection.execute(delete(PARKED_RUNS).where(mine, PARKED_RUNS.c.run_id.not_in(newest)))
+            connection.execute(
+                oldest_beyond(PARKED_RUNS, owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
+            )
 
         await self._database.write(work)
 
-    async def find(self, owner: str, run_id: str) -> Parked | None:
+    async def find(self, owner: str, name: str) -> Parked | None:
         query = select(PARKED_RUNS.c.record).where(
             PARKED_RUNS.c.owner == owner,
-            PARKED_RUNS.c.run_id == run_id,
+            PARKED_RUNS.c.name == name,
             PARKED_RUNS.c.expires_at > self._now(),
         )
         record = await self._database.read(lambda c: c.execute(query).scalar_one_or_none())

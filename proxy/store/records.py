@@ -122,3 +122,25 @@ class ContainerFile:
     @property
     def filename(self) -> str:
         return self.path.rpartition("/")[2]
+
+
+RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
+"""lost: its server died before it had ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run, and what came of it."""
+
+    id: str
+    owner: str
+    key: str | None
+    """The client's own name for the request."""
+    fingerprint: str
+    """Of the work that was asked for."""
+    status: RunStatus
+    model: str
+    container_id: str
+    created_at: int
+    record: str = ""
+    """Once it has ended: what happened in it, as JSON."""

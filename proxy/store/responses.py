@@ -66,20 +66,23 @@ class ResponseShelf:
 
         await self._database.write(work)
 
-    async def end(self, owner: str, response_id: str, record: Mapping[str, Any]) -> None:
-        """Keep what became of one, unless it was deleted meanwhile; its conversation has its
-        items if it came to an end of its own."""
+    async def end(
+        self, owner: str, response_id: str, record: Mapping[str, Any], frames: str | None = None
+    ) -> None:
+        """Keep what became of one, and of its stream, unless it was deleted meanwhile; its
+        conversation has its items if it came to an end of its own."""
         output = record["output"]
         written = json.dumps({**record, "output": []})
         this = (RESPONSES.c.owner == owner) & (RESPONSES.c.id == response_id)
         query = select(RESPONSES.c.conversation_id).where(this)
-        change = update(RESPONSES).where(this).values(record=written, worker=None)
+        change = update(RESPONSES).where(this).values(record=written, frames=frames, worker=None)
 
         def work(connection: Connection) -> None:
             row = connection.execute(query).one_or_none()
             if row is None:
                 return
-            size = len(written) + items.add(connection, owner, response_id, output, "output")
+            size = len(written) + len(frames or "")
+            size += items.add(connection, owner, response_id, output, "output")
             connection.execute(change.values(bytes=RESPONSES.c.bytes + size))
             if row.conversation_id and record["status"] in ("completed", "incomplete"):
                 said = items.of(connection, response_id)
@@ -97,6 +100,11 @@ class ResponseShelf:
             return _response(connection, row) if row else None
 
         return await self._database.read(work)
+
+    async def frames(self, owner: str, response_id: str) -> str | None:
+        """The stream of one that was made in the background, as `end` was given it."""
+        query = select(RESPONSES.c.frames).where(self._mine(owner), RESPONSES.c.id == response_id)
+        return await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
 
     async def chain(self, owner: str, response_id: str) -> Chain | None:
         """The owner's response with all that was before it, or None. One that has more than

@@ -19,8 +19,10 @@ from proxy.store.conversations import ConversationShelf
 from proxy.store.database import Database
 from proxy.store.errors import StoreError
 from proxy.store.parked import ParkedShelf
+from proxy.store.quota import require_room
 from proxy.store.responses import ResponseShelf
 from proxy.store.room import Room
+from proxy.store.runs import RunShelf
 from proxy.store.uploads import UploadShelf
 from proxy.store.workspaces import WorkspaceShelf
 from sandbox_runtime.ownership import Owner
@@ -70,6 +72,9 @@ class Store:
         room = Room(responses.quota_mib << 20)
         self.responses = ResponseShelf(self._database, now, responses, room)
         self.conversations = ConversationShelf(self._database, now, responses, room)
+        self.worker = self._begin_work()
+        """This process, so that others see whether it is still there."""
+        self.runs = RunShelf(self._database, now, self.worker)
         self._shelves: tuple[Shelf, ...] = (
             self.uploads,
             self.containers,
@@ -77,9 +82,14 @@ class Store:
             self.parked,
             self.responses,
             self.conversations,
+            self.runs,
         )
-        self.worker = self._begin_work()
-        """This process, so that others see whether it is still there."""
+
+    async def require_room(self, owner: str, size: int, quota: int) -> None:
+        """Raises QuotaError where a file of that size would be too much for its owner."""
+        await self._database.read(
+            lambda connection: require_room(connection, owner, size, quota, self.now())
+        )
 
     async def sweep(self) -> None:
         """Remove what is past its time, and what a crash has left without its other half."""
@@ -88,6 +98,7 @@ class Store:
         missing = await asyncio.to_thread(self.blobs.sweep, known, now)
         if missing:
             await self._database.write(lambda connection: self._lose(connection, missing, now))
+        await asyncio.to_thread(self.worker.forget_dead)
 
     async def keep_swept(self) -> None:
         """Sweep at once and every few minutes, until cancelled."""

@@ -1,6 +1,6 @@
 """The tables as the code sees them; `migrations` makes them."""
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Table, Text
 
 METADATA = MetaData()
 
@@ -78,6 +78,7 @@ RESPONSES = Table(
     Column("conversation_id", Text),
     Column("seen_seq", BigInteger),
     Column("worker", Text),
+    Column("frames", Text),
     Column("bytes", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
@@ -109,8 +110,28 @@ ITEMS = Table(
 PARKED_RUNS = Table(
     "parked_runs",
     METADATA,
-    Column("run_id", Text, primary_key=True),
+    Column("seq", Integer, primary_key=True),
     Column("owner", Text, nullable=False),
+    Column("name", Text, nullable=False),
     Column("record", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
+)
+RUNS = Table(
+    "runs",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("key", Text),
+    Column("fingerprint", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("process", Text, nullable=False),
+    Column("for_retry", Boolean, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("container_id", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from policies.answer_form import form_of
+from policies.sessions import states
 from proxy.agent.task import Outbox, Task
 from proxy.errors import BadRequestError
 from proxy.wire.legacy_functions import as_tools, is_legacy
@@ -46,8 +47,9 @@ def choice_count(body: Mapping[str, Any], limit: int) -> int:
 def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox) -> Task:
     """A request as the agent's task. Raises BadRequestError."""
     check_parameters(body)
-    legacy = is_legacy(body)
-    if legacy:
+    legacy_state = None
+    if is_legacy(body):
+        legacy_state, _ = states(body["messages"])
         body = as_tools(body)
     choice = chosen(body.get("tools") or [], body.get("tool_choice"))
     given = {key: value for key, value in body.items() if value is not None}
@@ -63,7 +65,7 @@ def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox)
         tool_choice=choice.first,
         must_call=choice.must_call,
         parallel_tool_calls=body.get("parallel_tool_calls") if choice.tools else None,
-        legacy_functions=legacy,
+        legacy_state=legacy_state,
         every_turn=placed(body, "every call", "straight"),
         final_only=final_only,
         final_budget={key: given[key] for key in TOKEN_LIMITS if key in given},

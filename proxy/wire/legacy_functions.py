@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from policies.sessions import function_call_id, states
 from proxy.errors import BadRequestError
 
 
@@ -19,6 +20,27 @@ def is_legacy(body: Mapping[str, Any]) -> bool:
     return True
 
 
+def with_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls get ids, by which their results name them; a result alone stays as it is."""
+    told: list[dict[str, Any]] = []
+    called: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        call, name = message.get("function_call"), message.get("name")
+        role = message.get("role")
+        if role == "assistant" and isinstance(call, dict):
+            state, _ = states(messages[:index])
+            id = function_call_id(state, call.get("name"), call.get("arguments"))
+            called[str(call.get("name"))] = id
+            rest = {key: value for key, value in message.items() if key != "function_call"}
+            told.append({**rest, "tool_calls": [{"id": id, "type": "function", "function": call}]})
+        elif role == "function" and isinstance(name, str) and name in called:
+            content = message.get("content")
+            told.append({"role": "tool", "tool_call_id": called.pop(name), "content": content})
+        else:
+            told.append(message)
+    return told
+
+
 def as_tools(body: Mapping[str, Any]) -> dict[str, Any]:
     """The same request in today's words. One call a turn: the answer has room for no second."""
     choice = body.get("function_call")
@@ -26,35 +48,8 @@ def as_tools(body: Mapping[str, Any]) -> dict[str, Any]:
         choice = {"type": "function", "function": {"name": choice["name"]}}
     return {
         **body,
-        "messages": _messages(body["messages"]),
+        "messages": with_ids(body["messages"]),
         "tools": [{"type": "function", "function": each} for each in body["functions"]],
         "tool_choice": choice,
         "parallel_tool_calls": False,
     }
-
-
-def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls get ids, by which their results name them; a result alone stays as it is."""
-    told: list[dict[str, Any]] = []
-    called: dict[str, str] = {}
-    for index, message in enumerate(messages):
-        call = message.get("function_call")
-        if message["role"] == "assistant" and isinstance(call, dict):
-            called[str(call.get("name"))] = id = f"call_function_{index}"
-            rest = {key: value for key, value in message.items() if key != "function_call"}
-            told.append({**rest, "tool_calls": [{"id": id, "type": "function", "function": call}]})
-        elif (
-            message["role"] == "function"
-            and isinstance(message.get("name"), str)
-            and (message["name"] in called)
-        ):
-            told.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": called.pop(message["name"]),
-                    "content": message.get("content"),
-                }
-            )
-        else:
-            told.append(message)
-    return told

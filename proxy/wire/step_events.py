@@ -9,6 +9,7 @@ from proxy.agent.events import (
     FileProduced,
     RunFinished,
     RunStarted,
+    StepsOmitted,
     ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
@@ -34,8 +35,6 @@ class StepEvents:
 
     def _told(self, event: Event) -> dict[str, Any] | None:
         match event:
-            case RunStarted():
-                return {"kind": "run_started"}
             case ToolCallStarted():
                 self._output_left = MAX_OUTPUT_CHARS
                 return self._started(event)
@@ -43,13 +42,7 @@ class StepEvents:
                 return self._output(event)
             case ToolCallFinished():
                 return _ended(event)
-            case EgressDecided(decision):
-                return _egress(decision)
-            case FileProduced(file_id, path, size):
-                return {"kind": "file", "id": file_id, "path": path, "bytes": size}
-            case RunFinished(stop_reason):
-                return {"kind": "run_finished", "stop_reason": str(stop_reason)}
-        return None
+        return _beside_calls(event)
 
     def _started(self, event: ToolCallStarted) -> dict[str, Any]:
         return {
@@ -71,6 +64,21 @@ class StepEvents:
 def named(chunk: str) -> str:
     """The event as it is sent: a chunk that says nothing to who does not know it."""
     return f"event: {EVENT_NAME}\ndata: {chunk}"
+
+
+def _beside_calls(event: Event) -> dict[str, Any] | None:
+    match event:
+        case RunStarted():
+            return {"kind": "run_started"}
+        case StepsOmitted(steps):
+            return {"kind": "steps_omitted", "steps": steps}
+        case EgressDecided(decision):
+            return _egress(decision)
+        case FileProduced(file_id, path, size):
+            return {"kind": "file", "id": file_id, "path": path, "bytes": size}
+        case RunFinished(stop_reason):
+            return {"kind": "run_finished", "stop_reason": str(stop_reason)}
+    return None
 
 
 def _ended(event: ToolCallFinished) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from policies.steps import NOT_FINISHED, Steps, outcome
 from proxy.agent.events import (
     Event,
     ReasoningDelta,
+    StepsOmitted,
     ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
@@ -44,6 +45,8 @@ class StepText:
             case ToolCallStarted(_, _, name, arguments):
                 self._output = OutputDigest()
                 return ("" if self._at_line_start else "\n") + called(name, arguments) + "\n"
+            case StepsOmitted(steps):
+                return f"[the first {steps} steps are not kept]\n"
             case ToolOutput(_, stream, text) if self._output:
                 return self._output.take(stream, text)
             case ToolCallFinished() if self._output:

@@ -6,7 +6,7 @@ not there holds up everybody behind, so nobody is overtaken for ever.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from policies.isolation import Isolation
 from policies.pool import (
@@ -50,6 +50,8 @@ class Admission:
         self._endings = endings
         self._cores = cores
         self._is_closed = False
+        self.on_full: Callable[[], None] | None = None
+        """Told whenever somebody waits for room that nobody is about to make."""
 
     def enter(self, claim: Claim) -> str | None:
         """Queue up. Returns why, where the claim is neither served nor allowed to wait."""
@@ -124,11 +126,18 @@ class Admission:
         for claim in tuple(self.waiting):
             claim.is_coming = False
             is_full = is_full or not self._serve(claim, starting)
+        if is_full and self.on_full and self._is_short():
+            self.on_full()
         self._trim()
         # A start takes the processor for a moment: who is being lent one goes first.
         is_lending = any(place.used_since is None for place in self._books.all(State.LENT))
         if not (is_full or is_lending or self._supply.is_resting):
             self._fill(starting)
+
+    def _is_short(self) -> bool:
+        """Whether more wait than there are sandboxes that end."""
+        ending = self._books.number(State.ENDING)
+        return sum(not claim.is_coming for claim in self.waiting) > ending
 
     def _serve(self, claim: Claim, starting: Counter[Recipe]) -> bool:
         """Lend to the claim or have one started for it; False: there is no room.

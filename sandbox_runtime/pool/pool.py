@@ -122,6 +122,10 @@ class Pool:
         self._keeper.start()
         self._admission.serve()
 
+    def when_full(self, give_back: Callable[[], None]) -> None:
+        """Have somebody told whenever a lease waits for room, so that he gives back what he can."""
+        self._admission.on_full = give_back
+
     @asynccontextmanager
     async def lease(
         self, isolation: Isolation, on_decision: OnDecision | None = None

@@ -257,3 +257,33 @@ async def test_what_a_client_has_put_into_a_container_is_there_for_its_runs(tmp_
         shown = [told(backend, number)[0].partition("[stdout]\n")[2] for number in (1, 3)]
     assert shown == ["one", "one\nmore"]
     assert made["sandbox"]["container_id"] == container
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_a_function_call_is_known_by_what_it_was_and_by_what_was_said_before(
+    changed: bool, tmp_path: Path
+) -> None:
+    both = tool_reply(
+        call("execute_bash", command="echo kept > file"), call("weather", city="Bonn")
+    )
+    script = [both, both, bash("cat file"), text_reply("It rains.")]
+    functions = [WEATHER["function"]]
+    result = {"role": "function", "name": "weather", "content": "Rain."}
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        said: list[dict[str, Any]] = [NEXT if changed else FIRST]
+        first = message(await ask(client, FIRST, functions=functions))
+        said += [{"role": "assistant", **_called(first)}, result]
+        second = message(await ask(client, *said, functions=functions))
+        if not changed:
+            said += [{"role": "assistant", **_called(second)}, {**result, "content": "Snow."}]
+            last = message(await ask(client, *said, functions=functions))
+            assert last["content"] == "It rains."
+            assert told(backend, 2)[1::2] == ["Rain.", "Snow."]
+            assert "[stdout]\nkept" in told(backend, 3)[-1]
+        before, after = (request.body["messages"] for request in backend.requests[:2])
+    assert (after[: len(before)] == before) is not changed
+    assert "tool_calls" not in first
+
+
+def _called(made: dict[str, Any]) -> dict[str, Any]:
+    return {"content": None, "function_call": made["function_call"]}

@@ -182,6 +182,26 @@ async def test_a_key_has_so_much_room_and_what_is_deleted_makes_some(tmp_path: P
     assert (full.value.code, full.value.param) == ("storage_quota_exceeded", "file")
 
 
+async def test_a_file_for_which_there_is_no_room_is_not_written_first(tmp_path: Path) -> None:
+    limits = FileLimits(max_file_mib=8, quota_mib=2)
+    part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    sizes: list[int] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        yield part
+        for _ in range(6):
+            yield bytes(MIB)
+            sizes.extend(path.stat().st_size for path in (tmp_path / "blobs").iterdir())
+        yield b"\r\n--x--\r\n"
+
+    length = len(part) + 6 * MIB + len(b"\r\n--x--\r\n")
+    headers = {"content-type": "multipart/form-data; boundary=x", "content-length": str(length)}
+    async with served(tmp_path, file_limits=limits) as url, httpx.AsyncClient() as client:
+        refused = await client.post(f"{url}/v1/files", content=body(), headers=headers)
+    assert refused.json()["error"]["code"] == "storage_quota_exceeded"
+    assert set(sizes) == {0}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [

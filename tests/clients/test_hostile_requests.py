@@ -15,6 +15,7 @@ from proxy.agent.parking import ParkedRuns
 from proxy.api.connection import owner_of
 from proxy.models.scripted import text_reply
 from proxy.runs.runs import Runs
+from proxy.store.runs import RunShelf
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.server import house
 from tests.proxy.agent.runs import USER
@@ -142,8 +143,8 @@ async def test_a_request_that_joins_and_is_wrong_holds_nothing(tmp_path: Path) -
     key = {"Idempotency-Key": "1"}
     made: list[Runs] = []
 
-    def make_runs(agent: Agent, parked: ParkedRuns) -> Runs:
-        made.append(Runs(agent, parked, grace_s=0))
+    def make_runs(agent: Agent, parked: ParkedRuns, shelf: RunShelf) -> Runs:
+        made.append(Runs(agent, parked, shelf, grace_s=0))
         return made[0]
 
     async with (

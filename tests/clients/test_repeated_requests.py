@@ -256,15 +256,6 @@ async def test_a_result_is_given_again_for_a_while(tmp_path: Path) -> None:
     assert len(backend.requests) == 1
 
 
-async def test_a_result_that_is_too_old_is_made_anew(tmp_path: Path) -> None:
-    async with (
-        scripted_backend([text_reply("one"), text_reply("two")]) as backend,
-        house(backend, "memory", tmp_path, make_runs=partial(Runs, keep_s=0)) as url,
-        client(url) as http,
-    ):
-        assert [answer(await ask(http, KEY)) for _ in range(2)] == ["one", "two"]
-
-
 async def test_what_failed_is_begun_anew(tmp_path: Path) -> None:
     async with (
         scripted_backend([*[Refusal(500)] * ATTEMPTS, text_reply("42")]) as backend,

@@ -34,6 +34,7 @@ from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.runs.runs import Runs
 from proxy.services import Services
+from proxy.store.runs import RunShelf
 from proxy.store.store import Store
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
@@ -111,7 +112,7 @@ def join(
     sandboxes: Sandboxes,
     state_dir: Path,
     isolation: Isolation = Isolation(),
-    make_runs: Callable[[Agent, ParkedRuns], Runs] = Runs,
+    make_runs: Callable[[Agent, ParkedRuns, RunShelf], Runs] = Runs,
     **changes: Any,
 ) -> Services:
     """The parts in their places."""
@@ -121,7 +122,7 @@ def join(
     agent = Agent(model, workspaces, make_tools, isolation=isolation)
     services = Services(
         model=model,
-        runs=make_runs(agent, store.parked),
+        runs=make_runs(agent, store.parked, store.runs),
         workspaces=workspaces,
         files=files,
         file_limits=FileLimits(),

@@ -28,6 +28,11 @@ CLOSED = """
 /api/blobs/sha256:29fd /api/copy /api/create /api/delete /api/pull /api/push
 /config/update /key/generate /lora-adapters /slots/0 /user/new
 /v1/organization/admin_api_keys /v1/projects
+/api/v0/models/load /api/v1/models/download /api/v1/models/load /api/v1/models/unload
+/model/delete /model/info /model/new /model/update /v1/download /v1/model/load /v1/model/unload
+/v1/sampling/override/switch /v1/template/switch /v2/cudasharedmemory/register /v2/logging
+/v2/models/mine/trace/setting /v2/models/mine/versions/1/load /v2/repository/index
+/v2/repository/models/mine/load /v2/repository/models/mine/unload
 """
 OPEN = """
 / /api/chat /api/generate /api/show /api/tags /classify /cohere/v2/chat /detokenize /docs /encode
@@ -38,6 +43,7 @@ OPEN = """
 /v1/decisions /v1/detokenize /v1/embeddings /v1/evals /v1/fine_tuning/jobs /v1/images/generations
 /v1/loads /v1/moderations /v1/realtime/client_secrets /v1/rerank /v1/score /v1/systemone
 /v1/threads/thread_1/runs /v1/tokenize /v1/vector_stores /v1/videos /v2/embed /v2/models /v2/rerank
+/api/v1/models /api/v1/models/mine /v2/models/mine/infer /v2/models/mine/versions/1/ready
 /version
 """
 

@@ -1,12 +1,12 @@
 """Files on the web: fetched as they are, and never from where the web is not."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from anyio import fail_after
+from anyio import create_task_group, fail_after
 
 from proxy.fetch import Fetched, Fetcher, FetchError, Room
 from tests.sandbox_runtime.egress.internet import (
@@ -43,7 +43,7 @@ class Site:
 
 @asynccontextmanager
 async def web(internet: Internet, **options: Any) -> AsyncIterator[Fetcher]:
-    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect, **options)
+    fetcher = Fetcher(**{"resolve": internet.resolve, "connect": internet.connect, **options})
     try:
         with fail_after(10):
             yield fetcher
@@ -51,8 +51,10 @@ async def web(internet: Internet, **options: Any) -> AsyncIterator[Fetcher]:
         fetcher.close()
 
 
-async def got(fetcher: Fetcher, url: str = URL, max_bytes: int = 1 << 20) -> Fetched:
-    return await fetcher.fetch(url, max_bytes=max_bytes, room=Room(1 << 20))
+async def got(
+    fetcher: Fetcher, url: str = URL, max_bytes: int = 1 << 20, owner: str = "mine"
+) -> Fetched:
+    return await fetcher.fetch(url, max_bytes=max_bytes, room=Room(1 << 20, owner))
 
 
 async def complaint(site: Behaviour, url: str = URL, max_bytes: int = 1 << 20) -> str:
@@ -168,7 +170,7 @@ async def test_what_is_too_large_is_given_up() -> None:
 
 async def test_files_are_bounded_together() -> None:
     internet = Internet()
-    room = Room(2 * len(PNG))
+    room = Room(2 * len(PNG), "mine")
     async with internet.server(Site(answer(body=PNG))), web(internet) as fetcher:
         for _ in range(2):
             await fetcher.fetch(URL, max_bytes=100, room=room)
@@ -216,4 +218,33 @@ async def test_a_server_that_says_nothing_is_left() -> None:
     async with internet.server(silent), web(internet, timeout_s=0.05) as fetcher:
         with pytest.raises(FetchError, match=r"longer than 0\.05 s"):
             await got(fetcher)
+        over.set()
+
+
+async def test_slow_names_of_one_key_do_not_hold_up_anothers() -> None:
+    internet = Internet()
+    over, begun = asyncio.Event(), asyncio.Queue[str]()
+
+    async def resolve(host: str) -> Sequence[str]:
+        if host == "slow.example":
+            begun.put_nowait(host)
+            await over.wait()
+        return await internet.resolve(host)
+
+    async with (
+        internet.server(Site(answer(body=PNG))),
+        web(internet, resolve=resolve) as fetcher,
+        create_task_group() as group,
+    ):
+
+        async def wait_in_vain() -> None:
+            with pytest.raises(FetchError, match="cannot resolve"):
+                await got(fetcher, "http://slow.example/")
+
+        for _ in range(8):
+            group.start_soon(wait_in_vain)
+        for _ in range(4):
+            await begun.get()
+        assert await got(fetcher, owner="yours") == Fetched(PNG, "")
+        assert begun.empty()
         over.set()

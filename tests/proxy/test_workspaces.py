@@ -1,56 +1,19 @@
 """A conversation's files are there again, whoever has the computer meanwhile."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
-from policies.isolation import Isolation
-from policies.sessions import GoesOn, Session, State
+from policies.sessions import GoesOn, Session
 from proxy.store.store import Store
-from proxy.workspaces import Origin, Seat, Snapshots, Workspaces
+from proxy.workspaces import Workspaces
 from sandbox_runtime.errors import SandboxStartError
-from tests.fakes.hand_clock import HandClock
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.waiting import until
-
-CHAT = Session("somebody", "chat")
-ISOLATION = Isolation()
-KEEP_S = 60.0
-
-
-class House:
-    """Workspaces with all that is behind them."""
-
-    def __init__(self, snapshots: Snapshots, max_kept: int = 2) -> None:
-        self.sandboxes = MemorySandboxes()
-        self.snapshots = snapshots
-        self.clock = HandClock()
-        self.workspaces = Workspaces(
-            self.sandboxes, self.snapshots, keep_s=KEEP_S, max_kept=max_kept, clock=self.clock
-        )
-
-    async def run(
-        self, command: str, state: str, *parents: str, session: Session = CHAT
-    ) -> tuple[str, Origin]:
-        """What one run's command prints, and where its files came from."""
-        async with self.use(state, *parents, session=session) as seat:
-            result = await (await seat.sandbox()).exec(command, timeout_s=5)
-        return result.stdout, seat.origin
-
-    @asynccontextmanager
-    async def use(self, state: str, *parents: str, session: Session = CHAT) -> AsyncIterator[Seat]:
-        """A workspace that is kept as that state."""
-        async with self.workspaces.use(GoesOn(session, parents), ISOLATION) as seat:
-            yield seat
-            seat.leave_as = State(session, state)
-
-    @property
-    def alive(self) -> int:
-        return self.sandboxes.opened - self.sandboxes.closed
+from tests.proxy.workspace_house import CHAT, ISOLATION, KEEP_S, House
 
 
 @pytest.fixture(params=["memory", "store"])

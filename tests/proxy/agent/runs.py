@@ -53,6 +53,9 @@ class MemoryOutbox:
     def url(self, path: str) -> str:
         return f"https://files.test/{path.rpartition('/')[2]}"
 
+    async def has(self, path: str) -> bool:
+        return path in self.saved
+
     async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
         data = await read(sandbox, file.path, max_bytes=file.bytes)
         self.saved[file.path] = data

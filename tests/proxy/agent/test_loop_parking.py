@@ -7,12 +7,12 @@ import pytest
 
 from policies.limits import Limits, StopReason
 from policies.sessions import GoesOn, Session, State
-from proxy.agent.parking import NO_RESULT, Parked, run_ids
+from proxy.agent.parking import NO_RESULT, Parked, names
 from proxy.agent.task import Result
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
-from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Run, bash, valid
+from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, MemoryOutbox, Run, bash, valid
 
 PARKS = State(Session("somebody", "run:r1"), "parked")
 MIXED = tool_reply(bash("echo kept > file; echo shown > output/shown"), call("lookup", key="x"))
@@ -197,4 +197,25 @@ async def test_it_gets_one_at_the_limit_too() -> None:
 def test_runs_are_found_by_the_ids_of_the_calls_that_were_answered_last(
     messages: list[dict[str, Any]], expected: list[str]
 ) -> None:
-    assert run_ids(messages) == expected
+    assert names(messages) == expected
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_where_it_is_named(
+    is_kept: bool,
+) -> None:
+    sandboxes, snapshots, outbox = MemorySandboxes(), MemorySnapshots(), MemoryOutbox()
+    session = Session("somebody", "chat")
+    make = bash("echo a > output/a.csv; echo b > output/b.csv")
+    scripts = [
+        [tool_reply(make), text_reply("Done.")],
+        [tool_reply(bash("true")), text_reply("It is in /testbed/output/a.csv.")],
+    ]
+    for n, script in enumerate(scripts):
+        run = Run(ScriptedModel(script), sandboxes=sandboxes, snapshots=snapshots, outbox=outbox)
+        result = await run.go(goes_on=GoesOn(session), leaves=State(session, str(n)))
+        if not is_kept:
+            outbox.saved.clear()
+    assert result.answer == "It is in [a.csv](https://files.test/a.csv)."
+    named = [] if is_kept else ["/testbed/output/a.csv"]
+    assert [artifact.path for artifact in result.artifacts] == named

@@ -8,6 +8,7 @@ from proxy.agent.events import (
     ReasoningDelta,
     RunFinished,
     RunStarted,
+    StepsOmitted,
     ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
@@ -91,4 +92,15 @@ def test_further_choices_are_kept_as_the_first_is() -> None:
         OfChoice(1, ToolOutput(1, "stdout", "x" * 101_000)),
         OfChoice(1, AnswerDelta("b")),
     ]
-    assert 101_000 < replay.chars < 120_000
+
+
+def test_how_many_steps_are_forgotten_is_told() -> None:
+    events: list[Event] = [AnswerDelta("First words.")]
+    for step in range(1, 101):
+        made = ToolCallStarted(step, f"c{step}", "execute_bash", {"command": "ls"})
+        events += [TurnStarted(step), made, call("x" * 1000)]
+    first, omitted, *kept = replayed(*events, max_chars=20_000)
+    assert first == AnswerDelta("First words.")
+    assert isinstance(omitted, StepsOmitted)
+    steps = [event.step for event in kept if isinstance(event, ToolCallStarted)]
+    assert steps == list(range(omitted.steps + 1, 101))

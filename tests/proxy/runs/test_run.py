@@ -7,11 +7,10 @@ import pytest
 
 from policies.limits import StopReason
 from proxy.agent.events import Emit, Event, TurnStarted
-from proxy.agent.task import Result, Tally, Task
+from proxy.agent.task import Result, Tally
 from proxy.errors import RunCancelledError
 from proxy.runs.claim import Claim
-from proxy.runs.run import MAX_BEHIND, Listener, Run
-from tests.proxy.agent.runs import USER, MemoryOutbox
+from proxy.runs.run import MAX_BEHIND, Head, Listener, Run
 
 RESULT = Result(
     run_id="r1",
@@ -46,8 +45,8 @@ class Counting:
 
 
 def started(work: Counting, on_alone: Callable[[Run], None] = lambda run: None) -> Run:
-    task = Task(run_id="r1", outbox=MemoryOutbox(), model="m", messages=[USER])
-    return Run(task, Claim(owner="o", fingerprint="f"), work, on_alone)
+    head = Head(id="r1", model="m", container_id="cntr_test", created=0)
+    return Run(head, Claim(owner="o", fingerprint="f"), work, on_alone)
 
 
 async def heard(listener: Listener) -> list[Event]:

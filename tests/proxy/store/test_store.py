@@ -16,9 +16,10 @@ from sqlalchemy import create_engine, inspect
 from proxy.config import ConfigError, parse
 from proxy.errors import QuotaError
 from proxy.joining import build_store
-from proxy.store.blobs import Blob
+from proxy.store.blobs import GRACE_S, Blob
 from proxy.store.errors import StoreError
 from proxy.store.migrations import STEPS
+from proxy.store.quota import MAX_FILES
 from proxy.store.records import ContainerWish, Page, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
@@ -318,3 +319,28 @@ def test_a_place_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_bytes(b"")
     with pytest.raises(StoreError, match=r"File exists: .*blobs"):
         Store(tmp_path)
+
+
+async def test_a_content_that_comes_slowly_is_not_swept(store: Store, clock: HandClock) -> None:
+    with store.blobs.new() as writer:
+        await writer.take(b"a")
+        clock.advance(2 * GRACE_S)
+        await store.sweep()
+        blob = await writer.keep()
+    assert store.blobs.is_whole(blob.name, 1)
+
+
+async def test_empty_files_count_too(tmp_path: Path, store: Store) -> None:
+    many = """
+        INSERT INTO files (id, owner, filename, purpose, mime_type, bytes, sha256, blob,
+                           created_at, expires_at)
+        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
+        SELECT i, ?, '', '', '', 0, '', '', 0, 9999999999 FROM n
+    """
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as rows:
+        rows.execute(many, (MAX_FILES - 1, OWNER))
+        rows.commit()
+    await uploaded(store, b"")
+    with pytest.raises(QuotaError, match="10000 files"):
+        await uploaded(store, b"")
+    await store.require_room("somebody else", 1, 1)

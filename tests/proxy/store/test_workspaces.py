@@ -70,7 +70,7 @@ async def test_what_is_past_its_time_goes(tmp_path: Path) -> None:
     store = Store(tmp_path, SessionSettings(keep_hours=1), now=lambda: now)
     parked = Parked([], 0, [("call_r1_1", "a", "lookup")], as_text=False, goes_on=None)
     await store.workspaces.save(State(CHAT, "1"), sending(b"1"))
-    await store.parked.save("me", "r1", parked)
+    await store.parked.save("me", parked)
     assert await store.parked.find("me", "r1") == parked
     assert await store.parked.find("somebody else", "r1") is None
     now += 3601

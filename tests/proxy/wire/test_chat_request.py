@@ -6,6 +6,7 @@ import pytest
 
 from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm
 from policies.artifacts import Produced
+from policies.sessions import function_call_id, states
 from proxy.agent.task import Artifact, Task
 from proxy.errors import BadRequestError
 from proxy.wire.chat_request import check, choice_count, to_task, wants_usage
@@ -197,7 +198,7 @@ def test_functions_are_told_to_the_model_as_tools() -> None:
         {"type": "function", "function": {"name": "lookup"}},
         False,
     )
-    assert (task.legacy_functions, task.every_turn) == (True, {})
+    assert (task.legacy_state is None, task.every_turn) == (False, {})
 
 
 def test_calls_and_results_of_functions_become_those_of_tools() -> None:
@@ -209,11 +210,12 @@ def test_calls_and_results_of_functions_become_those_of_tools() -> None:
         {"role": "function", "name": "lookup", "content": "7"},
         lonely,
     ]
-    made = {"id": "call_function_1", "type": "function", "function": call}
+    id = function_call_id(states(MESSAGES)[0], "lookup", '{"a": 1}')
+    made = {"id": id, "type": "function", "function": call}
     assert task_of(functions=[{"name": "lookup"}], messages=messages).messages == [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [made]},
-        {"role": "tool", "tool_call_id": "call_function_1", "content": "7"},
+        {"role": "tool", "tool_call_id": id, "content": "7"},
         lonely,
     ]
 

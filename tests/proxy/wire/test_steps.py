@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from policies.steps import OUTPUT_LEFT_OUT
-from proxy.agent.events import Event, ReasoningDelta, ToolCallFinished, ToolCallStarted, ToolOutput
+from proxy.agent.events import (
+    Event,
+    ReasoningDelta,
+    StepsOmitted,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+)
 from proxy.wire.output_digest import HEAD_CHARS, HEAD_LINES, TAIL_CHARS, TAIL_LINES
 from proxy.wire.steps import MAX_COMMAND_CHARS, StepText, extension
 
@@ -163,3 +170,8 @@ def test_what_is_said_of_a_step_carries_our_object() -> None:
     output = {"v": 1, "step": 2, "kind": "tool_output"}
     assert extension(ToolOutput(2, "stdout", "a"), "r1") == output
     assert extension(ReasoningDelta("Hm."), "r1") is None
+
+
+def test_steps_that_are_not_told_again_are_counted() -> None:
+    assert StepText("reasoning").of(StepsOmitted(12)) == "[the first 12 steps are not kept]\n"
+    assert StepText("off").of(StepsOmitted(12)) == ""

@@ -1,0 +1,85 @@
+"""Requests of one conversation side by side: each has the files as they stood, and the next one has
+those of whoever ended last."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.clients.chat import Asking, ask, client
+from tests.fakes.backend import Held, Item, scripted_backend
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.server import door_to, join, serve
+
+NAMED = {"X-Sandbox-Session": "mine"}
+WORDS = ("left", "right")
+
+
+def asked(word: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": word}]
+
+
+def bash(command: str) -> dict[str, Any]:
+    return tool_reply(call("execute_bash", command=command))
+
+
+@pytest.mark.parametrize("first", WORDS)
+async def test_who_ends_last_leaves_the_files_for_the_next(first: str, tmp_path: Path) -> None:
+    may_end = {word: asyncio.Event() for word in WORDS}
+
+    def play(body: dict[str, Any]) -> Item:
+        word, has_worked = body["messages"][1]["content"], body["messages"][-1]["role"] == "tool"
+        if not has_worked:
+            return bash(f"cat file; echo {word} >> file")
+        done = text_reply("Done.")
+        return Held(done, may_end[word]) if word in may_end else done
+
+    async with scripted_backend(play) as backend:
+        sandboxes, model = MemorySandboxes(), door_to(backend)
+        with anyio.fail_after(20):
+            async with serve(join(model, sandboxes, tmp_path)) as url, client(url) as http:
+                await ask(http, NAMED, messages=asked("begun"))
+                async with anyio.create_task_group() as ends:
+                    groups = {word: Asking(http, ends) for word in WORDS}
+                    for word in WORDS:
+                        groups[word].begin(NAMED, messages=asked(word))
+                    await backend.arrived(6)
+                    for word in sorted(WORDS, key=lambda word: word != first):
+                        may_end[word].set()
+                        while not groups[word].responses:
+                            await anyio.lowlevel.checkpoint()
+                await ask(http, NAMED, messages=asked("last"))
+        await model.aclose()
+    told = [request.body["messages"][-1]["content"] for request in backend.requests]
+    shown = [each.partition("[stdout]\n")[2] for each in told if each.startswith("Exit code")]
+    (second,) = set(WORDS) - {first}
+    assert shown == ["", "begun", "begun", f"begun\n{second}"]
+    assert sandboxes.opened == sandboxes.closed
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_each_choice_begins_with_the_newest_files_and_the_first_ones_go_on(
+    restart: bool, tmp_path: Path
+) -> None:
+    def play(body: dict[str, Any]) -> Item:
+        if body["messages"][-1]["role"] == "tool":
+            return text_reply("Done.")
+        return bash(f"echo {body['messages'][1]['content']} >> file; cat file")
+
+    async with scripted_backend(play) as backend:
+        sandboxes, model = MemorySandboxes(), door_to(backend)
+        with anyio.fail_after(20):
+            for words in [("1", "2"), ("3", "4")] if restart else [("1", "2", "3", "4")]:
+                async with serve(join(model, sandboxes, tmp_path)) as url, client(url) as http:
+                    for word in words:
+                        count = 3 if word == "3" else 1
+                        await ask(http, NAMED, messages=asked(word), n=count)
+        await model.aclose()
+    told = [request.body["messages"][-1]["content"] for request in backend.requests]
+    shown = [each.partition("[stdout]\n")[2] for each in told if each.startswith("Exit code")]
+    assert shown == ["1", "1\n2", *["1\n2\n3"] * 3, "1\n2\n3\n4"]
+    assert sandboxes.opened == sandboxes.closed

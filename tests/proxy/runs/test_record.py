@@ -1,0 +1,100 @@
+"""What came of a run, as JSON and back."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.artifacts import Produced
+from policies.limits import StopReason
+from proxy.agent.events import (
+    AnswerDelta,
+    EgressDecided,
+    Event,
+    FileProduced,
+    OfChoice,
+    ReasoningDelta,
+    Refused,
+    RunFinished,
+    RunStarted,
+    StepsOmitted,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+    TurnStarted,
+)
+from proxy.agent.task import Artifact, Notice, Result, Tally
+from proxy.errors import BackendError, ProxyError, RunCancelledError, RunLostError
+from proxy.runs.record import Record
+from proxy.store.records import RunStatus
+from sandbox_runtime.egress.decision import Decision
+
+STRANGE = "/testbed/output/\udcff"
+EVENTS: list[Event] = [
+    RunStarted("r1"),
+    TurnStarted(1),
+    StepsOmitted(3),
+    ReasoningDelta("Well."),
+    ToolCallStarted(1, "c1", "execute_bash", {"command": "ls", "timeout": 3}),
+    ToolOutput(1, "stderr", "no\n"),
+    EgressDecided(Decision("example.com", 443, "denied", "not allowed", 1, 2, 0.5)),
+    ToolCallFinished(1, "c1", "execute_bash", "Exit code: 0", 0, 1, 0.25),
+    OfChoice(1, AnswerDelta("b", {"content": None})),
+    AnswerDelta("a"),
+    Refused("No."),
+    FileProduced("cfile_1", STRANGE, 3),
+    RunFinished(StopReason.SUBMITTED, {"total_tokens": 3}),
+]
+RESULT = Result(
+    run_id="r1",
+    container_id="cntr_1",
+    model="m",
+    answer="a",
+    stop_reason=StopReason.SUBMITTED,
+    finish_reason="tool_calls",
+    tool_calls=[{"id": "call_r1_1", "type": "function", "function": {"name": "f"}}],
+    usage={"total_tokens": 3},
+    segments=2,
+    tally=Tally(llm_calls=2, wall_ms=5),
+    artifacts=[Artifact("cfile_1", "cntr_1", STRANGE, 3, "image/png", "ab", "http://x", "data:")],
+    left_out=[Produced("/testbed/output/large", 9)],
+    choice={"logprobs": None},
+    response={"system_fingerprint": "fp"},
+    origin="restored",
+    refusal="No.",
+    notices=[Notice("invalid_json", "It is none.")],
+    others=[],
+)
+
+
+def again(record: Record) -> Record:
+    return Record.from_json(record.status, record.to_json())
+
+
+def test_nothing_of_a_result_or_of_its_events_is_lost() -> None:
+    record = Record("completed", EVENTS, replace(RESULT, others=[RESULT]))
+    assert again(record) == record
+    assert again(record).outcome().stop_reason is StopReason.SUBMITTED
+
+
+def test_an_error_stays_what_it_was() -> None:
+    error = BackendError("full", status=429, code="full", param="p", retry_after_s=2)
+    with pytest.raises(ProxyError) as caught:
+        again(Record("failed", error=error)).outcome()
+    told = caught.value
+    assert (told.status, told.headers, told.body()) == (429, error.headers, error.body())
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [("cancelled", RunCancelledError), ("lost", RunLostError)]
+)
+def test_a_run_that_came_to_nothing_says_why(status: RunStatus, expected: type[ProxyError]) -> None:
+    with pytest.raises(expected):
+        again(Record(status)).outcome()
+    with pytest.raises(expected):
+        Record.from_json(status, "").outcome()
+
+
+def test_a_failure_of_ours_is_told_as_one() -> None:
+    with pytest.raises(ProxyError) as caught:
+        again(Record("failed")).outcome()
+    assert caught.value.code == "internal_error"

@@ -1,0 +1,131 @@
+"""Runs in the store: found for a while, whoever has begun them, and no more than may be."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.agent.parking import Parked
+from proxy.store.migrations import STEPS
+from proxy.store.parked import MAX_BYTES as MAX_PARKED_BYTES
+from proxy.store.records import StoredRun
+from proxy.store.runs import LOST_S, MAX_BYTES, MAX_RUNS
+from proxy.store.store import Store
+from tests.fakes.hand_clock import HandClock
+
+OWNER = "somebody"
+KEEP_S = 600.0
+RUN = StoredRun("r1", OWNER, "key", "f1", "running", "m", "cntr_1", 0)
+ENDED = replace(RUN, status="completed", record="{}")
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: HandClock) -> Iterator[Store]:
+    with closing(Store(tmp_path, now=clock.time)) as found:
+        yield found
+
+
+async def end(store: Store, run: StoredRun, *, for_retry: bool = False) -> None:
+    await store.runs.end(run, keep_s=KEEP_S, for_retry=for_retry)
+
+
+async def test_a_run_is_found_at_work_and_for_a_while_after_its_end(
+    store: Store, clock: HandClock
+) -> None:
+    assert await store.runs.begin(RUN) is None
+    assert await store.runs.find(OWNER, "r1") == RUN
+    assert await store.runs.find("somebody else", "r1") is None
+    await end(store, ENDED)
+    clock.advance(KEEP_S - 1)
+    assert await store.runs.find(OWNER, "r1") == await store.runs.named(OWNER, "key") == ENDED
+    clock.advance(1)
+    assert await store.runs.find(OWNER, "r1") is None
+    assert await store.runs.named(OWNER, "key") is None
+
+
+async def test_a_key_has_one_run_in_all_processes(tmp_path: Path, store: Store) -> None:
+    with closing(Store(tmp_path, now=lambda: 0)) as other:
+        assert await store.runs.begin(RUN) is None
+        assert await other.runs.begin(replace(RUN, id="r2")) == RUN
+        assert await other.runs.begin(replace(RUN, id="r2", owner="somebody else")) is None
+        await end(store, replace(RUN, status="failed"))
+        assert await other.runs.begin(replace(RUN, id="r3")) is None
+
+
+async def test_a_run_whose_process_is_gone_is_lost(
+    tmp_path: Path, store: Store, clock: HandClock
+) -> None:
+    other = Store(tmp_path, now=clock.time)
+    await other.runs.begin(RUN)
+    other.close()
+    assert await store.runs.named(OWNER, "key") is None
+    for _ in range(2):
+        found = await store.runs.find(OWNER, "r1")
+        assert found
+        assert found.status == "lost"
+        await store.sweep()
+    clock.advance(LOST_S)
+    await store.sweep()
+    assert await store.runs.find(OWNER, "r1") is None
+
+
+async def test_what_waits_for_a_retry_is_given_to_one(store: Store) -> None:
+    kept = replace(ENDED, key=None)
+    await end(store, kept, for_retry=True)
+    assert await store.runs.take(OWNER, "f1", besides=["r1"]) is None
+    assert await store.runs.take(OWNER, "f1", besides=[]) == kept
+    assert await store.runs.take(OWNER, "f1", besides=[]) is None
+    await store.runs.give_back("r1")
+    assert await store.runs.take(OWNER, "f1", besides=[]) == kept
+
+
+@pytest.mark.parametrize(("runs", "chars"), [(MAX_RUNS + 1, 1), (3, MAX_BYTES // 2)])
+async def test_the_oldest_results_go_where_they_are_too_many_or_too_large(
+    runs: int, chars: int, store: Store
+) -> None:
+    await store.runs.begin(replace(RUN, id="at work"))
+    await end(store, replace(ENDED, id="theirs", owner="somebody else"))
+    for n in range(runs):
+        await end(store, replace(ENDED, id=str(n), record="x" * chars))
+    mine = [await store.runs.find(OWNER, name) for name in ("at work", "0", "1", str(runs - 1))]
+    assert [found is not None for found in mine] == [True, False, True, True]
+    assert await store.runs.find("somebody else", "theirs")
+
+
+async def test_the_newest_result_is_kept_whatever_its_size(store: Store) -> None:
+    for name in ("1", "2"):
+        await end(store, replace(ENDED, id=name, record="x" * (MAX_BYTES + 1)))
+    assert await store.runs.find(OWNER, "1") is None
+    assert await store.runs.find(OWNER, "2")
+
+
+async def test_the_oldest_runs_that_wait_go_where_they_are_too_large(store: Store) -> None:
+    said = {"role": "user", "content": "x" * (MAX_PARKED_BYTES * 2 // 5)}
+    for name in ("1", "2", "3"):
+        calls = [(f"call_{name}_1", "c", "weather")]
+        await store.parked.save(OWNER, Parked([said], 0, calls, as_text=False, goes_on=None))
+    found = [await store.parked.find(OWNER, name) for name in ("1", "2", "3")]
+    assert [each is not None for each in found] == [False, True, True]
+
+
+async def test_runs_that_wait_outlive_a_change_of_their_table(tmp_path: Path) -> None:
+    record = '{"messages": [], "ours_from": 0, "calls": [], "as_text": false, "workspace": null}'
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as before:
+        for statement in [statement for step in STEPS[:3] for statement in step]:
+            before.execute(statement)
+        row = ("r1", OWNER, record, 1)
+        before.execute("INSERT INTO parked_runs VALUES (?, ?, ?, ?)", row)
+        before.execute("PRAGMA user_version = 3")
+        before.commit()
+    with closing(Store(tmp_path, now=lambda: 0)) as store:
+        assert await store.parked.find(OWNER, "r1") == Parked(
+            [], 0, [], as_text=False, goes_on=None
+        )

@@ -1,0 +1,188 @@
+"""Runs of one conversation, its computer's end and its deletion, in every order of their steps: no
+file is lost, none is another's, and no computer stays behind."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from policies.isolation import Isolation
+from policies.sessions import GoesOn, State
+from proxy.workspaces import Seat
+from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.sandbox import Sink
+from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
+from tests.fakes.memory_snapshots import MemorySnapshots
+from tests.fakes.orders import TURNS, Step, orders, place, walk
+from tests.proxy.workspace_house import CHAT, ISOLATION, KEEP_S, House
+
+ENTER, _WORK, LEAVE, _SAVED = range(1, 5)
+
+
+class HeldSnapshots(MemorySnapshots):
+    """Keeps a state only when it is let, where that was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_save: dict[str, asyncio.Event] = defaultdict(_open)
+
+    async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
+        await self.may_save[state.name].wait()
+        await super().save(state, write)
+
+
+class LingeringSandboxes(MemorySandboxes):
+    """Takes a while to take a sandbox back."""
+
+    @asynccontextmanager
+    async def lease(
+        self, isolation: Isolation, on_decision: OnDecision | None = None
+    ) -> AsyncIterator[MemoryLease]:
+        async with super().lease(isolation, on_decision) as lease:
+            try:
+                yield lease
+            finally:
+                for _ in range(TURNS):
+                    await anyio.lowlevel.cancel_shielded_checkpoint()
+
+
+def _open() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+class Walker:
+    """A run in four steps: it has its workspace, has worked in it, has answered, is kept."""
+
+    def __init__(self, house: House, snapshots: HeldSnapshots, state: str, *parents: str) -> None:
+        self.seen = ""
+        self._house = house
+        self._state = state
+        self._parents = parents
+        self._seat: Seat | None = None
+        self._stack = AsyncExitStack()
+        self._may_save = snapshots.may_save[state] = asyncio.Event()
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self._enter, self._work, self._leave, self._saved
+
+    async def _enter(self) -> None:
+        use = self._house.workspaces.use(GoesOn(CHAT, self._parents), ISOLATION)
+        self._seat = await self._stack.enter_async_context(use)
+
+    async def _work(self) -> None:
+        assert self._seat
+        computer = await self._seat.sandbox()
+        self.seen = (await computer.exec("cat file", timeout_s=5)).stdout
+        await computer.exec(f"echo {self._state} >> file", timeout_s=5)
+
+    async def _leave(self) -> None:
+        assert self._seat
+        self._seat.leave_as = State(CHAT, self._state)
+        await self._stack.aclose()
+
+    async def _saved(self) -> None:
+        self._may_save.set()
+
+
+class Stage:
+    """A conversation that has had one run, which left the state "1"."""
+
+    def __init__(self) -> None:
+        self.snapshots = HeldSnapshots()
+        self.house = House(self.snapshots, sandboxes=LingeringSandboxes())
+
+    async def begin(self) -> None:
+        await self.house.run("echo 1 > file", "1")
+
+    def run(self, state: str, *parents: str) -> Walker:
+        return Walker(self.house, self.snapshots, state, *parents)
+
+    async def expire(self) -> None:
+        self.house.clock.advance(KEEP_S)
+
+    async def give_back(self) -> None:
+        self.house.workspaces.give_back()
+
+    async def discard(self) -> None:
+        await self.house.workspaces.discard(CHAT)
+
+    async def files(self, *parents: str) -> str:
+        """What the file of a state holds, in the end."""
+        printed, _ = await self.house.run("cat file", f"look {parents}", *parents)
+        return printed
+
+    async def end(self) -> None:
+        await self.house.workspaces.aclose()
+        assert self.house.alive == 0
+
+
+@pytest.mark.parametrize("disturbance", ["expire", "give_back"])
+async def test_two_that_go_on_from_one_state_have_a_copy_each(disturbance: str) -> None:
+    for order in orders(a=4, b=4, x=1):
+        if order.index("b") < order.index("a"):
+            continue  # they are alike
+        stage = Stage()
+        await stage.begin()
+        a, b = stage.run("a", "1"), stage.run("b", "1")
+        disturb: Step = getattr(stage, disturbance)
+        with anyio.fail_after(10):
+            await walk(order, {"a": a.steps, "b": b.steps, "x": [disturb]})
+            assert (a.seen, b.seen) == ("1\n", "1\n"), order
+            found = [await stage.files(name) for name in ("1", "a", "b")]
+            assert found == ["1\n", "1\na\n", "1\nb\n"], order
+            await stage.end()
+
+
+@pytest.mark.parametrize("disturbance", ["expire", "give_back"])
+async def test_the_next_question_finds_what_the_one_before_has_left(disturbance: str) -> None:
+    for order in orders(a=4, b=4, x=1):
+        if place(order, "b", ENTER) < place(order, "a", LEAVE):
+            continue  # it comes after the answer
+        stage = Stage()
+        await stage.begin()
+        a, b = stage.run("a", "1"), stage.run("b", "a", "1")
+        disturb: Step = getattr(stage, disturbance)
+        with anyio.fail_after(10):
+            await walk(order, {"a": a.steps, "b": b.steps, "x": [disturb]})
+            assert b.seen == "1\na\n", order
+            found = [await stage.files(name) for name in ("1", "a", "b")]
+            assert found == ["1\n", "1\na\n", "1\na\nb\n"], order
+            await stage.end()
+
+
+async def test_the_same_question_twice_at_once_leaves_one_of_both_whole() -> None:
+    for order in orders(a=4, b=4, x=1):
+        if order.index("b") < order.index("a"):
+            continue
+        stage = Stage()
+        await stage.begin()
+        await stage.house.run("true", "2", "1")  # and once before
+        a, b = stage.run("2", "1"), stage.run("2", "1")
+        with anyio.fail_after(10):
+            await walk(order, {"a": a.steps, "b": b.steps, "x": [stage.expire]})
+            assert (a.seen, b.seen) == ("1\n", "1\n"), order
+            assert await stage.files("2") == "1\n2\n", order
+            await stage.end()
+
+
+async def test_what_is_deleted_between_two_runs_is_gone() -> None:
+    for order in orders(a=4, x=2):
+        at = [place(order, "x", number) for number in (1, 2)]
+        if any(place(order, "a", ENTER) < each < place(order, "a", LEAVE) for each in at):
+            continue  # a run at work is ended first
+        stage = Stage()
+        await stage.begin()
+        a = stage.run("a", "1")
+        with anyio.fail_after(10):
+            await walk(order, {"a": a.steps, "x": [stage.discard, stage.give_back]})
+            was_there = place(order, "a", ENTER) < at[0]
+            assert a.seen == ("1\n" if was_there else ""), order
+            assert await stage.files("a", "1") == ("" if was_there else "a\n"), order
+            await stage.end()
