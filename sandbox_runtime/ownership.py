@@ -70,6 +70,7 @@ def _install_id(state_dir: Path) -> str:
     if not path.exists():
         # Whole or not at all: several proxies may start at once.
         whole = state_dir / f"install-id.{uuid.uuid4().hex}"
+        whole.touch(mode=0o600)
         whole.write_text(uuid.uuid4().hex, encoding="ascii")
         with suppress(FileExistsError):
             path.hardlink_to(whole)
