@@ -18,6 +18,11 @@ class Way:
     raises: Mapping[str, str]
     """The type, and the status where the client tells it, by scenario."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether it reads the answer as it comes."""
+        return not {"streamed", "helper"}.isdisjoint(self.name.split())
+
 
 @dataclass(frozen=True)
 class Stack:
