@@ -7,7 +7,7 @@ SETUP := .venv/.complete
 
 AGENT := sandbox_runtime/guest/bin/agent-x86_64
 
-.PHONY: agent install demo serve doctor test check format bench image test-image locks clean
+.PHONY: agent install demo serve doctor test check format bench openwebui image test-image locks clean
 
 install: $(SETUP) bubblewrap
 
@@ -16,11 +16,13 @@ $(SETUP): pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
-# Debian's package, where apt is there, we may use it, and it is missing.
+# A command from Debian's package, where apt is there, we may use it, and it is missing.
+debian = command -v $(1) >/dev/null || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
+	  && { apt-get install -qq -y $(2) || { apt-get update -qq && apt-get install -qq -y $(2); }; } >/dev/null; }
+
 .PHONY: bubblewrap
 bubblewrap:
-	@command -v bwrap >/dev/null || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
-	  && { apt-get install -qq -y bubblewrap || { apt-get update -qq && apt-get install -qq -y bubblewrap; }; } >/dev/null; } \
+	@$(call debian,bwrap,bubblewrap) \
 	  || echo "bubblewrap is missing: install it for sandboxes without a Docker engine" >&2
 
 # The program inside sandboxes, in C, for x86-64 and arm64; without it they have it in Python.
@@ -58,6 +60,12 @@ format: install
 bench: install agent test-image
 	$(BIN)/python -m bench --image $(TEST_IMAGE)
 
+# A person at Open WebUI, in a browser; the first time it is installed, 1.8 GB.
+openwebui: install
+	$(BIN)/pip install --quiet --editable '.[dev,openwebui]'
+	@$(call debian,chromium,--no-install-recommends chromium) || true
+	$(BIN)/python -m tests.clients.openwebui
+
 image:
 	sandbox_runtime/image/build full $(IMAGE)
 
@@ -67,13 +75,16 @@ test-image:
 	else sandbox_runtime/image/build slim $(TEST_IMAGE) --quiet --build-arg \
 	  CA_CERTIFICATES="$$(cat /usr/local/share/ca-certificates/*.crt 2>/dev/null)"; fi
 
-# The clients of tests/clients/stacks in their newest versions, within what each list allows.
+# The clients of tests/clients in their newest versions, within what each list allows.
 LOCKS := tests/clients/stacks/locks
+COMPILE := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-annotate
+OPENWEBUI := tests/clients/openwebui
 locks: install
-	for list in $(LOCKS)/python/*.in; do $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
-	  --generate-hashes --no-header --no-annotate $$list --output-file $${list%.in}.txt || exit; done
+	for list in $(LOCKS)/python/*.in; do $(COMPILE) $$list --output-file $${list%.in}.txt || exit; done
+	$(COMPILE) $(OPENWEBUI)/requirements.in --override $(OPENWEBUI)/without.txt --output-file $(OPENWEBUI)/requirements.txt
 	for list in $(LOCKS)/node/*; do npm update --prefix $$list --package-lock-only --omit-lockfile-registry-resolved \
 	  --no-audit --no-fund || exit; done
 
 clean:
-	rm -rf .venv .stacks .mypy_cache .ruff_cache .pytest_cache demo-output
+	rm -rf .venv .stacks .mypy_cache .ruff_cache .pytest_cache demo-output openwebui-pictures

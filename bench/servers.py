@@ -87,11 +87,13 @@ async def process(
 
 
 @asynccontextmanager
-async def running(command: Sequence[str], port: int, *, path: str) -> AsyncIterator[Server]:
+async def running(
+    command: Sequence[str], port: int, *, path: str, env: Mapping[str, str] | None = None
+) -> AsyncIterator[Server]:
     """A server, once it answers at `path`. Raises RuntimeError when it does not."""
     started = time.perf_counter()
     with tempfile.TemporaryFile() as log:
-        async with process(command, stdout=log, stderr=log) as child:
+        async with process(command, stdout=log, stderr=log, env=env) as child:
             while not await answers(port, path):
                 took_s = time.perf_counter() - started
                 if child.returncode is not None or took_s > START_TIMEOUT_S:

@@ -17,9 +17,17 @@ _TITLE = re.compile(
 )
 """How chat UIs ask for a chat's title: LibreChat, n8n and others."""
 _OPEN_WEBUI_TASK = re.compile(
-    r"\A\s*#+ Task:\s[^<]*?\b(?:title|tags|follow-up|queries|autocomplet\w*|emoji)\b",
+    r"\A\s*#+ Task:\s[^<]*?(?:\b(?:title|tags|follow-up|queries|autocomplet\w*|emoji)\b"
+    r"|\bmessages (?:this|the) user might\b|\bprompt for a[mn]? image generation\b)",
     re.IGNORECASE,
 )
+"""It wants these of a chat, which stands below in <chat_history>."""
+_OPEN_WEBUI_WORK = re.compile(
+    r"\A\s*(?:#+ Task:\s+Summarize the conversation history"
+    r"|Your task is to reflect the speaker's likely facial expression"
+    r"|You have been provided with a set of responses from various models)\b"
+)
+"""It shortens a chat that has become too long, picks an emoji, makes one answer of several."""
 ONE_CALL = (
     *("input_ids", "kv_transfer_params", "ec_transfer_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
@@ -86,6 +94,6 @@ def _is_utility(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
 
 def _asks_for_utility(text: str) -> bool:
     beginning = text[:_BEGINNING_CHARS]
-    if _TITLE.search(beginning):
+    if _TITLE.search(beginning) or _OPEN_WEBUI_WORK.match(beginning):
         return True
     return "<chat_history>" in text and _OPEN_WEBUI_TASK.search(beginning) is not None

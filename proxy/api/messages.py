@@ -15,7 +15,7 @@ from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s
 from proxy.api.connection import authorize, parsed, read_body, services
 from proxy.api.passing import pass_plain
-from proxy.api.tasks import plain_task, task_of
+from proxy.api.tasks import task_by
 from proxy.errors import ProxyError
 from proxy.runs.run import Listener
 from proxy.wire.messages_answer import StreamedMessage, WholeMessage, request_id
@@ -44,17 +44,14 @@ async def create_message(request: Request) -> Response:
     async def make_task(run_id: str) -> Task:
         by_s = deadline_s(request, terms, named)
         try:
-            if way.kind == "plain":
-                return plain_task(
-                    request, asked.chat, model=way.model, run_id=run_id, deadline_s=by_s
-                )
-            task = await task_of(
-                request, asked.chat, model=way.model, run_id=run_id, deadline_s=by_s
-            )
+            task = await task_by(way, request, asked.chat, run_id=run_id, deadline_s=by_s)
         except ProxyError as error:
             raise asked.in_own_words(error) from error
+        if task.alone or not asked.code_execution:
+            return task
         # Who asks for a computer is told its name, and comes back with that.
-        return replace(task, leaves=task.leaves or task.parks) if asked.code_execution else task
+        first = "required" if asked.tool_first else task.tool_choice
+        return replace(task, leaves=task.leaves or task.parks, tool_choice=first)
 
     listener = await services(request).runs.enter(named, make_task)
     if named.stream:

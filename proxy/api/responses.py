@@ -16,7 +16,7 @@ from proxy.api.connection import authorize, parsed, read_body, services
 from proxy.api.kept_response import is_kept, keep
 from proxy.api.passing import pass_plain
 from proxy.api.said_before import Before, resolved, said_before
-from proxy.api.tasks import plain_task, task_of
+from proxy.api.tasks import task_by
 from proxy.api.told_again import in_background
 from proxy.errors import ProxyError
 from proxy.wire.responses_answer import Asked, StreamedResponse, WholeResponse
@@ -59,22 +59,17 @@ async def _run(
     async def make_task(run_id: str) -> Task:
         by_s = deadline_s(request, terms, asked)
         try:
-            if way.kind == "plain":
-                task = plain_task(
-                    request, chat.body, model=way.model, run_id=run_id, deadline_s=by_s
-                )
-            else:
-                task = await task_of(
-                    *(request, chat.body),
-                    model=way.model,
-                    run_id=run_id,
-                    deadline_s=by_s,
-                    follows=before.follows,
-                    is_kept=stays,
-                )
+            task = await task_by(
+                *(way, request, chat.body),
+                run_id=run_id,
+                deadline_s=by_s,
+                follows=before.follows,
+                is_kept=stays,
+            )
         except ProxyError as error:
             raise chat.in_own_words(error) from error
-        task = replace(task, max_tool_calls=body.get("max_tool_calls"))
+        first = "required" if chat.tool_first else task.tool_choice
+        task = replace(task, tool_choice=first, max_tool_calls=body.get("max_tool_calls"))
         return await keep(request, task, body, steps, before) if stays else task
 
     listener = await services(request).runs.enter(asked, make_task)

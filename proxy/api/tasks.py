@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.history import without_steps
+from policies.routing import Route
 from policies.sessions import GoesOn, Session, State, container_id
 from proxy.agent.choices import several
 from proxy.agent.parking import Parked, names
@@ -57,7 +58,31 @@ async def task_of(
     return several(task, count, lambda other: _own(request, whose, other))
 
 
-def plain_task(
+async def task_by(
+    way: Route,
+    request: Request,
+    body: Mapping[str, Any],
+    *,
+    run_id: str,
+    deadline_s: float | None,
+    follows: GoesOn | None = None,
+    is_kept: bool = False,
+) -> Task:
+    """The task of another dialect's request, put as a chat completion: for the model alone where
+    the sandbox is not wanted. Raises BadRequestError."""
+    if way.kind == "plain":
+        return _plain_task(request, body, model=way.model, run_id=run_id, deadline_s=deadline_s)
+    return await task_of(
+        *(request, body),
+        model=way.model,
+        run_id=run_id,
+        deadline_s=deadline_s,
+        follows=follows,
+        is_kept=is_kept,
+    )
+
+
+def _plain_task(
     request: Request,
     body: Mapping[str, Any],
     *,

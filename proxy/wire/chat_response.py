@@ -286,7 +286,8 @@ class ChunkWriter:
             calls = [{**call, "index": n} for n, call in enumerate(result.tool_calls)]
             frames.append(self._chunk({"tool_calls": calls}))
         delta: dict[str, Any] = {}
-        if found := annotations(result):
+        if not self._items and (found := annotations(result)):
+            # Open WebUI would ask Google for the icon of each link, signature and all.
             delta["annotations"] = found
         frames.append(
             self._chunk(

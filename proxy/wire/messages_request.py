@@ -35,6 +35,8 @@ class Asked:
     """The client's, each with its schema."""
     code_execution: bool
     """Whether it names a computer of the server's among its tools."""
+    tool_first: bool
+    """Whether the run is to begin with a tool, be it the computer."""
     thinking: bool
     """Whether it wants to see what the model thinks."""
     stop_sequences: tuple[str, ...]
@@ -90,6 +92,7 @@ def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
         places=talk.places,
         own_tools=tools.own,
         code_execution=tools.code_execution,
+        tool_first=tools.code_execution and given.get("tool_choice", {}).get("type") == "any",
         thinking=thinking["type"] != "disabled" and thinking.get("display") != "omitted",
         stop_sequences=tuple(given.get("stop_sequences", ())),
     )

@@ -60,7 +60,7 @@ def chat_tool_choice(choice: Mapping[str, Any], tools: Offered) -> dict[str, Any
         case "auto" | "none" as word:
             given["tool_choice"] = word
         case "any":
-            given["tool_choice"] = {"type": "any"} if tools.code_execution else "required"
+            given["tool_choice"] = None if tools.code_execution else "required"
         case _ if any(tool["name"] == choice["name"] for tool in tools.own):
             function = {"name": choice["name"]}
             given["tool_choice"] = {"type": "function", "function": function}

@@ -16,7 +16,7 @@ from proxy.wire.responses_shapes import (
     tool_choice,
     unsupported,
 )
-from proxy.wire.responses_tools import AskedTools, asked_tools, chat_choice
+from proxy.wire.responses_tools import AskedTools, asked_tools, chat_choice, tool_first
 from proxy.wire.shapes import (
     Check,
     anything,
@@ -104,6 +104,8 @@ class AsChat:
     tools: AskedTools
     names: Mapping[str, str]
     """Places in it, and what the client calls them."""
+    tool_first: bool = False
+    """Whether the run is to begin with a tool, be it the computer."""
 
     def in_own_words(self, error: ProxyError) -> ProxyError:
         """An error that names the client's own place."""
@@ -150,7 +152,8 @@ def as_chat(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) 
     placed = _renamed(body, tools)
     given = {key: value for key, value in placed.items() if value is not None}
     whole = {**carried, **given, "messages": chat.messages, "sandbox": ours}
-    return AsChat(whole, tools, {**names, **_NAMES})
+    first = tool_first(body.get("tool_choice"), tools)
+    return AsChat(whole, tools, {**names, **_NAMES}, first)
 
 
 _NAMES = {

@@ -56,13 +56,19 @@ def asked_tools(tools: Sequence[Mapping[str, Any]]) -> AskedTools:
     )
 
 
-def chat_choice(choice: Any, tools: AskedTools) -> Any:
-    """The `tool_choice` of a chat for the one of a response."""
+def tool_first(choice: Any, tools: AskedTools) -> bool:
+    """Whether the run is to begin with a tool, be it the computer."""
     match choice:
         case {"type": "shell" | "code_interpreter"}:
-            return {"type": "any"}
-        case "required" if tools.has_computer:
-            return {"type": "any"}
+            return True
+    return choice == "required" and tools.has_computer
+
+
+def chat_choice(choice: Any, tools: AskedTools) -> Any:
+    """The `tool_choice` of a chat for the one of a response."""
+    if tool_first(choice, tools):
+        return None
+    match choice:
         case {"type": "function" | "custom"}:
             return _named(choice)
         case {"type": "allowed_tools"}:

@@ -64,7 +64,7 @@ class StepItems:
         self._index = -1
         self._running: int | None = None
         """The step whose card is open; Open WebUI would run a call that has no result."""
-        self._title = ""
+        self._called = ""
         self._pieces = 0
         self._steps = 0
         self._answer_began = False
@@ -82,7 +82,8 @@ class StepItems:
             case ToolOutput(step, _, text) if step == self._running:
                 return self._heard(text)
             case ToolCallFinished() if event.step == self._running:
-                return [self._result(event.observation)]
+                ended = _status(f"Ran: {self._called}", done=False)
+                return [self._result(event.observation), ended]
         return []
 
     def abandoned(self) -> list[Keys]:
@@ -112,13 +113,13 @@ class StepItems:
         self._steps += 1
         self._running = event.step
         self._pieces = 0
-        self._title = f"Running: {_line(called(event.name, event.arguments).removeprefix('$ '))}"
+        self._called = _line(called(event.name, event.arguments).removeprefix("$ "))
         item = call_item(event, self._run_id)
         self._index += 1
         self._last = "item"
         begun = {**item, "arguments": "", "status": "in_progress"}
         return [
-            _status(self._title, done=False),
+            _status(f"Running: {self._called}", done=False),
             {"type": "response.output_item.added", "output_index": self._index, "item": begun},
             {"type": "response.output_item.done", "output_index": self._index, "item": item},
         ]
@@ -132,7 +133,7 @@ class StepItems:
         lines = readable(text).strip().splitlines()
         if not lines:
             return []
-        return [_status(f"{self._title} - {_line(lines[-1])}", done=False)]
+        return [_status(f"Running: {self._called} - {_line(lines[-1])}", done=False)]
 
     def _result(self, text: str, status: str = "completed") -> Keys:
         assert self._running is not None

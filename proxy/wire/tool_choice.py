@@ -26,8 +26,6 @@ def chosen(tools: Tools, choice: Any) -> Choice:
     if choice == "required" and tools:
         return Choice(tools, None, must_call=True)
     match choice:
-        case {"type": "any"}:  # ours too: the client of another dialect asked for the computer
-            return Choice(tools, "required", must_call=False)
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
             names = [_name(tool) for tool in allowed]
             _require(names, tools, "tool_choice.allowed_tools.tools")

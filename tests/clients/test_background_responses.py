@@ -173,7 +173,7 @@ async def test_a_response_of_a_process_that_was_killed_has_failed(tmp_path: Path
             elsewhere = await left_at_work(store, made)
             assert (await mine.responses.retrieve(elsewhere)).status == "in_progress"
             error = await refused(mine.responses.cancel(elsewhere))
-            assert (error.status_code, error.code) == (409, "response_elsewhere")
+            assert (error.status_code, error.code) == (409, "run_elsewhere")
         found = await mine.responses.retrieve(elsewhere)
     assert found.status == "failed"
     assert found.error

@@ -283,10 +283,10 @@ async def test_open_webui_shows_cards_a_status_and_files_and_runs_nothing_itself
         "message: They are a and b.",
     ]
     assert reader.to_run == []
-    title = f"Running: {COMMAND}"
     assert reader.statuses == [
-        (title, False),
-        (f"{title} - b", False),
+        (f"Running: {COMMAND}", False),
+        (f"Running: {COMMAND} - b", False),
+        (f"Ran: {COMMAND}", False),
         ("1 step, 1 file", True),
     ]
     (file,) = reader.files

@@ -58,12 +58,28 @@ def test_only_the_whole_suffix_counts(model: str) -> None:
 
 
 UTILITY = "a chat UI asks for itself"
-OPEN_WEBUI_TITLE = """### Task:
-Make a concise title of 3-5 words for the chat.
+TITLE = "Make a concise title of 3-5 words for the chat."
+OPEN_WEBUI_TITLE = f"""### Task:
+{TITLE}
 ### Chat History:
 <chat_history>
 USER: hello
 </chat_history>"""
+OPEN_WEBUI_PROMPTS = [
+    "Generate a concise title summarizing the chat history.",
+    "Generate 1-3 broad tags categorizing the main themes of the chat history.",
+    "Predict 3-5 useful messages this user might naturally send next to advance their objective.",
+    "Suggest 3-5 relevant follow-up questions that the user might naturally ask next.",
+    "Generate a detailed prompt for am image generation task based on the given language.",
+    "Analyze the chat history to determine the necessity of generating search queries.",
+    "You are an autocompletion system. Continue the text in `<text>`.",
+]
+"""How versions up to 0.12 begin, each as it is spelt."""
+OPEN_WEBUI_WORK = [
+    "### Task:\nSummarize the conversation history that will be compacted out of the context.",
+    "Your task is to reflect the speaker's likely facial expression through a fitting emoji.",
+    "You have been provided with a set of responses from various models to the latest query.",
+]
 OPEN_WEBUI_ANSWER = """### Task:
 Answer the user's query from the context.
 <context>titles and tags</context>"""
@@ -79,6 +95,8 @@ def said(text: str, role: str = "user") -> dict[str, Any]:
         (said("Anything."), {"x-openwebui-task": "tags_generation"}),
         (said(OPEN_WEBUI_TITLE), {}),
         (said(OPEN_WEBUI_TITLE.replace("title", "list of tags")), {}),
+        *((said(OPEN_WEBUI_TITLE.replace(TITLE, each)), {}) for each in OPEN_WEBUI_PROMPTS),
+        *((said(each), {}) for each in OPEN_WEBUI_WORK),
         (said("Give a concise, 5-word-or-less title for the conversation."), {}),
         (said("Write a short title for this chat", "system"), {}),
         ({**said("Say OK."), "max_tokens": 1}, {}),

@@ -31,6 +31,11 @@ class Way:
         shown = ("cut", "unavailable") if profile in self.thinks else ("cut",)
         return {**self.raises, **dict.fromkeys(shown, self.late)}
 
+    @property
+    def streams(self) -> bool:
+        """Whether it reads the answer as it comes."""
+        return not {"streamed", "helper"}.isdisjoint(self.name.split())
+
 
 @dataclass(frozen=True)
 class Stack:

@@ -243,8 +243,6 @@ def test_what_has_another_name_in_a_chat_gets_it_and_the_rest_is_carried() -> No
     ("choice", "tools", "told"),
     [
         ("required", [{"type": "function", "name": "f"}], "required"),
-        ("required", [{"type": "shell"}], {"type": "any"}),
-        ({"type": "shell"}, [{"type": "shell"}], {"type": "any"}),
         (
             {
                 "type": "allowed_tools",
@@ -264,6 +262,15 @@ def test_what_has_another_name_in_a_chat_gets_it_and_the_rest_is_carried() -> No
 )
 def test_a_choice_of_tools_is_told_as_a_chats(choice: Any, tools: Any, told: Any) -> None:
     assert chat(tools=tools, tool_choice=choice)["tool_choice"] == told
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "shell"}])
+def test_a_choice_of_the_computer_has_the_run_begin_with_a_tool(choice: Any) -> None:
+    asked = as_chat(
+        {"model": "m", "input": "Hello.", "tools": [{"type": "shell"}], "tool_choice": choice}
+    )
+    assert asked.tool_first
+    assert "tool_choice" not in asked.body
 
 
 @pytest.mark.parametrize(

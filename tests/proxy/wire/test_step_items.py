@@ -123,6 +123,7 @@ def test_the_frames_of_a_step_are_those_of_the_wire() -> None:
         {"type": "response.output_item.added", "output_index": 1, "item": begun},
         {"type": "response.output_item.done", "output_index": 1, "item": item},
         {"type": "response.output_item.added", "output_index": 2, "item": output},
+        status("Ran: ls -la"),
     ]
     assert all(
         frame["choices"] == [{"index": 0, "delta": {}, "finish_reason": None}]
@@ -205,13 +206,14 @@ def test_the_status_line_shows_the_last_line_of_ever_longer_output() -> None:
     assert stream.reader.statuses == [
         ("Running: make ...", False),
         *((f"Running: make ... - line {n}", False) for n in (1, 2, 4, 8, 16, 32, 64)),
+        ("Ran: make ...", False),
     ]
 
 
 def test_silence_and_a_step_that_is_over_change_no_status() -> None:
     blank, late = ToolOutput(1, "stdout", " \n\n"), ToolOutput(1, "stdout", "late\n")
     stream = Stream(started(1), blank, finished(1), late)
-    assert stream.reader.statuses == [("Running: ls -la", False)]
+    assert stream.reader.statuses == [("Running: ls -la", False), ("Ran: ls -la", False)]
 
 
 def test_the_end_tells_of_files_and_closes_the_status_line() -> None:
@@ -224,7 +226,9 @@ def test_the_end_tells_of_files_and_closes_the_status_line() -> None:
         {"type": "image", "url": "https://host/3", "name": "huge.png"},
     ]
     assert stream.frames[-1]["choices"][0]["finish_reason"] == "stop"
-    assert [frame["choices"][0]["finish_reason"] for frame in stream.frames[:-1]] == [None] * 11
+    assert [frame["choices"][0]["finish_reason"] for frame in stream.frames[:-1]] == [None] * 13
+    # It would ask a stranger for the icon of each link.
+    assert "annotations" not in stream.frames[-1]["choices"][0]["delta"]
 
 
 def test_one_of_each_is_told_in_the_singular() -> None:

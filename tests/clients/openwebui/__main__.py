@@ -1,0 +1,126 @@
+"""The command: `python -m tests.clients.openwebui` plays every scene and prints how it went."""
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from playwright.async_api import Page, async_playwright, expect
+
+from tests.clients.locked import MissingError
+from tests.clients.openwebui import installation
+from tests.clients.openwebui.chat import Chat
+from tests.clients.openwebui.model import NAME, Model
+from tests.clients.openwebui.open_webui import (
+    CONNECTION_HEADERS,
+    FORWARDED,
+    WHOLE_FILES,
+    open_webui,
+)
+from tests.clients.openwebui.scenes import NAMED, SCENES, UNNAMED, Scene
+from tests.clients.openwebui.stage import PATIENCE_S, Stage
+from tests.e2e.proxy_process import serving
+from tests.fakes.backend import scripted_backend
+from tests.fakes.server import Kind
+
+
+def main() -> int:
+    """Play, and tell of each scene; returns the exit code."""
+    arguments = _parser().parse_args()
+    arguments.pictures.mkdir(parents=True, exist_ok=True)
+    try:
+        asyncio.run(_play_all(arguments.sandbox, arguments.pictures))
+    except MissingError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.clients.openwebui", description=__doc__)
+    parser.add_argument("--sandbox", choices=["bubblewrap", "docker"], default="bubblewrap")
+    parser.add_argument(
+        "--pictures",
+        type=Path,
+        default=Path("openwebui-pictures"),
+        help="where the pictures of what was seen are put",
+    )
+    return parser
+
+
+async def _play_all(kind: Kind, pictures: Path) -> None:
+    browser = shutil.which("chromium")
+    if browser is None:
+        raise MissingError("chromium is missing")
+    program = await asyncio.to_thread(installation.command)
+    ways: tuple[tuple[str, Mapping[str, str], Sequence[Scene]], ...] = (
+        ("with user info headers", FORWARDED, SCENES),
+        ("with headers of the connection", CONNECTION_HEADERS, NAMED),
+        ("with neither", {}, UNNAMED),
+    )
+    for way, settings, scenes in ways:
+        folder = pictures / way.replace(" ", "-")
+        folder.mkdir(exist_ok=True)
+        sys.stdout.write(f"{way}\n")
+        async with _stage(program, browser, kind, settings, folder) as stage:
+            await _play(scenes, stage)
+
+
+async def _play(scenes: Sequence[Scene], stage: Stage) -> None:
+    for scene in scenes:
+        words = scene.__name__.replace("_", " ")
+        try:
+            await scene(stage)
+        except BaseException:
+            sys.stdout.write(f"  FAILED  {words}\n")
+            await stage.chat.look("failed")
+            raise
+        sys.stdout.write(f"  ok      {words}\n")
+        sys.stdout.flush()
+
+
+@asynccontextmanager
+async def _stage(
+    program: Path, browser: str, kind: Kind, settings: Mapping[str, str], pictures: Path
+) -> AsyncIterator[Stage]:
+    marker = f"9{os.getpid()}"
+    model = Model(marker)
+    with tempfile.TemporaryDirectory(prefix="openwebui-") as folder:
+        home, data = Path(folder, "proxy"), Path(folder, "data")
+        home.mkdir()
+        async with (
+            scripted_backend(model.answer, model=NAME) as backend,
+            serving(home, kind, backend.base_url) as proxy,
+            open_webui(program, data, proxy.url, {**settings, **WHOLE_FILES}) as url,
+            _window(browser) as page,
+        ):
+            chat = Chat(page, url, pictures)
+            stage = Stage(chat, proxy.url, backend, model, marker)
+            own = (url, proxy.url, "data:", "blob:")
+            page.on(
+                "request",
+                lambda request: (
+                    None if request.url.startswith(own) else stage.strangers.append(request.url)
+                ),
+            )
+            yield stage
+
+
+@asynccontextmanager
+async def _window(browser: str) -> AsyncIterator[Page]:
+    expect.set_options(timeout=PATIENCE_S * 1000)
+    async with async_playwright() as playwright:
+        chromium = await playwright.chromium.launch(executable_path=browser)
+        try:
+            yield await chromium.new_page()
+        finally:
+            await chromium.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

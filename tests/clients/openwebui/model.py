@@ -1,0 +1,104 @@
+"""What the model behind the house says to a person in Open WebUI, and where it waits."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.clients.openwebui.picture import png
+from tests.fakes.backend import Held, Item, Refusal
+
+NAME = "fake-model"
+SQUARES = "Squares as a table and as a picture, please."
+KEPT = "What is in the file that you kept?"
+CLOCK = "Ask your clock, then go on with your work."
+ENDLESS = "Work until I stop you."
+SLOW = "Take your time."
+PICTURE = "What kind of file did I give you?"
+TEXT = "How many rows did I give you?"
+BROKEN = "Break."
+
+TABLE = b"n,square\n1,1\n2,4\n3,9\n"
+THOUGHT = "A table and a picture, then."
+WORD = "heliotrope"
+OUTPUT = "row 3 of many"
+DONE = "It is done."
+FAULT = "the engine died"
+TITLE = "Squares of numbers"
+FOLLOW_UP = "And the cubes?"
+FOR_ITSELF = {"title": TITLE, "tags": ["Mathematics"], "follow_ups": [FOLLOW_UP]}
+"""What Open WebUI asks for beside the answer."""
+MAKE = (
+    r"printf 'n,square\n1,1\n2,4\n3,9\n' > output/squares.csv; echo "
+    f"{base64.b64encode(png()).decode()} | base64 -d > output/squares.png; echo {WORD} > kept.txt"
+)
+
+Reply = dict[str, Any]
+Turn = Reply | Callable[[str], Reply]
+"""What it says, or makes of what it was told last."""
+
+
+class Model:
+    """Chooses each reply by what was asked and how much was done since."""
+
+    def __init__(self, marker: str) -> None:
+        self.may_go_on = {SQUARES: asyncio.Event(), SLOW: asyncio.Event()}
+        """What it waits for after its first command."""
+        self._scripts = {
+            **SCRIPTS,
+            ENDLESS: [_bash(f"seq -f 'row %g of many' 3; exec sleep {marker}")],
+        }
+
+    def answer(self, body: Mapping[str, Any]) -> Item:
+        """Its next words."""
+        messages = body["messages"]
+        last = max(n for n, message in enumerate(messages) if message["role"] == "user")
+        asked = json.dumps(messages[last]["content"])
+        if "### Task:" in asked and "<chat_history>" in asked:
+            return text_reply(json.dumps(FOR_ITSELF))
+        if BROKEN in asked:
+            return Refusal(400, FAULT)
+        question = next(words for words in self._scripts if words in asked)
+        since = messages[last + 1 :]
+        number = sum(message["role"] == "assistant" for message in since)
+        turn = self._scripts[question][number]
+        reply = turn(since[-1]["content"]) if callable(turn) else turn
+        held = number == 1 and question in self.may_go_on
+        return Held(reply, self.may_go_on[question]) if held else reply
+
+
+def _bash(command: str) -> Reply:
+    return tool_reply(call("execute_bash", command=command))
+
+
+def _submit(answer: str) -> Reply:
+    return tool_reply(call("submit", answer=answer))
+
+
+def _told(observation: str) -> Reply:
+    return _submit(said(observation.splitlines()[-1]))
+
+
+def said(line: str) -> str:
+    """An answer that tells what a command printed."""
+    return f"It says {line!r}."
+
+
+_CLOCK = tool_reply(
+    call("execute_bash", command=f"echo {WORD} > begun.txt"), call("get_current_timestamp")
+)
+"""A tool of ours beside one of Open WebUI's own."""
+SCRIPTS: Mapping[str, Sequence[Turn]] = {
+    SQUARES: [
+        {"reasoning": THOUGHT, **_bash(MAKE)},
+        _bash("cat output/squares.csv"),
+        _submit("Here is [the table](/testbed/output/squares.csv)."),
+    ],
+    KEPT: [_bash("cat kept.txt"), _told],
+    CLOCK: [_CLOCK, _bash("cat begun.txt"), _told],
+    SLOW: [_bash("echo begun > output/begun.txt"), _submit(DONE)],
+    PICTURE: [_bash("head -c 4 documents/* | tail -c 3"), _told],
+    TEXT: [_bash("cat documents/* 2>/dev/null | grep -c 'row [0-9]'"), _told],
+}
