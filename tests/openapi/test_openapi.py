@@ -25,8 +25,14 @@ FEWEST_CASES = 1000
 GOOD_SHARE = 0.6
 """Of what may be asked for; the rest names files, tools or schemas that there are not."""
 LIMIT_S = 600
-FILE_OF_CONTAINER = "GET /containers/{container_id}/files/{file_id}/content"
-"""Of which schemathesis makes no ids up; the walk has them."""
+WALKED = {
+    "GET /containers/{container_id}/files/{file_id}/content",
+    "GET /responses/{response_id}",
+    "DELETE /responses/{response_id}",
+    "POST /responses/{response_id}/cancel",
+    "GET /responses/{response_id}/input_items",
+}
+"""Of which schemathesis knows no ids; the walks do."""
 
 
 async def test_whatever_may_be_asked_is_answered_as_openai_says(tmp_path: Path) -> None:
@@ -37,7 +43,8 @@ async def test_whatever_may_be_asked_is_answered_as_openai_says(tmp_path: Path) 
     assert outcome.passed, outcome.said
     assert outcome.cases > FEWEST_CASES
     shares = {operation: outcome.accepted(operation) for operation in outcome.report["valid_rates"]}
-    assert {each for each, share in shares.items() if not share} <= {FILE_OF_CONTAINER}
+    assert {each for each, share in shares.items() if not share} <= WALKED
+    assert shares["POST /responses"] > 0.25
     assert shares["POST /chat/completions"] > GOOD_SHARE
 
 
@@ -98,3 +105,29 @@ async def test_what_is_made_is_found_told_of_and_ended_as_openai_says(tmp_path: 
             assert (await walk.ask("DELETE", name, *ids))["deleted"]
         for name in (containers, "/files"):
             assert (await walk.ask("GET", name))["data"] == []
+
+
+async def test_a_response_is_kept_told_of_and_ended_as_openai_says(tmp_path: Path) -> None:
+    description = amended()
+    one = "/responses/{response_id}"
+    async with (
+        scripted_backend(strict(description)) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        walk = Walk(client, description)
+        body = {"model": "m", "input": "?"}
+        first = await walk.ask("POST", "/responses", json=body)
+        going_on = {**body, "previous_response_id": first["id"]}
+        second = await walk.ask("POST", "/responses", json=going_on)
+        later = await walk.ask("POST", "/responses", json={**body, "background": True})
+        await walk.ask("POST", f"{one}/cancel", later["id"])
+        for made in (first, second):
+            assert (await walk.ask("GET", one, made["id"]))["output"] == made["output"]
+        items = await walk.ask("GET", f"{one}/input_items", second["id"], params={"limit": 1})
+        assert items["has_more"]
+        for made in (first, second, later):
+            await walk.ask("DELETE", one, made["id"])
+            assert (
+                await client.get(BASE_PATH + one.format(response_id=made["id"]))
+            ).is_client_error
