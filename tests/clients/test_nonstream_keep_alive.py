@@ -97,13 +97,8 @@ async def test_who_leaves_while_blanks_are_sent_ends_the_run(tmp_path: Path) -> 
     ):
         with anyio.fail_after(20):
             async with http.stream("POST", PATH, json=ASKED):
-<<<<<<< HEAD
                 seen = await backend.arrived(1)
             await seen.gone.wait()
-=======
-                await backend.arrived(1)
-            await backend.requests[0].gone.wait()
->>>>>>> h-bench
 
 
 async def test_an_answer_that_comes_soon_has_no_blanks(tmp_path: Path) -> None:
