@@ -20,7 +20,8 @@ from proxy.errors import ProxyError
 from proxy.runs.run import Listener
 from proxy.wire.messages_answer import StreamedMessage, WholeMessage, request_id
 from proxy.wire.messages_events import Shown
-from proxy.wire.messages_request import Asked, check, read
+from proxy.wire.messages_request import Asked, read
+from proxy.wire.shapes import request_body, text
 from proxy.wire.terms import Terms, read_terms, steps_asked
 
 router = APIRouter()
@@ -32,7 +33,7 @@ PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
 async def create_message(request: Request) -> Response:
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
-    body = check(parsed(written))
+    body = request_body(parsed(written), {"model": text})
     if body["model"].endswith(PLAIN_SUFFIX):
         return await pass_plain(request, written)
     asked = read(body)

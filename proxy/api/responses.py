@@ -20,8 +20,9 @@ from proxy.api.tasks import task_by
 from proxy.api.told_again import in_background
 from proxy.errors import ProxyError
 from proxy.wire.responses_answer import Asked, StreamedResponse, WholeResponse
-from proxy.wire.responses_request import AsChat, as_chat, check
+from proxy.wire.responses_request import AsChat, as_chat
 from proxy.wire.responses_shapes import unsupported
+from proxy.wire.shapes import request_body, text
 from proxy.wire.terms import read_terms, steps_asked
 
 router = APIRouter()
@@ -30,7 +31,7 @@ router = APIRouter()
 async def create_response(request: Request) -> Response:
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
-    body = check(parsed(written))
+    body = request_body(parsed(written), {"model": text})
     if body["model"].endswith(PLAIN_SUFFIX):
         return await pass_plain(request, written)
     before = await said_before(request, body)

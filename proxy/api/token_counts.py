@@ -15,7 +15,8 @@ from proxy.api.json_response import JSON
 from proxy.api.passing import pass_plain
 from proxy.api.relay import whole
 from proxy.errors import BadRequestError, NotFoundError
-from proxy.wire.messages_request import Asked, check, read_to_count, to_be_counted
+from proxy.wire.messages_request import Asked, read_to_count, to_be_counted
+from proxy.wire.shapes import request_body, text
 
 router = APIRouter()
 
@@ -27,7 +28,7 @@ NOT_THERE = (404, 405, 501)
 async def count_tokens(request: Request) -> Response:
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
-    body = check(parsed(written))
+    body = request_body(parsed(written), {"model": text})
     if body["model"].endswith(PLAIN_SUFFIX):
         return await pass_plain(request, written)
     asked = read_to_count(body)

@@ -6,10 +6,9 @@ from typing import Any
 from policies.answer_form import form_of
 from policies.sessions import states
 from proxy.agent.task import Outbox, Task
-from proxy.errors import BadRequestError
 from proxy.wire.legacy_functions import as_tools, is_legacy
 from proxy.wire.parameters import GRAMMARS, check_parameters, placed, shapes
-from proxy.wire.shapes import Check, array, integer, mapping, require, text
+from proxy.wire.shapes import array, integer, mapping, request_body, text
 from proxy.wire.tool_choice import chosen
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -22,17 +21,11 @@ GUIDED = {
     "guided_whitespace_pattern": "whitespace_pattern",
 }
 """vLLM's former names, which it ignores today → the members of `structured_outputs`."""
-_ROUTED: Mapping[str, Check] = {"model": text, "messages": array(mapping, minimum=1)}
 
 
 def check(body: object) -> dict[str, Any]:
     """The body, as far as any request must be right to be sent on. Raises BadRequestError."""
-    if not isinstance(body, dict):
-        raise BadRequestError("The request body must be a JSON object.")
-    for name, of in _ROUTED.items():
-        require(body, name, name)
-        of(body[name], name)
-    return body
+    return request_body(body, {"model": text, "messages": array(mapping, minimum=1)})
 
 
 def choice_count(body: Mapping[str, Any], limit: int) -> int:

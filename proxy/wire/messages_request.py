@@ -9,7 +9,6 @@ from proxy.wire.messages_content import talk_of
 from proxy.wire.messages_shapes import FIELDS, check_fields
 from proxy.wire.messages_tools import Offered, Tool, chat_tool, chat_tool_choice, offered
 from proxy.wire.parameters import placed
-from proxy.wire.shapes import require, text
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 """Fields that chat completions and their backends have under the same name."""
@@ -50,15 +49,6 @@ class Asked:
                 error.param = own
                 return error
         return error
-
-
-def check(body: object) -> dict[str, Any]:
-    """The body, as far as any request must be right to be sent on. Raises BadRequestError."""
-    if not isinstance(body, dict):
-        raise BadRequestError("The request body must be a JSON object.")
-    require(body, "model", "model")
-    text(body["model"], "model")
-    return body
 
 
 def read(body: Mapping[str, Any]) -> Asked:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.errors import BadRequestError, ProxyError
+from proxy.errors import ProxyError
 from proxy.wire.parameters import OPENAI
 from proxy.wire.responses_input import told
 from proxy.wire.responses_shapes import (
@@ -116,15 +116,6 @@ class AsChat:
                 error.message = error.message.replace(f"'{place}", f"'{own}")
                 return error
         return error
-
-
-def check(body: object) -> dict[str, Any]:
-    """The body, as far as any request must be right to be sent on. Raises BadRequestError."""
-    if not isinstance(body, dict):
-        raise BadRequestError("The request body must be a JSON object.")
-    require(body, "model", "model")
-    text(body["model"], "model")
-    return body
 
 
 def as_chat(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> AsChat:

@@ -184,3 +184,13 @@ def _within(
         param=param,
         code=code,
     )
+
+
+def request_body(body: object, required: Mapping[str, Check]) -> dict[str, Any]:
+    """The body, if it is an object with these fields. Raises BadRequestError."""
+    if not isinstance(body, dict):
+        raise BadRequestError("The request body must be a JSON object.")
+    for name, check in required.items():
+        require(body, name, name)
+        check(body[name], name)
+    return body

@@ -8,7 +8,8 @@ import pytest
 
 from proxy.errors import BadRequestError, NotFoundError
 from proxy.wire.responses_input import input_items
-from proxy.wire.responses_request import FIELDS, as_chat, check
+from proxy.wire.responses_request import FIELDS, as_chat
+from proxy.wire.shapes import request_body, text
 
 DESCRIPTION = json.loads(
     (Path(__file__).parent / "openai_responses.json").read_text(encoding="utf-8")
@@ -138,7 +139,7 @@ def test_a_bad_value_is_refused_as_openai_refuses_it(
 @pytest.mark.parametrize(("body", "param"), [([], None), ({"input": "x"}, "model")])
 def test_a_body_must_be_an_object_that_names_a_model(body: Any, param: str | None) -> None:
     with pytest.raises(BadRequestError) as caught:
-        check(body)
+        request_body(body, {"model": text})
     assert caught.value.param == param
 
 
