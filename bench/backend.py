@@ -1,25 +1,42 @@
 """A language model that takes no time: `python -m bench.backend PORT`.
 
-Plays the three-turn script to whoever brings the paper's tools, and to everybody else one short
-answer, streamed in 64 chunks on demand. Bare asyncio, so that it is never what limits a relay.
+Plays the script of the model's name to whoever brings the paper's tools, and to everybody else one
+short answer, streamed in 64 chunks on demand. Bare asyncio, so that no relay is limited by it.
 """
 
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 CHUNKS = 64
 ANSWER = "42"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: "
-SCRIPT: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("execute_bash", {"command": "echo $((6 * 7))"}),
-    (
-        "str_replace_editor",
-        {"command": "create", "path": "/testbed/output/answer.txt", "file_text": ANSWER},
+THREE, FIVE = "bench", "math5"
+FILE = "/testbed/solve.py"
+PRINT = "python3 -c 'print(6 * 7)'"
+RUN = f"python3 {FILE}"
+PROGRAM = "print(6 * 7)\n"
+Call = tuple[str, dict[str, Any]]
+SUBMIT: Call = ("submit", {})
+
+
+def _create(path: str, text: str) -> Call:
+    return "str_replace_editor", {"command": "create", "path": path, "file_text": text}
+
+
+WRITE = _create("/testbed/output/answer.txt", ANSWER)
+SCRIPTS: Mapping[str, tuple[Call, ...]] = {
+    THREE: (("execute_bash", {"command": "echo $((6 * 7))"}), WRITE, SUBMIT),
+    FIVE: (
+        ("execute_bash", {"command": PRINT}),
+        _create(FILE, PROGRAM),
+        ("execute_bash", {"command": RUN}),
+        WRITE,
+        SUBMIT,
     ),
-    ("submit", {}),
-)
+}
 
 
 def _completion(message: dict[str, Any], reason: str) -> dict[str, Any]:
@@ -57,8 +74,8 @@ def _chunk(number: int) -> bytes:
     )
 
 
-MODELS = _whole({"object": "list", "data": [{"id": "bench", "object": "model"}]})
-TURNS = [_whole(_turn(*turn)) for turn in SCRIPT]
+MODELS = _whole({"object": "list", "data": [{"id": name, "object": "model"} for name in SCRIPTS]})
+TURNS = {name: [_whole(_turn(*turn)) for turn in script] for name, script in SCRIPTS.items()}
 SHORT = _whole(_completion({"role": "assistant", "content": "word " * CHUNKS}, "stop"))
 STREAM_HEAD = HEAD + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM = [_chunk(number) for number in range(CHUNKS)]
@@ -84,7 +101,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def _answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
     if body.get("tools"):
         said = sum(message["role"] == "assistant" for message in body["messages"])
-        writer.write(TURNS[min(said, len(TURNS) - 1)])
+        turns = TURNS[body["model"]]
+        writer.write(turns[min(said, len(turns) - 1)])
     elif not body.get("stream"):
         writer.write(SHORT)
     else:

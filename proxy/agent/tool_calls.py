@@ -1,6 +1,5 @@
 """From a model's reply to the tool calls in it, well formed or not."""
 
-import copy
 import itertools
 import json
 import re
@@ -80,12 +79,11 @@ def repaired(message: Message, new_id: "Iterator[str]") -> Message:
 
 
 def _repaired_entry(entry: Any, seen: set[str], new_id: "Iterator[str]") -> dict[str, Any]:
-    fixed = copy.deepcopy(entry) if isinstance(entry, dict) else {}
+    fixed = dict(entry) if isinstance(entry, dict) else {}
     if not isinstance(fixed.get("id"), str) or not fixed["id"] or fixed["id"] in seen:
         fixed["id"] = next(new_id)
     function = fixed.get("function")
-    if not isinstance(function, dict):
-        function = fixed["function"] = {}
+    function = fixed["function"] = dict(function) if isinstance(function, dict) else {}
     fixed.setdefault("type", "function")
     if not isinstance(function.get("name"), str) or not function["name"]:
         function["name"] = "unknown"

@@ -12,6 +12,7 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -41,7 +42,7 @@ class Hierarchy:
     controllers: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cgroup:
     """One sandbox's cgroup: version 1 has a directory per controller."""
 
@@ -49,7 +50,7 @@ class Cgroup:
     name: str
     hierarchies: tuple[Hierarchy, ...]
 
-    @property
+    @cached_property
     def directories(self) -> tuple[Path, ...]:
         return tuple(each.folder / self.name for each in self.hierarchies)
 
@@ -69,17 +70,18 @@ class Cgroup:
 
     def pressure(self) -> Pressure:
         """How often its bounds were hit."""
+        memory = "memory.oom_control" if self.version == 1 else "memory.events"
         return Pressure(
-            oom_kills=self._count("oom_kill", ("memory.oom_control", "memory.events")),
-            pids_refused=self._count("max", ("pids.events",)),
+            oom_kills=self._count("memory", memory, "oom_kill"),
+            pids_refused=self._count("pids", "pids.events", "max"),
         )
 
-    def _count(self, word: str, names: tuple[str, ...]) -> int:
-        for directory in self.directories:
-            for name in names:
-                found = re.search(rf"^{word} (\d+)$", _read(directory / name), re.MULTILINE)
-                if found:
-                    return int(found[1])
+    def _count(self, controller: str, file: str, word: str) -> int:
+        for hierarchy, directory in zip(self.hierarchies, self.directories, strict=True):
+            if controller in hierarchy.controllers:
+                text = _read(directory / file)
+                found = re.search(rf"^{word} (\d+)$", text, re.MULTILINE)
+                return int(found[1]) if found else 0
         return 0
 
     def discard(self) -> None:
@@ -318,6 +320,6 @@ def _words(file: Path) -> frozenset[str]:
 def _read(file: Path) -> str:
     """Its text, or nothing when it is not there to be read."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return file.read_bytes().decode(errors="replace")
     except OSError:
         return ""

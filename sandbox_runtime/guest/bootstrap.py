@@ -7,7 +7,7 @@ source from standard input: any image with python3 works. Either is told its con
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -113,14 +113,19 @@ def native_agent(machine: str, kind: AgentKind) -> Path | None:
 
 def native_input(config: GuestConfig) -> bytes:
     """The configuration, as the native agent expects it."""
-    text = json.dumps(asdict(config)).encode()
+    text = json.dumps(_values(config)).encode()
     return len(text).to_bytes(4, "big") + text
 
 
 def program(config: GuestConfig) -> bytes:
     """The agent and its configuration, as COMMAND expects them."""
-    source = packed(_MODULES, asdict(config))
+    source = packed(_MODULES, _values(config))
     return len(source).to_bytes(4, "big") + source
+
+
+def _values(config: GuestConfig) -> Mapping[str, object]:
+    # Not asdict, which copies all that is in it, for every sandbox.
+    return {each.name: getattr(config, each.name) for each in fields(config)}
 
 
 def packed(names: Sequence[str], argument: object) -> bytes:
