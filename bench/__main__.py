@@ -17,11 +17,13 @@ from bench import (
     density,
     files,
     imports,
+    loop,
     memory,
     owner,
     refill,
     relay,
     run3,
+    runs,
 )
 from bench.plan import Plan
 from bench.table import Part, render
@@ -37,6 +39,8 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[Part]]]] = {
     "cycles": cycles.measure,
     "density": density.measure,
     "run3": run3.measure,
+    "loop": loop.measure,
+    "runs": runs.measure,
     "relay": relay.measure,
     "imports": imports.measure,
 }
@@ -52,7 +56,6 @@ def main() -> int:
         image=arguments.image,
         rounds=arguments.rounds,
         peers=not arguments.no_peers,
-        litellm=arguments.litellm,
         docker_at_once=docker_at_once,
         bubblewrap_at_once=bubblewrap_at_once,
     )
@@ -86,7 +89,6 @@ def _parser() -> argparse.ArgumentParser:
         help="how many sandboxes are up at once",
     )
     parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
-    parser.add_argument("--litellm", action="store_true", help="measure the LiteLLM proxy too")
     return parser
 
 

@@ -25,6 +25,10 @@ def post(path: str, body: dict[str, Any], key: str) -> bytes:
     )
 
 
+def _get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
+
+
 async def answers(port: int, path: str) -> bool:
     """Whether a server is there and content."""
     try:
@@ -32,7 +36,7 @@ async def answers(port: int, path: str) -> bool:
     except OSError:
         return False
     try:
-        head, _ = await _ask(connection, f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+        head, _ = await _ask(connection, _get(path))
     except (OSError, EOFError):
         return False
     finally:
@@ -40,8 +44,20 @@ async def answers(port: int, path: str) -> bool:
     return head.startswith(b"HTTP/1.1 200")
 
 
-async def burst(port: int, request: bytes, *, count: int, at_once: int) -> Burst:
-    """Send `count` requests, `at_once` at any time. Raises RuntimeError at a refusal."""
+async def got(port: int, path: str) -> bytes:
+    """What is to be had there."""
+    connection = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        return (await _ask(connection, _get(path)))[1]
+    finally:
+        connection[1].close()
+
+
+async def burst(
+    port: int, request: bytes, *, count: int, at_once: int, holding: bytes = b""
+) -> Burst:
+    """Send `count` requests, `at_once` at any time. Raises RuntimeError at a refusal, and where an
+    answer does not hold what it should."""
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(at_once)]
     left = iter(range(count))
     latencies: list[float] = []
@@ -50,7 +66,7 @@ async def burst(port: int, request: bytes, *, count: int, at_once: int) -> Burst
         for _ in left:
             started = time.perf_counter()
             head, body = await _ask(connection, request)
-            if not head.startswith(b"HTTP/1.1 200"):
+            if not head.startswith(b"HTTP/1.1 200") or holding not in body:
                 raise RuntimeError(f"port {port}: {head[:100]!r} {body[:300]!r}")
             latencies.append((time.perf_counter() - started) * 1000)
 

@@ -19,8 +19,6 @@ class Plan:
     """How often each thing is measured; None: each part's own number."""
     peers: bool = True
     """Whether peers' packages may be installed and run."""
-    litellm: bool = False
-    """Whether the LiteLLM proxy may be installed and run."""
     docker_at_once: int = 200
     """Sandboxes that `density` has up together on Docker."""
     bubblewrap_at_once: int = 500

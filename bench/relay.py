@@ -28,7 +28,7 @@ SLOW = 10
 """What the counts of LiteLLM are divided by."""
 KEY = f"sk-{secrets.token_hex(16)}"
 """LiteLLM does not start without one."""
-LEAST_SHARE = 0.7
+LEAST_SHARE, TIMES_LITELLM = 0.7, 20
 ADDED_MS = 1.0
 
 
@@ -43,7 +43,7 @@ async def measure(plan: Plan) -> list[Part]:
             BACKEND: model,
         }
         missing = []
-        if plan.litellm:
+        if plan.peers:
             try:
                 servers[LITELLM] = await opened.enter_async_context(_litellm(model))
             except (PeerMissingError, RuntimeError) as error:
@@ -88,8 +88,11 @@ def _part(
 ) -> Part:
     kind, at_once = shape
     others = tuple(name for name in names if name != OURS)
+    bounds = [LEAST_SHARE * median(measured[LEAST])]
+    if at_once > 1 and LITELLM in measured:
+        bounds.append(TIMES_LITELLM * median(measured[LITELLM]))
     rows = [
-        Row(OURS, measured[OURS], "req/s", LEAST_SHARE * median(measured[LEAST]), others),
+        Row(OURS, measured[OURS], "req/s", max(bounds), others),
         Row(_cpu(OURS), measured[_cpu(OURS)], "CPU ms", peers=(_cpu(LEAST), _cpu(LITELLM))),
     ]
     if at_once == 1:

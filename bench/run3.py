@@ -6,23 +6,21 @@ its imports, which it pays in every process, are left out.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import httpx
 
-from bench.backend import ANSWER
+from bench.backend import ANSWER, THREE
 from bench.places import Kind, places
 from bench.plan import Plan, Way, interleave, repeated
-from bench.runtimes import REFERENCE_PACKAGES
-from bench.servers import Server, model_backend, process, proxy
+from bench.reference import Reference, reference
+from bench.servers import Server, model_backend, proxy
 from bench.table import Part, Row
-from bench.venvs import PeerMissingError, peer_python
+from bench.venvs import PeerMissingError
 
 ROUNDS = 4
 OURS_PER_ROUND = 3
@@ -30,11 +28,9 @@ OURS_PER_ROUND = 3
 TARGETS_S: Mapping[Kind, float] = {"docker": 1.2, "bubblewrap": 0.4}
 IDLE = {"cold": 0, "warm": 2}
 PEER, PEER_RETURNS = "reference, to its answer", "reference, until it returns"
-DRIVER = Path(__file__).parent / "peers" / "reference.py"
-QUESTION = {"model": "bench", "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
+QUESTION = {"model": THREE, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
 SETTLE_S = 0.5
 """A sandbox is removed after the answer, and another made: no run is to be slowed by that."""
-REFERENCE_TIMEOUT_S = 120
 
 
 async def measure(plan: Plan) -> list[Part]:
@@ -53,9 +49,9 @@ async def measure(plan: Plan) -> list[Part]:
         ways = repeated(OURS_PER_ROUND, ways)
         try:
             if "docker" in kinds and plan.peers:
-                python = await asyncio.to_thread(peer_python, "reference", *REFERENCE_PACKAGES)
-                driver = _reference(python, model, plan.image)
-                ways[PEER] = await opened.enter_async_context(driver)
+                peer = await opened.enter_async_context(reference(model, THREE, plan.image))
+                await peer.run()  # whether it works here at all
+                ways[PEER] = partial(_reference_run, peer)
         except (PeerMissingError, RuntimeError) as error:
             missing.append(Row(PEER, note=str(error).splitlines()[-1]))
         measured = await interleave(plan.rounds or ROUNDS, ways)
@@ -88,33 +84,6 @@ async def _ask(name: str, client: httpx.AsyncClient) -> Mapping[str, float]:
     return {name: took_s}
 
 
-@asynccontextmanager
-async def _reference(python: Path, model: Server, image: str) -> AsyncIterator[Way]:
-    async with process(
-        [str(python), str(DRIVER), model.base_url, image],
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    ) as driver:
-        assert driver.stdin
-        assert driver.stdout
-        streams = (driver.stdin, driver.stdout)
-        await _reference_run(*streams)  # whether it works here at all
-        yield partial(_reference_run, *streams)
-
-
-async def _reference_run(
-    stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
-) -> Mapping[str, float]:
-    stdin.write(b"\n")
-    run = json.loads(await _line(stdout))
-    if run["answer"] != ANSWER:
-        raise RuntimeError(f"the reference answered {run!r}")
-    return {PEER: run["to_answer_s"], PEER_RETURNS: run["to_answer_s"] + run["removal_s"]}
-
-
-async def _line(stdout: asyncio.StreamReader) -> bytes:
-    async with asyncio.timeout(REFERENCE_TIMEOUT_S):
-        line = await stdout.readline()
-    if not line:
-        raise RuntimeError("the reference's process ended")
-    return line
+async def _reference_run(peer: Reference) -> Mapping[str, float]:
+    to_answer_s, returned_s = await peer.run()
+    return {PEER: to_answer_s, PEER_RETURNS: returned_s}

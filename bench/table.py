@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["ms", "s", "req/s", "commands/s", "MB/s", "CPU ms", "MiB", "x", ""]
-RATES: tuple[Unit, ...] = ("req/s", "commands/s", "MB/s")
+Unit = Literal["ms", "s", "req/s", "runs/min", "commands/s", "MB/s", "CPU ms", "MiB", "x", ""]
+RATES: tuple[Unit, ...] = ("req/s", "runs/min", "commands/s", "MB/s")
 HEADINGS = (
     *("", "n", "median", "min", "p90", "p99", "", "target"),
     "times better than (ratio of medians)",

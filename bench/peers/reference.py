@@ -1,7 +1,7 @@
 """The reference package on the same script: run by the Python of its own virtualenv.
 
-`python reference.py BASE_URL IMAGE` imports it once, outside of what is measured, then makes one
-run for each line of its standard input and answers it with one line: what came of the run.
+`python reference.py BASE_URL MODEL IMAGE` imports it once, outside of what is measured, then makes
+one run for each line of its standard input and answers it with one line: what came of the run.
 """
 
 import importlib
@@ -17,16 +17,16 @@ from typing import Any
 
 def main() -> None:
     """Run as often as asked to."""
-    base_url, image = sys.argv[1:]
+    base_url, model, image = sys.argv[1:]
     cli = importlib.import_module("llm_in_sandbox.cli")
     # Told to end in the middle of a run, it shall still remove its container.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for _ in sys.stdin:
-        sys.stdout.write(f"{json.dumps(_run(cli, base_url, image))}\n")
+        sys.stdout.write(f"{json.dumps(_run(cli, base_url, model, image))}\n")
         sys.stdout.flush()
 
 
-def _run(cli: Any, base_url: str, image: str) -> dict[str, Any]:
+def _run(cli: Any, base_url: str, model: str, image: str) -> dict[str, Any]:
     closing: list[float] = []
     close = cli.DockerRuntime.close
 
@@ -39,7 +39,7 @@ def _run(cli: Any, base_url: str, image: str) -> dict[str, Any]:
         started = time.perf_counter()
         cli.run_agent_query(
             "What is 6 * 7?",
-            llm_name="openai/bench",
+            llm_name=f"openai/{model}",
             llm_base_url=base_url,
             api_key="none",
             docker_image=image,

@@ -8,6 +8,7 @@ system calls never reach the host's kernel, does without.)
 import errno
 import json
 from collections.abc import Iterator
+from functools import cache
 
 from sandbox_runtime.backends.seccomp import ABSENT, ALLOWED, EXAMINED, NoBitOf, NoneOf, OneOf, Rule
 
@@ -16,6 +17,7 @@ _ARCHITECTURES = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
 _ARGUMENT_BITS = 32
 
 
+@cache  # every container has the same
 def docker_seccomp_profile() -> str:
     """What `security_opt` takes after `seccomp=`."""
     profile = {

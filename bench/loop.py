@@ -1,0 +1,131 @@
+"""What the loop adds to a run of five turns, one at a time: to its time, and in processor time.
+
+Python by bash, a file by the editor, run, the answer written, submit: on a model that takes no time
+and in sandboxes that are there already. The same four commands in a sandbox, with no loop and no
+proxy, are what the model and the client would wait for anyway.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from statistics import median
+
+from bench.backend import ANSWER, FILE, FIVE, PRINT, PROGRAM, RUN, SCRIPTS
+from bench.load import burst, post
+from bench.places import Kind, Place, places
+from bench.plan import Plan, Way, interleave, milliseconds
+from bench.sandboxes import filled
+from bench.servers import Server, model_backend, proxy
+from bench.table import Part, Row
+from policies.isolation import Isolation
+from policies.pool import PoolSettings
+from policies.workspace import ANSWER_FILES
+from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.pool.pool import Pool
+from sandbox_runtime.sandbox import Sandbox
+
+ROUNDS = 6
+RUNS = 8
+"""In one round: the kernel counts processor time in steps of 10 ms."""
+SETTLE_S = 0.5
+"""A sandbox is removed after the answer, and another made: no run is to be slowed by that."""
+TURNS = len(SCRIPTS[FIVE])
+COMMAND_S = 10
+WARM_S, CPU_MS, ADDED_MS = 0.1, 10, 5
+QUESTION = {"model": FIVE, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
+ASKED = post("/v1/chat/completions", QUESTION, "none")
+ANSWERED = f'"content": "{ANSWER}"'.encode()
+MODEL = "model"
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Every backend, each beside a sandbox of its kind."""
+    async with AsyncExitStack() as opened:
+        found = await opened.enter_async_context(places(plan.image, agents=("native",)))
+        model = await opened.enter_async_context(model_backend())
+        ways: dict[str, Way] = {MODEL: partial(_model, model)}
+        for place in found.found:
+            ours = proxy(model, sandbox=place.kind, image=plan.image)
+            server = await opened.enter_async_context(ours)
+            pool = Pool(place.backend, PoolSettings(idle=1), [Isolation()])
+            opened.push_async_callback(pool.aclose)
+            ways[place.kind] = partial(_runs, place.kind, server)
+            ways[f"{place.kind}, commands"] = partial(_commands, place, pool)
+            ways[f"{place.kind}, nothing"] = partial(_nothing, place)
+        measured = await interleave(plan.rounds or ROUNDS, ways)
+    rows = [row for kind in found.kinds for row in _rows(kind, measured)]
+    return [Part(f"loop: {TURNS} turns, one run at a time", [*rows, *found.missing])]
+
+
+def _rows(kind: Kind, measured: Mapping[str, list[float]]) -> list[Row]:
+    run_s, commands_ms = measured[_run(kind)], measured[_alone(kind)]
+    each = zip(run_s, commands_ms, measured[MODEL], strict=True)
+    added = [(run * 1000 - commands - TURNS * reply) / TURNS for run, commands, reply in each]
+    return [
+        Row(_run(kind), run_s, "s", WARM_S),
+        Row(_alone(kind), commands_ms),
+        Row(f"{kind}: added to each turn by proxy and loop", added, "ms", ADDED_MS),
+        Row(_cpu(kind), measured[_cpu(kind)], "CPU ms", CPU_MS),
+        Row(_ends_cpu(kind), measured[_ends_cpu(kind)], "CPU ms"),
+    ]
+
+
+def _run(kind: Kind) -> str:
+    return f"{kind}: a run on a warm sandbox"
+
+
+def _alone(kind: Kind) -> str:
+    return f"{kind}: its commands alone"
+
+
+def _cpu(kind: Kind) -> str:
+    return f"{kind}: the proxy's CPU for a run"
+
+
+def _ends_cpu(kind: Kind) -> str:
+    return f"{kind}: of that, for the making and the end of its sandbox"
+
+
+async def _model(model: Server) -> Mapping[str, float]:
+    sent = await burst(model.port, ASKED, count=RUNS, at_once=1)
+    return {MODEL: median(sent.latencies_ms)}
+
+
+async def _runs(kind: Kind, server: Server) -> Mapping[str, float]:
+    before_s, took_ms = server.cpu_s(), []
+    for _ in range(RUNS):
+        sent = await burst(server.port, ASKED, count=1, at_once=1, holding=ANSWERED)
+        took_ms += sent.latencies_ms
+        await asyncio.sleep(SETTLE_S)
+    cpu_ms = (server.cpu_s() - before_s) * 1000 / RUNS
+    return {_run(kind): median(took_ms) / 1000, _cpu(kind): cpu_ms}
+
+
+async def _commands(place: Place, pool: Pool) -> Mapping[str, float]:
+    took_ms = []
+    for _ in range(RUNS):
+        await filled(pool, 1)
+        async with pool.lease(Isolation()) as lease:
+            took_ms.append(await milliseconds(_work(await lease.sandbox())))
+    return {_alone(place.kind): median(took_ms)}
+
+
+async def _nothing(place: Place) -> Mapping[str, float]:
+    before_s = time.process_time()
+    for _ in range(RUNS):
+        await (await start_sandbox(place.backend, Isolation())).close()
+    return {_ends_cpu(place.kind): (time.process_time() - before_s) * 1000 / RUNS}
+
+
+async def _work(sandbox: Sandbox) -> None:
+    """As the tools do it, in a terminal."""
+    await sandbox.exec(PRINT, timeout_s=COMMAND_S, stdin=None)
+    await sandbox.put(FILE, _whole(PROGRAM))
+    await sandbox.exec(RUN, timeout_s=COMMAND_S, stdin=None)
+    await sandbox.put(ANSWER_FILES[0], _whole(ANSWER))
+
+
+async def _whole(text: str) -> AsyncIterator[bytes]:
+    yield text.encode()

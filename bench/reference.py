@@ -1,0 +1,52 @@
+"""The reference package at whole runs: a process for each that is to run at the same time."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.backend import ANSWER
+from bench.runtimes import ENV, REFERENCE_PACKAGES
+from bench.servers import Server, process
+from bench.venvs import peer_python
+
+DRIVER = Path(__file__).parent / "peers" / "reference.py"
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One process; its imports, which it has paid by now, are in no figure."""
+
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
+
+    async def run(self) -> tuple[float, float]:
+        """The script once: seconds to its answer, and until it returns. Raises RuntimeError."""
+        self.stdin.write(b"\n")
+        async with asyncio.timeout(TIMEOUT_S):
+            line = await self.stdout.readline()
+        if not line:
+            raise RuntimeError("the reference's process ended")
+        run = json.loads(line)
+        if run["answer"] != ANSWER:
+            raise RuntimeError(f"the reference answered {run!r}")
+        to_answer_s = float(run["to_answer_s"])
+        return to_answer_s, to_answer_s + float(run["removal_s"])
+
+
+@asynccontextmanager
+async def reference(model: Server, script: str, image: str) -> AsyncIterator[Reference]:
+    """For the length of the block; the model plays that script. Raises PeerMissingError."""
+    python = await asyncio.to_thread(peer_python, "reference", *REFERENCE_PACKAGES)
+    async with process(
+        [str(python), str(DRIVER), model.base_url, script, image],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=ENV,
+    ) as driver:
+        assert driver.stdin
+        assert driver.stdout
+        yield Reference(driver.stdin, driver.stdout)
