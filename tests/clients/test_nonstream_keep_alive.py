@@ -97,7 +97,7 @@ async def test_who_leaves_while_blanks_are_sent_ends_the_run(tmp_path: Path) -> 
     ):
         with anyio.fail_after(20):
             async with http.stream("POST", PATH, json=ASKED):
-                pass
+                await backend.arrived(1)
             await backend.requests[0].gone.wait()
 
 
