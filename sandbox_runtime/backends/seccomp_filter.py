@@ -32,7 +32,7 @@ _X32_BIT = 0x4000_0000
 _Code = list[bytes]
 
 
-@cache  # every sandbox has the same, and it takes 1 ms to make
+@cache  # every sandbox has the same
 def seccomp_filter(machine: str | None = None) -> bytes:
     """The filter for a machine (this one); ValueError where its system calls are not known."""
     machine = machine or platform.machine()
