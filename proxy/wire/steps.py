@@ -1,5 +1,6 @@
 """Steps as text a client can show as thinking (profile `reasoning`)."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,12 @@ from proxy.agent.events import (
 from proxy.wire.output_digest import OutputDigest
 
 MAX_COMMAND_CHARS = 2000
+FENCE = "````"
+"""Around a step: clients show thinking as Markdown, to which a shell's text is mathematics and
+headings. Longer than the fences that programs print as a rule."""
+_LIKE_FENCE = re.compile(rf"(^|\r)(?=[ \t]*{FENCE})", re.MULTILINE)
+_INDENT = " " * 4
+"""Before what would end the block: so far to the right it is text."""
 
 
 class StepText:
@@ -38,21 +45,22 @@ class StepText:
     def abandoned(self) -> str:
         """What ends a step that nobody will finish; "" where none runs."""
         unfinished, self._output = self._output, None
-        return self._said(f"{NOT_FINISHED}\n" if unfinished else "")
+        return self._said(f"{NOT_FINISHED}\n{FENCE}\n" if unfinished else "")
 
     def _of_step(self, event: Event) -> str:
         match event:
             case ToolCallStarted(_, _, name, arguments):
                 self._output = OutputDigest()
-                return ("" if self._at_line_start else "\n") + called(name, arguments) + "\n"
+                begin = f"{FENCE}console\n{_inside(called(name, arguments))}\n"
+                return begin if self._at_line_start else f"\n{begin}"
             case StepsOmitted(steps):
                 return f"[the first {steps} steps are not kept]\n"
             case ToolOutput(_, stream, text) if self._output:
-                return self._output.take(stream, text)
+                return _inside(self._output.take(stream, text))
             case ToolCallFinished() if self._output:
                 rest, self._output = self._output.end(event.observation), None
                 ended = outcome(event.exit_code, event.duration_s, event.output_lines)
-                return f"{rest}{ended}\n"
+                return f"{_inside(rest)}{ended}\n{FENCE}\n"
         return ""
 
     def _said(self, text: str) -> str:
@@ -83,6 +91,11 @@ def called(name: str, arguments: Mapping[str, Any]) -> str:
         return "submit"
     shown = " ".join(str(arguments.get(key)) for key in ("command", "path") if key in arguments)
     return f"{name} {_short(shown)}".strip()
+
+
+def _inside(text: str) -> str:
+    """Whole lines, so that none of them ends the block."""
+    return _LIKE_FENCE.sub(rf"\1{_INDENT}", text)
 
 
 def _short(value: object) -> str:

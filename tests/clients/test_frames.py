@@ -114,8 +114,8 @@ async def test_the_frames_of_a_run_are_those_of_the_wire(backend: Backend, tmp_p
     assert found == [
         frame({"role": "assistant", "content": ""}),
         frame(thought("A dot.")),
-        frame(thought(f"\n$ {COMMAND}\n"), sandbox=start),
-        frame(thought(f"[exit 0, {ms / 1000:.1f} s, 0 lines]\n"), sandbox=end),
+        frame(thought(f"\n````console\n$ {COMMAND}\n"), sandbox=start),
+        frame(thought(f"[exit 0, {ms / 1000:.1f} s, 0 lines]\n````\n"), sandbox=end),
         frame({"content": "See "}),
         frame({"content": f"[dot.gif]({link})"}),
         frame({"images": [picture]}),
@@ -201,7 +201,7 @@ async def test_steps_are_off_where_the_server_says_so_and_the_client_says_nothin
         silent = deltas(frames_in((await ask(url)).text))
         outspoken = deltas(frames_in((await ask(url, sandbox={"steps": "reasoning"})).text))
     assert [delta for delta in silent if "reasoning" in delta] == [thought("A dot.")]
-    assert thought(f"\n$ {COMMAND}\n") in outspoken
+    assert thought(f"\n````console\n$ {COMMAND}\n") in outspoken
 
 
 async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ async def test_a_key_s_result_outlives_the_server(
         third = await asked(backend, tmp_path, KEY, stream=again)
     assert {answer(found) for found in (first, second, third)} == {"42"}
     assert {reasoning(found).partition("[exit 0")[0] for found in (first, second)} == {
-        "$ echo 42; echo data > output/data\n42\n"
+        "````console\n$ echo 42; echo data > output/data\n42\n"
     }
     names = ("x-sandbox-run", "x-sandbox-container")
     assert [first.headers[name] for name in names] == [second.headers[name] for name in names]

@@ -163,7 +163,8 @@ async def test_a_detached_run_goes_on_and_its_result_is_kept(
     assert (found["id"], found["object"], found["error"]) == (run_id, "run", None)
     assert found["status"] == "completed"
     assert found["completion"]["choices"][0]["message"]["content"] == "42"
-    assert found["completion"]["choices"][0]["message"]["reasoning"].startswith("$ echo 42\n")
+    thought = found["completion"]["choices"][0]["message"]["reasoning"]
+    assert thought.startswith("````console\n$ echo 42\n")
     assert found["completion"]["sandbox"]["run_id"] == run_id
 
 

@@ -33,7 +33,7 @@ SCRIPT: list[Any] = [
     tool_reply(call("str_replace_editor", command="create", path="a.txt", file_text="a\n")),
     {"tool_calls": [call("submit", answer="See /testbed/output/dot.gif")], "usage": USAGE},
 ]
-THOUGHT = f"A dot.\n$ {COMMAND}\nmade\noh\n[exit 0, "
+THOUGHT = f"A dot.\n````console\n$ {COMMAND}\nmade\noh\n[exit 0, "
 
 
 def start(index: int, block: Any) -> Any:

@@ -49,7 +49,7 @@ WORK = by_history(
     ]
 )
 ASKED: list[Any] = [{"role": "user", "content": "Squares as a table, please."}]
-THOUGHT = f"A table, then.\n$ {COMMAND}\n"
+THOUGHT = f"A table, then.\n````console\n$ {COMMAND}\n"
 
 
 @pytest.fixture(params=KINDS)

@@ -31,7 +31,7 @@ async def test_without_a_sandbox_the_service_is_unavailable(tmp_path: Path) -> N
     assert isinstance(error, openai.InternalServerError)
     assert (error.status_code, error.code) == (503, "sandbox_unavailable")
     assert error.response.headers["retry-after"] == "5"
-    assert pieces[:2] == ["", "$ true\n"]
+    assert pieces == ["", "````console\n$ true\n", "[not finished]\n````\n"]
     assert (streamed.code, streamed.message) == ("sandbox_unavailable", "no engine answers")
 
 

@@ -222,7 +222,9 @@ async def test_the_same_key_joins_the_run_streamed_or_not(
                     await joined.aread()
     found = [joined, asking.responses[0], asking.responses[1]]
     assert {answer(each) for each in found} == {"42"}
-    assert {reasoning(each).partition("[exit 0")[0] for each in found} == {"$ echo 42\n42\n"}
+    assert {reasoning(each).partition("[exit 0")[0] for each in found} == {
+        "````console\n$ echo 42\n42\n"
+    }
     assert len({each.headers["x-sandbox-run"] for each in found}) == 1
     assert len({(each.headers["x-sandbox-container"]) for each in found}) == 1
     assert len(backend.requests) == 2

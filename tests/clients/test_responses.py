@@ -98,7 +98,8 @@ async def test_steps_show_as_the_profile_says(
     told = [step["kind"] for step in response["sandbox"].get("events", [])]
     assert ("tool_start" in told) == (profile == "events")
     if profile == "reasoning":
-        assert response["output"][0]["summary"][0]["text"].startswith("$ echo one\none\n[exit 0")
+        thought = response["output"][0]["summary"][0]["text"]
+        assert thought.startswith("````console\n$ echo one\none\n[exit 0")
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,7 @@ async def test_output_is_shown_while_its_command_runs(tmp_path: Path) -> None:
         model = door_to(backend)
         async with serve(join(model, places, tmp_path)) as url, client_of(url) as client:
             with anyio.fail_after(10):
+                begin = f"````console\n$ {command}\n"
                 thinking = ""
                 stream = await client.chat.completions.create(
                     model="fake-model", messages=ASKED, stream=True
@@ -262,10 +263,11 @@ async def test_output_is_shown_while_its_command_runs(tmp_path: Path) -> None:
                 async for chunk in stream:
                     thinking += (chunk.choices[0].delta.model_extra or {}).get("reasoning", "")
                     if thinking.endswith("begun\n"):
-                        assert "ended" not in thinking.removeprefix(f"$ {command}\n")
+                        assert "ended" not in thinking.removeprefix(begin)
                         await places.lent[0].exec("echo open > gate", timeout_s=5)
         await model.aclose()
-    assert thinking.startswith(f"$ {command}\nbegun\nopen\nended\n[exit 0, ")
+    assert thinking.startswith(f"{begin}begun\nopen\nended\n[exit 0, ")
+    assert thinking.endswith("]\n````\n")
 
 
 # Open WebUI

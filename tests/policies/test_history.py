@@ -11,7 +11,16 @@ SYSTEM: Message = {"role": "system", "content": "Be brief."}
 ASKED: Message = {"role": "user", "content": "How many files?"}
 THANKS: Message = {"role": "user", "content": "And now?"}
 ANSWER: Message = {"role": "assistant", "content": "Three."}
-DIGEST = "Hm.\n$ ls | wc -l\n3\n[exit 0, 0.1 s, 1 line]\nThat is it."
+DIGEST = "Hm.\n````console\n$ ls | wc -l\n3\n[exit 0, 0.1 s, 1 line]\n````\nThat is it."
+BARE = "Hm.\n$ ls | wc -l\n3\n[exit 0, 0.1 s, 1 line]\nThat is it."
+"""As steps were shown once: chats are kept for years."""
+DIGESTS = [
+    DIGEST,
+    BARE,
+    "Hm.\n````console\n$ ls\n[not finished]\n````\n",
+    "````console\n$ ls\n[not finished]\n````",
+    "Hm.\n$ ls\n[not finished]\n",
+]
 
 
 def call(call_id: str, name: str = "execute_bash") -> Message:
@@ -108,14 +117,15 @@ def test_a_turn_of_nothing_but_steps_is_said_to_have_no_answer() -> None:
     assert without_steps([*stopped, ASKED]) == [ASKED]
 
 
+@pytest.mark.parametrize("digest", DIGESTS)
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "reasoning_text", "thinking"])
-def test_thinking_that_tells_of_steps_goes_whole(field: str) -> None:
-    assert without_steps([ASKED, {**ANSWER, field: DIGEST}, THANKS]) == [ASKED, ANSWER, THANKS]
-    assert without_steps([{**ANSWER, field: "Hm.\n$ ls\n[not finished]\n"}]) == [ANSWER]
+def test_thinking_that_tells_of_steps_goes_whole(field: str, digest: str) -> None:
+    assert without_steps([ASKED, {**ANSWER, field: digest}, THANKS]) == [ASKED, ANSWER, THANKS]
 
 
-def test_thoughts_inside_the_answer_that_tell_of_steps_go() -> None:
-    thought = f"<think>{DIGEST}</think>\n\n"
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_thoughts_inside_the_answer_that_tell_of_steps_go(digest: str) -> None:
+    thought = f"<think>{digest}</think>\n\n"
     said = {**ANSWER, "content": f"{thought}{thought}Three.<think>So.</think> {thought}"}
     assert without_steps([said]) == [{**ANSWER, "content": "Three.<think>So.</think> "}]
 

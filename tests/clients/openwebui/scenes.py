@@ -160,7 +160,7 @@ async def a_chat_that_is_not_named_shows_steps_as_thinking(stage: Stage) -> None
     await stage.chat.ask(model.SQUARES)
     await expect(answer.get_by_text("Here is the table.")).to_be_visible()
     await answer.get_by_text("Thought for").click()
-    # Not the command itself: what stands between two dollar signs is set as mathematics.
+    await expect(answer.get_by_role("blockquote")).to_contain_text("$ cat output/squares.csv")
     await expect(answer.get_by_role("blockquote")).to_contain_text(", 4 lines]")
     await stage.chat.look("1-thinking")
 

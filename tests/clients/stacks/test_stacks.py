@@ -168,4 +168,4 @@ def shown(answer: dict[str, Any], way: Way) -> dict[str, Any]:
 def steps_in(thought: str) -> tuple[str, bool]:
     """The model's own thinking, and whether the command follows it."""
     own, _, steps = thought.partition("\n")
-    return own, steps.startswith(f"$ {COMMAND}\n")
+    return own, steps.startswith(f"````console\n$ {COMMAND}\n")

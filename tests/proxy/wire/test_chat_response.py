@@ -281,10 +281,10 @@ def test_a_step_is_told_as_it_happens() -> None:
         FINISHED,
     ) == [
         [thinking("Hm.")],
-        [thinking("\n$ ls\npwd\n", sandbox=start)],
+        [thinking("\n````console\n$ ls\npwd\n", sandbox=start)],
         [],
         [thinking("ab\n", sandbox=output)],
-        [thinking("c\n[exit 0, 1.2 s, 3 lines]\n", sandbox=end)],
+        [thinking("c\n[exit 0, 1.2 s, 3 lines]\n````\n", sandbox=end)],
     ]
 
 
@@ -330,7 +330,7 @@ def test_a_step_that_a_failing_run_leaves_open_is_said_not_to_be_finished() -> N
     writer = chunks()
     writer.event(STARTED)
     assert [json.loads(frame) for frame in writer.fail(ERROR)] == [
-        thinking("[not finished]\n"),
+        thinking("[not finished]\n````\n"),
         ERROR,
     ]
 

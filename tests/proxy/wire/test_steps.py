@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from policies.steps import OUTPUT_LEFT_OUT
 from proxy.agent.events import (
@@ -55,12 +56,12 @@ def finished(
     ],
 )
 def test_a_call_is_one_short_line(name: str, arguments: dict[str, Any], shown: str) -> None:
-    assert StepText("reasoning").of(started(name, arguments)) == shown
+    assert StepText("reasoning").of(started(name, arguments)) == f"````console\n{shown}"
 
 
 def test_a_long_command_is_cut() -> None:
     shown = StepText("reasoning").of(started("execute_bash", {"command": "x" * 100_000}))
-    assert shown == "$ " + "x" * MAX_COMMAND_CHARS + " ...\n"
+    assert shown == "````console\n$ " + "x" * MAX_COMMAND_CHARS + " ...\n"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_a_long_command_is_cut() -> None:
 def test_an_outcome_is_one_short_line(event: ToolCallFinished, shown: str) -> None:
     text = StepText("reasoning")
     text.of(started("t", {}))
-    assert text.of(event) == shown
+    assert text.of(event) == f"{shown}````\n"
 
 
 def shown_of(output: list[str], observation: str = "") -> str:
@@ -84,7 +85,7 @@ def shown_of(output: list[str], observation: str = "") -> str:
     text.of(started("execute_bash", {"command": "c"}))
     pieces = [text.of(ToolOutput(2, "stdout", piece)) for piece in output]
     end = text.of(replace(finished(0, 1), observation=observation))
-    return "".join([*pieces, end.removesuffix("[exit 0, 0.0 s, 1 line]\n")])
+    return "".join([*pieces, end.removesuffix("[exit 0, 0.0 s, 1 line]\n````\n")])
 
 
 def test_lines_are_shown_as_they_are_completed() -> None:
@@ -100,7 +101,7 @@ def test_lines_are_shown_as_they_are_completed() -> None:
         "one\n",
         "",
         "two\n",
-        "three\noh\n[exit 0, 0.0 s, 3 lines]\n",
+        "three\noh\n[exit 0, 0.0 s, 3 lines]\n````\n",
     ]
 
 
@@ -128,16 +129,64 @@ def test_however_much_there_is_what_is_shown_is_bounded(piece: str) -> None:
 
 def test_a_step_begins_on_a_line_of_its_own() -> None:
     text = StepText("reasoning")
+    step = [started("submit", {}), finished(None, None)]
     events: list[Event] = [
-        started("submit", {}),
-        finished(None, None),
+        *step,
         ReasoningDelta("Hm."),
         ToolOutput(2, "stdout", "nobody asked\n"),
-        started("submit", {}),
+        *step,
         ReasoningDelta("So.\n"),
-        started("submit", {}),
+        *step,
     ]
-    assert "".join(map(text.of, events)) == "submit\n[0.0 s]\nHm.\nsubmit\nSo.\nsubmit\n"
+    shown = "````console\nsubmit\n[0.0 s]\n````\n"
+    assert "".join(map(text.of, events)) == f"{shown}Hm.\n{shown}So.\n{shown}"
+
+
+def blocks_of(text: str) -> list[tuple[str, str]]:
+    """What a reader of Markdown takes the text for."""
+    tokens = MarkdownIt().parse(text)
+    return [(token.type, token.content) for token in tokens if token.content]
+
+
+@pytest.mark.parametrize("before", ["", "> "])
+@pytest.mark.parametrize(
+    "fence", ["```", "````", "   `````  ", "\t````", "````console", "~~~~", "```\r````\ra"]
+)
+def test_whatever_a_step_prints_a_reader_of_markdown_sees_one_block(
+    fence: str, before: str
+) -> None:
+    text = StepText("reasoning")
+    command = f"cat <<E\n{fence}\n# $x$\nE"
+    events: list[Event] = [
+        ReasoningDelta("Hm."),
+        started("execute_bash", {"command": command}),
+        ToolOutput(2, "stdout", f"# one\n{fence}\n"),
+        ToolOutput(2, "stderr", fence),
+        finished(0, 3),
+        ReasoningDelta("So."),
+    ]
+    lines = "".join(map(text.of, events)).splitlines(keepends=True)
+    first, (kind, step), last = blocks_of("".join(f"{before}{line}" for line in lines))
+    assert (first, kind, last) == (("inline", "Hm."), "fence", ("inline", "So."))
+    assert step.startswith("$ cat <<E\n")
+    assert step.endswith("\n[exit 0, 0.0 s, 3 lines]\n")
+
+
+def test_what_would_end_the_block_is_moved_to_the_right() -> None:
+    assert shown_of(["a\n````\n", "  `````\nb````\n```\n````"]) == (
+        "a\n    ````\n      `````\nb````\n```\n    ````\n"
+    )
+
+
+def test_the_end_of_a_long_output_does_not_end_the_block_either() -> None:
+    assert shown_of(["x\n"] * 100, "y\n````\nz").endswith(f"{OUTPUT_LEFT_OUT}\ny\n    ````\nz\n")
+
+
+def test_a_step_that_nobody_finishes_ends_its_block() -> None:
+    text = StepText("reasoning")
+    text.of(started("submit", {}))
+    assert text.abandoned() == "[not finished]\n````\n"
+    assert text.abandoned() == ""
 
 
 def test_profile_off_shows_thinking_alone() -> None:
@@ -149,7 +198,7 @@ def test_profile_off_shows_thinking_alone() -> None:
 def test_half_a_surrogate_pair_is_no_text() -> None:
     text = StepText("reasoning")
     assert text.of(ReasoningDelta("a \ud83d")) == "a ?"
-    assert text.of(started("execute_bash", {"command": "\ud83d"})) == "\n$ ?\n"
+    assert text.of(started("execute_bash", {"command": "\ud83d"})) == "\n````console\n$ ?\n"
 
 
 def test_what_is_said_of_a_step_carries_our_object() -> None:
