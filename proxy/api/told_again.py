@@ -1,5 +1,6 @@
 """A response that is kept, told again: as it stands, or event by event."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,7 +73,7 @@ async def _recording(request: Request, stored: StoredResponse) -> Recording:
     if run and isinstance(run.witness, KeptResponse) and run.witness.frames:
         return run.witness.frames
     if frames := await services(request).store.responses.frames(owner(request), stored.id):
-        return Recording.from_json(frames)
+        return await asyncio.to_thread(Recording.from_json, frames)
     if stored.record["background"] and is_at_work(request, stored):
         raise RunElsewhereError
     raise BadRequestError(

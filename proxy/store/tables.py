@@ -78,10 +78,16 @@ RESPONSES = Table(
     Column("conversation_id", Text),
     Column("seen_seq", BigInteger),
     Column("worker", Text),
-    Column("frames", Text),
     Column("bytes", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
+)
+# Not beside the response: a row is written anew as a whole, and these are long.
+STREAMS = Table(
+    "streams",
+    METADATA,
+    Column("response_id", Text, primary_key=True),
+    Column("frames", Text, nullable=False),
 )
 CONVERSATIONS = Table(
     "conversations",
