@@ -1,6 +1,20 @@
 """The tables as the code sees them; `migrations` makes them."""
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Dialect, Integer, MetaData, Table, types
+
+
+class Text(types.TypeDecorator[str]):
+    """Text as clients write it: half a surrogate pair, which JSON can carry and no database takes,
+    is a question mark."""
+
+    impl = types.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or value.isascii():
+            return value
+        return value.encode(errors="replace").decode()
+
 
 METADATA = MetaData()
 
