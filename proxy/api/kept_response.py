@@ -14,7 +14,7 @@ from proxy.agent.events import Event
 from proxy.agent.task import Result, Task
 from proxy.api.connection import owner, services
 from proxy.api.said_before import Before, is_reference
-from proxy.errors import BadRequestError, ProxyError, RunCancelledError
+from proxy.errors import BadRequestError, ProxyError
 from proxy.runs.recording import Recording
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseShelf
@@ -54,8 +54,6 @@ class KeptResponse:
     async def failed(self, error: ProxyError) -> None:
         """See Witness."""
         response = self._writer.fail(error)[-1]["response"]
-        if isinstance(error, RunCancelledError):
-            response = {**response, "status": "cancelled", "error": None}
         await self._keep(response, self._told.fail(error) if self.frames else "")
 
     async def _keep(self, response: Mapping[str, Any], last: str) -> None:

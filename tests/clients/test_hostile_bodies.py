@@ -185,7 +185,7 @@ async def test_half_a_surrogate_pair_is_nowhere_a_reason_to_fail(
         {"model": half},
         {"previous_response_id": half},
         {"conversation": half},
-        {"input": [message, {**message, "id": half * 2}]},
+        {"input": [message, {**message, "id": "\udfff"}, {**message, "id": "?"}]},
         {"input": [{"type": "item_reference", "id": "missing" + half}]},
     ]
     for number, fields in enumerate(odd):
