@@ -14,12 +14,20 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from proxy.agent.agent import Agent
+from proxy.agent.parking import ParkedRuns
 from proxy.api.connection import owner_of
 from proxy.models.scripted import text_reply
+from proxy.runs.claim import Claim
+from proxy.runs.run import Listener
+from proxy.runs.runs import MakeTask, Runs
 from proxy.store.records import StoredResponse
+from proxy.store.runs import RunShelf
 from proxy.store.store import Store
 from tests.clients.responses import MODEL, ask, bash, client, other, refused
 from tests.fakes.backend import Held, Refusal, scripted_backend
+from tests.fakes.server import house
+from tests.fakes.waiting import until
 
 NEVER = "Never said."
 KEY = {"Idempotency-Key": "order-1"}
@@ -287,6 +295,50 @@ async def test_a_response_that_its_client_was_told_of_is_not_somebody_else_s(
         three = await ask(mine, "How many?", background=True, extra_headers=retry)
         await over(mine, three.id)
     assert len({one.id, two.id, three.id}) == 3
+
+
+class HeldUpRuns(Runs):
+    """Runs whose requests are answered only when `release` is set."""
+
+    def __init__(self, agent: Agent, parked: ParkedRuns, shelf: RunShelf) -> None:
+        super().__init__(agent, parked, shelf)
+        self.entered: list[str] = []
+        self.release = asyncio.Event()
+
+    async def enter(self, claim: Claim, make_task: MakeTask) -> Listener:
+        listener = await super().enter(claim, make_task)
+        self.entered.append(listener.run.id)
+        await self.release.wait()
+        return listener
+
+
+async def test_who_left_before_it_was_told_of_a_response_and_asks_again_is_told_of_it(
+    tmp_path: Path,
+) -> None:
+    body = {"model": MODEL, "input": "How many?", "background": True}
+    made: list[HeldUpRuns] = []
+
+    def make_runs(agent: Agent, parked: ParkedRuns, shelf: RunShelf) -> Runs:
+        made.append(HeldUpRuns(agent, parked, shelf))
+        return made[0]
+
+    async with (
+        scripted_backend([text_reply("42."), text_reply("43.")]) as backend,
+        house(backend, "memory", tmp_path, make_runs=make_runs) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        count = "x-stainless-retry-count"
+        with anyio.fail_after(30):
+            asking = asyncio.create_task(
+                http.post("/v1/responses", json=body, headers={count: "0"})
+            )
+            await until(lambda: len(made[0].entered) == 1)
+            asking.cancel()
+            await asyncio.wait([asking])
+            await http.get("/health")  # it is seen that the client has gone
+            made[0].release.set()
+            again = await http.post("/v1/responses", json=body, headers={count: "1"})
+            assert again.json()["id"] == f"resp_{made[0].entered[0]}"
 
 
 async def test_a_stream_is_told_again_after_a_restart_from_any_event_on(tmp_path: Path) -> None:

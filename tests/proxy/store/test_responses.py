@@ -9,6 +9,7 @@ import pytest
 
 from policies.storage import ResponseSettings
 from proxy.errors import BadRequestError
+from proxy.store.conversations import OWN_BYTES
 from proxy.store.records import Conversation, Page, StoredResponse
 from proxy.store.responses import MAX_CHAIN
 from proxy.store.store import Store
@@ -297,6 +298,17 @@ async def test_beyond_the_quota_the_oldest_go_and_the_newest_stays(
     await end(store, "resp_4", "x" * 3000 * KIB)
     assert await store.responses.get(MINE, "resp_3") is None
     assert await store.responses.get(MINE, "resp_4")
+
+
+async def test_conversations_that_say_nothing_fill_the_quota_too(
+    store: Store, clock: HandClock
+) -> None:
+    first = await store.conversations.create(MINE, {}, [])
+    for _ in range(2 * KIB * KIB // OWN_BYTES):
+        clock.advance(1)
+        last = await store.conversations.create(MINE, {}, [])
+    assert not await there(store, first.id)
+    assert await there(store, last.id)
 
 
 async def there(store: Store, id: str) -> bool:
