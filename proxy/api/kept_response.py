@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from proxy.agent.events import Event
 from proxy.agent.task import Result, Task
 from proxy.api.connection import owner, services
 from proxy.api.said_before import Before, is_reference
-from proxy.errors import BadRequestError, ProxyError, RunCancelledError
+from proxy.errors import BadRequestError, ProxyError
 from proxy.runs.recording import Recording
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseShelf
@@ -38,13 +38,13 @@ class KeptResponse:
         if asked.body.get("background"):
             self.frames = Recording()
             self._told = StreamedResponse(asked)
-            self._record(self._told.begin())
+            self.frames.add(_apart(self._told.begin()))
 
     def heard(self, event: Event) -> None:
         """See Witness."""
         self._writer.event(event)
         if self.frames:
-            self._record(self._told.event(event))
+            self.frames.add(_apart(self._told.event(event)))
 
     async def ended(self, result: Result) -> None:
         """See Witness."""
@@ -54,20 +54,10 @@ class KeptResponse:
     async def failed(self, error: ProxyError) -> None:
         """See Witness."""
         response = self._writer.fail(error)[-1]["response"]
-        if isinstance(error, RunCancelledError):
-            response = {**response, "status": "cancelled", "error": None}
         await self._keep(response, self._told.fail(error) if self.frames else "")
 
-    def _record(self, frames: str) -> None:
-        assert self.frames
-        self.frames.add(f"{frame}\n\n" for frame in frames.split("\n\n") if frame)
-
     async def _keep(self, response: Mapping[str, Any], last: str) -> None:
-        if self.frames:
-            self._record(last)
-        frames = self.frames.to_json() if self.frames else None
-        work = self._shelf.end(self._owner, response["id"], response, frames)
-        keeping = asyncio.ensure_future(work)
+        keeping = asyncio.ensure_future(self._write(response, _apart(last)))
         try:
             await asyncio.shield(keeping)
         except asyncio.CancelledError:
@@ -76,8 +66,17 @@ class KeptResponse:
         except Exception:  # the client has its answer all the same
             log.exception("response %s cannot be kept", response["id"])
         finally:
-            if self.frames:
+            if self.frames:  # only now: who has heard the end goes on from what is kept
+                self.frames.add(_apart(last))
                 self.frames.end()
+
+    async def _write(self, response: Mapping[str, Any], last: Sequence[str]) -> None:
+        frames = await asyncio.to_thread(self.frames.to_json, last) if self.frames else None
+        await self._shelf.end(self._owner, response["id"], response, frames)
+
+
+def _apart(frames: str) -> list[str]:
+    return [f"{frame}\n\n" for frame in frames.split("\n\n") if frame]
 
 
 def _in_full(asked: Asked) -> Asked:

@@ -91,10 +91,14 @@ async def _previous(request: Request, response_id: str) -> Before:
     )
 
 
+def run_id(response_id: str) -> str:
+    """The name of the run that makes a response."""
+    return response_id.removeprefix("resp_")
+
+
 def run_of(request: Request, response_id: str) -> Run | None:
     """The run that makes a response, if it is at work here, or is remembered."""
-    run_id = response_id.removeprefix("resp_")
-    return services(request).runs.get(owner(request), run_id)
+    return services(request).runs.get(owner(request), run_id(response_id))
 
 
 def is_at_work(request: Request, response: StoredResponse) -> bool:

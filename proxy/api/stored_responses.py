@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from proxy.api.connection import owner, services
 from proxy.api.json_response import JSON
-from proxy.api.said_before import is_at_work, run_of
+from proxy.api.said_before import is_at_work, run_id, run_of
 from proxy.api.told_again import found, shown, streamed_again
 from proxy.errors import BadRequestError, RunElsewhereError
 from proxy.store.paging import part
@@ -49,6 +49,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
     if run and stored.record["background"]:
         run.cancel("it was deleted")
         await run.ended()
+    await services(request).runs.forget(owner(request), run_id(response_id))
     return JSON({"id": response_id, "object": "response", "deleted": True})
 
 

@@ -1,5 +1,6 @@
 """A response that is kept, told again: as it stands, or event by event."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from proxy.api.answering import headers, replayed
 from proxy.api.connection import authorize, owner, services
 from proxy.api.json_response import JSON
 from proxy.api.kept_response import KeptResponse
-from proxy.api.said_before import is_at_work, run_of
+from proxy.api.said_before import is_at_work, run_id, run_of
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, interrupted
 from proxy.runs.recording import Recording
 from proxy.runs.run import Listener
@@ -41,8 +42,10 @@ async def shown(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
 
 async def in_background(request: Request, listener: Listener, *, stream: bool) -> Response:
     """What a client is told at once of a response that is made without it. Leaves the listener."""
-    listener.leave()
-    stored = await found(request, f"resp_{listener.run.id}")
+    with listener:
+        stored = await found(request, f"resp_{listener.run.id}")
+        # It has its answer: who asks for the same later on is somebody else.
+        listener.run.heard_out |= not await request.is_disconnected()
     if stream:
         return await streamed_again(request, stored)
     response = await shown(request, stored)
@@ -63,7 +66,7 @@ async def streamed_again(request: Request, stored: StoredResponse) -> Response:
             param="starting_after",
             code="integer_below_min_value",
         )
-    names = headers(stored.id.removeprefix("resp_"), stored.session)
+    names = headers(run_id(stored.id), stored.session)
     return replayed(request, names, recording, first)
 
 
@@ -72,7 +75,7 @@ async def _recording(request: Request, stored: StoredResponse) -> Recording:
     if run and isinstance(run.witness, KeptResponse) and run.witness.frames:
         return run.witness.frames
     if frames := await services(request).store.responses.frames(owner(request), stored.id):
-        return Recording.from_json(frames)
+        return await asyncio.to_thread(Recording.from_json, frames)
     if stored.record["background"] and is_at_work(request, stored):
         raise RunElsewhereError
     raise BadRequestError(

@@ -45,6 +45,10 @@ class KeptRuns:
         """Keep it no more."""
         self._see_through(self._shelf.forget(run.id))
 
+    async def drop(self, owner: str, run_id: str) -> None:
+        """Keep no more what came of the owner's run, once that has ended."""
+        await self._shelf.drop(owner, run_id)
+
     async def named(self, claim: Claim) -> Run | None:
         """The run that the claim's key stands for, if there is one. Raises IdempotencyError."""
         assert claim.key is not None

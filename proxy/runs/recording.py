@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 MAX_CHARS = 8_000_000
 """How much is kept; beyond that the oldest go."""
@@ -36,9 +37,9 @@ class Recording:
         self._is_over = True
         self._wake()
 
-    def to_json(self) -> str:
-        """What `from_json` reads."""
-        return json.dumps({"first": self.first, "frames": list(self._frames)})
+    def to_json(self, last: Sequence[str] = ()) -> str:
+        """What `from_json` reads, with the frames that are still to come."""
+        return json.dumps({"first": self.first, "frames": [*self._frames, *last]})
 
     @classmethod
     def from_json(cls, text: str) -> "Recording":
@@ -54,7 +55,9 @@ class Recording:
         """Those from that number on, as soon as there are any; nothing at the end."""
         while number >= self.first + len(self._frames) and not self._is_over:
             await self._news.wait()
-        return list(self._frames)[max(0, number - self.first) :]
+        # From the end: a reader that keeps up takes one, of many thousands.
+        new = islice(reversed(self._frames), max(0, self.first + len(self._frames) - number))
+        return list(new)[::-1]
 
     def _wake(self) -> None:
         self._news.set()

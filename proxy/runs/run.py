@@ -132,7 +132,7 @@ class Run:
 
     def cancel(self, why: str) -> None:
         """End it now. Safe to call twice."""
-        if not self.why_cancelled:
+        if not self.why_cancelled and not self.has_ended:
             self.why_cancelled = why
             self._working.cancel()
 

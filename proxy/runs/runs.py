@@ -98,6 +98,12 @@ class Runs:
             return run.head, run.record()
         return await self._kept.find(owner, run_id)
 
+    async def forget(self, owner: str, run_id: str) -> None:
+        """Keep no more what came of a run of that owner: its key may stand for another."""
+        if saving := self._saving.get(run_id):
+            await asyncio.wait({saving})
+        await self._kept.drop(owner, run_id)
+
     async def cancel_in(self, owner: str, container_id: str) -> None:
         """End the owner's runs that are at work in a container, which is being deleted."""
         at_work = [

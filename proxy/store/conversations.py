@@ -15,6 +15,9 @@ from proxy.store.records import Conversation, Page, Slice
 from proxy.store.room import Room
 from proxy.store.tables import CONVERSATIONS, ITEMS
 
+OWN_BYTES = 10_000
+"""What a conversation counts for beside its items, whatever its metadata."""
+
 
 class ConversationShelf:
     """Everybody's conversations; each owner sees its own."""
@@ -41,14 +44,15 @@ class ConversationShelf:
             "id": made.id,
             "owner": owner,
             "metadata": json.dumps(metadata),
-            "bytes": 0,
+            "bytes": OWN_BYTES,
             "created_at": now,
             "expires_at": self._settings.expiry(now),
         }
 
         def work(connection: Connection) -> None:
             connection.execute(insert(CONVERSATIONS), row)
-            self._append(connection, owner, made.id, begins_with)
+            size = append(connection, owner, made.id, begins_with)
+            self._room.take(connection, owner, OWN_BYTES + size, made.id)
 
         await self._database.write(work)
         return made
@@ -112,7 +116,8 @@ class ConversationShelf:
         def work(connection: Connection) -> bool:
             if not connection.execute(used).rowcount:
                 return False
-            self._append(connection, owner, conversation_id, new)
+            size = append(connection, owner, conversation_id, new)
+            self._room.take(connection, owner, size, conversation_id)
             return True
 
         return await self._database.write(work)
@@ -165,12 +170,6 @@ class ConversationShelf:
 
     def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         """Nothing of it can be lost so."""
-
-    def _append(
-        self, connection: Connection, owner: str, conversation_id: str, new: Sequence[Item]
-    ) -> None:
-        size = append(connection, owner, conversation_id, new)
-        self._room.take(connection, owner, size, conversation_id)
 
     def _the(self, owner: str, conversation_id: str) -> ColumnElement[bool]:
         mine = (CONVERSATIONS.c.owner == owner) & (CONVERSATIONS.c.id == conversation_id)

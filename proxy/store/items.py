@@ -1,15 +1,17 @@
 """What was said to a model and by it, item by item, under the response or conversation it is of."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Table, delete, func, insert, select
 
-from proxy.store.tables import ITEMS
+from proxy.store.tables import ITEMS, STREAMS
 
 Item = Mapping[str, Any]
 Source = Literal["input", "output"]
+MAX_NAMES = 1000
+"""How many names one statement has: SQLite takes only so many."""
 
 
 def add(
@@ -51,9 +53,12 @@ def by_holder(connection: Connection, holders: Collection[str]) -> dict[str, lis
 
 def named(connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, Item]:
     """The owner's items of those names, wherever they are."""
-    query = select(ITEMS).where(ITEMS.c.owner == owner, ITEMS.c.id.in_(ids), kept)
-    rows = connection.execute(query.order_by(ITEMS.c.seq)).mappings()
-    return {row["id"]: item(row) for row in rows}
+    found: dict[str, Item] = {}
+    for some in _parts(ids):
+        query = select(ITEMS).where(ITEMS.c.owner == owner, ITEMS.c.id.in_(some), kept)
+        rows = connection.execute(query.order_by(ITEMS.c.seq)).mappings()
+        found |= {row["id"]: item(row) for row in rows}
+    return found
 
 
 def last_seq(connection: Connection, holder: str) -> int:
@@ -62,10 +67,17 @@ def last_seq(connection: Connection, holder: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def discard(connection: Connection, table: Table, ids: Collection[str]) -> None:
+def discard(connection: Connection, table: Table, ids: Sequence[str]) -> None:
     """Forget holders, and all that is theirs."""
-    connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(ids)))
-    connection.execute(delete(table).where(table.c.id.in_(ids)))
+    for some in _parts(ids):
+        connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(some)))
+        connection.execute(delete(STREAMS).where(STREAMS.c.response_id.in_(some)))
+        connection.execute(delete(table).where(table.c.id.in_(some)))
+
+
+def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(names), MAX_NAMES):
+        yield names[first : first + MAX_NAMES]
 
 
 def item(row: RowMapping) -> Item:

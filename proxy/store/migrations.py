@@ -84,11 +84,11 @@ RESPONSES = (
         conversation_id TEXT,
         seen_seq BIGINT,
         worker TEXT,
-        frames TEXT,
         bytes BIGINT NOT NULL,
         created_at BIGINT NOT NULL,
         expires_at BIGINT NOT NULL
     )""",
+    "CREATE TABLE streams (response_id TEXT PRIMARY KEY, frames TEXT NOT NULL)",
     "CREATE INDEX responses_of_owner ON responses (owner, expires_at, created_at, bytes)",
     """CREATE TABLE conversations (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,

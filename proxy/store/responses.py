@@ -13,7 +13,7 @@ from proxy.store.database import Database
 from proxy.store.items import Item
 from proxy.store.records import Chain, StoredResponse
 from proxy.store.room import Room
-from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES
+from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 MAX_CHAIN = 1000
 """How many responses one may go on from, each from the one before."""
@@ -75,7 +75,7 @@ class ResponseShelf:
         written = json.dumps({**record, "output": []})
         this = (RESPONSES.c.owner == owner) & (RESPONSES.c.id == response_id)
         query = select(RESPONSES.c.conversation_id).where(this)
-        change = update(RESPONSES).where(this).values(record=written, frames=frames, worker=None)
+        change = update(RESPONSES).where(this).values(record=written, worker=None)
 
         def work(connection: Connection) -> None:
             row = connection.execute(query).one_or_none()
@@ -84,6 +84,9 @@ class ResponseShelf:
             size = len(written) + len(frames or "")
             size += items.add(connection, owner, response_id, output, "output")
             connection.execute(change.values(bytes=RESPONSES.c.bytes + size))
+            if frames:
+                stream = {"response_id": response_id, "frames": frames}
+                connection.execute(insert(STREAMS), stream)
             if row.conversation_id and record["status"] in ("completed", "incomplete"):
                 said = items.of(connection, response_id)
                 size += append(connection, owner, row.conversation_id, said)
@@ -103,7 +106,8 @@ class ResponseShelf:
 
     async def frames(self, owner: str, response_id: str) -> str | None:
         """The stream of one that was made in the background, as `end` was given it."""
-        query = select(RESPONSES.c.frames).where(self._mine(owner), RESPONSES.c.id == response_id)
+        mine = select(RESPONSES.c.id).where(self._mine(owner), RESPONSES.c.id == response_id)
+        query = select(STREAMS.c.frames).where(STREAMS.c.response_id.in_(mine))
         return await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
 
     async def chain(self, owner: str, response_id: str) -> Chain | None:

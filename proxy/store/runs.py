@@ -101,6 +101,12 @@ class RunShelf:
         gone = delete(RUNS).where(RUNS.c.id == run_id)
         await self._database.write(lambda connection: connection.execute(gone))
 
+    async def drop(self, owner: str, run_id: str) -> None:
+        """Keep no more what came of the owner's run; one at work stays."""
+        this = (RUNS.c.owner == owner) & (RUNS.c.id == run_id)
+        gone = delete(RUNS).where(this, RUNS.c.status != "running")
+        await self._database.write(lambda connection: connection.execute(gone))
+
     def expire(self, connection: Connection, now: int, forget_before: int) -> None:
         """Delete what is past its time, and note whose server has died."""
         connection.execute(delete(RUNS).where(RUNS.c.expires_at <= now))

@@ -1,6 +1,20 @@
 """The tables as the code sees them; `migrations` makes them."""
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Dialect, Integer, MetaData, Table, types
+
+
+class Text(types.TypeDecorator[str]):
+    """Text as clients write it: half a surrogate pair, which JSON can carry and no database takes,
+    is a question mark."""
+
+    impl = types.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or value.isascii():
+            return value
+        return value.encode(errors="replace").decode()
+
 
 METADATA = MetaData()
 
@@ -78,10 +92,16 @@ RESPONSES = Table(
     Column("conversation_id", Text),
     Column("seen_seq", BigInteger),
     Column("worker", Text),
-    Column("frames", Text),
     Column("bytes", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
+)
+# Not beside the response: a row is written anew as a whole, and these are long.
+STREAMS = Table(
+    "streams",
+    METADATA,
+    Column("response_id", Text, primary_key=True),
+    Column("frames", Text, nullable=False),
 )
 CONVERSATIONS = Table(
     "conversations",

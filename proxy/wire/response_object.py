@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.agent.task import Result
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, RunCancelledError
 from proxy.wire.chat_response import filename, place, sandbox_object, usage
 
 _ECHOED: Mapping[str, Any] = {
@@ -79,6 +79,8 @@ def failed(
     response: Mapping[str, Any], error: ProxyError, output: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The same where it came to nothing."""
+    if isinstance(error, RunCancelledError):
+        return {**response, "status": "cancelled", "output": list(output)}
     code = _ERROR_CODES.get(error.status, "server_error")
     told = {"code": code, "message": error.message}
     return {**response, "status": "failed", "error": told, "output": list(output)}

@@ -111,6 +111,7 @@ class ResponseWriter:
         text = self._text.abandoned()
         events = self._thinking.say(text) if text and not self._message.began else []
         events += self._thinking.end()
+        events += self._message.end([], [], "incomplete") if self._message.began else []
         events += self._items.abandoned() if self._items else []
         told = error.body()["error"]
         named = {key: told[key] for key in ("code", "message", "param")}

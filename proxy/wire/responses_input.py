@@ -55,7 +55,8 @@ def input_items(given: str | Sequence[Item], run_id: str) -> list[Item]:
 
 def _with_id(item: Item, name: str) -> Item:
     kind = item_type(item)
-    identified = {**item, "type": kind, "id": item.get("id") or f"{_PREFIX.get(kind, kind)}_{name}"}
+    given = (item.get("id") or "").encode(errors="replace").decode()  # as the store will have it
+    identified = {**item, "type": kind, "id": given or f"{_PREFIX.get(kind, kind)}_{name}"}
     if kind == "message" and isinstance(item["content"], str):
         written = "output_text" if item["role"] == "assistant" else "input_text"
         part: Item = {"type": written, "text": item["content"]}

@@ -54,7 +54,7 @@ def _part(value: Any, param: str) -> None:
 
 
 _CONTENT = either("a string or array of objects", str, list, checks={list: array(_part)})
-_CALL_ID: Mapping[str, Check] = {"call_id": text, "id": text}
+_CALL_ID: Mapping[str, Check] = {"call_id": text}
 ITEMS: Mapping[str, Check] = {
     "message": _whole({"role": one_of(*ROLES), "content": _CONTENT}, "role", "content"),
     "function_call": _whole(
@@ -92,6 +92,8 @@ def item_type(item: Mapping[str, Any]) -> str:
 def item(value: Any, param: str) -> None:
     """One item of the input."""
     mapping(value, param)
+    if value.get("id") is not None:
+        text(value["id"], f"{param}.id")
     kind = item_type(value)
     if kind in PASSED_OVER:
         return

@@ -180,6 +180,21 @@ async def test_half_a_surrogate_pair_is_nowhere_a_reason_to_fail(
     for fields in odd:
         body = json.dumps({**json.loads(BODY), **fields}).encode()
         assert (await client.post(CHAT, content=body)).status_code in (200, 400), fields
+    message = {"role": "user", "content": half, "id": half}
+    odd = [
+        {"model": half},
+        {"previous_response_id": half},
+        {"conversation": half},
+        {"input": [message, {**message, "id": "\udfff"}, {**message, "id": "?"}]},
+        {"input": [{"type": "item_reference", "id": "missing" + half}]},
+    ]
+    for number, fields in enumerate(odd):
+        key = {"Idempotency-Key": str(number)}
+        body = json.dumps({"model": "m", "input": "x", **fields}).encode()
+        answer = await client.post("/v1/responses", content=body, headers=key)
+        assert answer.status_code in (200, 400, 404), fields
+    body = json.dumps({"items": [message], "metadata": {half: half}}).encode()
+    assert (await client.post("/v1/conversations", content=body)).status_code == 200
     for fields in ({"name": half}, {"name": "x", "file_ids": [half]}, {"name": "x", half: half}):
         answer = await client.post("/v1/containers", content=json.dumps(fields).encode())
         assert answer.status_code in (200, 404), fields

@@ -11,13 +11,14 @@ import pytest
 from policies.storage import ResponseSettings
 from proxy.api.kept_response import KeptResponse
 from proxy.errors import RunCancelledError
+from proxy.runs.recording import Recording
 from proxy.store.database import Database
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseShelf
 from proxy.store.room import Room
 from proxy.wire.responses_answer import Asked
 
-ASKED = Asked({"model": "fake-model", "input": "Hello."}, "1", 0, "cntr_1", "reasoning")
+BODY = {"model": "fake-model", "input": "Hello."}
 
 
 class SlowShelf(ResponseShelf):
@@ -47,18 +48,29 @@ def database(tmp_path: Path) -> Iterator[Database]:
     found.close()
 
 
-async def begun(shelf: ResponseShelf) -> KeptResponse:
-    kept = KeptResponse(shelf, "me", ASKED)
+async def begun(shelf: ResponseShelf, *, background: bool = True) -> KeptResponse:
+    asked = Asked({**BODY, "background": background}, "1", 0, "cntr_1", "reasoning")
+    kept = KeptResponse(shelf, "me", asked)
     stored = StoredResponse("resp_1", "cntr_1", "1", kept.begun, worker="somebody")
     await shelf.begin("me", stored, [], [])
     return kept
 
 
+async def heard(recording: Recording) -> list[str]:
+    """All of it, up to its end."""
+    frames: list[str] = []
+    with anyio.fail_after(10):
+        while new := await recording.since(len(frames)):
+            frames += new
+    return [frame.split("\n")[0] for frame in frames]
+
+
+@pytest.mark.parametrize("background", [False, True])
 async def test_who_is_interrupted_while_it_writes_the_end_down_writes_it_all_the_same(
-    database: Database,
+    background: bool, database: Database
 ) -> None:
     shelf = SlowShelf(database)
-    kept = await begun(shelf)
+    kept = await begun(shelf, background=background)
     ending = asyncio.create_task(kept.failed(RunCancelledError()))
     with anyio.fail_after(10):
         await shelf.reached.wait()
@@ -69,6 +81,28 @@ async def test_who_is_interrupted_while_it_writes_the_end_down_writes_it_all_the
     found = await shelf.get("me", "resp_1")
     assert found
     assert (found.worker, found.record["status"]) == (None, "cancelled")
+    frames = await shelf.frames("me", "resp_1")
+    assert (frames is not None) == background
+    if frames and kept.frames:
+        assert await heard(Recording.from_json(frames)) == await heard(kept.frames)
+
+
+async def test_nobody_hears_the_end_of_a_response_before_it_is_kept(database: Database) -> None:
+    shelf = SlowShelf(database)
+    kept = await begun(shelf)
+    assert kept.frames
+    begin = ["event: response.created", "event: response.in_progress"]
+    async with anyio.create_task_group() as group:
+        with anyio.fail_after(10):
+            group.start_soon(kept.failed, RunCancelledError())
+            await shelf.reached.wait()
+            assert len(await kept.frames.since(0)) == len(begin)
+            shelf.release.set()
+    told = await heard(kept.frames)
+    assert told == [*begin, "event: error", "event: response.failed"]
+    frames = await shelf.frames("me", "resp_1")
+    assert frames
+    assert await heard(Recording.from_json(frames)) == told
 
 
 async def test_a_store_that_fails_does_not_fail_the_run(
@@ -78,4 +112,6 @@ async def test_a_store_that_fails_does_not_fail_the_run(
     kept = await begun(shelf)
     shelf.release.set()
     await kept.failed(RunCancelledError())
+    assert kept.frames
+    assert (await heard(kept.frames))[-1] == "event: response.failed"
     assert "response resp_1 cannot be kept" in caplog.text

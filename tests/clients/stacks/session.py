@@ -18,7 +18,7 @@ from tests.fakes.backend import Backend, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import door_to, house, join, serve
 
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 MODEL = "fake-model"
 LINK = re.compile(r"http://[^\s\")]+/content\?[^\s\")]+")
 

@@ -19,7 +19,7 @@ OPTIONS = (
     "-oasyncio_default_test_loop_scope=session",
     "-oasyncio_default_fixture_loop_scope=session",
 )
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 
 
 async def test_langchains_standard_suite_for_chat_models_passes(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ class Door:
 
 Opened = Callable[[Sequence[Mapping[str, Any]]], AbstractAsyncContextManager[Door]]
 
+PATIENCE_S = 120
+"""litellm is imported at its first use."""
+
 
 @asynccontextmanager
 async def openai_http(replies: Sequence[Mapping[str, Any]]) -> AsyncIterator[Door]:
@@ -106,7 +109,7 @@ TWO_CALLS_MESSAGE = {
 async def test_a_whole_reply_has_message_finish_reason_and_usage(door: Opened) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     async with door([{**text_reply("It is 42."), "usage": usage}]) as opened:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             reply = await opened.model.complete({"model": opened.name, "messages": ASKED}, None)
     assert reply.message == {"role": "assistant", "content": "It is 42."}
     assert reply.finish_reason == "stop"
@@ -117,7 +120,7 @@ async def test_a_streamed_reply_comes_in_pieces_that_make_the_same_message(door:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     heard = Heard()
     async with door([{**text_reply("The answer is forty-two."), "usage": usage}]) as opened:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             reply = await opened.model.complete({"model": opened.name, "messages": ASKED}, heard)
     assert len(heard) == 3
     assert heard.text == "The answer is forty-two."
@@ -129,7 +132,7 @@ async def test_a_streamed_reply_comes_in_pieces_that_make_the_same_message(door:
 async def test_tools_reach_the_model_and_its_calls_come_back(door: Opened) -> None:
     async with door([TWO_CALLS]) as opened:
         body = {"model": opened.name, "messages": ASKED, "tools": TOOLS, "tool_choice": "auto"}
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             reply = await opened.model.complete(body, None)
         received = opened.received()
     assert received[0]["tools"] == TOOLS
@@ -142,7 +145,7 @@ async def test_streamed_tool_calls_come_back_as_the_same_message(door: Opened) -
     heard = Heard()
     async with door([TWO_CALLS]) as opened:
         body = {"model": opened.name, "messages": ASKED, "tools": TOOLS}
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             reply = await opened.model.complete(body, heard)
         received = opened.received()
     assert received[0]["tools"] == TOOLS
@@ -158,7 +161,7 @@ async def test_streamed_tool_calls_come_back_as_the_same_message(door: Opened) -
 async def test_the_content_of_a_reply_that_only_calls_tools_is_null(door: Opened) -> None:
     async with door([tool_reply(call("submit")), tool_reply(call("submit"))]) as opened:
         body = {"model": opened.name, "messages": ASKED, "tools": TOOLS}
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             whole = await opened.model.complete(body, None)
             streamed = await opened.model.complete(body, Heard())
     assert whole.message["content"] is None
@@ -170,7 +173,7 @@ async def test_reasoning_is_heard_and_kept(door: Opened, streamed: bool) -> None
     heard = Heard()
     async with door([{"content": "42", "reasoning": "six sevens are..."}]) as opened:
         body = {"model": opened.name, "messages": ASKED}
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             reply = await opened.model.complete(body, heard if streamed else None)
     kept = {reply.message.get("reasoning"), reply.message.get("reasoning_content")}
     assert kept - {None} == {"six sevens are..."}
@@ -189,7 +192,7 @@ async def test_every_field_of_the_request_reaches_the_model(door: Opened) -> Non
             "metadata": {"run": "1"},
         }
         before = deepcopy(body)
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             await opened.model.complete(body, None)
         received = opened.received()[0]
     assert {**received, "model": opened.name} == before
@@ -199,7 +202,7 @@ async def test_every_field_of_the_request_reaches_the_model(door: Opened) -> Non
 async def test_the_history_can_be_sent_back_as_it_was_received(door: Opened) -> None:
     async with door([TWO_CALLS, text_reply("It is 42.")]) as opened:
         body: dict[str, Any] = {"model": opened.name, "messages": ASKED, "tools": TOOLS}
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             first = await opened.model.complete(body, Heard())
             results = [
                 {"role": "tool", "tool_call_id": tool_call["id"], "content": "ok"}
@@ -217,7 +220,7 @@ async def test_a_refusal_keeps_status_and_message(door: Opened) -> None:
     error = {"status": 429, "message": "slow down", "code": "rate_limited", "retry_after_s": 7}
     async with door([{"error": error}]) as opened:
         body = {"model": opened.name, "messages": ASKED}
-        with anyio.fail_after(20), pytest.raises(BackendError, match="slow down") as raised:
+        with anyio.fail_after(PATIENCE_S), pytest.raises(BackendError, match="slow down") as raised:
             await opened.model.complete(body, None)
     assert raised.value.status == 429
     assert raised.value.code == "rate_limited"
@@ -229,7 +232,7 @@ async def test_a_conversation_that_is_too_long_is_told_apart(door: Opened, strea
     message = "This model's maximum context length is 4096 tokens, you asked for 9000."
     async with door([{"error": {"status": 400, "message": message}}]) as opened:
         body = {"model": opened.name, "messages": ASKED}
-        with anyio.fail_after(20), pytest.raises(ContextOverflowError) as raised:
+        with anyio.fail_after(PATIENCE_S), pytest.raises(ContextOverflowError) as raised:
             await opened.model.complete(body, Heard() if streamed else None)
     assert raised.value.status == 400
     assert raised.value.code == "context_length_exceeded"
@@ -238,7 +241,7 @@ async def test_a_conversation_that_is_too_long_is_told_apart(door: Opened, strea
 
 async def test_a_relayed_request_is_answered_as_the_model_answers(door: Opened) -> None:
     async with door([TWO_CALLS]) as opened:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             relayed = await opened.model.relay(
                 {"model": opened.name, "messages": ASKED, "tools": TOOLS}, {}
             )
@@ -251,7 +254,7 @@ async def test_a_relayed_request_is_answered_as_the_model_answers(door: Opened) 
 
 async def test_a_relayed_stream_ends_with_done(door: Opened) -> None:
     async with door([text_reply("The answer is forty-two.")]) as opened:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             relayed = await opened.model.relay(
                 {"model": opened.name, "messages": ASKED, "stream": True}, {}
             )
@@ -267,7 +270,7 @@ async def test_a_relayed_stream_ends_with_done(door: Opened) -> None:
 async def test_a_relayed_refusal_is_an_answer_and_no_exception(door: Opened) -> None:
     error = {"status": 429, "message": "slow down", "retry_after_s": 7}
     async with door([{"error": error}]) as opened:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             relayed = await opened.model.relay({"model": opened.name, "messages": ASKED}, {})
             body = json.loads(b"".join([piece async for piece in relayed.body]))
     assert relayed.status == 429
@@ -277,7 +280,7 @@ async def test_a_relayed_refusal_is_an_answer_and_no_exception(door: Opened) -> 
 
 async def test_a_relayed_body_can_be_closed_unread_and_twice(door: Opened) -> None:
     async with door([text_reply("The answer is forty-two.")]) as opened:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             relayed = await opened.model.relay(
                 {"model": opened.name, "messages": ASKED, "stream": True}, {}
             )
@@ -287,14 +290,14 @@ async def test_a_relayed_body_can_be_closed_unread_and_twice(door: Opened) -> No
 
 async def test_the_models_are_listed(door: Opened) -> None:
     async with door([]) as opened:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             models = await opened.model.models()
     assert [model["id"] for model in models] == [opened.name]
 
 
 async def test_a_door_can_be_closed_twice(door: Opened) -> None:
     async with door([text_reply("42")]) as opened:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             await opened.model.complete({"model": opened.name, "messages": ASKED}, None)
             await opened.model.aclose()
             await opened.model.aclose()

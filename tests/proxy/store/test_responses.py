@@ -9,6 +9,7 @@ import pytest
 
 from policies.storage import ResponseSettings
 from proxy.errors import BadRequestError
+from proxy.store.conversations import OWN_BYTES
 from proxy.store.records import Conversation, Page, StoredResponse
 from proxy.store.responses import MAX_CHAIN
 from proxy.store.store import Store
@@ -17,6 +18,8 @@ from tests.fakes.hand_clock import HandClock
 MINE, YOURS = "somebody", "somebody else"
 HOUR_S = 3600
 KIB = 1 << 10
+MORE_THAN_ONE_STATEMENT_TAKES = 250_001
+"""By the widest of SQLite's usual bounds."""
 
 
 @pytest.fixture
@@ -100,6 +103,41 @@ async def test_a_response_is_its_owner_s_from_its_beginning_on(store: Store) -> 
     assert not await store.responses.delete(YOURS, "resp_1")
     found = await store.responses.items(MINE, ["in_resp_1", "out_resp_1", "in_resp_2"])
     assert list(found) == ["in_resp_1", "out_resp_1"]
+
+
+async def test_a_stream_is_its_owner_s_and_goes_with_its_response(
+    store: Store, clock: HandClock
+) -> None:
+    for id in ("resp_1", "resp_2"):
+        await begin(store, id)
+        await store.responses.end(MINE, id, {"status": "completed", "output": []}, f"of {id}")
+        assert await store.responses.frames(MINE, id) == f"of {id}"
+        assert await store.responses.frames(YOURS, id) is None
+    await store.responses.delete(MINE, "resp_1")
+    assert await store.responses.frames(MINE, "resp_1") is None
+    clock.advance(HOUR_S)
+    assert await store.responses.frames(MINE, "resp_2") is None
+    await store.sweep()
+    for id in ("resp_1", "resp_2"):  # nothing of the old ones is in the way
+        await begin(store, id)
+        await store.responses.end(MINE, id, {"status": "completed", "output": []}, "anew")
+        assert await store.responses.frames(MINE, id) == "anew"
+
+
+async def test_a_stream_counts_for_the_quota(store: Store, clock: HandClock) -> None:
+    for id in ("resp_1", "resp_2"):
+        await begin(store, id)
+        done = {"status": "completed", "output": []}
+        await store.responses.end(MINE, id, done, "x" * 600 * KIB)
+        clock.advance(1)
+    assert not await there(store, "resp_1")
+    assert await there(store, "resp_2")
+
+
+async def test_items_can_be_looked_for_in_any_number(store: Store) -> None:
+    await made(store, "resp_1")
+    names = [*map(str, range(MORE_THAN_ONE_STATEMENT_TAKES)), "in_resp_1"]
+    assert list(await store.responses.items(MINE, names)) == ["in_resp_1"]
 
 
 async def test_responses_branch_and_each_branch_sees_its_own_line(store: Store) -> None:
@@ -260,6 +298,17 @@ async def test_beyond_the_quota_the_oldest_go_and_the_newest_stays(
     await end(store, "resp_4", "x" * 3000 * KIB)
     assert await store.responses.get(MINE, "resp_3") is None
     assert await store.responses.get(MINE, "resp_4")
+
+
+async def test_conversations_that_say_nothing_fill_the_quota_too(
+    store: Store, clock: HandClock
+) -> None:
+    first = await store.conversations.create(MINE, {}, [])
+    for _ in range(2 * KIB * KIB // OWN_BYTES):
+        clock.advance(1)
+        last = await store.conversations.create(MINE, {}, [])
+    assert not await there(store, first.id)
+    assert await there(store, last.id)
 
 
 async def there(store: Store, id: str) -> bool:

@@ -44,6 +44,8 @@ def test_no_field_of_openais_description_is_unknown() -> None:
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
         ({"input": [{"role": "tool", "content": ""}]}, "input[0].role", "invalid_value"),
         ({"input": [{"type": "odd"}]}, "input[0].type", "invalid_value"),
+        ({"input": [{"role": "user", "content": "", "id": {}}]}, "input[0].id", "invalid_type"),
+        ({"input": [{"type": "reasoning", "id": [1]}]}, "input[0].id", "invalid_type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
             "input[0].content[0].text",
