@@ -8,7 +8,14 @@ from typing import Any
 
 from policies.limits import StopReason
 from policies.steps import Steps
-from proxy.agent.events import AnswerDelta, Event, Refused
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    Narration,
+    Refused,
+    ToolCallStarted,
+    TurnStarted,
+)
 from proxy.agent.task import Result
 from proxy.wire.chat_response import sandbox_object, usage
 from proxy.wire.json_text import json_text
@@ -53,6 +60,8 @@ class MessageEvents:
         self._index = -1
         self._open = ""
         """The kind of the block that is begun."""
+        self._narrated = ""
+        """What this turn says beside its calls, while nothing has shown it."""
 
     def begin(self) -> list[Told]:
         """What is sent before anything is known."""
@@ -78,10 +87,13 @@ class MessageEvents:
 
     def event(self, event: Event) -> list[Told]:
         """What shows of an event."""
+        if isinstance(event, Narration):
+            self._narrated += event.text
+            return []
+        told = self._narration_over(event)
         if isinstance(event, AnswerDelta | Refused):
             self._answer_began = True
-            return self._say("text", event.text)
-        told: list[Told] = []
+            return [*told, *self._say("text", event.text)]
         if thought := self._thoughts.of(event):
             told += self._think(thought)
         if self._code and (block := self._code.of(event)):
@@ -90,6 +102,15 @@ class MessageEvents:
             # SDKs pass over a ping, whatever stands in it.
             told.append({"type": "ping", "sandbox": step})
         return told
+
+    def _narration_over(self, event: Event) -> list[Told]:
+        """It is thinking where a step of ours, a further turn or the answer follows."""
+        text = self._narrated
+        step_shows = self._shown.thinking and isinstance(event, ToolCallStarted)
+        if not text or not (step_shows or isinstance(event, TurnStarted | AnswerDelta | Refused)):
+            return []
+        self._narrated = ""
+        return self._think(self._thoughts.of(Narration(text)))
 
     def abandoned(self) -> list[Told]:
         """What ends what was begun where a run fails."""
@@ -101,6 +122,8 @@ class MessageEvents:
         told: list[Told] = []
         for block in self._code.files(result.artifacts) if self._code else ():
             told += self._whole(block)
+        if result.tool_calls and (said := self._narrated.strip()):
+            told += self._say("text", said)
         for call in result.tool_calls:
             told += self._whole(_tool_use(call))
         end = {"type": "message_delta", "delta": self._end(result), "usage": message_usage(result)}
