@@ -17,6 +17,7 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.agent.task import Result
+from proxy.agent.usage import tokens
 from proxy.wire.chat_response import sandbox_object, usage
 from proxy.wire.json_text import json_text
 from proxy.wire.messages_steps import CodeSteps
@@ -224,16 +225,25 @@ def _fill(block: Told, text: str) -> None:
 def message_usage(result: Result) -> Told:
     """Anthropic's usage, in which what came from a cache is no input, and ours beside it."""
     counted = usage(result)
-    cached = counted["prompt_tokens_details"]["cached_tokens"]
     thinking = counted["completion_tokens_details"]["reasoning_tokens"]
     return {
-        "input_tokens": counted["prompt_tokens"] - cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": counted["completion_tokens"],
+        **_tokens(counted),
         "output_tokens_details": {"thinking_tokens": thinking},
         "server_tool_use": None,
+        # Clients learn from the last of them how full the context is.
+        "iterations": [{"type": "message", **_tokens(each)} for each in result.usages],
         "sandbox": counted["sandbox"],
+    }
+
+
+def _tokens(counted: Mapping[str, Any]) -> Told:
+    details = counted.get("prompt_tokens_details")
+    cached = tokens(details, "cached_tokens") if isinstance(details, Mapping) else 0
+    return {
+        "input_tokens": tokens(counted, "prompt_tokens") - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": tokens(counted, "completion_tokens"),
     }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import BadRequestError, ProxyError
-from proxy.wire.messages_content import talk_of
+from proxy.wire.messages_content import SYSTEM, talk_of
 from proxy.wire.messages_shapes import FIELDS, check_fields
 from proxy.wire.messages_tools import (
     CODE_EXECUTION,
@@ -76,6 +76,8 @@ def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
     for name, words in _NOT_SERVED.items():
         if given.get(name):
             raise BadRequestError(f"{words} are not served here.", param=name)
+    if all(turn["role"] == SYSTEM for turn in given["messages"]):
+        raise BadRequestError("At least one message of the user is needed.", param="messages")
     tools = offered(given.get("tools", []))
     talk = talk_of(given.get("system"), given["messages"])
     thinking = given.get("thinking", {"type": "disabled"})

@@ -26,6 +26,10 @@ def fault(**body: Any) -> str:
         ({"temperature": 1.5}, "Invalid 'temperature': decimal above maximum value."),
         ({"messages": []}, "Invalid 'messages': empty array."),
         (
+            {"messages": [{"role": "system", "content": ""}]},
+            "messages: At least one message of the user is needed.",
+        ),
+        (
             {"messages": [{"role": "user", "content": []}]},
             "Invalid 'messages.0.content': empty array.",
         ),

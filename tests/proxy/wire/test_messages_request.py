@@ -240,6 +240,7 @@ def test_only_the_first_message_is_the_systems() -> None:
         {"role": "assistant", "content": [WARMTH_USE]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1"}]},
         {"role": "system", "content": "It is later."},
+        {"role": "system", "content": ""},
     ]
     first, user, _, result, later = chat(system="Be kind.", messages=turns)["messages"]
     assert first == {"role": "system", "content": "Be kind.\n\nBe brief."}
