@@ -12,10 +12,11 @@ TINY_TOKENS = 8
 """No answer of a run fits into so few: such requests only look whether the model is there."""
 _BEGINNING_CHARS = 300
 _TITLE = re.compile(
-    r"\b(?:concise|short|brief)\b[^.\n]{0,80}\btitle\b[^.\n]{0,80}\b(?:conversation|chat)\b",
+    r"\b(?:concise|short|brief)\b[^.\n]{0,80}\btitle\b[^.\n]{0,80}"
+    r"\b(?:conversation|chat|coding session)\b",
     re.IGNORECASE,
 )
-"""How chat UIs ask for a chat's title: LibreChat, n8n and others."""
+"""How chat UIs ask for a chat's title: LibreChat, n8n, Claude Code and others."""
 _OPEN_WEBUI_TASK = re.compile(
     r"\A\s*#+ Task:\s[^<]*?(?:\b(?:title|tags|follow-up|queries|autocomplet\w*|emoji)\b"
     r"|\bmessages (?:this|the) user might\b|\bprompt for a[mn]? image generation\b)",

@@ -13,6 +13,7 @@ CHAT_HEADERS = (
     "x-chat-id",
     "x-session-id",
     "x-hermes-session-id",
+    "x-claude-code-session-id",
 )
 """Where chat UIs say which chat it is."""
 MAX_PARENTS = 200

@@ -306,6 +306,7 @@ class _Run:
             finish_reason=self._finish_reason(stop, answer),
             tool_calls=calls,
             usage=self._talk.usage,
+            usages=self._talk.usages,
             segments=len(self._talk.history.segments),
             tally=replace(
                 self._talk.tally,

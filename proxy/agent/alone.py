@@ -46,6 +46,7 @@ async def answer(model: Model, task: Task, emit: Emit) -> Result:
         finish_reason=reply.finish_reason,
         tool_calls=(),
         usage=reply.usage,
+        usages=[reply.usage],
         segments=1,
         tally=Tally(
             llm_calls=1,

@@ -26,6 +26,8 @@ class Conversation:
         self._tools = [*tools, *task.client_tools]
         self.history = _history(task, words)
         self.usage: dict[str, Any] = {}
+        self.usages: list[Mapping[str, Any]] = []
+        """Of each call."""
         self.tally = Tally()
         self._known_tokens = 0
 
@@ -81,6 +83,7 @@ class Conversation:
 
     def _count(self, reply: Reply) -> None:
         self.usage = add(self.usage, reply.usage)
+        self.usages.append(reply.usage)
         prompt = tokens(reply.usage, "prompt_tokens")
         # What the prompt grew by, beyond the model's own words, is what we told it.
         told = max(0, prompt - self._known_tokens) if self._known_tokens else 0

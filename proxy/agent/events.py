@@ -27,6 +27,11 @@ class ReasoningDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class Narration(ReasoningDelta):
+    """What the model says beside its calls, which clients are shown as thinking."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """A piece of the model's prose; whether it is the answer shows only when the turn ends."""
 
@@ -132,6 +137,7 @@ Event = (
     RunStarted
     | TurnStarted
     | ReasoningDelta
+    | Narration
     | TextDelta
     | ToolCallDelta
     | ToolCallStarted

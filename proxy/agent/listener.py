@@ -3,7 +3,7 @@
 from typing import Any
 
 from proxy.agent.answer import AnswerWriter
-from proxy.agent.events import Emit, ModelDelta, ReasoningDelta, TextDelta, ToolCallDelta
+from proxy.agent.events import Emit, ModelDelta, Narration, ReasoningDelta, TextDelta, ToolCallDelta
 from proxy.agent.model import Reply
 from proxy.agent.tool_calls import may_call
 from proxy.agent.toolbox import Toolbox
@@ -64,13 +64,13 @@ class TurnListener:
         """What was held back is not the answer."""
         text, self._held = self._held, ""
         if text:
-            await self._emit(ReasoningDelta(text))
+            await self._emit(Narration(text))
 
     async def hear_whole(self, reply: Reply, *, narration: str) -> None:
         """The same for a reply that was not streamed."""
         await think_aloud(reply, self._emit)
         if narration:
-            await self._emit(ReasoningDelta(narration))
+            await self._emit(Narration(narration))
 
 
 async def think_aloud(reply: Reply, emit: Emit) -> None:

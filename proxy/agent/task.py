@@ -187,3 +187,5 @@ class Result:
     notices: Sequence[Notice] = ()
     others: Sequence["Result"] = ()
     """How the runs of the request's further choices ended."""
+    usages: Sequence[Mapping[str, Any]] = ()
+    """Of each model call, in order."""

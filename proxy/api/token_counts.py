@@ -23,6 +23,10 @@ router = APIRouter()
 NOT_THERE = (404, 405, 501)
 """What a server says that does not have a path."""
 
+_OF_THE_BODY = ("accept-encoding", "content-encoding", "content-length")
+_SEEN = ("text", "image_url")
+"""What of a message goes to the model itself."""
+
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
@@ -44,9 +48,8 @@ async def _counted(
     counted = await _post(passage, request, "/v1/messages/count_tokens", to_be_counted(body, asked))
     if counted.status_code not in NOT_THERE:
         return counted
-    words = {
-        name: asked.chat[name] for name in ("model", "messages", "tools") if name in asked.chat
-    }
+    words = {name: asked.chat[name] for name in ("model", "tools") if name in asked.chat}
+    words["messages"] = [_without_files(message) for message in asked.chat["messages"]]
     tokenized = await _post(passage, request, "/tokenize", words)
     count = _count(bytes(tokenized.body)) if tokenized.status_code == 200 else None
     if count is None:
@@ -55,10 +58,18 @@ async def _counted(
 
 
 async def _post(passage: Passage, request: Request, path: str, body: Mapping[str, Any]) -> Response:
-    headers = {**request.headers, "content-type": "application/json"}
-    headers.pop("content-length", None)
+    kept = {name: value for name, value in request.headers.items() if name not in _OF_THE_BODY}
+    headers = {**kept, "content-type": "application/json"}
     passing = Passing("POST", path, headers, json.dumps(body).encode())
     return await whole(await passage.pass_on(passing))
+
+
+def _without_files(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message as no tokenizer refuses it: files lie in the sandbox."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [part for part in content if part["type"] in _SEEN]}
 
 
 def _count(tokenized: bytes) -> int | None:
@@ -74,5 +85,5 @@ def _count(tokenized: bytes) -> int | None:
 def _uncounted() -> NotFoundError:
     return NotFoundError(
         "Tokens cannot be counted: the backend has neither /v1/messages/count_tokens nor a"
-        " /tokenize that takes messages."
+        " /tokenize that takes these messages."
     )

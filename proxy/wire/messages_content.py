@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from policies.history import UNANSWERED
@@ -13,6 +13,11 @@ Part = dict[str, Any]
 Message = dict[str, Any]
 Placed = tuple[str, Block]
 """A block, and the name of its place in the request."""
+SYSTEM = "system"
+_FROM_SYSTEM = "[From the system:]"
+_BILLING = "x-anthropic-billing-header:"
+"""Claude Code's word to Anthropic, which differs from chat to chat and would keep each from the
+cached beginning of the others."""
 
 
 @dataclass(slots=True)
@@ -38,25 +43,31 @@ def talk_of(system: Any, messages: Sequence[Block]) -> Talk:
     them among its own words imitates them, and backends leave out the thinking of earlier turns.
     """
     talk = Talk()
-    if words := _words(_blocks(system)):
-        talk.messages.append({"role": "system", "content": words})
+    first = sum(1 for _ in takewhile(lambda turn: turn["role"] == SYSTEM, messages))
+    opening = [
+        _words(_blocks(each)) for each in (system, *(t["content"] for t in messages[:first]))
+    ]
+    if words := "\n\n".join(filter(None, opening)):
+        talk.messages.append({"role": SYSTEM, "content": words})
     # Turns of one side that follow each other are one turn to Anthropic.
-    turns = groupby(enumerate(messages), key=lambda numbered: str(numbered[1]["role"]))
-    for role, same in turns:
-        placed = [
-            each
-            for index, turn in same
-            for each in _placed(turn["content"], f"messages[{index}].content")
-        ]
-        blocks = [block for _, block in placed]
-        match role:
-            case "user":
-                _tell_user(talk, placed)
-            case "assistant":
-                talk.messages.append(_assistant(blocks))
-            case _:
-                talk.messages.append({"role": role, "content": _words(blocks)})
+    numbered = list(enumerate(messages))[first:]
+    for is_assistant, same in groupby(numbered, key=lambda each: each[1]["role"] == "assistant"):
+        placed = [each for index, turn in same for each in _of_turn(turn, f"messages[{index}]")]
+        if is_assistant:
+            talk.messages.append(_assistant(block for _, block in placed))
+        else:
+            _tell_user(talk, placed)
     return talk
+
+
+def _of_turn(turn: Block, param: str) -> list[Placed]:
+    """The blocks of a turn; what the system says in the midst is told by the user, for many chat
+    templates refuse a system message that is not the first."""
+    placed = _placed(turn["content"], f"{param}.content")
+    if turn["role"] != SYSTEM:
+        return placed
+    words = (f"{_FROM_SYSTEM}\n{block['text']}" for _, block in placed if block["text"])
+    return [(f"{param}.content", _text(each)) for each in words]
 
 
 def _placed(content: Any, place: str) -> list[Placed]:
@@ -70,7 +81,8 @@ def _blocks(content: Any) -> list[Block]:
 
 
 def _words(blocks: Iterable[Block]) -> str:
-    return "\n\n".join(block["text"] for block in blocks if block["text"])
+    texts = (block["text"] for block in blocks)
+    return "\n\n".join(text for text in texts if text and not text.startswith(_BILLING))
 
 
 def _tell_user(talk: Talk, placed: Sequence[Placed]) -> None:
@@ -174,6 +186,8 @@ def _assistant(blocks: Iterable[Block]) -> Message:
     for kind, alike in groupby(blocks, key=lambda block: block["type"]):
         if kind == "text":  # what citations have divided is one text
             words.append("".join(block["text"] for block in alike))
+        elif kind == "compaction":  # stands for all that was before
+            words += [block["content"] for block in alike if block.get("content")]
         elif kind == "tool_use":
             calls += map(_call, alike)
     content = "\n\n".join(filter(None, words))

@@ -16,6 +16,8 @@ _TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+TOO_LONG = "prompt is too long"
+"""By these words clients know that they must shorten a conversation."""
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -28,6 +30,8 @@ def error_body(error: ProxyError, request_id: str) -> dict[str, Any]:
 
 def _message(error: ProxyError) -> str:
     """Anthropic says first which place it is, and writes places with dots."""
+    if error.code == "context_length_exceeded":
+        return f"{TOO_LONG}: {error.message}"
     if not error.param:
         return error.message
     place = _INDEX.sub(r".\1", error.param)

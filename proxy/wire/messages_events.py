@@ -8,8 +8,16 @@ from typing import Any
 
 from policies.limits import StopReason
 from policies.steps import Steps
-from proxy.agent.events import AnswerDelta, Event, Refused
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    Narration,
+    Refused,
+    ToolCallStarted,
+    TurnStarted,
+)
 from proxy.agent.task import Result
+from proxy.agent.usage import tokens
 from proxy.wire.chat_response import sandbox_object, usage
 from proxy.wire.json_text import json_text
 from proxy.wire.messages_steps import CodeSteps
@@ -53,6 +61,8 @@ class MessageEvents:
         self._index = -1
         self._open = ""
         """The kind of the block that is begun."""
+        self._narrated = ""
+        """What this turn says beside its calls, while nothing has shown it."""
 
     def begin(self) -> list[Told]:
         """What is sent before anything is known."""
@@ -78,10 +88,13 @@ class MessageEvents:
 
     def event(self, event: Event) -> list[Told]:
         """What shows of an event."""
+        if isinstance(event, Narration):
+            self._narrated += event.text
+            return []
+        told = self._narration_over(event)
         if isinstance(event, AnswerDelta | Refused):
             self._answer_began = True
-            return self._say("text", event.text)
-        told: list[Told] = []
+            return [*told, *self._say("text", event.text)]
         if thought := self._thoughts.of(event):
             told += self._think(thought)
         if self._code and (block := self._code.of(event)):
@@ -90,6 +103,15 @@ class MessageEvents:
             # SDKs pass over a ping, whatever stands in it.
             told.append({"type": "ping", "sandbox": step})
         return told
+
+    def _narration_over(self, event: Event) -> list[Told]:
+        """It is thinking where a step of ours, a further turn or the answer follows."""
+        text = self._narrated
+        step_shows = self._shown.thinking and isinstance(event, ToolCallStarted)
+        if not text or not (step_shows or isinstance(event, TurnStarted | AnswerDelta | Refused)):
+            return []
+        self._narrated = ""
+        return self._think(self._thoughts.of(Narration(text)))
 
     def abandoned(self) -> list[Told]:
         """What ends what was begun where a run fails."""
@@ -101,6 +123,8 @@ class MessageEvents:
         told: list[Told] = []
         for block in self._code.files(result.artifacts) if self._code else ():
             told += self._whole(block)
+        if result.tool_calls and (said := self._narrated.strip()):
+            told += self._say("text", said)
         for call in result.tool_calls:
             told += self._whole(_tool_use(call))
         end = {"type": "message_delta", "delta": self._end(result), "usage": message_usage(result)}
@@ -201,16 +225,25 @@ def _fill(block: Told, text: str) -> None:
 def message_usage(result: Result) -> Told:
     """Anthropic's usage, in which what came from a cache is no input, and ours beside it."""
     counted = usage(result)
-    cached = counted["prompt_tokens_details"]["cached_tokens"]
     thinking = counted["completion_tokens_details"]["reasoning_tokens"]
     return {
-        "input_tokens": counted["prompt_tokens"] - cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": counted["completion_tokens"],
+        **_tokens(counted),
         "output_tokens_details": {"thinking_tokens": thinking},
         "server_tool_use": None,
+        # Clients learn from the last of them how full the context is.
+        "iterations": [{"type": "message", **_tokens(each)} for each in result.usages],
         "sandbox": counted["sandbox"],
+    }
+
+
+def _tokens(counted: Mapping[str, Any]) -> Told:
+    details = counted.get("prompt_tokens_details")
+    cached = tokens(details, "cached_tokens") if isinstance(details, Mapping) else 0
+    return {
+        "input_tokens": tokens(counted, "prompt_tokens") - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": tokens(counted, "completion_tokens"),
     }
 
 

@@ -5,18 +5,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import BadRequestError, ProxyError
-from proxy.wire.messages_content import talk_of
+from proxy.wire.messages_content import SYSTEM, talk_of
 from proxy.wire.messages_shapes import FIELDS, check_fields
-from proxy.wire.messages_tools import Offered, Tool, chat_tool, chat_tool_choice, offered
+from proxy.wire.messages_tools import (
+    CODE_EXECUTION,
+    Offered,
+    Tool,
+    chat_tool,
+    chat_tool_choice,
+    offered,
+)
 from proxy.wire.parameters import placed
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 """Fields that chat completions and their backends have under the same name."""
 _HINTS = (
     *("cache_control", "context_management", "diagnostics", "inference_geo", "speed"),
-    *("user_profile_id", "workspace_id"),
+    *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token"),
 )
 """What only Anthropic's own servers can do something with, and nobody misses in an answer."""
+_NOT_SERVED = {"mcp_servers": "MCP servers", "thread": "Threads", "compaction": "Compactions"}
+"""What would be missed: whole messages, or all of the answer."""
 _CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
 """How vLLM and SGLang are asked to go on with a begun answer, which no loop could."""
 _TIERS = {"auto": "auto", "standard_only": "default"}
@@ -64,8 +73,11 @@ def read_to_count(body: Mapping[str, Any]) -> Asked:
 def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
     check_fields(body, required)
     given = {name: value for name, value in body.items() if value is not None}
-    if given.get("mcp_servers"):
-        raise BadRequestError("MCP servers are not served here.", param="mcp_servers")
+    for name, words in _NOT_SERVED.items():
+        if given.get(name):
+            raise BadRequestError(f"{words} are not served here.", param=name)
+    if all(turn["role"] == SYSTEM for turn in given["messages"]):
+        raise BadRequestError("At least one message of the user is needed.", param="messages")
     tools = offered(given.get("tools", []))
     talk = talk_of(given.get("system"), given["messages"])
     thinking = given.get("thinking", {"type": "disabled"})
@@ -82,10 +94,14 @@ def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
         places=talk.places,
         own_tools=tools.own,
         code_execution=tools.code_execution,
-        tool_first=tools.code_execution and given.get("tool_choice", {}).get("type") == "any",
+        tool_first=tools.code_execution and _calls_first(given.get("tool_choice", {})),
         thinking=thinking["type"] != "disabled" and thinking.get("display") != "omitted",
         stop_sequences=tuple(given.get("stop_sequences", ())),
     )
+
+
+def _calls_first(choice: Mapping[str, Any]) -> bool:
+    return choice.get("type") == "any" or choice.get("name") == CODE_EXECUTION
 
 
 def _unknown(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ _OF_THE_USER: Mapping[str, Check] = {**_TOLD, "tool_result": _RESULT, "container
 _OF_THE_ASSISTANT: Mapping[str, Check] = {
     "text": _TEXT,
     "tool_use": having({"id": text, "name": text, "input": mapping}),
+    "compaction": fields({"content": text}),
 }
 
 
@@ -165,6 +166,8 @@ FIELDS: Mapping[str, Check] = {
     "output_format": _FORMAT,
     "container": either("a string or an object", str, dict, checks={dict: fields({"id": text})}),
     "mcp_servers": array(mapping),
+    "thread": mapping,
+    "compaction": mapping,
     "sandbox": mapping,
 }
 

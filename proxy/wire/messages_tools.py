@@ -10,7 +10,8 @@ from proxy.wire.messages_shapes import having
 from proxy.wire.shapes import array, boolean, mapping, text
 
 Tool = Mapping[str, Any]
-_CODE_EXECUTION = re.compile(r"code_execution_\d{8}")
+CODE_EXECUTION = "code_execution"
+_CODE_EXECUTION = re.compile(rf"{CODE_EXECUTION}_\d{{8}}")
 _NAMED = having({"name": text})
 _CUSTOM = having(
     {"name": text, "input_schema": mapping},
@@ -61,6 +62,8 @@ def chat_tool_choice(choice: Mapping[str, Any], tools: Offered) -> dict[str, Any
             given["tool_choice"] = word
         case "any":
             given["tool_choice"] = None if tools.code_execution else "required"
+        case _ if tools.code_execution and choice["name"] == CODE_EXECUTION:
+            given["tool_choice"] = None
         case _ if any(tool["name"] == choice["name"] for tool in tools.own):
             function = {"name": choice["name"]}
             given["tool_choice"] = {"type": "function", "function": function}

@@ -122,6 +122,10 @@ async def test_an_answer_is_a_text_with_its_files_as_links_and_nothing_before_it
     assert opened.content == b"GIF89a;"
     assert sandbox["stop_reason"] == "submitted"
     assert usage.pop("sandbox")["llm_calls"] == 3
+    calls = usage.pop("iterations")
+    assert [each["type"] for each in calls] == ["message"] * 3
+    for counted in ("input_tokens", "cache_read_input_tokens", "output_tokens"):
+        assert sum(each[counted] for each in calls) == usage[counted]
     assert usage == {
         "input_tokens": 12,
         "cache_creation_input_tokens": 0,

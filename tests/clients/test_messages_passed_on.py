@@ -29,10 +29,12 @@ class Server:
     status: int = 200
     seen: list[tuple[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    encodings: list[str] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.Response:
         self.seen.append((request.path, await request.json()))
         self.keys.append(request.headers.get("x-api-key"))
+        self.encodings.append(request.headers.get("accept-encoding", ""))
         if request.path not in self.answers:
             return web.json_response({"detail": "Not Found"}, status=404)
         return web.json_response(self.answers[request.path], status=self.status)
@@ -99,6 +101,19 @@ async def test_else_they_are_counted_as_it_tokenizes_the_same_chat(tmp_path: Pat
     assert response.json() == {"input_tokens": 9}
     told = [{"role": "system", "content": "Be brief."}, *ASKED["messages"]]
     assert server.seen[1] == ("/tokenize", {"model": "fake-model", "messages": told})
+
+
+async def test_files_are_not_counted_but_what_is_beside_them(tmp_path: Path) -> None:
+    server = Server({"/tokenize": {"count": 9}})
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    document = {"type": "document", "source": pdf}
+    see = {"type": "text", "text": "See."}
+    asked = {**COUNTED, "messages": [{"role": "user", "content": [document, see]}]}
+    async with before(server, tmp_path) as client:
+        response = await client.post(COUNT, json=asked)
+    assert response.json() == {"input_tokens": 9}
+    assert server.seen[1][1]["messages"] == [{"role": "user", "content": [see]}]
+    assert "gzip" not in server.encodings[1]
 
 
 @pytest.mark.parametrize("answers", [{}, {"/tokenize": {"tokens": "many"}}, {"/tokenize": []}])

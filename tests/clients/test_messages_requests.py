@@ -12,6 +12,7 @@ import pytest
 
 from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.wire.messages_events import added_up
 from sandbox_runtime.errors import SandboxUnavailableError
 from tests.clients.messages import ASKED, COMPUTER, PATH, WARMTH, asking, events, texts
 from tests.fakes.backend import Held, Refusal, scripted_backend
@@ -114,6 +115,36 @@ async def test_a_call_of_a_clients_tool_is_streamed_as_a_block(tmp_path: Path) -
     assert json.loads(written["delta"]["partial_json"]) == {"city": "Bonn"}
     assert stopped["type"] == "content_block_stop"
     assert end["delta"]["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("thinking", ["adaptive", "disabled"])
+async def test_what_is_said_beside_a_call_of_the_clients_stands_before_it(
+    thinking: str, stream: bool, tmp_path: Path
+) -> None:
+    script: list[Any] = [
+        tool_reply(call("execute_bash", command="true"), content="First this."),
+        {"reasoning": "Hm.", "content": "Now Bonn.", "tool_calls": [call("warmth", city="Bonn")]},
+    ]
+    async with asking(script, tmp_path) as client:
+        response = await client.ask(stream=stream, tools=[WARMTH], thinking={"type": thinking})
+    message = added_up(events(response)) if stream else response.json()
+    *thoughts, said_beside, use = message["content"]
+    assert (said_beside, use["type"]) == ({"type": "text", "text": "Now Bonn."}, "tool_use")
+    words = "".join(block["thinking"] for block in thoughts)
+    assert ("First this." in words, "Hm." in words) == (thinking == "adaptive",) * 2
+    assert "Now Bonn." not in words
+
+
+async def test_what_is_said_before_a_step_of_ours_is_thinking(tmp_path: Path) -> None:
+    both = [call("execute_bash", command="true"), call("warmth", city="Bonn")]
+    script: list[Any] = [tool_reply(*both, content="Now both.")]
+    async with asking(script, tmp_path) as client:
+        shown = await client.message(tools=[WARMTH], thinking={"type": "adaptive"})
+        unshown = await client.message(tools=[WARMTH])
+    assert [block["type"] for block in shown["content"]] == ["thinking", "tool_use"]
+    assert shown["content"][0]["thinking"].startswith("Now both.\n$ true\n")
+    assert texts(unshown) == ["Now both."]
 
 
 async def test_arguments_that_are_no_object_are_handed_on_as_they_are(tmp_path: Path) -> None:
@@ -243,6 +274,16 @@ async def test_the_backends_error_keeps_its_status_and_gets_its_type(
     async with asking([Refusal(status, "so it is")], tmp_path) as client:
         told = await client.error()
     assert told == (status, {"type": type, "message": "so it is"})
+
+
+async def test_a_conversation_that_is_too_long_is_told_in_the_words_that_clients_look_for(
+    tmp_path: Path,
+) -> None:
+    words = "This model's maximum context length is 4096 tokens, but there are 5000."
+    async with asking([Refusal(400, words)], tmp_path) as client:
+        status, error = await client.error()
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"] == f"prompt is too long: {words}"
 
 
 async def test_where_no_computer_is_to_be_had_the_service_is_overloaded(tmp_path: Path) -> None:

@@ -80,6 +80,12 @@ OPEN_WEBUI_WORK = [
     "Your task is to reflect the speaker's likely facial expression through a fitting emoji.",
     "You have been provided with a set of responses from various models to the latest query.",
 ]
+CLAUDE_CODE_TITLE = """x-anthropic-billing-header: cc_version=2.1.197.db9; cc_entrypoint=cli;
+
+You are Claude Code, Anthropic's official CLI for Claude.
+
+Generate a concise, sentence-case title (3-7 words) that captures the main topic or goal of this \
+coding session."""
 OPEN_WEBUI_ANSWER = """### Task:
 Answer the user's query from the context.
 <context>titles and tags</context>"""
@@ -99,6 +105,7 @@ def said(text: str, role: str = "user") -> dict[str, Any]:
         *((said(each), {}) for each in OPEN_WEBUI_WORK),
         (said("Give a concise, 5-word-or-less title for the conversation."), {}),
         (said("Write a short title for this chat", "system"), {}),
+        (said(CLAUDE_CODE_TITLE, "system"), {}),
         ({**said("Say OK."), "max_tokens": 1}, {}),
         ({**said("Say OK."), "max_completion_tokens": 8}, {}),
     ],

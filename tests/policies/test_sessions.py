@@ -19,6 +19,7 @@ A1, A2 = ({"role": "assistant", "content": word} for word in ("eins", "zwei"))
         ({"x-sandbox-session": "mine"}, {}, Named("mine", by_messages=False)),
         ({"x-openwebui-chat-id": "c1"}, {}, Named("c1", by_messages=True)),
         ({"chatui-conversation-id": "c2"}, {}, Named("c2", by_messages=True)),
+        ({"x-claude-code-session-id": "c3"}, {}, Named("c3", by_messages=True)),
         ({}, {"session_id": "s"}, Named("s", by_messages=True)),
         ({}, {"metadata": {"session_id": "s"}}, Named("s", by_messages=True)),
         ({"x-chat-id": "c", "x-sandbox-session": "s"}, {}, Named("s", by_messages=False)),

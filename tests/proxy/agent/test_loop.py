@@ -10,6 +10,7 @@ from policies.prompts import NUDGE, system_prompt
 from proxy.agent.events import (
     AnswerDelta,
     FileProduced,
+    Narration,
     ReasoningDelta,
     RunFinished,
     RunStarted,
@@ -43,7 +44,7 @@ async def test_a_whole_run_is_told_in_order() -> None:
         RunStarted("r1"),
         TurnStarted(1),
         ReasoningDelta("Hm."),
-        ReasoningDelta("Counting."),
+        Narration("Counting."),
         ToolCallStarted(
             1, "call_0_0", "execute_bash", {"command": "echo 1 > output/a.csv; echo done"}
         ),

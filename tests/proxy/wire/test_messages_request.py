@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from policies.history import UNANSWERED
-from proxy.errors import BadRequestError
-from proxy.wire.messages_errors import error_body
 from proxy.wire.messages_request import read, read_to_count, to_be_counted
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 10}
 WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
+WARMTH_USE = {"type": "tool_use", "id": "toolu_1", "name": "warmth", "input": {}}
 
 
 def chat(**body: Any) -> Any:
@@ -26,13 +25,6 @@ def told(*content: Any, role: str = "user") -> Any:
     last = [other] if role == "assistant" else []
     found = chat(messages=[other, said, *last])["messages"]
     return found[1:-1] if last else found[1:]
-
-
-def fault(**body: Any) -> str:
-    with pytest.raises(BadRequestError) as caught:
-        chat(**body)
-    told: str = error_body(caught.value, "req_1")["error"]["message"]
-    return told
 
 
 def test_a_plain_request_becomes_the_same_chat_completion() -> None:
@@ -76,6 +68,8 @@ def test_what_only_anthropics_servers_can_use_is_left_out() -> None:
         cache_control={"type": "ephemeral"},
         context_management={"edits": []},
         speed="fast",
+        fallbacks="default",
+        billing_policy={"type": "billing_policy"},
         thinking={"type": "enabled", "budget_tokens": 1024},
         n=3,
     )
@@ -85,6 +79,12 @@ def test_what_only_anthropics_servers_can_use_is_left_out() -> None:
 def test_system_blocks_are_one_text() -> None:
     blocks = [{"type": "text", "text": "A", "cache_control": {}}, {"type": "text", "text": "B"}]
     assert chat(system=blocks)["messages"][0] == {"role": "system", "content": "A\n\nB"}
+
+
+def test_what_claude_code_tells_of_its_bill_keeps_no_chat_from_the_cache_of_others() -> None:
+    bill = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.db9;"}
+    found = chat(system=[bill, {"type": "text", "text": "A"}])
+    assert found["messages"][0] == {"role": "system", "content": "A"}
 
 
 @pytest.mark.parametrize(
@@ -225,6 +225,30 @@ def test_thinking_and_what_servers_did_is_taken_out_of_what_comes_back() -> None
     assert told(*blocks[:2], role="assistant") == [{"role": "assistant", "content": UNANSWERED}]
 
 
+def test_a_summary_of_what_was_before_is_told() -> None:
+    blocks = [{"type": "compaction", "content": "They met."}, {"type": "text", "text": "Go on."}]
+    assert told(*blocks, role="assistant") == [
+        {"role": "assistant", "content": "They met.\n\nGo on."}
+    ]
+
+
+def test_only_the_first_message_is_the_systems() -> None:
+    turns: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "A"},
+        {"role": "system", "content": [{"type": "text", "text": "It is late."}]},
+        {"role": "assistant", "content": [WARMTH_USE]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1"}]},
+        {"role": "system", "content": "It is later."},
+        {"role": "system", "content": ""},
+    ]
+    first, user, _, result, later = chat(system="Be kind.", messages=turns)["messages"]
+    assert first == {"role": "system", "content": "Be kind.\n\nBe brief."}
+    assert user == {"role": "user", "content": "A\n\n[From the system:]\nIt is late."}
+    assert result["role"] == "tool"
+    assert later == {"role": "user", "content": "[From the system:]\nIt is later."}
+
+
 def test_a_begun_answer_is_to_be_continued() -> None:
     turns = [{"role": "user", "content": "As JSON."}, {"role": "assistant", "content": "{"}]
     found = chat(messages=turns)
@@ -255,6 +279,14 @@ def test_turns_of_one_side_are_one_turn() -> None:
 def test_the_choice_of_tools_is_told(choice: Any, chosen: Any) -> None:
     found = chat(tools=[WARMTH], tool_choice=choice)
     assert {key: found.get(key) for key in chosen} == chosen
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "code_execution"}])
+def test_a_run_may_have_to_begin_with_the_computer(choice: Any) -> None:
+    computer = {"type": "code_execution_20250825", "name": "code_execution"}
+    asked = {**ASKED, "messages": [{"role": "user", "content": "Hello."}]}
+    found = read({**asked, "tools": [computer], "tool_choice": choice})
+    assert (found.tool_first, found.chat["tool_choice"]) == (True, None)
 
 
 def test_a_tool_of_the_clients_keeps_its_schema_and_examples() -> None:
@@ -297,67 +329,6 @@ def test_tools_that_anthropics_models_know_are_described_to_others(
 def test_a_container_goes_on_as_one_that_is_named_here() -> None:
     assert chat(container="cntr_1")["sandbox"] == {"container_id": "cntr_1"}
     assert chat(container={"id": "cntr_1"})["sandbox"] == {"container_id": "cntr_1"}
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"max_tokens": 0}, "Invalid 'max_tokens': integer below minimum value."),
-        ({"temperature": 1.5}, "Invalid 'temperature': decimal above maximum value."),
-        ({"messages": []}, "Invalid 'messages': empty array."),
-        (
-            {"messages": [{"role": "user", "content": []}]},
-            "Invalid 'messages.0.content': empty array.",
-        ),
-        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required"),
-        (
-            {"messages": [{"role": "tool", "content": ""}]},
-            "messages.0.role: Invalid value: 'tool'.",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages.0.content.0.source: Field required",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
-            "messages.0.content.0.type: Invalid value: 'video'. Supported values are:",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]},
-            "Invalid type for 'messages.0.content.0.text': expected a string, but got null",
-        ),
-        ({"tools": [{"name": "a"}]}, "tools.0.input_schema: Field required"),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            "tools.0.type: The server tool 'web_search_20250305' is not served here.",
-        ),
-        ({"tools": [{"type": "computer_toolset_20260801"}]}, "tools.0.type: The server tool"),
-        (
-            {"tools": [{**WARMTH, "allowed_callers": ["code"]}]},
-            "tools.0.allowed_callers: A tool that only code",
-        ),
-        (
-            {"tool_choice": {"type": "tool", "name": "a"}},
-            "tool_choice.name: Tool 'a' not found in provided tools.",
-        ),
-        ({"thinking": {"type": "much"}}, "thinking.type: Invalid value: 'much'."),
-        ({"mcp_servers": [{"name": "a"}]}, "mcp_servers: MCP servers are not served here."),
-        (
-            {"container": {"skills": [{"type": "anthropic"}]}},
-            "container.skills: Skills are not served here.",
-        ),
-    ],
-)
-def test_a_bad_request_is_refused_in_words_that_name_the_place(body: Any, words: str) -> None:
-    assert fault(**body).startswith(words)
-
-
-def test_max_tokens_is_needed_for_an_answer_but_not_for_a_count() -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
-    with pytest.raises(BadRequestError) as caught:
-        read(body)
-    assert error_body(caught.value, "r")["error"]["message"] == "max_tokens: Field required"
-    assert "max_tokens" not in read_to_count(body).chat
 
 
 def test_what_is_counted_has_the_tools_with_their_schemas() -> None:
