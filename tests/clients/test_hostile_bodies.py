@@ -180,6 +180,19 @@ async def test_half_a_surrogate_pair_is_nowhere_a_reason_to_fail(
     for fields in odd:
         body = json.dumps({**json.loads(BODY), **fields}).encode()
         assert (await client.post(CHAT, content=body)).status_code in (200, 400), fields
+    for fields in odd:
+        body = json.dumps({**json.loads(BODY), **fields}).encode()
+        answer = await client.post(CHAT, content=body, headers={"Idempotency-Key": f"{fields}"})
+        assert answer.status_code in (200, 400), fields
+    reference = {"type": "item_reference", "id": half}
+    for fields in (
+        {"previous_response_id": half},
+        {"conversation": half},
+        {"input": [reference]},
+        {"model": half, "background": True},
+    ):
+        body = json.dumps({"model": "m", "input": half, **fields}).encode()
+        assert is_told(await client.post("/v1/responses", content=body)), fields
     for fields in ({"name": half}, {"name": "x", "file_ids": [half]}, {"name": "x", half: half}):
         answer = await client.post("/v1/containers", content=json.dumps(fields).encode())
         assert answer.status_code in (200, 404), fields
