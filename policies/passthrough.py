@@ -34,18 +34,23 @@ _CLOSED_WORDS = frozenset(
         *("distribution", "dump", "dumper", "profile", "server", "slots", "trace"),
         # the models of Ollama, the accounts of OpenAI and of other proxies
         *("blobs", "copy", "create", "credentials", "delete", "key", "organization", "projects"),
-        *("pull", "push", "team", "user"),
+        *("budget", "budgets", "bulk", "customer", "flushall", "invitation", "jwt", "login"),
+        *("policies", "policy", "pull", "push", "settings", "spend", "sso", "team", "teams"),
+        *("user", "users"),
     }
 )
 """By word and not by name: servers add such routes with every version."""
 _CLOSED_NAMES = frozenset(
     {
-        # LiteLLM's and TabbyAPI's models, TabbyAPI's settings, Triton's models, memory and log
-        *("download", "model", "repository", "sampling", "template", "templates"),
+        # LiteLLM's and TabbyAPI's models, TabbyAPI's settings, Triton's models, memory and log,
+        # LocalAI's processes, LiteLLM's figures of everybody
+        *("backend", "download", "global", "model", "repository", "sampling", "tag"),
+        *("template", "templates"),
         *("cudasharedmemory", "logging", "systemsharedmemory"),
     }
 )
 """Whole, where a word of it stands in harmless routes as well, such as /model_info."""
+_COMPLETIONS = ["chat", "completions"]
 _MODELS = "models"
 _ON_MODELS = _CLOSED_WORDS | {"download", "load", "new", "unload", "update"}
 """What is done to models, anywhere behind /models: LM Studio, llama.cpp, Triton."""
@@ -63,6 +68,8 @@ def way(path: str) -> Way:
             return "plain only"
         if head in OURS:
             return "ours"
+    if segments[-2:] == _COMPLETIONS:  # LiteLLM has them behind /engines/… and others too
+        return "plain only"
     rest = segments[len(prefixes) + 1 :]
     return "closed" if _administers(head, rest) else "backend"
 

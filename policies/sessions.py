@@ -3,8 +3,9 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 CHAT_HEADERS = (
@@ -95,13 +96,20 @@ def states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     Only what the client brings counts, the user's words and its tools' results: clients change what
     the assistant said, and system prompts tell the time.
     """
-    chain = [""]
-    for message in messages:
-        if message.get("role") in ("user", "tool", "function"):
-            said = json.dumps([message.get("role"), message.get("content")], sort_keys=True)
-            chain.append(_digest(f"{chain[-1]}{said}")[:32])
+    chain = [state for state, _ in groupby(states_between(messages))]
     state, *before = reversed(chain[1:]) if chain[1:] else ("",)
     return state, before[:MAX_PARENTS]
+
+
+def states_between(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The state before each of these messages, and the one after the last."""
+    state = ""
+    for message in messages:
+        yield state
+        if message.get("role") in ("user", "tool", "function"):
+            said = json.dumps([message.get("role"), message.get("content")], sort_keys=True)
+            state = _digest(f"{state}{said}")[:32]
+    yield state
 
 
 def function_call_id(state: str, name: object, arguments: object) -> str:

@@ -141,8 +141,8 @@ class Workspaces:
         self._settling: dict[State, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._giving_back: asyncio.Task[None] | None = None
-        self._is_wanted = False
-        """Whether somebody waits for a computer who could not be given one that is kept."""
+        self._is_wanted: Callable[[], bool] | None = None
+        """Where somebody could not be given one that is kept: whether he still waits."""
 
     @asynccontextmanager
     async def use(
@@ -178,10 +178,11 @@ class Workspaces:
         await self._snapshots.discard(session)
         return known
 
-    def give_back(self) -> None:
-        """Somebody waits for a computer: end the one that has been kept longest."""
+    def give_back(self, is_wanted: Callable[[], bool]) -> None:
+        """Somebody waits for a computer: end the one that has been kept longest, or the next one
+        that is to be kept, if it is still wanted then."""
         if self._giving_back is None:
-            self._giving_back = asyncio.create_task(self._give_one_back())
+            self._giving_back = asyncio.create_task(self._give_one_back(is_wanted))
             self._tasks.add(self._giving_back)
             self._giving_back.add_done_callback(self._given_back)
 
@@ -288,18 +289,20 @@ class Workspaces:
         self._kept[state] = _Kept(seat, asyncio.create_task(self._expire(state)))
         while len(self._kept) > self._max_kept:
             await self._end(next(iter(self._kept)))
-        if self._is_wanted:
-            self._is_wanted = False
-            self.give_back()
+        is_wanted, self._is_wanted = self._is_wanted, None
+        if is_wanted and is_wanted():
+            self.give_back(is_wanted)
 
-    async def _give_one_back(self) -> None:
+    async def _give_one_back(self, is_wanted: Callable[[], bool]) -> None:
         for state in list(self._kept):
             # Files that were too large to be kept otherwise stay with their computer.
             known = await self._snapshots.known(state.session, [state.name])
+            if not is_wanted():
+                return
             if known and state in self._kept:
                 await self._end(state)
                 return
-        self._is_wanted = True
+        self._is_wanted = is_wanted
 
     def _given_back(self, giving_back: "asyncio.Task[None]") -> None:
         self._giving_back = None

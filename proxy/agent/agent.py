@@ -31,7 +31,7 @@ from proxy.agent.history import text_of
 from proxy.agent.listener import TurnListener
 from proxy.agent.model import Model, Reply
 from proxy.agent.outputs import Outputs, given_files, remove_answers
-from proxy.agent.parking import NO_RESULT, Parked, answers
+from proxy.agent.parking import NO_RESULT, Parked, answers, minted_for
 from proxy.agent.submit_stream import recovered_answer
 from proxy.agent.task import Artifact, Result, Task
 from proxy.agent.tool_calls import ToolCall, Turn, understand
@@ -331,7 +331,7 @@ class _Run:
         if (state := self._task.legacy_state) is not None:
             made = call.raw["function"]
             return function_call_id(state, made["name"], made["arguments"])
-        is_ours = call.id.startswith(f"call_{self._task.run_id}_")
+        is_ours = minted_for(call.id) == self._task.run_id
         return call.id if is_ours else next(self._call_ids)
 
     def _parked(self, ids: Sequence[str]) -> Parked:

@@ -44,9 +44,9 @@ class Parked:
     @property
     def name(self) -> str:
         """What it is found by: what the ids of its calls have in common."""
-        found = _MINTED.fullmatch(self.calls[0][0])
+        found = minted_for(self.calls[0][0])
         assert found
-        return found[1]
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """As JSON carries it."""
@@ -98,9 +98,15 @@ def names(messages: Sequence[Message]) -> list[str]:
         if message.get("role") == "assistant":
             break
         answered = message.get("tool_call_id") if message.get("role") == "tool" else None
-        if minted := _MINTED.fullmatch(str(answered)):
-            found[minted[1]] = None
+        if name := minted_for(str(answered)):
+            found[name] = None
     return list(found)[:MAX_RUNS]
+
+
+def minted_for(id: str) -> str | None:
+    """The run that a call's id was made in, if it is one of ours."""
+    minted = _MINTED.fullmatch(id)
+    return minted[1] if minted else None
 
 
 def answers(results: Iterable[tuple[str, str, Message | None]], as_text: bool) -> list[Message]:

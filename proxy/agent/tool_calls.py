@@ -13,7 +13,10 @@ from proxy.agent.model import Message
 _TAG = re.compile(r"<tool_call>\s*")
 _FENCE = re.compile(r"```(?:json|tool_call|tool_code)?\s*\n\s*")
 _DECODER = json.JSONDecoder()
+_TAG_OR_END = re.compile(r"</?tool_call>")
 _SHOWN_CHARS = 200
+MAX_WRITTEN = 128
+"""How many different calls are read from one text: a model that writes more is caught in a loop."""
 _Written = tuple[str, Any] | str
 """A name and arguments, or what cannot be understood."""
 
@@ -135,14 +138,14 @@ def _written_calls(text: str, names: Collection[str]) -> list[_Written]:
     """Calls that the model wrote into its prose: tagged, fenced, or nothing but the call."""
     if tagged := _after_each(_TAG, text):
         # A tag can only mean a call, so what cannot be understood is the model's to mend.
-        return _different(_as_calls(value) or [written] for value, written in tagged)
+        return _different(_as_calls(value) or [_written(text, at)] for value, at in tagged)
     candidates = [value for value, _ in _after_each(_FENCE, text)] or [_loads(text.strip())]
     found = _different(_as_calls(value) for value in candidates)
     return [call for call in found if isinstance(call, tuple) and call[0] in names]
 
 
-def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, str]]:
-    """The JSON value after each opening, None where there is none, and the text up to its end."""
+def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
+    """The JSON value after each opening, None where there is none, and where it begins."""
     found = []
     position = 0
     while start := opening.search(text, position):
@@ -150,9 +153,14 @@ def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, str]]:
             value, position = _DECODER.raw_decode(text, start.end())
         except (ValueError, RecursionError):
             value, position = None, start.end()
-        written = text[start.end() :].partition("</tool_call>")[0]
-        found.append((value, written.strip()))
+        found.append((value, start.end()))
     return found
+
+
+def _written(text: str, at: int) -> str:
+    """What stands there, up to the next tag."""
+    end = _TAG_OR_END.search(text, at)
+    return text[at : end.start() if end else None].strip()
 
 
 def _different(found: Iterable[list[_Written]]) -> list[_Written]:
@@ -160,6 +168,8 @@ def _different(found: Iterable[list[_Written]]) -> list[_Written]:
     for call in itertools.chain.from_iterable(found):
         if call not in calls:
             calls.append(call)
+        if len(calls) == MAX_WRITTEN:
+            break
     return calls
 
 

@@ -28,10 +28,11 @@ async def retrieve_run(request: Request, run_id: str) -> JSON:
 @router.delete("/v1/runs/{run_id}")
 async def cancel_run(request: Request, run_id: str) -> JSON:
     authorize(request)
-    run = services(request).runs.get(owner(request), run_id)
-    if run and run.status == "running":
-        run.cancel("it was cancelled")
-        await run.ended()
+    if run := services(request).runs.get(owner(request), run_id):
+        if run.status == "running":
+            run.cancel("it was cancelled")
+            await run.ended()
+        return JSON(_shown(request, run.head, run.record()))  # it may be forgotten by now
     known, record = await _found(request, run_id)
     if record.status == "running":
         raise RunElsewhereError

@@ -81,6 +81,8 @@ class Runs:
             task = await make_task(uuid.uuid4().hex)
             head = Head(task.run_id, task.model, task.outbox.container_id, task.created)
             if claim.has_name and (found := await self._kept.begin(head, claim)):
+                if task.witness:  # nothing will come of what it has begun to keep
+                    await task.witness.failed(RunCancelledError())
                 return self._listen(found)
             work = partial(self._before, task.witness) if task.witness else self._work
             run = Run(head, claim, partial(work, task), self._alone, task.witness)

@@ -11,6 +11,7 @@ from typing import TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
+from proxy.errors import BadRequestError
 from proxy.store.errors import StoreError
 from proxy.store.migrations import migrate
 
@@ -60,8 +61,11 @@ class Database:
 
 
 def _in_transaction(engine: Engine, work: Callable[[Connection], T]) -> T:
-    with engine.begin() as connection:
-        return work(connection)
+    try:
+        with engine.begin() as connection:
+            return work(connection)
+    except UnicodeEncodeError as error:  # JSON can carry it, and only JSON
+        raise BadRequestError("Half of a surrogate pair is no text to name a thing by.") from error
 
 
 def _engine(path: Path) -> Engine:

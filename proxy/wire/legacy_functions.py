@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.sessions import function_call_id, states
+from policies.sessions import function_call_id, states_between
 from proxy.errors import BadRequestError
 
 
@@ -24,11 +24,10 @@ def with_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Calls get ids, by which their results name them; a result alone stays as it is."""
     told: list[dict[str, Any]] = []
     called: dict[str, str] = {}
-    for index, message in enumerate(messages):
+    for message, state in zip(messages, states_between(messages), strict=False):
         call, name = message.get("function_call"), message.get("name")
         role = message.get("role")
         if role == "assistant" and isinstance(call, dict):
-            state, _ = states(messages[:index])
             id = function_call_id(state, call.get("name"), call.get("arguments"))
             called[str(call.get("name"))] = id
             rest = {key: value for key, value in message.items() if key != "function_call"}

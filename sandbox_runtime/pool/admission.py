@@ -28,6 +28,10 @@ from sandbox_runtime.pool.supply import Supply
 
 logger = logging.getLogger(__name__)
 
+OnFull = Callable[[Callable[[], bool]], None]
+"""Told whenever somebody waits for room that nobody is about to make; and how to find out later
+whether that is still so."""
+
 
 class Admission:
     """The queue, and what is done about it. `kept` are the isolations that warm ones are for."""
@@ -50,8 +54,7 @@ class Admission:
         self._endings = endings
         self._cores = cores
         self._is_closed = False
-        self.on_full: Callable[[], None] | None = None
-        """Told whenever somebody waits for room that nobody is about to make."""
+        self.on_full: OnFull | None = None
 
     def enter(self, claim: Claim) -> str | None:
         """Queue up. Returns why, where the claim is neither served nor allowed to wait."""
@@ -127,7 +130,7 @@ class Admission:
             claim.is_coming = False
             is_full = is_full or not self._serve(claim, starting)
         if is_full and self.on_full and self._is_short():
-            self.on_full()
+            self.on_full(self._is_short)
         self._trim()
         # A start takes the processor for a moment: who is being lent one goes first.
         is_lending = any(place.used_since is None for place in self._books.all(State.LENT))

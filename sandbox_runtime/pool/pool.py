@@ -33,7 +33,7 @@ from sandbox_runtime.errors import (
     SandboxUnavailableError,
 )
 from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.pool.admission import Admission
+from sandbox_runtime.pool.admission import Admission, OnFull
 from sandbox_runtime.pool.books import Books, Place, State
 from sandbox_runtime.pool.claim import Claim
 from sandbox_runtime.pool.endings import Endings
@@ -122,7 +122,7 @@ class Pool:
         self._keeper.start()
         self._admission.serve()
 
-    def when_full(self, give_back: Callable[[], None]) -> None:
+    def when_full(self, give_back: OnFull) -> None:
         """Have somebody told whenever a lease waits for room, so that he gives back what he can."""
         self._admission.on_full = give_back
 

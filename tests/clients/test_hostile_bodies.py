@@ -180,6 +180,10 @@ async def test_half_a_surrogate_pair_is_nowhere_a_reason_to_fail(
     for fields in odd:
         body = json.dumps({**json.loads(BODY), **fields}).encode()
         assert (await client.post(CHAT, content=body)).status_code in (200, 400), fields
+    for fields in odd:
+        body = json.dumps({**json.loads(BODY), **fields}).encode()
+        answer = await client.post(CHAT, content=body, headers={"Idempotency-Key": f"{fields}"})
+        assert answer.status_code in (200, 400), fields
     message = {"role": "user", "content": half, "id": half}
     odd = [
         {"model": half},

@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,31 @@ async def test_many_with_one_key_in_two_processes_are_one_run(tmp_path: Path) ->
     assert len(found) == 16
     assert len({each.text for each in found}) == 1
     assert len(backend.requests) == 1
+
+
+async def test_of_two_processes_that_begin_one_response_none_is_left_at_work(
+    tmp_path: Path,
+) -> None:
+    async with (
+        scripted_backend([text_reply("42")]) as backend,
+        house(backend, "memory", tmp_path) as one,
+        house(backend, "memory", tmp_path) as other,
+        client(one) as here,
+        client(other) as there,
+    ):
+        ids = set()
+
+        async def create(side: httpx.AsyncClient) -> None:
+            body = {"model": "m", "input": "How many?"}
+            ids.add((await side.post("/v1/responses", json=body, headers=KEY)).json()["id"])
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                for side in (here, there) * 3:
+                    group.start_soon(create, side)
+        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as rows:
+            at_work = rows.execute("SELECT id FROM responses WHERE worker IS NOT NULL").fetchall()
+    assert (len(ids), len(backend.requests), at_work) == (1, 1, [])
 
 
 async def test_who_waits_for_a_run_of_another_process_that_is_ended_may_ask_again(

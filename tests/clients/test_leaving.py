@@ -210,6 +210,26 @@ async def test_a_run_can_be_cancelled_by_its_owner(stream: bool, tmp_path: Path)
     assert (sandboxes.opened, sandboxes.closed) == (1, 1)
 
 
+async def test_who_cancels_a_run_that_is_kept_for_nobody_is_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with (
+        scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client(url) as http,
+        anyio.create_task_group() as group,
+    ):
+        with anyio.fail_after(20):
+            asking = Asking(http, group)
+            asking.begin()
+            await backend.arrived(1)
+            (run_id,) = re.findall("run (.*) started", caplog.text)
+            ended = await http.delete(f"/v1/runs/{run_id}")
+    assert ended.json()["status"] == "cancelled"
+    assert asking.responses[0].json()["error"]["code"] == "run_cancelled"
+
+
 async def test_whoever_waits_for_a_run_that_is_cancelled_is_told(tmp_path: Path) -> None:
     async with (
         scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,

@@ -33,6 +33,9 @@ CLOSED = """
 /v1/sampling/override/switch /v1/template/switch /v2/cudasharedmemory/register /v2/logging
 /v2/models/mine/trace/setting /v2/models/mine/versions/1/load /v2/repository/index
 /v2/repository/models/mine/load /v2/repository/models/mine/unload
+/Users /backend/shutdown /budget/new /customer/block /flushall /global/spend/reset /invitation/new
+/jwt/key/mapping/new /policies /router_settings /settings /spend/logs /sso/key/generate /tag/new
+/teams/team_1/members/bulk_delete /users/bulk_delete /v1/backend/shutdown /v2/login
 """
 OPEN = """
 / /api/chat /api/generate /api/show /api/tags /classify /cohere/v2/chat /detokenize /docs /encode
@@ -98,6 +101,8 @@ def test_a_path_that_servers_may_read_in_two_ways_is_not_passed_on(path: str) ->
         *("/v1/responses", "/v1/responses/resp_1/cancel", "/v1/messages", "/v1/messages/"),
         *("/V1/messages/count_tokens", "//v1//chat//completions", "/chat/completions"),
         *("/v1/chat/completions/batch", "/v1%2fchat/completions", "/openai/v1/responses"),
+        *("/engines/m/chat/completions", "/openai/deployments/m/chat/completions/"),
+        *("/v2/chat/completions", "/vllm/v1/chat/completions"),
     ],
 )
 def test_what_would_go_round_the_sandbox_is_for_plain_models(path: str) -> None:

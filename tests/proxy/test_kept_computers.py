@@ -61,6 +61,25 @@ async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
         await until(lambda: len(stage.backend.guests) == 2)
 
 
+async def test_one_that_nobody_waits_for_any_more_is_kept() -> None:
+    async with (
+        puppets(TWO) as stage,
+        kept(stage, MemorySnapshots()) as workspaces,
+        workspaces.use(None, SMALL) as busy,
+    ):
+        await busy.sandbox()
+        async with (
+            anyio.create_task_group() as group,
+            workspaces.use(None, SMALL) as also_busy,
+        ):
+            await also_busy.sandbox()
+            group.start_soon(use, workspaces, "first", "1")
+            await stage.until(waiting=1)
+        for state in "2", "3", "4":
+            assert await use(workspaces, "first", state) == "kept"
+        assert len(stage.backend.guests) == 3
+
+
 async def test_files_that_only_the_computer_has_are_not_given_back() -> None:
     snapshots = MemorySnapshots()
     async with puppets(TWO) as stage, kept(stage, snapshots) as workspaces:

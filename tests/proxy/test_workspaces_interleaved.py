@@ -108,7 +108,7 @@ class Stage:
         self.house.clock.advance(KEEP_S)
 
     async def give_back(self) -> None:
-        self.house.workspaces.give_back()
+        self.house.workspaces.give_back(lambda: True)
 
     async def discard(self) -> None:
         await self.house.workspaces.discard(CHAT)

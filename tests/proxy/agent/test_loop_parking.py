@@ -219,3 +219,10 @@ async def test_a_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_wher
     assert result.answer == "It is in [a.csv](https://files.test/a.csv)."
     named = [] if is_kept else ["/testbed/output/a.csv"]
     assert [artifact.path for artifact in result.artifacts] == named
+
+
+async def test_an_id_that_only_looks_like_ours_is_none() -> None:
+    reply = tool_reply({**call("lookup"), "id": "call_r1_x"})
+    result, waiting = await parked(Run(ScriptedModel([reply])))
+    assert [made["id"] for made in result.tool_calls] == ["call_r1_1"]
+    assert waiting.calls == [("call_r1_1", "call_r1_x", "lookup")]

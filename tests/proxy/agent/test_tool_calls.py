@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.agent.tool_calls import ToolCall, Turn, understand
+from proxy.agent.tool_calls import MAX_WRITTEN, ToolCall, Turn, understand
 
 NAMES = ["str_replace_editor", "execute_bash", "submit", "lookup"]
 
@@ -210,3 +210,11 @@ def test_prose_never_breaks_it(seed: int) -> None:
 @pytest.mark.parametrize("content", [None, 42, {"text": "x"}, [None, {"text": 7}, "x"], []])
 def test_content_that_is_no_text_holds_no_call(content: object) -> None:
     assert written(content) == []
+
+
+@pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>no call {}", "<tool_call>{{}}"])
+def test_of_a_text_that_repeats_itself_little_is_kept(piece: str) -> None:
+    text = "".join(piece.format(number) for number in range(10 * MAX_WRITTEN))
+    turn = understood({"role": "assistant", "content": text})
+    assert 0 < len(turn.calls) <= MAX_WRITTEN
+    assert sum(len(call.written) for call in turn.calls) <= len(text)

@@ -53,7 +53,7 @@ RESULT = Result(
     finish_reason="tool_calls",
     tool_calls=[{"id": "call_r1_1", "type": "function", "function": {"name": "f"}}],
     usage={"total_tokens": 3},
-        usages=[{"total_tokens": 3}],
+    usages=[{"total_tokens": 3}],
     segments=2,
     tally=Tally(llm_calls=2, wall_ms=5),
     artifacts=[Artifact("cfile_1", "cntr_1", STRANGE, 3, "image/png", "ab", "http://x", "data:")],

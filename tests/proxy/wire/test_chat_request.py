@@ -10,6 +10,7 @@ from policies.sessions import function_call_id, states
 from proxy.agent.task import Artifact, Task
 from proxy.errors import BadRequestError
 from proxy.wire.chat_request import check, choice_count, to_task, wants_usage
+from proxy.wire.legacy_functions import with_ids
 from sandbox_runtime.sandbox import Sandbox
 
 MESSAGES = [{"role": "user", "content": "Hi", "name": "ada", "x_unknown": [1]}]
@@ -218,6 +219,23 @@ def test_calls_and_results_of_functions_become_those_of_tools() -> None:
         {"role": "tool", "tool_call_id": id, "content": "7"},
         lonely,
     ]
+
+
+def test_each_message_is_read_as_often_however_many_calls_of_functions_there_are() -> None:
+    def reads(turns: int) -> int:
+        seen = []
+
+        class Message(dict[str, Any]):
+            def get(self, key: str, default: Any = None) -> Any:
+                seen.append(key)
+                return super().get(key, default)
+
+        call = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
+        turn = (call, {"role": "function", "name": "f", "content": "7"})
+        with_ids([Message(each) for _ in range(turns) for each in turn])
+        return len(seen)
+
+    assert reads(30) - reads(20) == reads(20) - reads(10)
 
 
 @pytest.mark.parametrize(("fields", "count"), [({}, 1), ({"n": None}, 1), ({"n": 3}, 3)])
