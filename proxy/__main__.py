@@ -129,6 +129,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
     from proxy.app import create_app
     from proxy.doctor import announce, check_model, require_sound
+    from proxy.http_server import HTTPServer
     from proxy.joining import build_services
 
     await require_sound(backend, config.sandbox.isolation, self_test=config.sandbox.self_test)
@@ -142,7 +143,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     # fifth of the processor time of plain requests.
     gc.collect()
     gc.freeze()
-    await uvicorn.Server(settings).serve(sockets=[listener])
+    await HTTPServer(settings, services.runs).serve(sockets=[listener])
 
 
 def _lifespan(

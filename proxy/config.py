@@ -1,16 +1,25 @@
 """config.yaml as one frozen tree; unknown keys are refused with their path."""
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    DirectoryPath,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits
-from policies.pool import PoolSettings
+from policies.pool import PoolSettings, most
 from policies.sessions import SessionSettings
 from policies.steps import StepsSetting
 from policies.storage import FileLimits, ResponseSettings
@@ -37,7 +46,7 @@ class ServerConfig(_Section):
     """0 takes a free one."""
     api_key_env: str | None = None
     """Name of the environment variable with the key clients must send; null lets everyone in."""
-    public_url: str | None = None
+    public_url: str | None = Field(default=None, pattern="^https?://")
     """How clients reach this server, for file links; null takes it from each request."""
     state_dir: Path | None = None
     """All that is kept, and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
@@ -74,7 +83,7 @@ class DockerConfig(_Section):
     """Sandboxes in containers."""
 
     image: str = "llm-sandbox-proxy/sandbox:latest"
-    """Any image with python3; `make image` builds this one."""
+    """Any image with python3; `sandbox-proxy build-image` builds this one."""
     runtime: str | None = None
     """One of the engine's runtimes, such as runsc; null is the engine's default."""
     host: str | None = None
@@ -97,7 +106,7 @@ class SandboxConfig(_Section):
     """auto: docker where an engine answers, else bubblewrap."""
     agent: Literal["auto", "python", "native"] = "auto"
     """The program inside. auto: the native one where it was built for the machine."""
-    inputs: Path | None = None
+    inputs: DirectoryPath | None = None
     """A directory of this host that every sandbox sees, read-only, at /testbed/shared."""
     self_test: bool = True
     """Whether a backend must show at start that nothing escapes from it."""
@@ -105,6 +114,12 @@ class SandboxConfig(_Section):
     bubblewrap: BubblewrapConfig = BubblewrapConfig()
     isolation: Isolation = Isolation()
     pool: PoolSettings = PoolSettings()
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        if not most(self.pool, self.isolation):
+            raise ValueError("pool.memory_budget_mib has no room for one isolation.memory_mib")
+        return self
 
 
 class Config(_Section):
@@ -135,13 +150,24 @@ def load(path: Path | None) -> Config:
 def parse(tree: Any, source: str) -> Config:
     """A tree as configuration. Raises ConfigError."""
     try:
-        return Config.model_validate(tree)
+        config = Config.model_validate(tree)
     except ValidationError as error:
         lines = (
             f"{source}: {'.'.join(str(part) for part in mistake['loc']) or 'top'}: {mistake['msg']}"
             for mistake in error.errors()
         )
         raise ConfigError("\n".join(lines)) from error
+    if negative := list(_negative(config.model_dump())):
+        raise ConfigError("\n".join(f"{source}: {path}: must not be negative" for path in negative))
+    return config
+
+
+def _negative(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _negative(value, f"{above}{key}.")
+        elif isinstance(value, int | float) and value < 0:
+            yield f"{above}{key}"
 
 
 def secret(variable: str | None) -> str | None:

@@ -163,7 +163,7 @@ class IdempotencyError(ProxyError):
 
 
 class RunCancelledError(ProxyError):
-    """The run was ended, by another request or because the server stops."""
+    """The run was ended, by another request."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -210,16 +210,6 @@ class SandboxUnavailableError(ProxyError):
             code="sandbox_unavailable",
             headers={"Retry-After": str(math.ceil(retry_after_s))},
         )
-
-
-def interrupted() -> ProxyError:
-    """What became of a run whose server ended before it did."""
-    return ProxyError(
-        "The server ended while it was at work on this.",
-        status=500,
-        type="server_error",
-        code="server_stopped",
-    )
 
 
 def internal_error() -> ProxyError:

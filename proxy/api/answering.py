@@ -21,6 +21,8 @@ from proxy.wire.terms import Terms, read_terms
 
 SEND_TIMEOUT_S = 300
 """How long a client may not read before it counts as gone."""
+STOPPING_S = 4.5
+"""How long a stream may still go on when the server stops, for it to tell its end."""
 SHARE_OF_PATIENCE = 3
 """How many signs of life a client gets in the time that it waits in silence."""
 SHORTEST_SILENCE_S = 1.0
@@ -149,6 +151,7 @@ class _Events(EventSourceResponse):
             ping=silence_s,
             ping_message_factory=lambda: ServerSentEvent(comment="keep-alive"),
             sep="\n",
+            shutdown_grace_period=STOPPING_S,
             headers={**headers, "Cache-Control": "no-cache"},
         )
 

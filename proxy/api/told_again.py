@@ -12,7 +12,7 @@ from proxy.api.connection import authorize, owner, services
 from proxy.api.json_response import JSON
 from proxy.api.kept_response import KeptResponse
 from proxy.api.said_before import is_at_work, run_id, run_of
-from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, interrupted
+from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
 from proxy.runs.recording import Recording
 from proxy.runs.run import Listener
 from proxy.store.records import StoredResponse
@@ -37,7 +37,7 @@ async def shown(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
         return stored.record
     # It may have come to its end since it was looked up.
     now = await found(request, stored.id)
-    return failed(now.record, interrupted(), []) if now.worker else now.record
+    return failed(now.record, RunLostError(), []) if now.worker else now.record
 
 
 async def in_background(request: Request, listener: Listener, *, stream: bool) -> Response:

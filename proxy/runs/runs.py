@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
+import anyio
+
 from proxy.agent import choices
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event
@@ -19,9 +21,9 @@ from proxy.errors import (
     IdempotencyError,
     ProxyError,
     RunCancelledError,
+    RunLostError,
     SandboxUnavailableError,
     internal_error,
-    interrupted,
 )
 from proxy.run_counts import RunCounts
 from proxy.runs.claim import Claim
@@ -110,26 +112,36 @@ class Runs:
         """End the owner's runs that are at work in a container, which is being deleted."""
         at_work = [
             run
-            for run in self._runs.values()
-            if (run.claim.owner, run.container_id) == (owner, container_id) and not run.has_ended
+            for run in self._at_work()
+            if (run.claim.owner, run.container_id) == (owner, container_id)
         ]
         for run in at_work:
             run.cancel("its container was deleted")
         for run in at_work:
             await run.ended()
 
-    async def aclose(self) -> None:
-        """End all that are at work, and finish keeping what came of the others."""
-        at_work = [run for run in self._runs.values() if not run.has_ended]
+    async def stop(self, patience_s: float = 0) -> None:
+        """Let those at work go on for so long, then end them: who listens is told."""
+        with anyio.move_on_after(patience_s):
+            for run in self._at_work():
+                await run.ended()
+        at_work = self._at_work()
         for run in at_work:
             run.cancel(SERVER_STOPS)
         for run in at_work:
             await run.ended()
+
+    async def aclose(self) -> None:
+        """End all that are at work, and finish keeping what came of the others."""
+        await self.stop()
         for grace in self._graces.values():
             grace.cancel()
         while self._saving:
             await asyncio.wait(self._saving.values())
         await self._kept.aclose()
+
+    def _at_work(self) -> list[Run]:
+        return [run for run in self._runs.values() if not run.has_ended]
 
     # Finding
 
@@ -197,8 +209,7 @@ class Runs:
             await witness.failed(error)
             raise
         except asyncio.CancelledError:
-            stops = run.why_cancelled == SERVER_STOPS
-            await witness.failed(interrupted() if stops else RunCancelledError())
+            await witness.failed(RunCancelledError())
             raise
         except Exception:
             await witness.failed(internal_error())
@@ -219,19 +230,18 @@ class Runs:
             log.warning("run %s failed: %s", run.id, error)
             _warn_of_repetition(error, run)
             raise
-        except errors.SandboxUnavailableError as error:
-            log.warning("run %s found no sandbox: %s", run.id, error)
-            told = SandboxUnavailableError(str(error), retry_after_s=error.retry_after_s)
-            _warn_of_repetition(told, run)
-            raise told from error
         except errors.SandboxError as error:
             log.warning("run %s failed: %s", run.id, error)
-            told = SandboxUnavailableError(str(error))
+            told = _unavailable(error)
             _warn_of_repetition(told, run)
             raise told from error
         except asyncio.CancelledError:
             log.info("run %s ended: %s", run.id, run.why_cancelled or SERVER_STOPS)
-            raise
+            if run.why_cancelled != SERVER_STOPS:
+                raise
+            lost = RunLostError()
+            _warn_of_repetition(lost, run)
+            raise lost from None
         except Exception:
             log.exception("run %s failed", run.id)
             raise
@@ -294,6 +304,12 @@ def _is_worth_keeping(run: Run) -> bool:
     if run.claim.has_name:
         return True
     return run.status == "completed" and run.claim.may_come_back and not run.heard_out
+
+
+def _unavailable(error: errors.SandboxError) -> SandboxUnavailableError:
+    if isinstance(error, errors.SandboxUnavailableError):
+        return SandboxUnavailableError(str(error), retry_after_s=error.retry_after_s)
+    return SandboxUnavailableError(str(error))
 
 
 def _warn_of_repetition(error: ProxyError, run: Run) -> None:

@@ -11,7 +11,6 @@ from typing import TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from proxy.errors import BadRequestError
 from proxy.store.errors import StoreError
 from proxy.store.migrations import migrate
 
@@ -61,11 +60,8 @@ class Database:
 
 
 def _in_transaction(engine: Engine, work: Callable[[Connection], T]) -> T:
-    try:
-        with engine.begin() as connection:
-            return work(connection)
-    except UnicodeEncodeError as error:  # JSON can carry it, and only JSON
-        raise BadRequestError("Half of a surrogate pair is no text to name a thing by.") from error
+    with engine.begin() as connection:
+        return work(connection)
 
 
 def _engine(path: Path) -> Engine:

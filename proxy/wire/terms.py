@@ -61,15 +61,16 @@ def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> Terms:
 def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | None:
     """The profile that the request names, in its body or by header. Raises BadRequestError."""
     ours = body.get("sandbox")
-    asked = ours.get("steps") if isinstance(ours, dict) else None
-    asked = asked or headers.get("x-sandbox-steps")
+    asked, param = ours.get("steps") if isinstance(ours, dict) else None, "sandbox.steps"
+    if not asked:
+        asked, param = headers.get("x-sandbox-steps"), "X-Sandbox-Steps"
     if not asked:
         return None
     if is_profile(asked):
         return asked
     raise BadRequestError(
-        f"Invalid value {asked!r} for 'sandbox.steps': one of {', '.join(map(repr, PROFILES))}.",
-        param="sandbox.steps",
+        f"Invalid value {asked!r} for '{param}': one of {', '.join(map(repr, PROFILES))}.",
+        param=param,
         code="invalid_value",
     )
 

@@ -248,7 +248,10 @@ class DockerBackend:
             image = self._inspect_image()
         except MissingError:
             return Check(
-                "docker image", False, f"{self._image!r} is missing: build it with `make image`"
+                "docker image",
+                False,
+                f"{self._image!r} is missing: pull it, or build it with"
+                " `sandbox-proxy build-image`",
             )
         agent = "native" if native_agent(image.machine, self._agent) else "Python"
         return Check("docker image", True, f"{self._image} {image.id[7:19]}, {agent} agent")

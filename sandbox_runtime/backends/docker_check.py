@@ -1,6 +1,6 @@
 """What a Docker engine's walls are worth, told from what it says of itself."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.docker_container import is_runsc
@@ -14,7 +14,7 @@ def findings(engine: Facts, runtime: str | None, disk: str) -> Iterator[Check]:
     """One per wall; `disk` says how the disk is bounded."""
     name = runtime or str(engine.get("DefaultRuntime", "?"))
     security = _security(engine)
-    yield Check("docker runtime", name in engine.get("Runtimes", {}), _runtime(name))
+    yield _runtime(name, engine.get("Runtimes", {}))
     yield _limits(engine, disk)
     yield Check("docker system calls", "seccomp" in security, _seccomp(name, security))
     yield Check("docker users", True, _users(security))
@@ -27,7 +27,14 @@ def _security(engine: Facts) -> dict[str, str]:
     return {name.removeprefix("name="): more for name, _, more in options}
 
 
-def _runtime(name: str) -> str:
+def _runtime(name: str, known: Collection[str]) -> Check:
+    if name not in known:
+        there = ", ".join(sorted(known))
+        return Check("docker runtime", False, f"the engine has no {name!r}; it has {there}")
+    return Check("docker runtime", True, _kernel(name))
+
+
+def _kernel(name: str) -> str:
     if is_runsc(name):
         return f"{name}: each sandbox has a kernel of its own, in user space"
     return (

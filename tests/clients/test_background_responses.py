@@ -187,7 +187,7 @@ async def test_a_response_that_the_server_did_not_live_to_end_has_failed(tmp_pat
             found = await mine.responses.retrieve(made.id)
             assert (found.status, found.output) == ("failed", [])
             assert found.error
-            assert "ended while it was at work" in found.error.message
+            assert "server ended before the run had a result" in found.error.message
             assert await mine.responses.cancel(made.id) == found
             second = await ask(mine, "Again.", previous_response_id=made.id)
     assert second.output_text == "Better."

@@ -332,7 +332,7 @@ async def test_what_is_no_request_is_refused(content: bytes, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ({"X-Sandbox-Steps": "loud"}, "sandbox.steps"),
+        ({"X-Sandbox-Steps": "loud"}, "X-Sandbox-Steps"),
         ({"X-Sandbox-Deadline": "soon"}, "X-Sandbox-Deadline"),
     ],
 )

@@ -70,7 +70,10 @@ async def test_a_missing_engine_is_told(tmp_path: Path) -> None:
 async def test_a_missing_image_is_told(tmp_path: Path) -> None:
     config = configured(tmp_path, {"sandbox": {"docker": {"image": "no/such:image"}}})
     line = await told(tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "docker")
-    assert line == "docker image: 'no/such:image' is missing: build it with `make image`"
+    assert line == (
+        "docker image: 'no/such:image' is missing:"
+        " pull it, or build it with `sandbox-proxy build-image`"
+    )
 
 
 @pytest.mark.parametrize("section", ["server", "backend"])

@@ -156,3 +156,17 @@ def test_state_lies_where_config_or_the_system_says(
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert state_dir(Config()) == tmp_path / ".local" / "state" / "llm-sandbox-proxy"
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"server": {"public_url": "files.example.org"}}, "server.public_url: "),
+        ({"sandbox": {"inputs": "/no/such/place"}}, "sandbox.inputs: Path does not point to"),
+        ({"sandbox": {"pool": {"memory_budget_mib": 1024}}}, "memory_budget_mib has no room"),
+        ({"limits": {"max_turns": -1}}, "limits.max_turns: must not be negative"),
+        ({"sessions": {"keep_s": -0.5}}, "sessions.keep_s: must not be negative"),
+    ],
+)
+def test_what_nothing_could_work_with_is_told_at_start(tree: Any, words: str) -> None:
+    assert words in complaint(tree)

@@ -59,7 +59,7 @@ async def test_a_missing_image_is_named(tmp_path: Path) -> None:
         await backend.fingerprint()
     checks = {check.name: check for check in await backend.check()}
     assert not checks["docker image"].ok
-    assert "make image" in checks["docker image"].detail
+    assert "build-image" in checks["docker image"].detail
     await backend.aclose()
 
 

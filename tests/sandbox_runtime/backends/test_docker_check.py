@@ -29,7 +29,7 @@ def test_a_shared_kernel_is_told_loudly_and_runscs_own_is_not() -> None:
         True,
         "runsc: each sandbox has a kernel of its own, in user space",
     )
-    assert said("kata")["runtime"][0] is False
+    assert said("kata")["runtime"] == (False, "the engine has no 'kata'; it has runc, runsc")
 
 
 def test_limits_that_the_engine_cannot_set_are_told() -> None:
