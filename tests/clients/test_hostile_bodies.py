@@ -192,7 +192,7 @@ async def test_nor_is_it_where_responses_and_conversations_are_kept(
 ) -> None:
     half = "\ud800"
     message = {"role": "user", "content": half, "id": half}
-    odd = [
+    odd: list[dict[str, object]] = [
         {"model": half},
         {"previous_response_id": half},
         {"conversation": half},
