@@ -12,7 +12,7 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 │ └ OutOfTimeError         504        no answer by the deadline; to ask again would end the same way
 ├ IdempotencyError         422        an Idempotency-Key that came before, with another body
 ├ RunCancelledError        409        somebody else ended the run
-├ RunElsewhereError        409        only the process that the run is at work in can end it
+├ RunElsewhereError        409        only the process that the run is at work in can end or tell it
 ├ RunLostError             503        the run's server ended before the run had a result
 └ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
 """
@@ -180,7 +180,8 @@ class RunElsewhereError(ProxyError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The run is at work in another process of this server, which alone can end it.",
+            "The run is at work in another process of this server: only that can end it, or tell it"
+            " event by event.",
             status=409,
             type="invalid_request_error",
             code="run_elsewhere",

@@ -1,11 +1,13 @@
 """Clients of /v1/responses, by the openai SDK."""
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import openai
 import pytest
 from openai.types.responses import Response
@@ -69,3 +71,38 @@ def container_of(response: Response) -> str:
     """Where its run worked."""
     found: str = (response.model_extra or {})["sandbox"]["container_id"]
     return found
+
+
+async def over(client: openai.AsyncOpenAI, response_id: str) -> Response:
+    """The response once it is at work no more."""
+    with anyio.fail_after(30):
+        while (found := await client.responses.retrieve(response_id)).status == "in_progress":
+            await anyio.lowlevel.checkpoint()
+    return found
+
+
+async def streamed(
+    client: openai.AsyncOpenAI, said: str, headers: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """All events of a response in the background."""
+    with anyio.fail_after(30):
+        stream = await client.responses.create(
+            model=MODEL, input=said, background=True, stream=True, extra_headers=headers
+        )
+        return [event.to_dict() async for event in stream]
+
+
+async def told_again(
+    client: openai.AsyncOpenAI, response_id: str, **query: int
+) -> list[dict[str, Any]]:
+    """The events of a response that is over; the SDK itself would raise what one of them tells."""
+    with anyio.fail_after(30):
+        answer = await client.responses.with_raw_response.retrieve(
+            response_id, extra_query={"stream": "true", **query}
+        )
+        return frames(answer.text)
+
+
+def frames(text: str) -> list[dict[str, Any]]:
+    lines = (line for line in text.split("\n") if line.startswith("data: "))
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
