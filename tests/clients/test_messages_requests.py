@@ -143,7 +143,7 @@ async def test_what_is_said_before_a_step_of_ours_is_thinking(tmp_path: Path) ->
         shown = await client.message(tools=[WARMTH], thinking={"type": "adaptive"})
         unshown = await client.message(tools=[WARMTH])
     assert [block["type"] for block in shown["content"]] == ["thinking", "tool_use"]
-    assert shown["content"][0]["thinking"].startswith("Now both.\n$ true\n")
+    assert shown["content"][0]["thinking"].startswith("Now both.\n````console\n$ true\n")
     assert texts(unshown) == ["Now both."]
 
 

@@ -31,7 +31,7 @@ from tests.fakes.server import ATTEMPTS, house
         ({"temperature": 3}, "temperature", "decimal_above_max_value"),
         ({"extra_body": {"stream": "yes"}}, "stream", "invalid_type"),
         ({"extra_body": {"sandbox": {"steps": "all"}}}, "sandbox.steps", "invalid_value"),
-        ({"extra_headers": {"X-Sandbox-Steps": "all"}}, "sandbox.steps", "invalid_value"),
+        ({"extra_headers": {"X-Sandbox-Steps": "all"}}, "X-Sandbox-Steps", "invalid_value"),
         ({"extra_headers": {"X-Sandbox-Deadline": "soon"}}, "X-Sandbox-Deadline", "invalid_value"),
         ({"extra_body": {"sandbox": {"deadline_s": 0}}}, "sandbox.deadline_s", "invalid_value"),
         (
