@@ -3,18 +3,20 @@ and size."""
 
 import asyncio
 import ssl
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 from weakref import WeakValueDictionary
 
-import httpcore
-
 from policies.egress import Egress, Rules
-from policies.hosts import Target, parse_authority, parse_host
+from policies.hosts import parse_authority
 from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, open_connection
 from sandbox_runtime.egress.errors import EgressError
 from sandbox_runtime.egress.resolver import Resolve, SystemResolver
+
+if TYPE_CHECKING:
+    from proxy.guarded_get import Answer
 
 FETCH_S = 20.0
 """For one file, its redirects included."""
@@ -40,6 +42,16 @@ class Fetched:
     data: bytes
     mime_type: str
     """As its server calls it; empty where it says nothing."""
+
+
+class Place(NamedTuple):
+    """A URL as it is asked for."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    """The query included."""
 
 
 class Room:
@@ -92,7 +104,7 @@ class Fetcher:
             raise FetchError(str(error)) from error
         except ssl.SSLError as error:
             raise FetchError(f"TLS failed: {error.reason or error}") from error
-        except (OSError, httpcore.NetworkError, httpcore.ProtocolError) as error:
+        except OSError as error:
             raise FetchError(f"the connection failed: {error}") from error
 
     def close(self) -> None:
@@ -105,74 +117,20 @@ class Fetcher:
         return Dialer(rules, self._forbidden, self._resolve, self._connect, _CONNECT_S)
 
     async def _follow(self, url: str, dialer: Dialer, max_bytes: int, room: Room) -> Fetched:
+        from proxy.guarded_get import get  # noqa: PLC0415 - slow to import, and rarely needed
+
+        tls = self._tls = self._tls or ssl.create_default_context()  # slow, and seldom needed
         for _ in range(_MAX_REDIRECTS + 1):
             host, request = _parsed(url)
-            tls = self._tls = self._tls or ssl.create_default_context()  # slow, and seldom needed
-            async with (
-                httpcore.AsyncConnectionPool(tls, network_backend=_Network(dialer)) as pool,
-                pool.stream("GET", request, headers=[("Host", host), *_HEADERS]) as answer,
-            ):
-                headers = {name.lower(): value.decode("latin-1") for name, value in answer.headers}
-                location = headers.get(b"location") if 300 <= answer.status < 400 else None
+            async with get(request, [("Host", host), *_HEADERS], dialer, tls) as answer:
+                location = answer.headers.get("location") if 300 <= answer.status < 400 else None
                 if location is None:
-                    return await _body(answer, headers, max_bytes, room)
+                    return await _body(answer, max_bytes, room)
             url = _joined(url, location)
         raise FetchError(f"it was redirected more than {_MAX_REDIRECTS} times")
 
 
-class _Network(httpcore.AsyncNetworkBackend):
-    """Connections for httpcore, by the dialer's rules."""
-
-    def __init__(self, dialer: Dialer) -> None:
-        self._dialer = dialer
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's own signature
-        local_address: str | None = None,
-        socket_options: Iterable[object] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        return _Stream(*await self._dialer.dial(Target(parse_host(host), port)))
-
-
-class _Stream(httpcore.AsyncNetworkStream):
-    """One of them. It knows no timeouts of its own: `fetch` has one for all."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def read(
-        self,
-        max_bytes: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's own signature
-    ) -> bytes:
-        return await self._reader.read(max_bytes)
-
-    async def write(
-        self,
-        buffer: bytes,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's own signature
-    ) -> None:
-        self._writer.write(buffer)
-        await self._writer.drain()
-
-    async def aclose(self) -> None:
-        self._writer.transport.abort()
-
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's own signature
-    ) -> httpcore.AsyncNetworkStream:
-        await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
-        return self
-
-
-def _parsed(url: str) -> tuple[str, httpcore.URL]:
+def _parsed(url: str) -> tuple[str, Place]:
     """A URL's Host header and the URL, read once: what is checked is what is asked for. Raises
     FetchError."""
     try:
@@ -185,7 +143,7 @@ def _parsed(url: str) -> tuple[str, httpcore.URL]:
     except ValueError as error:  # half a surrogate pair, too
         raise FetchError(f"its URL is malformed: {error}") from error
     host = str(target).removesuffix(f":{_PORTS[split.scheme]}")
-    return host, httpcore.URL(scheme=split.scheme, host=target.host, port=target.port, target=path)
+    return host, Place(split.scheme, target.host, target.port, path)
 
 
 def _joined(url: str, location: str) -> str:
@@ -195,17 +153,15 @@ def _joined(url: str, location: str) -> str:
         raise FetchError("it was redirected to a malformed URL") from error
 
 
-async def _body(
-    answer: httpcore.Response, headers: Mapping[bytes, str], max_bytes: int, room: Room
-) -> Fetched:
+async def _body(answer: "Answer", max_bytes: int, room: Room) -> Fetched:
     if answer.status != 200:
         raise FetchError(f"its server answered {answer.status}")
-    if headers.get(b"content-encoding", "identity") != "identity":
+    if answer.headers.get("content-encoding", "identity") != "identity":
         raise FetchError("its server sent it compressed, unasked")
     data = bytearray()
-    async for piece in answer.aiter_stream():
+    async for piece in answer.pieces:
         data += piece
         if len(data) > max_bytes:
             raise FetchError(f"it is larger than {max_bytes >> 20} MiB")
         room.take(len(piece))
-    return Fetched(bytes(data), headers.get(b"content-type", ""))
+    return Fetched(bytes(data), answer.headers.get("content-type", ""))
