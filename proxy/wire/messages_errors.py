@@ -18,13 +18,20 @@ _TYPES = {
 }
 TOO_LONG = "prompt is too long"
 """By these words clients know that they must shorten a conversation."""
+LOST_THREAD = "thread_not_found"
+"""By this code Anthropic's SDKs know that they must send a conversation anew."""
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
 def error_body(error: ProxyError, request_id: str) -> dict[str, Any]:
     """The body of an error response, and the data of an `error` event."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
-    told = {"type": _TYPES.get(error.status, fallback), "message": _message(error)}
+    told: dict[str, Any] = {
+        "type": _TYPES.get(error.status, fallback),
+        "message": _message(error),
+    }
+    if error.code == LOST_THREAD:
+        told["details"] = {"error_code": error.code}
     return {"type": "error", "error": told, "request_id": request_id}
 
 

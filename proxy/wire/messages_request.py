@@ -6,6 +6,7 @@ from typing import Any
 
 from proxy.errors import BadRequestError, ProxyError
 from proxy.wire.messages_content import SYSTEM, talk_of
+from proxy.wire.messages_errors import LOST_THREAD
 from proxy.wire.messages_shapes import FIELDS, check_fields
 from proxy.wire.messages_tools import (
     CODE_EXECUTION,
@@ -24,7 +25,7 @@ _HINTS = (
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token"),
 )
 """What only Anthropic's own servers can do something with, and nobody misses in an answer."""
-_NOT_SERVED = {"mcp_servers": "MCP servers", "thread": "Threads", "compaction": "Compactions"}
+_NOT_SERVED = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
 """What would be missed: whole messages, or all of the answer."""
 _CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
 """How vLLM and SGLang are asked to go on with a begun answer, which no loop could."""
@@ -76,6 +77,14 @@ def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
     for name, words in _NOT_SERVED.items():
         if given.get(name):
             raise BadRequestError(f"{words} are not served here.", param=name)
+    if given.get("thread", {}).get("type") == "continue":
+        raise ProxyError(
+            "The thread is not kept here: send all of its messages.",
+            status=404,
+            type="invalid_request_error",
+            code=LOST_THREAD,
+            param="thread.previous_message_id",
+        )
     if all(turn["role"] == SYSTEM for turn in given["messages"]):
         raise BadRequestError("At least one message of the user is needed.", param="messages")
     tools = offered(given.get("tools", []))

@@ -166,7 +166,9 @@ FIELDS: Mapping[str, Check] = {
     "output_format": _FORMAT,
     "container": either("a string or an object", str, dict, checks={dict: fields({"id": text})}),
     "mcp_servers": array(mapping),
-    "thread": mapping,
+    "thread": fields(
+        {"type": one_of("create", "continue"), "previous_message_id": text}, required=["type"]
+    ),
     "compaction": mapping,
     "sandbox": mapping,
 }

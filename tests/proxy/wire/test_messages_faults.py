@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import BadRequestError
+from proxy.errors import BadRequestError, ProxyError
 from proxy.wire.messages_errors import error_body
 from proxy.wire.messages_request import read, read_to_count
 
@@ -66,7 +66,7 @@ def fault(**body: Any) -> str:
         ),
         ({"thinking": {"type": "much"}}, "thinking.type: Invalid value: 'much'."),
         ({"mcp_servers": [{"name": "a"}]}, "mcp_servers: MCP servers are not served here."),
-        ({"thread": {"type": "create"}}, "thread: Threads are not served here."),
+        ({"thread": {"type": "join"}}, "thread.type: Invalid value: 'join'."),
         ({"compaction": {"type": "enabled"}}, "compaction: Compactions are not served here."),
         (
             {"container": {"skills": [{"type": "anthropic"}]}},
@@ -76,6 +76,16 @@ def fault(**body: Any) -> str:
 )
 def test_a_bad_request_is_refused_in_words_that_name_the_place(body: Any, words: str) -> None:
     assert fault(**body).startswith(words)
+
+
+def test_of_a_thread_all_messages_are_asked_for_as_sdks_understand_it() -> None:
+    body = {"model": "m", "max_tokens": 9, "messages": HELLO}
+    assert read({**body, "thread": {"type": "create"}}).chat == read(body).chat
+    with pytest.raises(ProxyError) as caught:
+        read({**body, "thread": {"type": "continue", "previous_message_id": "msg_1"}})
+    error = error_body(caught.value, "r")["error"]
+    assert (caught.value.status, error["type"]) == (404, "not_found_error")
+    assert error["details"] == {"error_code": "thread_not_found"}
 
 
 def test_max_tokens_is_needed_for_an_answer_but_not_for_a_count() -> None:
