@@ -66,12 +66,15 @@ def _rows(kind: Kind, measured: Mapping[str, list[float]]) -> list[Row]:
     run_s, commands_ms = measured[_run(kind)], measured[_alone(kind)]
     each = zip(run_s, commands_ms, measured[MODEL], strict=True)
     added = [(run * 1000 - commands - TURNS * reply) / TURNS for run, commands, reply in each]
+    cpu, ends_cpu = measured[_cpu(kind)], measured[_ends_cpu(kind)]
+    own_cpu = [whole - ends for whole, ends in zip(cpu, ends_cpu, strict=True)]
     return [
         Row(_run(kind), run_s, "s", WARM_S),
         Row(_alone(kind), commands_ms),
         Row(f"{kind}: added to each turn by proxy and loop", added, "ms", ADDED_MS),
-        Row(_cpu(kind), measured[_cpu(kind)], "CPU ms", CPU_MS),
-        Row(_ends_cpu(kind), measured[_ends_cpu(kind)], "CPU ms"),
+        Row(_cpu(kind), cpu, "CPU ms"),
+        Row(_ends_cpu(kind), ends_cpu, "CPU ms"),
+        Row(f"{kind}: the rest, the loop's own", own_cpu, "CPU ms", CPU_MS),
     ]
 
 
