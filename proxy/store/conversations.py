@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
@@ -163,13 +163,6 @@ class ConversationShelf:
         past = select(CONVERSATIONS.c.id).where(CONVERSATIONS.c.expires_at <= now)
         items.discard(connection, CONVERSATIONS, connection.execute(past).scalars().all())
         connection.execute(delete(ITEMS).where(ITEMS.c.deleted_at < forget_before))
-
-    def blobs(self, connection: Connection) -> dict[str, int]:
-        """None of it lies in a blob."""
-        return {}
-
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Nothing of it can be lost so."""
 
     def _the(self, owner: str, conversation_id: str) -> ColumnElement[bool]:
         mine = (CONVERSATIONS.c.owner == owner) & (CONVERSATIONS.c.id == conversation_id)

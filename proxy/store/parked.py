@@ -1,7 +1,7 @@
 """Runs that wait for their clients."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from sqlalchemy import Connection, delete, insert, select
 
@@ -57,10 +57,3 @@ class ParkedShelf:
     def expire(self, connection: Connection, now: int, forget_before: int) -> None:
         """Delete what is past its time."""
         connection.execute(delete(PARKED_RUNS).where(PARKED_RUNS.c.expires_at <= now))
-
-    def blobs(self, connection: Connection) -> dict[str, int]:
-        """None of it lies in a blob."""
-        return {}
-
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Nothing of it can be lost so."""

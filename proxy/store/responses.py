@@ -1,7 +1,7 @@
 """Responses that clients may ask for again, or go on from."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Table, insert, literal, select, update
@@ -159,13 +159,6 @@ class ResponseShelf:
         """Delete what is past its time."""
         past = select(RESPONSES.c.id).where(RESPONSES.c.expires_at <= now)
         items.discard(connection, RESPONSES, connection.execute(past).scalars().all())
-
-    def blobs(self, connection: Connection) -> dict[str, int]:
-        """None of it lies in a blob."""
-        return {}
-
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Nothing of it can be lost so."""
 
     def _mine(self, owner: str) -> ColumnElement[bool]:
         return (RESPONSES.c.owner == owner) & (RESPONSES.c.expires_at > self._now())

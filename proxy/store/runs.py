@@ -115,13 +115,6 @@ class RunShelf:
         lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
         connection.execute(lost.values(status="lost", expires_at=now + LOST_S))
 
-    def blobs(self, connection: Connection) -> dict[str, int]:
-        """None of it lies in a blob."""
-        return {}
-
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Nothing of it can be lost so."""
-
     def _kept(self) -> ColumnElement[bool]:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
 

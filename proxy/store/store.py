@@ -40,6 +40,10 @@ class Shelf(Protocol):
     def expire(self, connection: Connection, now: int, forget_before: int) -> None:
         """Delete what is past its time, and rows that were deleted long ago."""
 
+
+class BlobShelf(Shelf, Protocol):
+    """Things whose contents lie beside the database."""
+
     def blobs(self, connection: Connection) -> dict[str, int]:
         """The contents that are in use, and how long they are."""
 
@@ -75,10 +79,9 @@ class Store:
         self.worker = self._begin_work()
         """This process, so that others see whether it is still there."""
         self.runs = RunShelf(self._database, now, self.worker)
+        self._with_blobs: tuple[BlobShelf, ...] = (self.uploads, self.containers, self.workspaces)
         self._shelves: tuple[Shelf, ...] = (
-            self.uploads,
-            self.containers,
-            self.workspaces,
+            *self._with_blobs,
             self.parked,
             self.responses,
             self.conversations,
@@ -123,12 +126,13 @@ class Store:
         return worker
 
     def _expire(self, connection: Connection, now: int) -> dict[str, int]:
-        known: dict[str, int] = {}
         for shelf in self._shelves:
             shelf.expire(connection, now, now - FORGET_AFTER_S)
+        known: dict[str, int] = {}
+        for shelf in self._with_blobs:
             known |= shelf.blobs(connection)
         return known
 
     def _lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        for shelf in self._shelves:
+        for shelf in self._with_blobs:
             shelf.lose(connection, blobs, now)
