@@ -12,7 +12,7 @@ from proxy.store.database import Database
 from proxy.store.items import Item
 from proxy.store.paging import rows_of
 from proxy.store.records import Conversation, Page, Slice
-from proxy.store.room import Room
+from proxy.store.response_quota import ResponseQuota
 from proxy.store.tables import CONVERSATIONS, ITEMS
 
 OWN_BYTES = 10_000
@@ -27,12 +27,12 @@ class ConversationShelf:
         database: Database,
         now: Callable[[], float],
         settings: ResponseSettings,
-        room: Room,
+        quota: ResponseQuota,
     ) -> None:
         self._database = database
         self._now = now
         self._settings = settings
-        self._room = room
+        self._quota = quota
 
     async def create(
         self, owner: str, metadata: Mapping[str, str], begins_with: Sequence[Item]
@@ -52,7 +52,7 @@ class ConversationShelf:
         def work(connection: Connection) -> None:
             connection.execute(insert(CONVERSATIONS), row)
             size = append(connection, owner, made.id, begins_with)
-            self._room.take(connection, owner, OWN_BYTES + size, made.id)
+            self._quota.take(connection, owner, OWN_BYTES + size, made.id)
 
         await self._database.write(work)
         return made
@@ -117,7 +117,7 @@ class ConversationShelf:
             if not connection.execute(used).rowcount:
                 return False
             size = append(connection, owner, conversation_id, new)
-            self._room.take(connection, owner, size, conversation_id)
+            self._quota.take(connection, owner, size, conversation_id)
             return True
 
         return await self._database.write(work)

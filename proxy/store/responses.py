@@ -12,7 +12,7 @@ from proxy.store.conversations import append
 from proxy.store.database import Database
 from proxy.store.items import Item
 from proxy.store.records import Chain, StoredResponse
-from proxy.store.room import Room
+from proxy.store.response_quota import ResponseQuota
 from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 MAX_CHAIN = 1000
@@ -29,12 +29,12 @@ class ResponseShelf:
         database: Database,
         now: Callable[[], float],
         settings: ResponseSettings,
-        room: Room,
+        quota: ResponseQuota,
     ) -> None:
         self._database = database
         self._now = now
         self.settings = settings
-        self._room = room
+        self._quota = quota
 
     async def begin(
         self, owner: str, response: StoredResponse, inputs: Sequence[Item], chain: Sequence[str]
@@ -62,7 +62,7 @@ class ResponseShelf:
                 used = update(table).where(table.c.id.in_(ids), table.c.owner == owner)
                 used = used.where(table.c.expires_at < until - NO_MATTER_S)
                 connection.execute(used.values(expires_at=until))
-            self._room.take(connection, owner, size, response.id)
+            self._quota.take(connection, owner, size, response.id)
 
         await self._database.write(work)
 
@@ -90,7 +90,7 @@ class ResponseShelf:
             if row.conversation_id and record["status"] in ("completed", "incomplete"):
                 said = items.of(connection, response_id)
                 size += append(connection, owner, row.conversation_id, said)
-            self._room.take(connection, owner, size, response_id)
+            self._quota.take(connection, owner, size, response_id)
 
         await self._database.write(work)
 

@@ -20,8 +20,8 @@ from proxy.store.database import Database
 from proxy.store.errors import StoreError
 from proxy.store.parked import ParkedShelf
 from proxy.store.quota import require_room
+from proxy.store.response_quota import ResponseQuota
 from proxy.store.responses import ResponseShelf
-from proxy.store.room import Room
 from proxy.store.runs import RunShelf
 from proxy.store.uploads import UploadShelf
 from proxy.store.workspaces import WorkspaceShelf
@@ -73,9 +73,9 @@ class Store:
         self.container_files = ContainerFileShelf(self._database, self.blobs, now)
         self.workspaces = WorkspaceShelf(self._database, self.blobs, now, sessions)
         self.parked = ParkedShelf(self._database, now)
-        room = Room(responses.quota_mib << 20)
-        self.responses = ResponseShelf(self._database, now, responses, room)
-        self.conversations = ConversationShelf(self._database, now, responses, room)
+        quota = ResponseQuota(responses.quota_mib << 20)
+        self.responses = ResponseShelf(self._database, now, responses, quota)
+        self.conversations = ConversationShelf(self._database, now, responses, quota)
         self.worker = self._begin_work()
         """This process, so that others see whether it is still there."""
         self.runs = RunShelf(self._database, now, self.worker)

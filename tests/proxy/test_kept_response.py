@@ -14,8 +14,8 @@ from proxy.errors import RunCancelledError
 from proxy.runs.recording import Recording
 from proxy.store.database import Database
 from proxy.store.records import StoredResponse
+from proxy.store.response_quota import ResponseQuota
 from proxy.store.responses import ResponseShelf
-from proxy.store.room import Room
 from proxy.wire.responses_answer import Asked
 
 BODY = {"model": "fake-model", "input": "Hello."}
@@ -26,7 +26,7 @@ class SlowShelf(ResponseShelf):
 
     def __init__(self, database: Database, *, fails: bool = False) -> None:
         settings = ResponseSettings()
-        super().__init__(database, lambda: 0, settings, Room(settings.quota_mib << 20))
+        super().__init__(database, lambda: 0, settings, ResponseQuota(settings.quota_mib << 20))
         self.reached = asyncio.Event()
         self.release = asyncio.Event()
         self._fails = fails

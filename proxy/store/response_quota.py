@@ -11,7 +11,7 @@ STEPS = 16
 """It is counted anew whenever so large a part of the quota was added: counting takes time."""
 
 
-class Room:
+class ResponseQuota:
     """Each owner's, of the same size."""
 
     def __init__(self, quota: int) -> None:
