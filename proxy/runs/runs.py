@@ -86,7 +86,7 @@ class Runs:
                 if task.witness:  # nothing will come of what it has begun to keep
                     await task.witness.failed(RunCancelledError())
                 return self._listen(found)
-            work = partial(self._before, task.witness) if task.witness else self._work
+            work = partial(self._witnessed, task.witness) if task.witness else self._work
             run = Run(head, claim, partial(work, task), self._alone, task.witness)
             self._runs[run.id] = run
             return run.listen()
@@ -196,7 +196,7 @@ class Runs:
 
     # Going on
 
-    async def _before(self, witness: Witness, task: Task, run: Run, emit: Emit) -> Result:
+    async def _witnessed(self, witness: Witness, task: Task, run: Run, emit: Emit) -> Result:
         """Work, with somebody who hears of everything first."""
 
         async def both(event: Event) -> None:
