@@ -11,6 +11,7 @@ from proxy.api.connection import owner, services
 from proxy.errors import BadRequestError, NotFoundError
 from proxy.runs.run import Run
 from proxy.store.records import StoredResponse
+from proxy.wire.response_object import run_id
 from proxy.wire.responses_shapes import item_type
 
 Item = Mapping[str, Any]
@@ -89,11 +90,6 @@ async def _previous(request: Request, response_id: str) -> Before:
         previous_id=response_id,
         chain=chain.ids,
     )
-
-
-def run_id(response_id: str) -> str:
-    """The name of the run that makes a response."""
-    return response_id.removeprefix("resp_")
 
 
 def run_of(request: Request, response_id: str) -> Run | None:

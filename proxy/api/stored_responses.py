@@ -9,11 +9,12 @@ from starlette.types import Scope
 
 from proxy.api.connection import owner, services
 from proxy.api.json_response import JSON
-from proxy.api.said_before import is_at_work, run_id, run_of
+from proxy.api.said_before import is_at_work, run_of
 from proxy.api.told_again import found, shown, streamed_again
 from proxy.errors import BadRequestError, RunElsewhereError
 from proxy.store.paging import part
 from proxy.wire.listing import CONTAINERS, listing, page
+from proxy.wire.response_object import run_id
 from proxy.wire.responses_request import INCLUDES
 from proxy.wire.shapes import array, one_of
 

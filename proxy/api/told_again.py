@@ -11,13 +11,13 @@ from proxy.api.answering import headers, replayed
 from proxy.api.connection import authorize, owner, services
 from proxy.api.json_response import JSON
 from proxy.api.kept_response import KeptResponse
-from proxy.api.said_before import is_at_work, run_id, run_of
+from proxy.api.said_before import is_at_work, run_of
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
 from proxy.runs.recording import Recording
 from proxy.runs.run import Listener
 from proxy.store.records import StoredResponse
 from proxy.wire.listing import integer
-from proxy.wire.response_object import failed
+from proxy.wire.response_object import failed, response_id, run_id
 
 MAX_SEQUENCE = 2**53
 
@@ -43,7 +43,7 @@ async def shown(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
 async def in_background(request: Request, listener: Listener, *, stream: bool) -> Response:
     """What a client is told at once of a response that is made without it. Leaves the listener."""
     with listener:
-        stored = await found(request, f"resp_{listener.run.id}")
+        stored = await found(request, response_id(listener.run.id))
         # It has its answer: who asks for the same later on is somebody else.
         listener.run.heard_out |= not await request.is_disconnected()
     if stream:

@@ -29,8 +29,19 @@ _ECHOED: Mapping[str, Any] = {
 }
 """What is said back as it was asked, and what stands for it where it was not. What the backend
 then does by itself is its own affair: null."""
+_PREFIX = "resp_"
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def response_id(run_id: str) -> str:
+    """The name of the response that a run makes."""
+    return f"{_PREFIX}{run_id}"
+
+
+def run_id(response_id: str) -> str:
+    """The name of the run that makes a response."""
+    return response_id.removeprefix(_PREFIX)
 
 
 def begun(body: Mapping[str, Any], run_id: str, created: int) -> dict[str, Any]:
@@ -38,7 +49,7 @@ def begun(body: Mapping[str, Any], run_id: str, created: int) -> dict[str, Any]:
     asked = {name: body.get(name) for name in _ECHOED}
     settings, thinking = body.get("text") or {}, body.get("reasoning") or {}
     return {
-        "id": f"resp_{run_id}",
+        "id": response_id(run_id),
         "object": "response",
         "created_at": created,
         "status": "in_progress",
