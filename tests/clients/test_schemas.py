@@ -6,15 +6,14 @@ from typing import Any
 
 import anyio
 import httpx
-import jsonschema_rs
 import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import Frames, Item, Raw, Refusal, chunk, frames, scripted_backend
 from tests.fakes.server import ATTEMPTS, house
+from tests.openapi.description import check, described
 
-DESCRIPTION = Path(__file__).parent.parent / "proxy" / "wire" / "openai_chat.json"
-DEFINITIONS = json.loads(DESCRIPTION.read_text(encoding="utf-8"))["$defs"]
+pytestmark = described
 BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "Hello."}]}
 LOOKUP = {"name": "lookup", "parameters": {"type": "object"}}
 TOOL = {"tools": [{"type": "function", "function": LOOKUP}]}
@@ -50,12 +49,6 @@ FAILURES: dict[str, tuple[list[Item], dict[str, Any], int]] = {
     "refused by the backend": ([Refusal(400, "no", code=400)], {}, 400),
     "backend broken": ([Raw(200, b"<html>")] * ATTEMPTS, {}, 502),
 }
-
-
-def check(name: str, value: Any) -> None:
-    """Raise unless a value is what the description calls by that name."""
-    schema = {"$ref": f"#/$defs/{name}", "$defs": DEFINITIONS}
-    jsonschema_rs.validate(schema, value)
 
 
 async def answered(script: list[Item], body: dict[str, Any], tmp_path: Path) -> httpx.Response:

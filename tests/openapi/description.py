@@ -4,8 +4,12 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import jsonschema_rs
+import pytest
 
 from tests.openapi.amendments import AMENDMENTS
 
@@ -14,6 +18,11 @@ Tree = dict[str, Any]
 _ROOT = Path(__file__).parent.parent.parent
 PLACE = Path(os.environ.get("OPENAI_DESCRIPTION", _ROOT.parent / "shared" / "openai-openapi.json"))
 """Where the description lies; the project has no copy of it."""
+described = pytest.mark.skipif(
+    not PLACE.exists() and "OPENAI_DESCRIPTION" not in os.environ,
+    reason=f"{PLACE.name}, OpenAI's own description, is not there: name it by OPENAI_DESCRIPTION",
+)
+"""Marks what cannot be tested without it."""
 BASE_PATH = "/v1"
 REFUSALS = ("400", "401", "404", "405", "413", "415")
 """The statuses of errors that only the client can mend; the description knows hardly any."""
@@ -26,9 +35,41 @@ _STREAM: Tree = {"properties": {"stream": {"const": True}}, "required": ["stream
 _PARAMETER = re.compile(r"\{[^}]*\}")
 
 
+def field_names(name: str) -> set[str]:
+    """The fields of what the description calls by that name, its parts' included."""
+    return set(_field_names(_read(), {"$ref": f"#/components/schemas/{name}"}))
+
+
+def check(name: str, value: Any) -> None:
+    """Raise unless a value is what the description, as it stands, calls by that name."""
+    _validator(name).validate(value)
+
+
+@cache
+def _validator(name: str) -> jsonschema_rs.Validator:
+    tree = _read()
+    for schema in _schemas(tree):
+        _mend(schema)
+    components = {"components": tree["components"]}
+    return jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{name}", **components})
+
+
+def _field_names(tree: Tree, schema: Tree) -> Iterator[str]:
+    if "$ref" in schema:
+        schema = _found(tree, schema["$ref"].removeprefix("#/"))
+    yield from schema.get("properties", {})
+    for part in schema.get("allOf", []):
+        yield from _field_names(tree, part)
+
+
+def _read() -> Tree:
+    tree: Tree = json.loads(PLACE.read_text(encoding="utf-8"))
+    return tree
+
+
 def amended() -> Tree:
     """The description, put right."""
-    tree: Tree = json.loads(PLACE.read_text(encoding="utf-8"))
+    tree = _read()
     for amendment in AMENDMENTS:
         _amend(_found(tree, amendment.at), amendment.change)
     for schema in _schemas(tree):

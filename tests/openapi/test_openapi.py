@@ -1,6 +1,5 @@
 """OpenAI's own description of its API, held against ours."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -8,18 +7,14 @@ from typing import Any
 import anyio
 import httpx
 import jsonschema_rs
-import pytest
 
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import house
-from tests.openapi.description import BASE_PATH, PLACE, Tree, amended, answer_schema
+from tests.openapi.description import BASE_PATH, Tree, amended, answer_schema, described
 from tests.openapi.drive import drive, drive_streams
 from tests.openapi.strict_backend import strict
 
-pytestmark = pytest.mark.skipif(
-    not PLACE.exists() and "OPENAI_DESCRIPTION" not in os.environ,
-    reason="OPENAI_DESCRIPTION does not say where OpenAI's description of its API lies",
-)
+pytestmark = described
 EXAMPLES, STREAMS = 10, 40
 FEWEST_CASES = 1000
 GOOD_SHARE = 0.6
