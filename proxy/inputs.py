@@ -199,8 +199,7 @@ class Inputs:
     # Sent beforehand
 
     async def _uploaded(self, part: FilePart, owner: str, file_id: str) -> _Content:
-        known = file_id.encode(errors="replace").decode()  # half a surrogate pair names nothing
-        upload = await self._uploads.find(owner, known)
+        upload = await self._uploads.find(owner, file_id)
         if upload is None:
             raise BadRequestError(
                 f"Invalid '{part.param}': no file {file_id!r} was found.",
