@@ -153,11 +153,11 @@ class Channel:
         """Kill the guest. Safe to call twice; finishes when cancelled."""
         with anyio.CancelScope(shield=True):
             self._lose("it was closed")
-            self._is_gone = await self.guest.kill()
             others = {task for task in (self._reader, *self._connections) if task}
             others -= {asyncio.current_task()}
             for task in others:
                 task.cancel()
+            self._is_gone = await self.guest.kill()
             if others:
                 await asyncio.wait(others)
             self._wake_all()

@@ -37,16 +37,28 @@ class CommandOutput:
                 await self._on_output(STREAM_NAMES[kind], text)
         return True
 
-    def text(self, name: StreamName, numbers: Mapping[str, float]) -> str:
-        """A whole stream, or its head and tail with a line between that says what is left out."""
+    def text(self, name: StreamName, numbers: Mapping[str, float], path: str) -> str:
+        """A whole stream, or its head and tail with a line between that says what is left out, and
+        the `path` that has it."""
         head_kind, tail_kind = KINDS[name]
         head, tail = b"".join(self._pieces[head_kind]), b"".join(self._pieces[tail_kind])
-        omitted = int(numbers[f"{name}_bytes"]) - len(head) - len(tail)
+        total = int(numbers[f"{name}_bytes"])
+        omitted = total - len(head) - len(tail)
         if omitted <= 0:
             return (head + tail).decode(errors="replace")
         self.truncated = True
         lines = int(numbers[f"{name}_omitted_lines"])
-        marker = f"[... {omitted} bytes, {lines} lines left out ...]"
+        marker = left_out(omitted, lines, path, int(numbers[f"{name}_kept_bytes"]), total)
         shown = head.decode(errors="replace")
         newline = "" if shown.endswith("\n") or not shown else "\n"
         return f"{shown}{newline}{marker}\n{tail.decode(errors='replace')}"
+
+
+def left_out(omitted: int, lines: int, path: str, kept: int, total: int) -> str:
+    """The line in the place of what is not shown of a stream."""
+    where = ""
+    if path and kept < total:
+        where = f"; the first {kept} bytes of it all are in {path}"
+    elif path:
+        where = f"; all of it is in {path}"
+    return f"[... {omitted} bytes, {lines} lines left out{where} ...]"

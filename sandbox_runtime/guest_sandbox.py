@@ -4,15 +4,17 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import AsyncIterable, Awaitable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from policies.isolation import Isolation
 from policies.workspace import WORKING_DIR
 from sandbox_runtime.backends.base import Pressure
 from sandbox_runtime.channel import Channel
-from sandbox_runtime.command_output import CommandOutput
+from sandbox_runtime.command_output import KINDS, CommandOutput
+from sandbox_runtime.egress.meter import Meter
 from sandbox_runtime.errors import (
     FileMissingError,
     FileTooLargeError,
@@ -20,6 +22,7 @@ from sandbox_runtime.errors import (
     NotARegularFileError,
     SandboxFileError,
 )
+from sandbox_runtime.kept_output import PRUNE, KeptFiles, KeptOutput
 from sandbox_runtime.sandbox import (
     Entry,
     ExecResult,
@@ -32,13 +35,12 @@ from sandbox_runtime.sandbox import (
 )
 from sandbox_runtime.streams import OnConnection, Stream
 
-T = TypeVar("T")
-
 ANSWER_S = 4.0
 """How long after a command's time is up its outcome is awaited; the agent needs about 0.7 s."""
 MAX_NUMBER = 1e18
 """Beyond any count of bytes or seconds; NaN is not below it either."""
 MAX_LISTING_BYTES = 32 << 20
+MAX_COUNT_CHARS = 20
 FILE_ERRORS: Mapping[object, type[SandboxFileError]] = {
     "missing": FileMissingError,
     "not_regular": NotARegularFileError,
@@ -46,13 +48,14 @@ FILE_ERRORS: Mapping[object, type[SandboxFileError]] = {
 }
 REPORTED = (
     *("exit_code", "duration_s", "cpu_s", "peak_memory_bytes", "stdout_bytes", "stderr_bytes"),
-    *("stdout_omitted_lines", "stderr_omitted_lines", "oom_kills", "pids_refused", "reading"),
+    *("stdout_omitted_lines", "stderr_omitted_lines", "stdout_kept_bytes", "stderr_kept_bytes"),
+    *("oom_kills", "pids_refused", "reading"),
 )
 """The numbers of every command's report."""
 
 
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
-UNPACK = ["tar", "-x", "-o", "-p", "-C", WORKING_DIR, "-f", "-"]
+UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
 """Nobody inside may own what it unpacks but the one user there is."""
 SHA256 = re.compile("[0-9a-f]{64}|")
 
@@ -66,6 +69,8 @@ class GuestSandbox:
         self._ids = itertools.count(1)
         self._jobs: dict[str, _Job] = {}
         self._last_pressure = Pressure()
+        self.meter = Meter()
+        self._kept_output = KeptOutput()
 
     @property
     def id(self) -> str:
@@ -111,6 +116,7 @@ class GuestSandbox:
         command_id: str | None = None,
     ) -> ExecResult:
         id = command_id or f"c{next(self._ids)}"
+        kept = self._kept_output.begin(cap)
         request = {
             "op": "exec",
             "id": id,
@@ -122,14 +128,17 @@ class GuestSandbox:
             "stdin": "terminal" if stdin is None else "data" if stdin else "none",
             "max_bytes": cap.max_bytes,
             "max_lines": cap.max_lines,
+            "keep": kept.name,
+            "max_kept_bytes": kept.left,
             "shell_state": shell_state,
         }
         patience_s = timeout_s if wait_s is None else min(timeout_s, wait_s)
         output = CommandOutput(cap, on_output)
         report = await self._hear(request, output, patience_s, stdin or b"", end_of_input=True)
         if "error" in report:
+            self._kept_output.end(kept)
             return _not_started(str(report.get("message")))
-        return await self._result(id, cap, report, output)
+        return await self._result(id, _Job(0, cap, kept), report, output)
 
     async def wait(
         self,
@@ -147,13 +156,13 @@ class GuestSandbox:
         if "error" in report:
             del self._jobs[job_id]
             raise JobMissingError(f"the sandbox has no job {job_id!r} any more")
-        return await self._result(job_id, job.cap, report, output)
+        return await self._result(job_id, job, report, output)
 
     async def stop(self, job_id: str) -> None:
         self._job(job_id)
-        stream = await self._channel.open({"op": "stop", "id": job_id})
-        while await stream.receive():
-            await self._distrust("it sent data where none was asked for")
+        async with self._operation({"op": "stop", "id": job_id}) as stream:
+            while await stream.receive():
+                await self._distrust("it sent data where none was asked for")
 
     def _job(self, job_id: str) -> "_Job":
         try:
@@ -174,30 +183,30 @@ class GuestSandbox:
         """One reading of a command, to its end; returns the agent's report."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + patience_s + ANSWER_S
-        stream = await self._before(deadline, self._channel.open(request))
         try:
-            if stdin:
-                await self._before(deadline, stream.send(stdin))
-            if end_of_input and (stdin or request["op"] == "attach"):
-                await self._before(deadline, stream.finish_input())
-            while piece := await self._before(deadline, stream.receive()):
-                arrived = clock()
-                if not await output.take(*piece):
-                    await self._distrust("it sent more output than allowed")
-                deadline += clock() - arrived  # the listener's time is not the agent's
-        finally:
-            self._channel.reset(stream)
+            async with (
+                asyncio.timeout_at(deadline) as patience,
+                self._operation(request) as stream,
+            ):
+                if stdin:
+                    await stream.send(stdin)
+                if end_of_input and (stdin or request["op"] == "attach"):
+                    await stream.finish_input()
+                while piece := await stream.receive():
+                    arrived = clock()
+                    patience.reschedule(None)  # the listener's time is not the agent's
+                    if not await output.take(*piece):
+                        await self._distrust("it sent more output than allowed")
+                    deadline += clock() - arrived
+                    patience.reschedule(deadline)
+        except TimeoutError:
+            if patience.expired():
+                await self._distrust("the agent did not end a command in time")
+            raise
         return stream.report
 
-    async def _before(self, deadline: float, work: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await work
-        except TimeoutError:
-            await self._distrust("the agent did not end a command in time")
-
     async def _result(
-        self, id: str, cap: OutputCap, report: Mapping[str, object], output: CommandOutput
+        self, id: str, job: "_Job", report: Mapping[str, object], output: CommandOutput
     ) -> ExecResult:
         numbers: dict[str, float] = {}
         for key in REPORTED:
@@ -205,16 +214,21 @@ class GuestSandbox:
             if not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
                 await self._distrust(f"it reported {key} as {str(value)[:80]!r}")
             numbers[key] = value
+        reading = int(numbers["reading"])
+        stdout_file, stderr_file = (
+            job.kept.path(name, reading, int(numbers[f"{name}_kept_bytes"])) for name in KINDS
+        )
         running = report.get("running") is True
         if running:
-            self._jobs[id] = _Job(int(numbers["reading"]) + 1, cap)
+            self._jobs[id] = replace(job, next_reading=reading + 1)
         else:
             self._jobs.pop(id, None)
             self._channel.acknowledge(id)
+            self._kept_output.end(job.kept)
         return ExecResult(
             exit_code=int(numbers["exit_code"]),
-            stdout=output.text("stdout", numbers),
-            stderr=output.text("stderr", numbers),
+            stdout=output.text("stdout", numbers, stdout_file),
+            stderr=output.text("stderr", numbers, stderr_file),
             timed_out=report.get("timed_out") is True,
             truncated=output.truncated,
             duration_s=numbers["duration_s"],
@@ -225,6 +239,8 @@ class GuestSandbox:
             running=running,
             waiting=report.get("waiting") is True,
             job_id=id if running else "",
+            stdout_file=stdout_file,
+            stderr_file=stderr_file,
             **self._pressure(numbers),
         )
 
@@ -240,28 +256,23 @@ class GuestSandbox:
         }
 
     async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
-        stream = await self._channel.open({"op": "put", "path": path})
-        try:
+        async with self._operation({"op": "put", "path": path}) as stream:
             async for data in source:
                 await stream.send(data)
             await stream.finish_input()
             while await stream.receive():
                 await self._distrust("it sent data where none was asked for")
-        finally:
-            self._channel.reset(stream)
         return await self._size(stream)
 
     async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:
-        stream = await self._channel.open({"op": "get", "path": path, "max_bytes": max_bytes})
+        request = {"op": "get", "path": path, "max_bytes": max_bytes}
         received = 0
-        try:
+        async with self._operation(request) as stream:
             while piece := await stream.receive():
                 received += len(piece[1])
                 if received > max_bytes:
                     await self._distrust("it sent more of a file than asked for")
                 await sink(piece[1])
-        finally:
-            self._channel.reset(stream)
         if await self._size(stream) != received:
             await self._distrust("it sent less of a file than it says")
         return received
@@ -275,15 +286,12 @@ class GuestSandbox:
         hashes: bool = False,
     ) -> Listing:
         bounds = {"max_entries": max_entries, "max_depth": max_depth, "hashes": hashes}
-        stream = await self._channel.open({"op": "list", "path": path, **bounds})
         text = bytearray()
-        try:
+        async with self._operation({"op": "list", "path": path, **bounds}) as stream:
             while piece := await stream.receive():
                 text += piece[1]
                 if len(text) > MAX_LISTING_BYTES:
                     await self._distrust("it sent an endless listing")
-        finally:
-            self._channel.reset(stream)
         self._raise_file_error(stream.report)
         entries = [_entry(line) for line in bytes(text).split(b"\n") if line]
         known = [entry for entry in entries if entry]
@@ -295,34 +303,39 @@ class GuestSandbox:
         )
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
-        stream = await self._channel.open({"op": "pipe", "argv": PACK})
         size = 0
-        try:
+        async with self._operation({"op": "pipe", "argv": PACK}) as stream:
             await stream.finish_input()
             while piece := await stream.receive():
                 size += len(piece[1])
                 if size > max_bytes:
                     raise FileTooLargeError(f"the workspace is larger than {max_bytes} bytes")
                 await sink(piece[1])
-        finally:
-            self._channel.reset(stream)
         # 1: a file changed while it was read, which a program in the background may do.
         self._raise_failure("packing the workspace", stream, fine=(0, 1))
         return size
 
     async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
-        stream = await self._channel.open({"op": "pipe", "argv": UNPACK})
-        try:
+        async with self._operation({"op": "pipe", "argv": UNPACK}) as stream:
             async for data in source:
                 await stream.send(data)
             await stream.finish_input()
-            while await stream.receive():
-                pass  # what tar says is no matter, only whether it did it
-        finally:
-            self._channel.reset(stream)
+            left = b""
+            while piece := await stream.receive():
+                left = (left + piece[1])[:MAX_COUNT_CHARS]
         self._raise_failure("unpacking the workspace", stream, fine=(0,))
+        self._kept_output.found(left)
         if of:
             self._ref = replace(self._ref, generation=of.generation + 1)
+
+    @asynccontextmanager
+    async def _operation(self, request: Mapping[str, object]) -> AsyncIterator[Stream]:
+        """One of the agent's, given up if it is not over with the block."""
+        stream = await self._channel.open(request)
+        try:
+            yield stream
+        finally:
+            self._channel.reset(stream)
 
     def _raise_failure(self, what: str, stream: Stream, *, fine: tuple[int, ...]) -> None:
         self._raise_file_error(stream.report)
@@ -356,6 +369,8 @@ class _Job:
 
     next_reading: int
     cap: OutputCap
+    kept: KeptFiles
+    """What has its output whole."""
 
 
 def _not_started(message: str) -> ExecResult:

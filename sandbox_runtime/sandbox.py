@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal, Protocol
 
 from policies.isolation import Isolation
-from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.egress.decision import OnAsk, OnDecision
+from sandbox_runtime.egress.meter import Meter
 
 StreamName = Literal["stdout", "stderr"]
 ShellState = Literal["snapshot", "none"]
@@ -21,6 +22,10 @@ class OutputCap:
 
     max_bytes: int = 1 << 20
     max_lines: int = 1_000_000
+    keep_in: str | None = None
+    """A directory inside where a stream that is cut is kept whole; None: nowhere."""
+    max_kept_bytes: int = 4 << 20
+    """How much of a command's output is kept there, in all its readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class ExecResult:
     """How a command ended and what it printed.
 
     A stream longer than the cap is its head and tail with one line between them that says how much
-    is left out. Bytes that are not UTF-8 appear as U+FFFD.
+    is left out, and in which file it is kept. Bytes that are not UTF-8 appear as U+FFFD.
     """
 
     exit_code: int
@@ -57,6 +62,9 @@ class ExecResult:
     """Whether the job stands still until somebody types."""
     job_id: str = ""
     """What `wait` and `stop` take while it runs."""
+    stdout_file: str = ""
+    """Where it is kept whole, or as much as may be; empty: it was not cut, or could not be kept."""
+    stderr_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,10 @@ class Sandbox(Protocol):
     @property
     def ref(self) -> SandboxRef:
         """Which computer this is."""
+
+    @property
+    def meter(self) -> Meter:
+        """What passes between it and the world, while it is lent."""
 
     async def exec(
         self,
@@ -224,9 +236,13 @@ class Sandboxes(Protocol):
     """Where sandboxes come from."""
 
     def lease(
-        self, isolation: Isolation, on_decision: OnDecision | None = None
+        self,
+        isolation: Isolation,
+        on_decision: OnDecision | None = None,
+        on_ask: OnAsk | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
         """A sandbox for the length of the block, starting now and closed off the caller's path.
 
-        `on_decision` hears of every connection that a program inside has tried to make.
+        `on_decision` hears of every connection that a program inside has tried to make, `on_ask`
+        is asked before one is made.
         """

@@ -25,6 +25,8 @@ from sandbox_runtime.protocol import (
 )
 
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
+CREDIT_BYTES = WINDOW_BYTES // 2
+"""Credit is given for so much at a time: most operations are over before any is due."""
 PATIENCE_S = 10.0
 """How long the agent may be silent, or not read, before it must show that it is alive."""
 
@@ -56,6 +58,7 @@ class _Flow:
         self._arrived = asyncio.Event()
         self._credit = WINDOW_BYTES
         self._credit_given = WINDOW_BYTES
+        self._credit_due = 0
         self._over = False
         """Whether the other side has closed it."""
 
@@ -81,9 +84,11 @@ class _Flow:
 
     async def _next(self) -> tuple[int, bytes]:
         kind, data = self._frames.popleft()
-        if not self._over:
-            self._credit_given += len(data)
-            await self._link.send(frame(self._number, WINDOW, CREDIT.pack(len(data))))
+        self._credit_due += len(data)
+        if self._credit_due >= CREDIT_BYTES and not self._over:
+            credit, self._credit_due = self._credit_due, 0
+            self._credit_given += credit
+            await self._link.send(frame(self._number, WINDOW, CREDIT.pack(credit)))
         return kind, data
 
     def _take(self, kind: int, payload: bytes) -> None:

@@ -35,6 +35,7 @@ _MODULES = (
     "sandbox_runtime.protocol",
     "sandbox_runtime.guest.pressure",
     "sandbox_runtime.guest.capture",
+    "sandbox_runtime.guest.spool",
     "sandbox_runtime.guest.shell",
     "sandbox_runtime.guest.terminal",
     "sandbox_runtime.guest.commands",

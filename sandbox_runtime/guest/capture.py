@@ -16,9 +16,9 @@ class Capture:
         self._ring: deque[bytes] = deque()
         self._ring_bytes = 0
         self._head_open = True
-        self._head_sent = 0
         self.total_bytes = 0
         self.total_lines = 0
+        self.shown_bytes = 0
         self.shown_lines = 0
 
     def feed(self, data: bytes) -> bytes:
@@ -26,6 +26,7 @@ class Capture:
         self.total_bytes += len(data)
         self.total_lines += data.count(b"\n")
         head = self._take_head(data) if self._head_open else b""
+        self.shown_bytes += len(head)
         rest = data[len(head) :]
         if rest:
             self._head_open = False
@@ -43,7 +44,6 @@ class Capture:
         if lines > self._head_lines:
             head = b"".join(line + b"\n" for line in head.split(b"\n")[: self._head_lines])
             lines = self._head_lines
-        self._head_sent += len(head)
         self._head_bytes -= len(head)
         self._head_lines -= lines
         self.shown_lines += lines
@@ -53,12 +53,13 @@ class Capture:
         """The end of the stream, as much as the cap allows."""
         kept = b"".join(self._ring)
         tail = kept[max(0, len(kept) - self._tail_bytes) :]
-        if self._head_sent + len(tail) < self.total_bytes:
+        if self.shown_bytes + len(tail) < self.total_bytes:
             tail = _from_whole_character(tail)
         lines = tail.split(b"\n")  # a last line without a newline counts as one
         excess = len(lines) - (1 if lines[-1] == b"" else 0) - self._tail_lines
         if excess > 0:
             tail = b"\n".join(lines[excess:])
+        self.shown_bytes += len(tail)
         self.shown_lines += tail.count(b"\n")
         return tail
 

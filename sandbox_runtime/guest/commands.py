@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 from sandbox_runtime.guest.capture import Capture
+from sandbox_runtime.guest.spool import Room, Spool
 from sandbox_runtime.guest.terminal import END_OF_INPUT, Terminal
 from sandbox_runtime.protocol import DATA, MAX_DATA_BYTES, STDERR, STDERR_TAIL, TAIL
 
@@ -28,12 +29,13 @@ MAX_PIPE_READS = 32
 FIRST_LOOK_S, NEXT_LOOK_S = 1.0, 0.5
 """When it is looked whether a command waits for somebody to type."""
 STREAMS = ((DATA, TAIL, "stdout"), (STDERR, STDERR_TAIL, "stderr"))
+NAMES = {kind: name for kind, _, name in STREAMS}
 
 
 class Reading:
     """A part of a command's output, kept for as long as it may be asked for again."""
 
-    def __init__(self, number: int, request: dict[str, Any]) -> None:
+    def __init__(self, number: int, request: dict[str, Any], room: Room) -> None:
         self.number = number
         self.pieces: list[tuple[int, bytes]] = []
         """What is delivered: (frame type, bytes)."""
@@ -41,13 +43,27 @@ class Reading:
         """How it ended."""
         cap = request["max_bytes"], request["max_lines"]
         self._captures = {kind: Capture(*cap) for kind in (DATA, STDERR)}
+        self._keep = request.get("keep")
+        self._room = room
+        self._spools: dict[int, Spool] = {}
 
     def feed(self, kind: int, data: bytes) -> bool:
         """Take output in; returns whether there is something new to deliver."""
         head = self._captures[kind].feed(data)
         if head:
             self.pieces.append((kind, head))
+        if self._keep and len(head) < len(data):
+            self._keep_whole(kind, data[len(head) :])
         return bool(head)
+
+    def _keep_whole(self, kind: int, data: bytes) -> None:
+        """What is past the head goes into a file too, which the head begins."""
+        spool = self._spools.get(kind)
+        if spool is None:
+            path = f"{self._keep}-{self.number}.{NAMES[kind]}"
+            spool = self._spools[kind] = Spool(path, self._room)
+            spool.begin(b"".join(piece for sort, piece in self.pieces if sort == kind))
+        spool.add(data)
 
     @property
     def total_bytes(self) -> int:
@@ -63,6 +79,9 @@ class Reading:
                 self.pieces.append((tail_kind, tail))
             report[name + "_bytes"] = capture.total_bytes
             report[name + "_omitted_lines"] = capture.total_lines - capture.shown_lines
+            spool = self._spools.get(kind)
+            is_cut = capture.shown_bytes < capture.total_bytes
+            report[name + "_kept_bytes"] = spool.end(is_cut) if spool else 0
         self._captures = {}
         report["reading"] = self.number
         self.report = report
@@ -74,7 +93,8 @@ class Command:
     def __init__(self, agent: Agent, request: dict[str, Any], stdin: int) -> None:
         """Start it; `stdin` is taken over, -1 asks for a terminal."""
         self.id: str = request["id"]
-        self.reading = Reading(0, request)
+        self._room = Room(request.get("max_kept_bytes", 0))
+        self.reading = Reading(0, request, self._room)
         """The one that output goes to."""
         self.finished: Reading | None = None
         """The one before, until the next is asked for."""
@@ -95,13 +115,7 @@ class Command:
     def _start(self, stdin: int) -> None:
         theirs = [stdin] if stdin >= 0 else []
         try:
-            if stdin < 0:
-                self._terminal = Terminal(self._agent)
-                theirs.append(self._terminal.slave)
-            for kind in (DATA, STDERR):
-                self._pipes[kind], write = os.pipe()
-                theirs.append(write)
-                os.set_blocking(self._pipes[kind], False)
+            self._open(theirs)
             self._pressure = self._agent.pressure.read()
             self._commits = self._agent.shell.commits
             self._started = time.monotonic()
@@ -119,6 +133,19 @@ class Command:
         for kind, fd in self._pipes.items():
             self._agent.watch(fd, read=partial(self._read, kind))
         self._deadline = self._agent.after(self._request["timeout_s"], self._expire)
+
+    def _open(self, theirs: list[int]) -> None:
+        """Make the pipes, and a terminal where there is no other input; the command's ends go to
+        `theirs`."""
+        if not theirs:
+            theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            self._terminal = Terminal(self._agent)
+        for kind in (DATA, STDERR):
+            self._pipes[kind], write = os.pipe()
+            theirs.append(write)
+            os.set_blocking(self._pipes[kind], False)
+        if self._terminal:
+            theirs.append(self._terminal.slave)
 
     def _read(self, kind: int) -> bool:
         """Take what one pipe holds; returns whether there may be more."""
@@ -234,7 +261,7 @@ class Command:
             }
         )
         self.finished = reading
-        self.reading = Reading(reading.number + 1, self._request)
+        self.reading = Reading(reading.number + 1, self._request, self._room)
         self._tell()
 
     def look_after(self, reading: Reading) -> None:

@@ -47,7 +47,11 @@ class Shell:
         """How often the state was replaced."""
 
     def spawn(self, request: dict[str, Any], fds: list[int]) -> tuple[int, str | None]:
-        """Start a command as leader of its own session; returns its pid and its snapshot's path."""
+        """Start a command as leader of its own session; returns its pid and its snapshot's path.
+
+        A terminal comes as the fourth of `fds`, for bash would make what it finds as its input the
+        session's own, and end with it whatever runs in the background.
+        """
         self._count += 1
         if not os.path.isdir(self._directory):  # a command has removed it
             self._directory = _private_directory()
@@ -60,7 +64,7 @@ class Shell:
         shell = self._bash or "/bin/sh"
         pid = os.posix_spawn(
             shell,
-            self._argv(shell, request, restore, new),
+            self._argv(shell, request, restore, new, has_terminal=len(fds) > 3),
             # A snapshot holds the whole environment, and what was unset must stay so.
             {} if restore else self._env,
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate(fds)],
@@ -71,9 +75,16 @@ class Shell:
         return pid, new
 
     def _argv(
-        self, shell: str, request: dict[str, Any], restore: bool, new: str | None
+        self,
+        shell: str,
+        request: dict[str, Any],
+        restore: bool,
+        new: str | None,
+        *,
+        has_terminal: bool,
     ) -> list[str | bytes]:
-        steps = ["unset BASH_EXECUTION_STRING; shopt -s expand_aliases"] if self._bash else []
+        steps = ["exec 0<&3 3<&-"] if has_terminal else []
+        steps += ["unset BASH_EXECUTION_STRING; shopt -s expand_aliases"] if self._bash else []
         if restore:
             steps.append(_RESTORE.format(state=self._state))
         if request["cwd"]:

@@ -128,6 +128,7 @@ size_t capture_feed(struct capture *capture, const char *data, size_t length)
     capture->total_bytes += length;
     capture->total_lines += count_lines(data, length);
     size_t head = capture->is_past_head ? 0 : take_head(capture, data, length);
+    capture->shown_bytes += head;
     if (head < length) {
         capture->is_past_head = true;
         capture->past_head_bytes += length - head;
@@ -150,6 +151,7 @@ char *capture_tail(struct capture *capture, size_t *length)
     }
     *length = end - start;
     memmove(tail, tail + start, *length);
+    capture->shown_bytes += *length;
     capture->shown_lines += count_lines(tail, *length);
     return tail;
 }

@@ -15,7 +15,7 @@ struct capture {
     char *ring; /* the last bytes after the head; made when there are some */
     size_t ring_room, ring_start, ring_length;
     size_t past_head_bytes;
-    size_t total_bytes, total_lines, shown_lines;
+    size_t total_bytes, total_lines, shown_bytes, shown_lines;
 };
 
 /* Half of the cap for each end. */

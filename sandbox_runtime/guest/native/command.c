@@ -191,7 +191,8 @@ static void pause_reading(struct command *command, bool is_waiting)
                                       .is_waiting = is_waiting,
                                   });
     command->finished = command->reading;
-    command->reading = reading_new(command->finished->number + 1, command->finished->cap);
+    command->reading = reading_new(command->finished->number + 1, command->finished->cap,
+                                   command->finished->keep);
     tell(command);
 }
 
@@ -235,8 +236,8 @@ static void taken(void *owner, size_t count)
         stream_grant(command->stream, count);
 }
 
-/* Start the process with the pipes and, in stdio[0], its input; all three are closed. */
-static int start_process(struct command *command, const struct json *request, int stdio[3])
+/* Start the process with the pipes and, in stdio, its input and its terminal. */
+static int start_process(struct command *command, const struct json *request, int stdio[4])
 {
     struct order order;
     int error = order_read(&order, request) ? 0 : EILSEQ;
@@ -249,29 +250,39 @@ static int start_process(struct command *command, const struct json *request, in
         command->started_s = now_s();
         error = shell_start(&order, stdio, &command->child, exited, command, &command->snapshot);
     }
-    for (int n = 0; n < 3; n++)
-        if (stdio[n] >= 0)
-            close(stdio[n]);
     return error;
 }
 
 struct command *command_start(const struct json *request, int input, struct cap cap)
 {
     struct command *command = allocate(sizeof *command);
-    int stdio[3] = {input, -1, -1}, error = 0;
-    if (input == INPUT_TERMINAL)
-        command->terminal = terminal_open(&stdio[0], taken, command);
-    if (input == INPUT_TERMINAL && !command->terminal)
-        error = errno;
+    int stdio[4] = {input, -1, -1, -1}, error = 0;
+    if (input == INPUT_TERMINAL) {
+        stdio[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        if (stdio[0] >= 0)
+            command->terminal = terminal_open(&stdio[3], taken, command);
+        if (!command->terminal)
+            error = errno;
+    }
     if (!error)
         error = start_process(command, request, stdio);
+    for (int n = 0; n < 4; n++)
+        if (stdio[n] >= 0)
+            close(stdio[n]);
     if (error) {
         command_free(command);
         errno = error;
         return NULL;
     }
     command->id = format("%s", json_need(request, "id", JSON_TEXT)->text);
-    command->reading = reading_new(0, cap);
+    const struct json *kept_as = json_member(request, "keep");
+    struct keep keep = {NULL, NULL};
+    if (kept_as && kept_as->kind == JSON_TEXT) {
+        command->kept_as = format("%s", kept_as->text);
+        command->keep_room = json_count(request, "max_kept_bytes");
+        keep = (struct keep){command->kept_as, &command->keep_room};
+    }
+    command->reading = reading_new(0, cap, keep);
     timer_set(&command->deadline, json_number(request, "timeout_s"), expire, command);
     return command;
 }
@@ -287,6 +298,7 @@ void command_free(struct command *command)
     reading_free(command->reading);
     reading_free(command->finished);
     free(command->snapshot);
+    free(command->kept_as);
     free(command->id);
     free(command);
 }

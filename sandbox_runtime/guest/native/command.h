@@ -17,7 +17,8 @@
 struct drain;
 
 struct command {
-    char *id;
+    char *id, *kept_as; /* see struct keep, */
+    size_t keep_room;   /* and this too */
     struct command *next;     /* in the order of their starts */
     struct reading *reading;  /* the one that output goes to */
     struct reading *finished; /* the one before, until the next is asked for; or NULL */

@@ -215,7 +215,7 @@ static int start(struct pipe *pipe, const char *path, char *const *argv)
             .path = path,
             .argv = argv,
             .env = environment,
-            .stdio = {stdio[0], stdio[1], stdio[2]},
+            .stdio = {stdio[0], stdio[1], stdio[2], -1},
         };
         error = process_start(&program, &pipe->child, exited, pipe);
     }

@@ -60,8 +60,9 @@ int process_start(const struct program *program, struct child *child,
     posix_spawn_file_actions_init(&actions);
     prepare_signals(&attributes);
     int error = 0;
-    for (int n = 0; n < 3 && !error; n++)
-        error = posix_spawn_file_actions_adddup2(&actions, program->stdio[n], n);
+    for (int n = 0; n < 4 && !error; n++)
+        if (program->stdio[n] >= 0)
+            error = posix_spawn_file_actions_adddup2(&actions, program->stdio[n], n);
     descriptors_seal();
     if (!error)
         error = posix_spawn(&child->pid, program->path, &actions, &attributes, program->argv,

@@ -21,7 +21,7 @@ struct program {
     const char *path;
     char *const *argv;
     char *const *env;
-    int stdio[3];
+    int stdio[4]; /* what it has as 0 to 3; -1: nothing */
 };
 
 void processes_begin(void);

@@ -14,11 +14,14 @@ struct piece {
 static const enum frame_type heads[OUTPUTS] = {FRAME_DATA, FRAME_STDERR};
 static const enum frame_type tails[OUTPUTS] = {FRAME_TAIL, FRAME_STDERR_TAIL};
 
-struct reading *reading_new(unsigned number, struct cap cap)
+static const char *const output_names[OUTPUTS] = {"stdout", "stderr"};
+
+struct reading *reading_new(unsigned number, struct cap cap, struct keep keep)
 {
     struct reading *reading = allocate(sizeof *reading);
     reading->number = number;
     reading->cap = cap;
+    reading->keep = keep;
     for (int n = 0; n < OUTPUTS; n++)
         reading->captures[n] = capture_begin(cap);
     return reading;
@@ -49,10 +52,32 @@ static void add_piece(struct reading *reading, enum frame_type type, const char 
     bytes_add(&reading->pieces, data, length);
 }
 
+/* What is past the head goes into a file too, which the head begins. */
+static void keep_whole(struct reading *reading, enum output output, const char *data,
+                       size_t length)
+{
+    struct spool *spool = &reading->spools[output];
+    if (!spool->has_begun) {
+        spool->path = format("%s-%u.%s", reading->keep.name, reading->number, output_names[output]);
+        spool->room = reading->keep.room;
+        spool_begin(spool);
+        for (size_t place = 0; place < reading->pieces.length;) {
+            struct piece piece = piece_at(reading, place);
+            place += sizeof piece;
+            if (piece.type == heads[output])
+                spool_add(spool, bytes_front(&reading->pieces) + place, piece.length);
+            place += piece.length;
+        }
+    }
+    spool_add(spool, data, length);
+}
+
 bool reading_feed(struct reading *reading, enum output output, const char *data, size_t length)
 {
     size_t head = capture_feed(&reading->captures[output], data, length);
     add_piece(reading, heads[output], data, head);
+    if (head < length && reading->keep.name)
+        keep_whole(reading, output, data + head, length - head);
     return head > 0;
 }
 
@@ -67,6 +92,7 @@ static void end_capture(struct reading *reading, enum output output)
     static const char *const byte_counts[OUTPUTS] = {"stdout_bytes", "stderr_bytes"};
     static const char *const line_counts[OUTPUTS] = {"stdout_omitted_lines",
                                                      "stderr_omitted_lines"};
+    static const char *const kept_counts[OUTPUTS] = {"stdout_kept_bytes", "stderr_kept_bytes"};
     struct capture *capture = &reading->captures[output];
     size_t length;
     char *tail = capture_tail(capture, &length);
@@ -75,6 +101,9 @@ static void end_capture(struct reading *reading, enum output output)
     size_t omitted = capture->total_lines - capture->shown_lines;
     report_count(&reading->report, byte_counts[output], (long long)capture->total_bytes);
     report_count(&reading->report, line_counts[output], (long long)omitted);
+    bool is_cut = capture->shown_bytes < capture->total_bytes;
+    size_t kept = spool_end(&reading->spools[output], is_cut);
+    report_count(&reading->report, kept_counts[output], (long long)kept);
     capture_free(capture);
 }
 
@@ -123,8 +152,11 @@ void reading_free(struct reading *reading)
 {
     if (!reading)
         return;
-    for (int n = 0; n < OUTPUTS; n++)
+    for (int n = 0; n < OUTPUTS; n++) {
         capture_free(&reading->captures[n]);
+        if (reading->spools[n].path)
+            spool_end(&reading->spools[n], true);
+    }
     bytes_free(&reading->pieces);
     bytes_free(&reading->report);
     free(reading);

@@ -7,13 +7,23 @@
 #include "bytes.h"
 #include "capture.h"
 #include "frames.h"
+#include "spool.h"
 
 enum output { STDOUT_OUTPUT, STDERR_OUTPUT, OUTPUTS };
+
+/* Where the outputs are kept whole: the beginning of the files' names, NULL for nowhere; and how
+   much the command may still keep, in all its readings. */
+struct keep {
+    const char *name;
+    size_t *room;
+};
 
 struct reading {
     unsigned number;
     struct cap cap;
+    struct keep keep;
     struct capture captures[OUTPUTS];
+    struct spool spools[OUTPUTS];
     struct bytes pieces; /* what is delivered, each a struct piece and its bytes */
     size_t last_piece;
     bool has_ended;
@@ -33,7 +43,8 @@ struct place {
     size_t piece, offset;
 };
 
-struct reading *reading_new(unsigned number, struct cap cap);
+/* What `keep` points to must live as long. */
+struct reading *reading_new(unsigned number, struct cap cap, struct keep keep);
 /* Take output in; returns whether there is something new to deliver. */
 bool reading_feed(struct reading *reading, enum output output, const char *data, size_t length);
 /* How much was written since it began. */

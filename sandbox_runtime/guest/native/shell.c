@@ -145,9 +145,12 @@ static void add_quoted(struct bytes *out, const char *text)
 }
 
 /* What the shell runs; `$1` is the command. */
-static struct bytes write_script(const struct order *order, bool restore, const char *snapshot)
+static struct bytes write_script(const struct order *order, bool has_terminal, bool restore,
+                                 const char *snapshot)
 {
     struct bytes script = {0};
+    if (has_terminal)
+        bytes_add_text(&script, "exec 0<&3 3<&-; ");
     char *save = snapshot ? format(SAVE, snapshot, snapshot) : NULL;
     if (bash)
         bytes_add_text(&script, "unset BASH_EXECUTION_STRING; shopt -s expand_aliases; ");
@@ -206,7 +209,7 @@ static int write_argument(const struct order *order, char **argument)
     return error;
 }
 
-static int run_shell(const char *script, char *argument, bool is_restored, const int stdio[3],
+static int run_shell(const char *script, char *argument, bool is_restored, const int stdio[4],
                      struct child *child,
                      void (*ended)(void *owner, const struct ending *ending), void *owner)
 {
@@ -220,12 +223,12 @@ static int run_shell(const char *script, char *argument, bool is_restored, const
         .argv = bash ? with_bash : with_sh,
         /* A snapshot holds the whole environment, and what was unset must stay so. */
         .env = is_restored ? nothing : environment,
-        .stdio = {stdio[0], stdio[1], stdio[2]},
+        .stdio = {stdio[0], stdio[1], stdio[2], stdio[3]},
     };
     return process_start(&program, child, ended, owner);
 }
 
-int shell_start(const struct order *order, const int stdio[3], struct child *child,
+int shell_start(const struct order *order, const int stdio[4], struct child *child,
                 void (*ended)(void *owner, const struct ending *ending), void *owner,
                 char **snapshot)
 {
@@ -242,7 +245,7 @@ int shell_start(const struct order *order, const int stdio[3], struct child *chi
     int error = write_argument(order, &argument);
     char *place = is_saved ? format("%s/%u", directory, started) : NULL;
     if (!error) {
-        struct bytes script = write_script(order, is_restored, place);
+        struct bytes script = write_script(order, stdio[3] >= 0, is_restored, place);
         error = run_shell(bytes_front(&script), argument, is_restored, stdio, child, ended, owner);
         bytes_free(&script);
     }

@@ -24,9 +24,10 @@ struct order {
 bool order_read(struct order *order, const struct json *request);
 
 void shell_begin(char *const *env);
-/* Start a command; returns errno. `snapshot` is where its state will be, NULL if it is not kept,
+/* Start a command; returns errno. A terminal comes as stdio[3], for bash would make what it finds as
+   its input the session's own, and end with it whatever runs in the background. `snapshot` is where its state will be, NULL if it is not kept,
    and the caller's to free. */
-int shell_start(const struct order *order, const int stdio[3], struct child *child,
+int shell_start(const struct order *order, const int stdio[4], struct child *child,
                 void (*ended)(void *owner, const struct ending *ending), void *owner,
                 char **snapshot);
 /* Make a command's snapshot the state of the next, or drop it. */

@@ -1,5 +1,6 @@
 """A command may go on as a job: read on, typed into, stopped; and none ever runs twice."""
 
+import anyio
 import pytest
 
 from sandbox_runtime.errors import JobMissingError
@@ -11,31 +12,52 @@ GATED = "mkfifo gate; echo before; read line < gate; echo after $line"
 """A command that goes on when somebody writes to `gate`."""
 
 
+async def at_the_gate(sandbox: Sandbox) -> str:
+    """The job, still running, of which "before" was heard: a busy machine needs its time."""
+    heard = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
+    job_id, said = heard.job_id, heard.stdout
+    with anyio.fail_after(PLENTY_S):
+        while said != "before\n":
+            heard = await sandbox.wait(job_id, wait_s=AT_ONCE_S)
+            said += heard.stdout
+    assert heard.running
+    return job_id
+
+
 async def test_a_command_that_ends_in_time_is_no_job(sandbox: Sandbox) -> None:
     result = await sandbox.exec("echo done", timeout_s=PLENTY_S, wait_s=PLENTY_S)
     assert (result.stdout, result.running, result.job_id) == ("done\n", False, "")
 
 
+async def test_what_runs_in_the_background_outlives_a_command_that_could_be_typed_to(
+    sandbox: Sandbox,
+) -> None:
+    started = "mkfifo go ack; (cat go > heard; echo alive > ack) & echo started"
+    result = await sandbox.exec(started, timeout_s=PLENTY_S, stdin=None, wait_s=PLENTY_S)
+    assert (result.stdout, result.running) == ("started\n", False)
+    assert await output(sandbox, "echo hello > go; cat ack heard") == "alive\nhello\n"
+
+
 async def test_a_long_command_goes_on_as_a_job(sandbox: Sandbox) -> None:
-    result = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
-    assert (result.running, result.stdout) == (True, "before\n")
+    job_id = await at_the_gate(sandbox)
     await output(sandbox, "echo now > gate")
-    end = await sandbox.wait(result.job_id, wait_s=PLENTY_S)
+    end = await sandbox.wait(job_id, wait_s=PLENTY_S)
     assert (end.running, end.exit_code, end.stdout) == (False, 0, "after now\n")
 
 
 async def test_what_a_job_writes_between_two_questions_is_not_lost(sandbox: Sandbox) -> None:
-    command = "mkfifo gate; read a < gate; seq 3; read b < gate"
+    await output(sandbox, "mkfifo one two")
+    command = "read a < one; seq 3; read b < two"
     job = await sandbox.exec(command, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
-    await output(sandbox, "echo go > gate")
-    await output(sandbox, "echo go > gate")
+    await output(sandbox, "echo go > one")
+    await output(sandbox, "echo go > two")
     assert (await sandbox.wait(job.job_id, wait_s=PLENTY_S)).stdout == "1\n2\n3\n"
 
 
 async def test_a_job_that_is_asked_too_early_is_still_running(sandbox: Sandbox) -> None:
-    job = await sandbox.exec(GATED, timeout_s=PLENTY_S, wait_s=AT_ONCE_S)
-    again = await sandbox.wait(job.job_id, wait_s=AT_ONCE_S)
-    assert (again.running, again.job_id, again.stdout) == (True, job.job_id, "")
+    job_id = await at_the_gate(sandbox)
+    again = await sandbox.wait(job_id, wait_s=AT_ONCE_S)
+    assert (again.running, again.job_id, again.stdout) == (True, job_id, "")
 
 
 async def test_other_commands_run_beside_a_job(sandbox: Sandbox) -> None:

@@ -1,6 +1,7 @@
 """What only an agent's frames show: outcomes kept, readings repeated, an end without a host."""
 
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -138,6 +139,17 @@ def test_commands_of_every_kind_leave_no_file_open(agent: AgentProcess) -> None:
     for first in range(101, 1101, 100):
         everything(first)
     assert agent.open_files() <= before + 3  # what was reset last may still be ending
+
+
+def test_a_terminal_that_cannot_be_had_leaves_no_file_open(agent: AgentProcess) -> None:
+    before = agent.open_files()
+    _, most = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (before + 2, most))
+    for stream in range(1, 9, 2):
+        agent.exec(stream, f"t{stream}", "true", stdin="terminal")
+        agent.heard(stream)
+    resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (most, most))
+    assert agent.open_files() == before
 
 
 # The way out

@@ -1,0 +1,117 @@
+"""Output that is cut is kept whole inside, where that was asked for."""
+
+import re
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox_runtime.errors import FileMissingError
+from sandbox_runtime.forking import fork
+from sandbox_runtime.sandbox import OutputCap, Sandbox
+from tests.sandbox_runtime.conformance.backends import open_backend
+from tests.sandbox_runtime.transfer import PLENTY_S, read
+
+KEEP = "/testbed/.kept"
+CAP = OutputCap(max_bytes=1000, max_lines=100, keep_in=KEEP)
+WHOLE = "".join(f"{n}\n" for n in range(1, 3001)).encode()
+
+
+async def test_each_stream_is_found_whole_where_its_cut_says(sandbox: Sandbox) -> None:
+    command = "seq 1 3000; seq 1 2000 >&2"
+    result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=CAP)
+    assert result.stdout_file.startswith(f"{KEEP}/")
+    assert f"lines left out; all of it is in {result.stdout_file} ...]" in result.stdout
+    assert f"lines left out; all of it is in {result.stderr_file} ...]" in result.stderr
+    assert await read(sandbox, result.stdout_file) == WHOLE
+    assert await read(sandbox, result.stderr_file) == WHOLE[: result.stderr_bytes]
+    assert (await sandbox.exec(f"cat {result.stdout_file} | wc -l", timeout_s=5)).stdout == "3000\n"
+
+
+@pytest.mark.parametrize("command", ["seq 1 100", "true", "printf '%0999d' 1"])
+async def test_output_that_is_shown_whole_leaves_no_file(sandbox: Sandbox, command: str) -> None:
+    result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=CAP)
+    assert (result.truncated, result.stdout_file, result.stderr_file) == (False, "", "")
+    with suppress(FileMissingError):  # it was not even made
+        assert (await sandbox.list(KEEP)).entries == ()
+
+
+async def test_nothing_is_kept_where_nobody_asks(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("seq 1 3000", timeout_s=PLENTY_S, cap=OutputCap(max_bytes=1000))
+    assert (result.truncated, result.stdout_file) == (True, "")
+    assert re.search(r"lines left out \.\.\.\]", result.stdout)
+
+
+async def test_of_too_much_the_beginning_is_kept(sandbox: Sandbox) -> None:
+    cap = OutputCap(max_bytes=1000, keep_in=KEEP, max_kept_bytes=5000)
+    result = await sandbox.exec("seq 1 3000", timeout_s=PLENTY_S, cap=cap)
+    assert f"; the first 5000 bytes of it all are in {result.stdout_file} ...]" in result.stdout
+    assert await read(sandbox, result.stdout_file) == WHOLE[:5000]
+
+
+async def test_each_command_has_a_file_of_its_own(sandbox: Sandbox) -> None:
+    first, second = [
+        (await sandbox.exec(f"seq 1 {n}", timeout_s=PLENTY_S, cap=CAP)).stdout_file
+        for n in (3000, 2000)
+    ]
+    assert first != second
+    assert await read(sandbox, first) == WHOLE
+
+
+async def test_where_no_file_can_be_made_the_output_is_cut_as_ever(sandbox: Sandbox) -> None:
+    cap = OutputCap(max_bytes=1000, keep_in="/dev/null/kept")
+    result = await sandbox.exec("seq 1 3000", timeout_s=PLENTY_S, cap=cap)
+    assert (result.exit_code, result.truncated, result.stdout_file) == (0, True, "")
+
+
+async def test_each_reading_of_a_job_has_what_came_in_it(sandbox: Sandbox) -> None:
+    command = "seq 1 3000; read line; seq 1 2000"
+    first = await sandbox.exec(command, timeout_s=PLENTY_S, cap=CAP, stdin=None, wait_s=3.0)
+    assert first.running
+    second = await sandbox.wait(first.job_id, wait_s=PLENTY_S, typed=b"\n")
+    assert (second.running, second.exit_code) == (False, 0)
+    assert await read(sandbox, first.stdout_file) == WHOLE
+    assert (await read(sandbox, second.stdout_file)).endswith(b"\n2000\n")
+
+
+async def test_all_readings_of_a_job_keep_no_more_than_one_command_may(sandbox: Sandbox) -> None:
+    cap = OutputCap(max_bytes=1000, keep_in=KEEP, max_kept_bytes=15_000)
+    command = "; read line; ".join(["seq 1 3000"] * 3)
+    readings = [await sandbox.exec(command, timeout_s=PLENTY_S, cap=cap, stdin=None, wait_s=3.0)]
+    while readings[-1].running:
+        job_id = readings[-1].job_id
+        readings.append(await sandbox.wait(job_id, wait_s=3.0, typed=b"\n"))
+    first, second, third = readings
+    assert await read(sandbox, first.stdout_file) == WHOLE
+    assert await read(sandbox, second.stdout_file) == WHOLE[: 15_000 - len(WHOLE)]
+    assert (third.truncated, third.stdout_file) == (True, "")
+    assert len((await sandbox.list(KEEP)).entries) == 2
+
+
+async def test_one_computer_keeps_no_more_than_its_part_of_all_outputs(tmp_path: Path) -> None:
+    much = f"yes | head -c {20 << 20}"
+    cap = replace(CAP, max_kept_bytes=20 << 20)
+    async with open_backend("bubblewrap", tmp_path) as sandbox:
+        await sandbox.exec(much, timeout_s=PLENTY_S, cap=cap)
+        second = await sandbox.exec(much, timeout_s=PLENTY_S, cap=cap)
+        third = await sandbox.exec(much, timeout_s=PLENTY_S, cap=cap)
+        sizes = [entry.bytes for entry in (await sandbox.list(KEEP)).entries]
+    assert (sum(sizes), second.truncated, third.stdout_file) == (32 << 20, True, "")
+
+
+async def test_of_outputs_that_come_with_a_workspace_the_oldest_go(tmp_path: Path) -> None:
+    async with (
+        open_backend("bubblewrap", tmp_path) as before,
+        open_backend("bubblewrap", tmp_path) as after,
+    ):
+        make = "mkdir .observations; cd .observations"
+        for age in (1, 2, 3):
+            make += f"; truncate -s 7M 'of {age}'; touch -d '{age} days ago' 'of {age}'"
+        await before.exec(f"{make}; touch $'new\\nline'", timeout_s=PLENTY_S)
+        await fork(before, [after], max_bytes=1 << 30)
+        listing = await after.list("/testbed/.observations")
+        assert [entry.path for entry in listing.entries] == ["new\nline", "of 1", "of 2"]
+        cap = replace(CAP, max_kept_bytes=32 << 20)
+        result = await after.exec(f"yes | head -c {20 << 20}", timeout_s=PLENTY_S, cap=cap)
+        assert f"the first {18 << 20} bytes of it all are in" in result.stdout
