@@ -37,6 +37,18 @@ def checked(schema: ToolSchema, arguments: object) -> dict[str, Any]:
     return fitted
 
 
+def typed(schema: ToolSchema, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments that the schema knows, in its types: one may be missing, and of an enum any
+    word will do. Raises Mistake."""
+    function = schema["function"]
+    properties = {
+        name: {key: value for key, value in declared.items() if key != "enum"}
+        for name, declared in function["parameters"]["properties"].items()
+    }
+    lenient = {"function": {"name": function["name"], "parameters": {"properties": properties}}}
+    return checked(lenient, {name: arguments[name] for name in properties if name in arguments})
+
+
 def expected_shape(schema: ToolSchema) -> str:
     """The arguments a tool takes, in one line for the model."""
     parameters = schema["function"]["parameters"]

@@ -4,16 +4,19 @@ from typing import Any
 
 from policies.limits import Limits
 from policies.observation import (
-    CommandOutcome,
     ObservationLimits,
     bash_observation,
     output_cap,
 )
+from policies.workspace import OBSERVATION_DIR
 from sandbox_runtime.errors import JobMissingError
 from sandbox_runtime.sandbox import ExecResult, Lease, OnOutput, OutputCap, Sandbox
 from sandbox_runtime.tools.arguments import checked
 from sandbox_runtime.tools.base import Mistake, Observation, ToolSchema
+from sandbox_runtime.tools.outcomes import observed, outcome_of
 
+GRACE_S = 5.0
+"""How long the end of a command is waited for whose time is up."""
 INTERRUPT, END_OF_INPUT = "C-c", "C-d"
 SCHEMA: ToolSchema = {
     "type": "function",
@@ -25,8 +28,8 @@ SCHEMA: ToolSchema = {
             "and processes started in the background (&) keep running. A command that exceeds "
             "its time limit is stopped and what it printed so far is shown. One that takes long "
             "or waits for input is returned as a job: call again with its job_id to read on or "
-            "to type into it. Long output is cut in the middle; write it to a file and look at "
-            "the parts you need."
+            "to type into it. Long output is cut in the middle and kept whole in a file, which is "
+            "named there: look at the parts you need."
         ),
         "parameters": {
             "type": "object",
@@ -68,49 +71,30 @@ class ExecuteBash:
         timeout_s: float,
         on_output: OnOutput | None = None,
     ) -> Observation:
-        wait_s = min(self._limits.command_wait_s, timeout_s)
+        patience_s = self._limits.command_wait_s
         try:
             given = _given(arguments)
             if "job_id" in given:
                 sandbox = await lease.sandbox()
-                result = await _go_on(sandbox, given, wait_s, on_output)
+                result = await _go_on(sandbox, given, min(patience_s, timeout_s), on_output)
             else:
                 asked = given.get("timeout_s", timeout_s)
                 timeout_s = min(asked, self._limits.max_command_timeout_s)
+                # One whose time is up by then is no job: it is seen to its end.
+                wait_s = patience_s if patience_s < timeout_s else timeout_s + GRACE_S
                 sandbox = await lease.sandbox()
                 cap = output_cap(self._shown)
                 result = await sandbox.exec(
                     given["command"],
                     timeout_s=timeout_s,
                     stdin=None,
-                    cap=OutputCap(max_bytes=cap.max_bytes, max_lines=cap.max_lines),
+                    cap=OutputCap(cap.max_bytes, cap.max_lines, keep_in=OBSERVATION_DIR),
                     on_output=on_output,
                     wait_s=wait_s,
                 )
         except Mistake as mistake:
             return Observation(str(mistake))
-        return self._observation(result, timeout_s)
-
-    def _observation(self, result: ExecResult, timeout_s: float) -> Observation:
-        outcome = CommandOutcome(
-            exit_code=result.exit_code,
-            stdout=result.stdout,
-            stderr=result.stderr,
-            timeout_s=timeout_s,
-            duration_s=result.duration_s,
-            timed_out=result.timed_out,
-            oom_kills=result.oom_kills,
-            pids_refused=result.pids_refused,
-            job_id=result.job_id,
-            waiting=result.waiting,
-        )
-        return Observation(
-            bash_observation(outcome, self._shown),
-            exit_code=None if result.running else result.exit_code,
-            output_lines=len(result.stdout.splitlines()) + len(result.stderr.splitlines()),
-            cpu_s=result.cpu_s,
-            peak_memory_bytes=result.peak_memory_bytes,
-        )
+        return observed(bash_observation(outcome_of(result, timeout_s), self._shown), result)
 
 
 def _given(arguments: object) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import asyncio
 import difflib
 import posixpath
 import shlex
-from collections.abc import AsyncIterator
 from typing import Any
 
 from policies.observation import ObservationLimits, printable
@@ -22,11 +21,11 @@ from sandbox_runtime.errors import (
 from sandbox_runtime.sandbox import Lease, OnOutput, Sandbox
 from sandbox_runtime.tools.arguments import checked
 from sandbox_runtime.tools.base import Mistake, Observation, ToolSchema
+from sandbox_runtime.tools.contents import MAX_FILE_BYTES, read, write
 from sandbox_runtime.tools.edits import insert_after, lines_of, replace_once
 from sandbox_runtime.tools.undo import History, Version
 from sandbox_runtime.tools.views import view_directory, view_edit, view_file
 
-MAX_FILE_BYTES = 10 << 20
 _COMMANDS = ["view", "create", "str_replace", "insert", "undo_edit"]
 _NEEDED = {
     "create": ("file_text",),
@@ -171,7 +170,7 @@ class StrReplaceEditor:
             await _remove(sandbox, path, timeout_s)
             done = f"{printable(path)}, which create had made, is removed."
         else:
-            await sandbox.put(path, _whole(version.data))
+            await write(sandbox, path, version.data)
             done = f"The last edit of {printable(path)} is undone."
         self._history.forget(version)
         return done
@@ -182,7 +181,7 @@ class StrReplaceEditor:
                 f"Nothing was written: {len(data)} bytes are more than this tool's"
                 f" {MAX_FILE_BYTES}; use bash."
             )
-        await sandbox.put(before.path, _whole(data))
+        await write(sandbox, before.path, data)
         self._history.remember(before)
 
 
@@ -198,19 +197,10 @@ def _checked(arguments: object) -> dict[str, Any]:
     return {**given, "path": posixpath.normpath(posixpath.join(WORKING_DIR, path))}
 
 
-async def _whole(data: bytes) -> AsyncIterator[bytes]:
-    yield data
-
-
 async def _read(sandbox: Sandbox, path: str) -> bytes:
     """A file's bytes. Raises Mistake if it is missing or too large, NotARegularFileError."""
-    data = bytearray()
-
-    async def sink(piece: bytes) -> None:
-        data.extend(piece)
-
     try:
-        await sandbox.get(path, sink, max_bytes=MAX_FILE_BYTES)
+        return await read(sandbox, path)
     except FileMissingError as error:
         raise Mistake(await _missing(sandbox, path)) from error
     except FileTooLargeError as error:
@@ -218,7 +208,6 @@ async def _read(sandbox: Sandbox, path: str) -> bytes:
             f"{printable(path)} is larger than this tool's {MAX_FILE_BYTES} bytes. Use bash, for"
             " instance grep -n, sed -n '1,50p' or head -c."
         ) from error
-    return bytes(data)
 
 
 async def _read_to_edit(sandbox: Sandbox, path: str) -> bytes:

@@ -1,5 +1,7 @@
 """The model's commands run, and it learns what came of them."""
 
+import re
+
 import pytest
 
 from policies.limits import Limits
@@ -9,7 +11,7 @@ from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation
 from sandbox_runtime.tools.execute_bash import ExecuteBash
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandbox
-from tests.sandbox_runtime.transfer import PLENTY_S, Heard
+from tests.sandbox_runtime.transfer import PLENTY_S, Heard, read
 
 BASH = ExecuteBash(ObservationLimits(), Limits())
 
@@ -129,3 +131,11 @@ async def test_the_model_may_ask_for_more_time_but_not_for_none() -> None:
     assert slept.text == "Exit code: 0\n[stdout]\ndone"
     refused = await BASH.run(MemoryLease(sandbox), arguments | {"timeout_s": 0}, timeout_s=120)
     assert refused.text.startswith("Nothing was run: timeout_s")
+
+
+async def test_output_that_is_cut_is_named_and_found_whole() -> None:
+    sandbox = MemorySandbox()
+    observation = await _run(sandbox, "seq 1 20000")
+    (path,) = re.findall(r"left out; all of it is in (\S+) \.\.\.\]", observation.text)
+    assert path.startswith("/testbed/.observations/")
+    assert await read(sandbox, path) == "".join(f"{n}\n" for n in range(1, 20_001)).encode()
