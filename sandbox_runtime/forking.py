@@ -18,6 +18,7 @@ async def fork(source: Sandbox, copies: Sequence[Sandbox], *, max_bytes: int) ->
 
     Raises what `snapshot` and `restore` raise; the copies may then have a part of it.
     """
+    failures: BaseExceptionGroup[SandboxError] | None = None
     try:
         async with anyio.create_task_group() as group, AsyncExitStack() as ends:
             sends = []
@@ -32,7 +33,9 @@ async def fork(source: Sandbox, copies: Sequence[Sandbox], *, max_bytes: int) ->
                         await each.send(piece)
 
             await source.snapshot(pass_on, max_bytes=max_bytes)
-    except* SandboxError as failures:
+    except* SandboxError as found:
+        failures = found
+    if failures:  # raised in there, some Pythons would wrap it again
         raise _first(failures) from failures
 
 

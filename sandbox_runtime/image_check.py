@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sandbox_runtime.backends.base import Check
-from sandbox_runtime.sandbox import Sandbox
+from sandbox_runtime.sandbox import ExecResult, Sandbox
 
 PROGRAMS: Mapping[str, str] = {
     "bash": "each command forgets the directory and variables of the one before",
@@ -30,6 +30,7 @@ MODULES: Mapping[str, str] = {
     "mpmath": "no arbitrary precision",
     "matplotlib": "no figures",
     "pandas": "no tables",
+    "statsmodels": "no statistical models",
     "PIL": "no pictures",
 }
 """What its Python imports."""
@@ -62,8 +63,7 @@ async def image_checks(sandbox: Sandbox) -> list[Check]:
     if result.exit_code != 0:
         said = (result.stderr.splitlines() or ["nothing"])[-1][:200]
         return [Check("image", False, f"cannot be looked at, the shell says {said!r}")]
-    # Lines from inside are compared, never shown: they may be made for a terminal.
-    inside = set(result.stdout.splitlines())
+    inside = _inside(result)
     losses = {**PROGRAMS, **MODULES, **{name: loss for name, (loss, _) in FILES.items()}}
     there = ", ".join(name for name in losses if name in inside)
     return [
@@ -74,6 +74,17 @@ async def image_checks(sandbox: Sandbox) -> list[Check]:
             if name not in inside
         ),
     ]
+
+
+async def installed(sandbox: Sandbox) -> tuple[str, ...]:
+    """Those programs and modules that models reach for and find. Raises SandboxLostError."""
+    inside = _inside(await sandbox.exec(_probe(), timeout_s=TIMEOUT_S, shell_state="none"))
+    return tuple(name for name in (*PROGRAMS, *MODULES) if name in inside)
+
+
+def _inside(result: ExecResult) -> set[str]:
+    # Lines from inside are compared, never shown: they may be made for a terminal.
+    return set(result.stdout.splitlines())
 
 
 def _probe() -> str:

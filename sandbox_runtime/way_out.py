@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from policies.egress import Egress
 from policies.isolation import Isolation
-from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.egress.decision import OnAsk, OnDecision
 from sandbox_runtime.egress.dialer import Endpoint
 from sandbox_runtime.egress.gateway import Gateway
 from sandbox_runtime.egress.resolver import Resolve, SystemResolver
@@ -32,17 +32,22 @@ class WayOut:
 
     def check(self, egress: Egress) -> None:
         """Raises ValueError for rules that cannot be kept."""
-        self._gateway(egress, None)
+        self._gateway(egress, None, None)
 
     def open(
-        self, sandbox: GuestSandbox, isolation: Isolation, on_decision: OnDecision | None
+        self,
+        sandbox: GuestSandbox,
+        isolation: Isolation,
+        on_decision: OnDecision | None,
+        on_ask: OnAsk | None = None,
     ) -> Callable[[], Awaitable[None]]:
         """Let a sandbox out as far as its isolation says; returns what shuts it in again.
 
         Raises ValueError for rules that cannot be kept.
         """
-        gateway = self._gateway(isolation.egress, on_decision)
+        gateway = self._gateway(isolation.egress, on_decision, on_ask)
         sandbox.let_out(gateway.serve)
+        sandbox.meter = gateway.meter
 
         async def shut() -> None:
             sandbox.let_out(None)
@@ -50,12 +55,15 @@ class WayOut:
 
         return shut
 
-    def _gateway(self, egress: Egress, on_decision: OnDecision | None) -> Gateway:
+    def _gateway(
+        self, egress: Egress, on_decision: OnDecision | None, on_ask: OnAsk | None
+    ) -> Gateway:
         return Gateway(
             egress,
             resolve=self._resolve,
             forbidden=self._forbidden,
             secrets=self._secrets,
+            on_ask=on_ask,
             on_event=on_decision,
         )
 

@@ -79,9 +79,8 @@ class Cgroup:
     def _count(self, controller: str, file: str, word: str) -> int:
         for hierarchy, directory in zip(self.hierarchies, self.directories, strict=True):
             if controller in hierarchy.controllers:
-                text = _read(directory / file)
-                found = re.search(rf"^{word} (\d+)$", text, re.MULTILINE)
-                return int(found[1]) if found else 0
+                counts = dict(line.split() for line in _read(directory / file).splitlines())
+                return int(counts.get(word, 0))
         return 0
 
     def discard(self) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.hosts import Target
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -21,4 +23,6 @@ class Decision:
     duration_s: float
 
 
+OnAsk = Callable[[Target], Awaitable[str | None]]
+"""Asked before a connection is made that the sandbox's rules allow: why not, if it shall not be."""
 OnDecision = Callable[[Decision], Awaitable[None] | None]

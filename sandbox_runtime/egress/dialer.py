@@ -4,6 +4,7 @@ import asyncio
 import errno
 import ipaddress
 from collections.abc import Awaitable, Callable, Collection
+from functools import lru_cache
 
 from policies.addresses import is_public
 from policies.egress import Rules
@@ -20,6 +21,8 @@ Connect = Callable[[str, int], Awaitable[Server]]
 """Open a connection to an address and a port. Raises OSError."""
 Endpoint = tuple[str, int | None]
 """An address and a port; None is every port."""
+_parsed = lru_cache(ipaddress.ip_address)
+"""Every sandbox has a dialer, and all of them the same forbidden addresses."""
 
 
 async def open_connection(ip: str, port: int) -> Server:
@@ -44,7 +47,7 @@ class Dialer:
         timeout_s: float,
     ) -> None:
         self._rules = rules
-        self._forbidden = frozenset((ipaddress.ip_address(ip), port) for ip, port in forbidden)
+        self._forbidden = frozenset((_parsed(ip), port) for ip, port in forbidden)
         self._resolve = resolve
         self._connect = connect
         self._timeout_s = timeout_s

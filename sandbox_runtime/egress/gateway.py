@@ -9,7 +9,7 @@ import anyio
 from policies.egress import Egress, Rules
 from policies.hosts import Target
 from sandbox_runtime.egress.connection import Connection
-from sandbox_runtime.egress.decision import Decision, OnDecision
+from sandbox_runtime.egress.decision import Decision, OnAsk, OnDecision
 from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, open_connection
 from sandbox_runtime.egress.meter import Meter
 from sandbox_runtime.egress.patience import Patience
@@ -31,6 +31,7 @@ class Gateway:
         connect: Connect = open_connection,
         forbidden: Collection[Endpoint] = (),
         secrets: Mapping[str, str] | None = None,
+        on_ask: OnAsk | None = None,
         on_event: OnDecision | None = None,
         patience: Patience | None = None,
     ) -> None:
@@ -40,11 +41,12 @@ class Gateway:
         self._rules = Rules(egress)
         self._patience = patience or Patience()
         self._dialer = Dialer(self._rules, forbidden, resolve, connect, self._patience.connect_s)
-        self._meter = Meter(egress)
+        self.meter = Meter(egress)
         self._secrets = {
             header.env: _checked(header.env, (secrets or {}).get(header.env))
             for header in egress.headers
         }
+        self._on_ask = on_ask
         self._on_event = on_event
         self._open: set[anyio.CancelScope] = set()
         self._none_open = asyncio.Event()
@@ -56,7 +58,7 @@ class Gateway:
         full = None
         if len(self._open) >= self._egress.max_connections:
             full = f"this sandbox has {self._egress.max_connections} connections open, and no more"
-        visit = Visit(self._rules, self._dialer, self._meter, self._bound, self._patience)
+        visit = Visit(self._refusal, self._dialer, self.meter, self._bound, self._patience)
         scope = anyio.CancelScope()
         self._open.add(scope)
         self._none_open.clear()
@@ -79,6 +81,11 @@ class Gateway:
         for scope in self._open:
             scope.cancel()
         await self._none_open.wait()
+
+    async def _refusal(self, target: Target) -> str | None:
+        if refusal := self._rules.refusal(target):
+            return refusal
+        return await self._on_ask(target) if self._on_ask else None
 
     def _bound(self, target: Target) -> tuple[Header, ...]:
         headers = self._rules.headers(target)

@@ -6,13 +6,13 @@ from contextlib import suppress
 
 import anyio
 
-from policies.egress import HTTP_PORT, Rules
+from policies.egress import HTTP_PORT
 from policies.hosts import Target
 from sandbox_runtime.egress import http_proxy, socks
 from sandbox_runtime.egress.ask import Ask
 from sandbox_runtime.egress.client_hello import ACCESS_DENIED
 from sandbox_runtime.egress.connection import Connection, Inbox
-from sandbox_runtime.egress.decision import Decision
+from sandbox_runtime.egress.decision import Decision, OnAsk
 from sandbox_runtime.egress.dialer import Dialer
 from sandbox_runtime.egress.errors import DeniedError, EgressError, HelloError
 from sandbox_runtime.egress.exchange import exchange, read_request
@@ -30,9 +30,9 @@ class Visit:
     """Understand it, decide, do it."""
 
     def __init__(
-        self, rules: Rules, dialer: Dialer, meter: Meter, bound: Bound, patience: Patience
+        self, refusal: OnAsk, dialer: Dialer, meter: Meter, bound: Bound, patience: Patience
     ) -> None:
-        self._rules = rules
+        self._why_not = refusal
         self._dialer = dialer
         self._meter = meter
         self._bound = bound
@@ -75,7 +75,7 @@ class Visit:
         self._target = ask.target
         if full:
             raise DeniedError(full, 503)
-        if refusal := self._rules.refusal(ask.target):
+        if refusal := await self._why_not(ask.target):
             raise DeniedError(refusal)
         self._meter.check()
         server = await self._dialer.dial(ask.target)

@@ -16,6 +16,7 @@ _FORGED_REPORT = {
     **dict.fromkeys(("exit_code", "duration_s", "cpu_s", "peak_memory_bytes", "reading"), 0),
     **dict.fromkeys(("stdout_bytes", "stderr_bytes", "oom_kills", "pids_refused"), 0),
     **dict.fromkeys(("stdout_omitted_lines", "stderr_omitted_lines"), 0),
+    **dict.fromkeys(("stdout_kept_bytes", "stderr_kept_bytes"), 0),
     **dict.fromkeys(("timed_out", "running", "waiting"), False),
 }
 _FORGED = frame(_STREAM, DATA, b"forged\n") + json_frame(_STREAM, END, _FORGED_REPORT)

@@ -92,6 +92,7 @@ class Admission:
     def shelve(self, place: Place) -> None:
         """One that nobody has used is there."""
         if place.fingerprint == self._supply.fingerprint and not self._is_closed:
+            place.lent_since = None
             self._books.count(place, place.made)
             self._books.move(place, State.IDLE)
         else:
@@ -133,7 +134,7 @@ class Admission:
             self.on_full(self._is_short)
         self._trim()
         # A start takes the processor for a moment: who is being lent one goes first.
-        is_lending = any(place.used_since is None for place in self._books.all(State.LENT))
+        is_lending = any(place.lent_since is None for place in self._books.all(State.LENT))
         if not (is_full or is_lending or self._supply.is_resting):
             self._fill(starting)
 
@@ -203,9 +204,11 @@ class Admission:
                 self._endings.begin(place)
 
     def _fill(self, starting: Counter[Recipe]) -> None:
-        """Start what is missing of those kept ready, few at a time."""
-        idle = Counter(place.recipe for place in self._books.all(State.IDLE))
+        """Start what is missing of those kept ready, few at a time. Whoever has one lent may leave
+        without having used it."""
+        places = (*self._books.all(State.IDLE), *self._books.all(State.LENT))
+        unused = Counter(place.recipe for place in places if place.is_unused)
         for each, isolation in self._kept.items():
-            for _ in range(self._settings.idle - idle[each] - starting[each]):
+            for _ in range(self._settings.idle - unused[each] - starting[each]):
                 if self._may_fill(isolation):
                     self._supply.start(isolation, each)

@@ -30,8 +30,10 @@ class Place:
         """By the pool's clock."""
         self.counted = isolation
         """What it may use, now that it is lent to somebody."""
-        self.used_since: float | None = None
-        """When somebody began to use it; from then on it is nobody else's."""
+        self.lent_since: float | None = None
+        """From when on somebody can use it."""
+        self.is_unused = True
+        """Whether it is as it was made; else it is nobody else's any more."""
         self.at_end = AsyncExitStack()
         """What is undone at its end."""
         self._sandbox: GuestSandbox | None = None

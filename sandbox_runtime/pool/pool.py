@@ -1,7 +1,7 @@
-"""Sandboxes kept ready, each lent once: who asks gets a warm one after one ping, or waits in turn.
+"""Sandboxes kept ready, each used once: who asks gets a warm one after one ping, or waits in turn.
 
 A lease asks for its sandbox when it begins and gives it back when it ends; the making before and
-the ending after go on beside its block.
+the ending after go on beside its block. One that was not used meanwhile is lent again.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from policies.pool import (
 )
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.clock import Clock, SystemClock
-from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.egress.decision import OnAsk, OnDecision
 from sandbox_runtime.errors import (
     SandboxError,
     SandboxLostError,
@@ -44,7 +44,7 @@ from sandbox_runtime.pool.supply import Supply
 logger = logging.getLogger(__name__)
 
 Undo = Callable[[], Awaitable[None]]
-OnLend = Callable[[GuestSandbox, Isolation, OnDecision | None], Undo]
+OnLend = Callable[[GuestSandbox, Isolation, OnDecision | None, OnAsk | None], Undo]
 """Binds to a sandbox what is decided when it is lent; its undoing is awaited before it ends."""
 
 IDLE_PATIENCE_S = 5.0
@@ -128,22 +128,30 @@ class Pool:
 
     @asynccontextmanager
     async def lease(
-        self, isolation: Isolation, on_decision: OnDecision | None = None
+        self,
+        isolation: Isolation,
+        on_decision: OnDecision | None = None,
+        on_ask: OnAsk | None = None,
     ) -> AsyncIterator[PoolLease]:
         """A sandbox for the length of the block. Raises SandboxUnavailableError, SandboxStartError.
 
-        `sandbox()` of the lease raises them too, for what turns out only later.
+        `sandbox()` of the lease raises them too, for what turns out only later. One that is never
+        asked for by it is there for the next lease.
         """
 
         def borrow() -> Loan:
             claim = self._claim(isolation)
-            return Loan(claim, asyncio.create_task(self._acquire(claim, on_decision)))
+            return Loan(claim, asyncio.create_task(self._acquire(claim)))
+
+        def take(claim: Claim) -> None:
+            if claim.place:
+                self._take(claim.place, isolation, on_decision, on_ask)
 
         def give_back(loan: Loan) -> None:
             # The request does not wait, and its cancellation cannot reach this.
             self._endings.see_through(self._give_back(loan))
 
-        lease = PoolLease(borrow, give_back)
+        lease = PoolLease(borrow, take, give_back)
         try:
             yield lease
         finally:
@@ -165,7 +173,7 @@ class Pool:
         self._keeper.start()
         return claim
 
-    async def _acquire(self, claim: Claim, on_decision: OnDecision | None) -> GuestSandbox:
+    async def _acquire(self, claim: Claim) -> GuestSandbox:
         wait_s = self._settings.wait_s
         try:
             async with asyncio.timeout(wait_s):
@@ -174,17 +182,29 @@ class Pool:
         except TimeoutError:
             self._drop(claim)
             raise self._refusal(f"no sandbox came free in {wait_s:g} s") from None
-        if self._on_lend:
-            undo = self._on_lend(place.sandbox, claim.isolation, on_decision)
-            place.at_end.push_async_callback(undo)
         return place.sandbox
+
+    def _take(
+        self,
+        place: Place,
+        isolation: Isolation,
+        on_decision: OnDecision | None,
+        on_ask: OnAsk | None,
+    ) -> None:
+        """Somebody begins to use it: another is to be ready for the next."""
+        place.is_unused = False
+        if self._on_lend:
+            undo = self._on_lend(place.sandbox, isolation, on_decision, on_ask)
+            place.at_end.push_async_callback(undo)
+        self._admission.serve()
 
     async def _adopt(self, claim: Claim, place: Place) -> bool:
         """Make it the claim's own; where that cannot be, the claim is first in the queue again."""
         try:
             await place.sandbox.ping(self._idle_patience_s)
-            place.used_since = self._clock.time()
+            place.lent_since = self._clock.time()
             if limits_of(place.made) != limits_of(claim.isolation):
+                place.is_unused = False
                 await place.sandbox.limit(claim.isolation)
                 self._books.count(place, claim.isolation)
             self._admission.serve()
@@ -210,10 +230,10 @@ class Pool:
     def _drop(self, claim: Claim) -> None:
         """The claim wants nothing any more."""
         place, claim.place = claim.place, None
-        if place and place.used_since is None:
+        if place and place.is_unused:
             self._admission.shelve(place)
-        elif place and place.used_since is not None:
-            self._lend_s = moving_mean(self._lend_s, self._clock.time() - place.used_since)
+        elif place and place.lent_since is not None:
+            self._lend_s = moving_mean(self._lend_s, self._clock.time() - place.lent_since)
             self._endings.begin(place)
         self._admission.leave(claim)
 

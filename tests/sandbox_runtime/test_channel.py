@@ -42,6 +42,8 @@ REPORT = {
     "stderr_bytes": 0,
     "stdout_omitted_lines": 0,
     "stderr_omitted_lines": 0,
+    "stdout_kept_bytes": 0,
+    "stderr_kept_bytes": 0,
     "oom_kills": 0,
     "pids_refused": 0,
     "reading": 0,

@@ -104,6 +104,20 @@ def test_what_is_refused_uses_the_rest_up() -> None:
         meter.check()
 
 
+def test_an_allowance_bounds_what_passes_from_then_on() -> None:
+    meter = Meter(Egress(max_mib=4))
+    assert meter.pay(MIB, now=0.0) == 0
+    meter.allow(MIB)
+    assert meter.pay(MIB, now=0.0) == 0
+    with pytest.raises(DeniedError, match="the budget for network traffic is used up"):
+        meter.pay(1, now=0.0)
+    meter.allow(MIB)
+    assert (meter.pay(MIB, now=0.0), meter.bytes) == (0, 3 * MIB)
+    meter.allow(100 * MIB)
+    with pytest.raises(DeniedError, match="used up its 4 MiB"):
+        meter.pay(2 * MIB, now=0.0)
+
+
 @pytest.mark.parametrize("rate", [0.1, 100.0])
 async def test_what_is_too_fast_waits(rate: float) -> None:
     internet = Internet()

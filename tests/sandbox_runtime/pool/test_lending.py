@@ -34,11 +34,49 @@ async def test_a_warm_sandbox_is_lent_after_one_ping() -> None:
         assert (stage.stats.hits, stage.stats.misses) == (1, 0)
 
 
-async def test_lending_one_has_another_made_at_once() -> None:
+async def test_using_one_has_another_made_at_once() -> None:
     async with puppets(WARM) as stage:
         await stage.until(idle=2)
-        async with stage.pool.lease(SMALL):
+        async with stage.pool.lease(SMALL) as lease:
+            await lease.sandbox()
             await stage.until(idle=2, lent=1)
+
+
+async def test_one_that_was_never_asked_for_is_lent_to_the_next() -> None:
+    bound: list[str] = []
+
+    def bind(sandbox: GuestSandbox, *_: object) -> Undo:
+        async def undo() -> None:
+            bound.remove(sandbox.id)
+
+        bound.append(sandbox.id)
+        return undo
+
+    async with puppets(PoolSettings(idle=1), on_lend=bind) as stage:
+        await stage.until(idle=1)
+        guest = stage.backend.guests[0]
+        for number in range(5):
+            async with stage.pool.lease(SMALL) as idler:
+                await until(lambda pings=number + 1: guest.pings == pings)
+                await stage.until(lent=1, idle=0)
+                assert not bound
+            await stage.until(lent=0, idle=1)
+        with pytest.raises(SandboxLostError, match="the lease is over"):
+            await idler.sandbox()
+        async with stage.pool.lease(SMALL) as lease:
+            assert stage.backend.asked == 1
+            assert [(await lease.sandbox()).id] == bound == ["puppet-1"]
+            await stage.until(lent=1, idle=1)
+            assert stage.backend.asked == 2
+
+
+async def test_one_whose_limits_were_changed_is_not_lent_again_though_it_was_not_used() -> None:
+    async with puppets(PoolSettings(idle=1)) as stage:
+        await stage.until(idle=1)
+        async with stage.pool.lease(LARGE):
+            await until(lambda: bool(stage.backend.guests[0].limited))
+        await stage.until(lent=0, ending=0, idle=1)
+        assert len(stage.backend.guests) == 2
 
 
 async def test_nothing_is_started_ahead_in_the_very_moment_of_lending() -> None:
@@ -144,7 +182,9 @@ async def test_egress_is_bound_when_a_sandbox_is_lent_and_undone_before_it_ends(
     undone: list[bool] = []
     backend = PuppetBackend()
 
-    def bind(sandbox: GuestSandbox, isolation: Isolation, on_decision: OnDecision | None) -> Undo:
+    def bind(
+        sandbox: GuestSandbox, isolation: Isolation, on_decision: OnDecision | None, *_: object
+    ) -> Undo:
         async def undo() -> None:
             undone.append(sandbox.lost is None)
 
@@ -166,7 +206,9 @@ async def test_egress_is_bound_when_a_sandbox_is_lent_and_undone_before_it_ends(
 
 
 async def test_a_sandbox_whose_binding_fails_ends_and_its_lease_hears_why() -> None:
-    def bind(sandbox: GuestSandbox, isolation: Isolation, on_decision: OnDecision | None) -> Undo:
+    def bind(
+        sandbox: GuestSandbox, isolation: Isolation, on_decision: OnDecision | None, *_: object
+    ) -> Undo:
         raise ValueError("no such preset")
 
     async with puppets(COLD, on_lend=bind) as stage:
@@ -218,23 +260,16 @@ async def test_a_lease_whose_sandbox_is_lost_gets_another() -> None:
 
 
 async def test_all_who_find_the_sandbox_of_a_lease_lost_get_the_same_other_one() -> None:
-    backend = PuppetBackend()
-
-    def kill_the_first(*_: object) -> Undo:
-        async def undo() -> None:
-            pass
-
-        if len(backend.guests) == 1:
-            backend.guests[0].die()
-        return undo
-
-    async with puppets(COLD, backend, on_lend=kill_the_first) as stage:
+    async with puppets(COLD) as stage:
         async with stage.pool.lease(SMALL) as lease:
+            first = await lease.sandbox()
+            stage.backend.guests[0].die()
+            await until(lambda: first.lost is not None)
             one, other = await asyncio.gather(lease.sandbox(), lease.sandbox())
             assert one is other
             assert one.id == "puppet-2"
         await stage.until(lent=0, ending=0)
-        assert len(backend.guests) == 2
+        assert len(stage.backend.guests) == 2
 
 
 async def test_a_lease_that_is_cancelled_while_its_sandbox_starts_leaves_nothing() -> None:

@@ -84,7 +84,11 @@ class Storm:
         self.most_memory_mib = 0
 
     def _bind(
-        self, sandbox: GuestSandbox, isolation: Isolation, on_decision: OnDecision | None
+        self,
+        sandbox: GuestSandbox,
+        isolation: Isolation,
+        on_decision: OnDecision | None,
+        *_: object,
     ) -> Undo:
         async def undo() -> None:
             self.bound -= 1
