@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+from policies.file_types import check_types, is_of
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """What one run may hand back."""
+    """What one run may hand back. Raises ValueError for a type that means nothing."""
 
     max_files: int = 100
     max_file_mib: int = 256
@@ -17,6 +19,26 @@ class ArtifactLimits:
     """Pictures up to this size also travel inside the message, as data URLs."""
     keep_hours: float = 24.0
     """How long files and their links live."""
+    allow_types: tuple[str, ...] | None = None
+    """What may go back: endings (.csv) and types (text/csv, image/*), a file's being what its name
+    speaks of; null: everything."""
+    deny_types: tuple[str, ...] = ()
+    """What may not, though it is allowed."""
+
+    def __post_init__(self) -> None:
+        check_types((*(self.allow_types or ()), *self.deny_types))
+
+    def allow(self, path: str) -> bool:
+        """Whether a file of that name may go back."""
+        is_allowed = self.allow_types is None or is_of(path, self.allow_types)
+        return is_allowed and not is_of(path, self.deny_types)
+
+
+WhyLeftOut = Literal[
+    "type_not_allowed", "too_large", "too_many", "no_room", "changed", "rule", "lost"
+]
+"""no_room: together they are too large; changed: somebody still wrote while it was fetched; rule:
+one of the policy withholds it; lost: the sandbox was, before it was fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +51,47 @@ class Produced:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """One that is not handed back."""
+
+    path: str
+    bytes: int
+    why: WhyLeftOut
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """What is handed back and what is not."""
 
     chosen: tuple[Produced, ...]
-    left_out: tuple[Produced, ...]
+    left_out: tuple[LeftOut, ...]
 
 
 def select(files: Iterable[Produced], limits: ArtifactLimits) -> Selection:
     """Take files in the order of their paths while the limits allow; the answer file is no file."""
     chosen: list[Produced] = []
-    left_out: list[Produced] = []
+    left_out: list[LeftOut] = []
     room = limits.max_total_mib << 20
     for file in files:
         if file.path in ANSWER_FILES:
             continue
-        fits = file.bytes <= min(room, limits.max_file_mib << 20)
-        if fits and len(chosen) < limits.max_files:
+        why = _why_not(file, limits, room, len(chosen))
+        if why is None:
             chosen.append(file)
             room -= file.bytes
         else:
-            left_out.append(file)
+            left_out.append(LeftOut(file.path, file.bytes, why))
     return Selection(tuple(chosen), tuple(left_out))
+
+
+def _why_not(file: Produced, limits: ArtifactLimits, room: int, chosen: int) -> WhyLeftOut | None:
+    if not limits.allow(file.path):
+        return "type_not_allowed"
+    if file.bytes > limits.max_file_mib << 20:
+        return "too_large"
+    if chosen >= limits.max_files:
+        return "too_many"
+    return "no_room" if file.bytes > room else None
 
 
 def output_path(relative: str) -> str:

@@ -1,7 +1,7 @@
 """Which hosts a sandbox may reach."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from policies.addresses import is_public, parse_network
@@ -79,6 +79,16 @@ class _Rule:
             return False
         return target.host.endswith("." + self.host) if self.below else target.host == self.host
 
+    def covers(self, other: "_Rule") -> bool:
+        """Whether all that the other matches, this matches too."""
+        is_below = other.host.endswith("." + self.host)
+        inside = (
+            is_below or (other.below and other.host == self.host)
+            if self.below
+            else (other.host == self.host and not other.below)
+        )
+        return inside and other.ports <= self.ports
+
 
 class Rules:
     """An Egress, made ready for questions."""
@@ -87,7 +97,7 @@ class Rules:
         if egress.allow and egress.mode != "allowlist":
             raise ValueError(f"allow means nothing in mode {egress.mode}: it needs mode: allowlist")
         self._mode = egress.mode
-        self._written = tuple(host for entry in egress.allow for host in _hosts(entry))
+        self._written = tuple(written(egress))
         self._rules = tuple(_parse_rule(host) for host in self._written)
         self._networks = tuple(parse_network(cidr) for cidr in egress.allow_cidrs)
         self._headers = tuple((self._bound_target(header), header) for header in egress.headers)
@@ -131,6 +141,63 @@ class Rules:
         if refusal := self.refusal(target):
             raise ValueError(f"header {header.name} is bound to {header.host}, but {refusal}")
         return target
+
+
+def is_within(asked: Egress, allowed: Egress) -> bool:
+    """Whether all that the one reaches, the other reaches too."""
+    if asked.mode == "none":
+        return True
+    if allowed.mode == "none" or (asked.mode == "open" and allowed.mode != "open"):
+        return False
+    return (
+        (allowed.mode == "open" or _covers(allowed, asked))
+        and set(asked.allow_cidrs) <= set(allowed.allow_cidrs)
+        and set(asked.headers) <= set(allowed.headers)
+        and asked.max_connections <= allowed.max_connections
+        and asked.max_mib <= allowed.max_mib
+        and asked.max_mib_per_s <= allowed.max_mib_per_s
+    )
+
+
+def _covers(allowed: Egress, asked: Egress) -> bool:
+    return set(_covered(asked, allowed)) == set(written(asked))
+
+
+def _covered(asked: Egress, allowed: Egress) -> list[str]:
+    """Those rules of the one all of whose targets the other allows."""
+    bounds = [_parse_rule(host) for host in written(allowed)]
+    return [
+        host for host in written(asked) if any(bound.covers(_parse_rule(host)) for bound in bounds)
+    ]
+
+
+def intersection(one: Egress, other: Egress) -> Egress:
+    """What both reach. Of two rules that overlap, the narrower."""
+    modes = {one.mode, other.mode}
+    if "none" in modes:
+        return Egress()
+    if modes == {"allowlist"}:
+        allow = dict.fromkeys([*_covered(one, other), *_covered(other, one)])
+    else:
+        allow = dict.fromkeys(one.allow or other.allow)
+    both = Egress(
+        mode="allowlist" if "allowlist" in modes else "open",
+        allow=tuple(allow),
+        allow_cidrs=tuple(each for each in one.allow_cidrs if each in other.allow_cidrs),
+        max_connections=min(one.max_connections, other.max_connections),
+        max_mib=min(one.max_mib, other.max_mib),
+        max_mib_per_s=min(one.max_mib_per_s, other.max_mib_per_s),
+    )
+    rules = Rules(both)
+    headers = [each for each in one.headers if each in other.headers]
+    targets = {each: parse_authority(each.host, HTTP_PORT) for each in headers}
+    kept = tuple(each for each in headers if rules.refusal(targets[each]) is None)
+    return replace(both, headers=kept)
+
+
+def written(egress: Egress) -> list[str]:
+    """The hosts of its rules, presets spelled out."""
+    return [host for entry in egress.allow for host in _hosts(entry)]
 
 
 def _hosts(entry: str) -> tuple[str, ...]:

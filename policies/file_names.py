@@ -6,7 +6,12 @@ import unicodedata
 UNKNOWN_TYPE = "application/octet-stream"
 _MAX_NAME_BYTES = 120
 _KEPT = frozenset("._-+,=@")
+_JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+"""Some scripts cannot be written without."""
+_HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,7}")
+_LOST = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "."
+"""At the end of a name, for many programs that save a file."""
 _MIME_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}")
 
 # Our own table, as `mimetypes` reads the machine's; of several names the first is the one given.
@@ -86,8 +91,13 @@ _EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.
 
 def type_of(filename: str) -> str:
     """The MIME type that a file's name speaks of."""
-    _, extension = _split(filename)
+    _, extension = _split(as_saved(filename))
     return _TYPES.get(extension.lower(), UNKNOWN_TYPE)
+
+
+def as_saved(filename: str) -> str:
+    """A name without what is lost at its end where people save the file."""
+    return filename.rstrip(_LOST)
 
 
 def clean_type(mime_type: str) -> str:
@@ -107,6 +117,31 @@ def safe_name(wanted: str, mime_type: str) -> str:
     extension = extension or _EXTENSIONS.get(mime_type, "")
     room = _MAX_NAME_BYTES - len(extension)
     return stem.encode()[:room].decode(errors="ignore") + extension
+
+
+def shown_name(path: str) -> str:
+    """A produced file's own name, but for what would hide or forge a part of it where people read
+    it, and what is no part of a name where they save it."""
+    name = "".join(map(_shown, path.rpartition("/")[2]))
+    return name if name.strip(". ") else "file"
+
+
+class ShownNames:
+    """The names of files that are shown side by side, wherever each lies."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def give(self, path: str) -> str:
+        """The file's own name, numbered where another has it: also for who takes A for a."""
+        name = first = shown_name(path)
+        stem, extension = _split(first)
+        number = 1
+        while name.casefold() in self._taken:
+            number += 1
+            name = f"{stem}-{number}{extension}"
+        self._taken.add(name.casefold())
+        return name
 
 
 class Names:
@@ -138,6 +173,13 @@ def _safe(character: str) -> str:
     # Letters, marks and numbers of every script: what else there is may split a line or a word.
     is_word = unicodedata.category(character)[0] in "LMN"
     return character if is_word or character in _KEPT else "_"
+
+
+def _shown(character: str) -> str:
+    if character in _JOINERS:
+        return character
+    is_hidden = unicodedata.category(character) in _HIDDEN or character == "\\"
+    return "_" if is_hidden else character
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from policies.steps import tells_steps
 
 _STEP_ID = re.compile(r"step_[0-9A-Za-z]+_\d+")
 _THINKING_FIELDS = ("reasoning", "reasoning_content", "reasoning_text", "thinking")
+_BESIDE = frozenset({"annotations", "images"})
 _OPEN, _CLOSE = "<think>", "</think>"
 UNANSWERED = "(I was stopped before I had an answer.)"
 """Stands where nothing but steps stood, so that two users' turns do not meet."""
@@ -29,23 +30,31 @@ def without_steps(messages: Sequence[Message]) -> list[Message]:
     Our calls and their results go, also where a client dropped one of the two. Thinking that tells
     of steps goes whole: backends leave out the thinking of earlier turns anyway.
     """
-    kept: list[Message] = []
+    kept: list[list[Message]] = []
     seam = False
-    for message in messages:
+    for message in map(_without_files, messages):
         cleaned = _cleaned(message)
         if cleaned is not None and seam:
             _join(kept, cleaned)
         elif cleaned is not None:
-            kept.append(cleaned)
+            kept.append([cleaned])
         seam = cleaned is not message
-    return kept
+    return [_as_one(joined) for joined in kept]
+
+
+def _without_files(message: Message) -> Message:
+    """The message without what was told beside it of the files that it brought: the model reads
+    none of it, and some backends refuse it."""
+    if message.get("role") != "assistant" or not (_BESIDE & message.keys()):
+        return message
+    return {key: value for key, value in message.items() if key not in _BESIDE}
 
 
 def _cleaned(message: Message) -> Message | None:
     """The message without what is ours; None where nothing else is in it."""
     role = message.get("role")
     if role == "tool":
-        return None if _is_ours(message.get("tool_call_id")) else message
+        return None if is_step_id(message.get("tool_call_id")) else message
     if role != "assistant":
         return message
     return _without_calls(_without_thinking(message))
@@ -55,7 +64,7 @@ def _without_calls(message: Message) -> Message | None:
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
-    theirs = [call for call in calls if not (isinstance(call, dict) and _is_ours(call.get("id")))]
+    theirs = [call for call in calls if not (isinstance(call, dict) and is_step_id(call.get("id")))]
     if len(theirs) == len(calls):
         return message
     if theirs:
@@ -66,17 +75,32 @@ def _without_calls(message: Message) -> Message | None:
 
 
 def _without_thinking(message: Message) -> Message:
-    ours = [
-        key
-        for key in _THINKING_FIELDS
-        if isinstance(message.get(key), str) and tells_steps(message[key])
-    ]
+    ours = [key for key in _THINKING_FIELDS if _tells_steps(message.get(key))]
     content = message.get("content")
-    shown = _without_thoughts(content)
+    shown = _shown_parts(content) if isinstance(content, list) else _without_thoughts(content)
     if not ours and shown is content:
         return message
     kept = {key: value for key, value in message.items() if key not in ours}
     return {**kept, "content": shown} if "content" in message else kept
+
+
+def _tells_steps(thinking: Any) -> bool:
+    """Thinking is a text, or an object with one."""
+    texts = thinking.values() if isinstance(thinking, dict) else [thinking]
+    return any(isinstance(text, str) and tells_steps(text) for text in texts)
+
+
+def _shown_parts(parts: list[Any]) -> list[Any] | str:
+    """The parts without thoughts that tell of steps; the same object where none does."""
+    shown: list[Any] = []
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            shown += [] if isinstance(part, dict) and _tells_steps(part) else [part]
+        elif (text := _without_thoughts(part.get("text"))) is part.get("text"):
+            shown.append(part)
+        elif text:
+            shown.append({**part, "text": text})
+    return parts if shown == parts else shown or ""
 
 
 def _without_thoughts(content: Any) -> Any:
@@ -94,29 +118,38 @@ def _without_thoughts(content: Any) -> Any:
     return content if text == content else text
 
 
-def _is_ours(call_id: object) -> bool:
+def is_step_id(call_id: object) -> bool:
+    """Whether a call is a step of ours that comes back."""
     return isinstance(call_id, str) and _STEP_ID.fullmatch(call_id) is not None
 
 
-def _join(kept: list[Message], message: Message) -> None:
+def _join(kept: list[list[Message]], message: Message) -> None:
     """Add what follows the place where steps stood, so that the roles still alternate."""
-    before = kept[-1] if kept else {}
+    before = kept[-1][-1] if kept else {}
     roles = (before.get("role"), message.get("role"))
     if roles == ("assistant", "assistant") and not before.get("tool_calls"):
-        content = _both(before.get("content"), message.get("content"))
-        kept[-1] = {**before, **message, "content": content}
+        kept[-1].append(message)
         return
     if roles == ("user", "user"):
-        kept.append({"role": "assistant", "content": UNANSWERED})
-    kept.append(message)
+        kept.append([{"role": "assistant", "content": UNANSWERED}])
+    kept.append([message])
 
 
-def _both(first: Any, second: Any) -> Any:
-    if not (first and second):
-        return first or second
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
-    return [*_parts(first), *_parts(second)]
+def _as_one(messages: Sequence[Message]) -> Message:
+    """Messages that follow each other as one, put together once: many take long piece by piece."""
+    if len(messages) == 1:
+        return messages[0]
+    joined: Message = {}
+    for message in messages:
+        joined |= message
+    said = [content for message in messages if (content := message.get("content"))]
+    if len(said) < 2:
+        content = said[0] if said else messages[-1].get("content")
+    elif all(isinstance(content, str) for content in said):
+        content = "\n\n".join(said)
+    else:
+        content = [part for content in said for part in _parts(content)]
+    return {**joined, "content": content}
 
 
 def _parts(content: Any) -> list[Any]:

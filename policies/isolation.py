@@ -6,12 +6,16 @@ from typing import Literal
 from policies.egress import Egress
 
 Level = Literal["standard", "strict"]
+LEAST = {"memory_mib": 16, "cpus": 0.01, "pids": 8, "disk_mib": 1, "open_files": 16}
+"""The narrowest walls that anybody may ask for: with much less nothing starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The walls around one sandbox. It never has a network interface; what it may reach through
-    the proxy on the host is `egress`."""
+    """The walls around one sandbox. Raises ValueError where there would be none.
+
+    It never has a network interface; what it may reach through the proxy on the host is `egress`.
+    """
 
     level: Level = "standard"
     """standard: root inside, so that packages install; strict: no root inside, nothing writable but
@@ -29,3 +33,8 @@ class Isolation:
     """Open files per process."""
     egress: Egress = Egress()
     """Bound when a sandbox is lent; the rest but memory, cpus and pids when it is made."""
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            if not getattr(self, name) > 0:  # which engines take for "no bound"
+                raise ValueError(f"{name} is at least {least:g}")

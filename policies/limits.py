@@ -20,7 +20,18 @@ class StopReason(StrEnum):
     DEADLINE = "deadline"
     """The client would have hung up."""
     TOKEN_BUDGET = "token_budget"
+    COST_BUDGET = "cost_budget"
+    COMMAND_BUDGET = "command_budget"
+    CPU_BUDGET = "cpu_budget"
+    EGRESS_BUDGET = "egress_budget"
     TOOL_OUTPUT_BUDGET = "tool_output_budget"
+    DAILY_TOKEN_BUDGET = "daily_token_budget"
+    """The key's, as the ones below."""
+    DAILY_COST_BUDGET = "daily_cost_budget"
+    DAILY_COMMAND_BUDGET = "daily_command_budget"
+    DAILY_CPU_BUDGET = "daily_cpu_budget"
+    DAILY_EGRESS_BUDGET = "daily_egress_budget"
+    DAILY_TOOL_OUTPUT_BUDGET = "daily_tool_output_budget"
     CONTEXT_WINDOW = "context_window"
     """The backend's context is full and nothing is left to shorten."""
 
@@ -34,8 +45,17 @@ class Limits:
     wall_time_s: float = 1800.0
     max_tokens: int = 2_000_000
     """Prompt and completion tokens of all model calls together, as the backend counts them."""
+    max_cost_usd: float | None = None
+    """US dollars for all model calls together; a model without a known price is then refused."""
+    max_commands: int = 1_000
+    """Calls of our tools, submit aside."""
+    max_cpu_s: float = 7200.0
+    """Processor time of all commands together."""
+    max_egress_mib: float = 8192.0
+    """What passes between sandbox and world, both ways together; `egress.max_mib` holds beside it
+    for a sandbox that several runs use."""
     max_tool_output_chars: int = 2_000_000
-    """Characters of all observations together."""
+    """Characters of all observations together: they are what the model reads, bytes are not."""
     command_timeout_s: float = 120.0
     """Time for one command, unless the model asks for another (the reference's 120 s)."""
     max_command_timeout_s: float = 3600.0
@@ -44,6 +64,8 @@ class Limits:
     """After so long a command that still runs goes on as a job, and the model is told."""
     max_choices: int = 16
     """Answers one request may ask for (`n`), each a run with these limits and its own sandbox."""
+    tell_remaining: bool = True
+    """Whether the model is told what remains when that is little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +76,14 @@ class Spent:
     wall_time_s: float = 0.0
     tokens: int = 0
     tool_output_chars: int = 0
+    cost_usd: float = 0.0
+    commands: int = 0
+    cpu_s: float = 0.0
+    egress_bytes: int = 0
+    next_tokens: int = 0
+    """What the next prompt has at least: what the last one had."""
+    next_cost_usd: float = 0.0
+    """What that costs at least."""
 
 
 def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
@@ -62,8 +92,35 @@ def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
         return StopReason.MAX_TURNS
     if spent.wall_time_s >= limits.wall_time_s:
         return StopReason.WALL_TIME
-    if spent.tokens >= limits.max_tokens:
+    return paid_out(limits, spent) or no_more_commands(limits, spent)
+
+
+def paid_out(limits: Limits, spent: Spent) -> StopReason | None:
+    """The first limit that leaves no room for what another model call costs."""
+    if _is_full(spent.tokens, spent.next_tokens, limits.max_tokens):
         return StopReason.TOKEN_BUDGET
+    if _is_full(spent.cost_usd, spent.next_cost_usd, limits.max_cost_usd):
+        return StopReason.COST_BUDGET
+    return None
+
+
+def no_more_commands(limits: Limits, spent: Spent) -> StopReason | None:
+    """The first limit that leaves no room for another command."""
+    if spent.commands >= limits.max_commands:
+        return StopReason.COMMAND_BUDGET
+    if spent.cpu_s >= limits.max_cpu_s:
+        return StopReason.CPU_BUDGET
+    if spent.egress_bytes and spent.egress_bytes >= egress_bytes(limits.max_egress_mib):
+        return StopReason.EGRESS_BUDGET
     if spent.tool_output_chars >= limits.max_tool_output_chars:
         return StopReason.TOOL_OUTPUT_BUDGET
     return None
+
+
+def egress_bytes(mib: float) -> int:
+    """The same in bytes."""
+    return int(mib * (1 << 20))
+
+
+def _is_full(spent: float, coming: float, most: float | None) -> bool:
+    return most is not None and (spent >= most or spent + coming > most)

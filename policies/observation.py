@@ -34,6 +34,10 @@ class ObservationLimits:
 DEFAULT_LIMITS = ObservationLimits()
 
 
+STUB_CHARS = 400
+"""What is left of an observation that the context has no room for."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamCap:
     """How much of one output stream need leave the sandbox."""
@@ -160,3 +164,31 @@ def clip(text: str, limits: ObservationLimits) -> str:
     tail = "\n".join(lines[-half_lines:])[-half_chars:]
     left_out = len(text) - len(head) - len(tail)
     return f"{head}\n[... {left_out} characters left out ...]\n{tail}"
+
+
+def is_worth_a_stub(text: str) -> bool:
+    """Whether a stub takes notably less room."""
+    return len(text) > 2 * STUB_CHARS
+
+
+def stub(text: str, path: str | None) -> str:
+    """The first and last lines of an observation, and where the whole is found, if anywhere."""
+    head = _up_to_line_end(text[: STUB_CHARS // 2])
+    tail = _up_to_line_end(text[: -STUB_CHARS // 2 - 1 : -1])[::-1]
+    left_out = len(text) - len(head) - len(tail)
+    lines = text.count("\n") + 1
+    where = (
+        f"all {lines} lines are in {path}: search it, or read the part you need"
+        if path
+        else "run the command again if you need them"
+    )
+    return (
+        f"{head}\n[... {left_out} of the {len(text)} characters of this result were left out to fit"
+        f" the context window; {where} ...]\n{tail}"
+    )
+
+
+def _up_to_line_end(text: str) -> str:
+    """The text without the piece of a line at its end, where whole lines make up most of it."""
+    end = text.rfind("\n")
+    return text[:end] if end > len(text) // 2 else text

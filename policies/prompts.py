@@ -1,11 +1,14 @@
 """The words that go to the model beside the client's own."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from policies.answer_form import AnswerForm
-from policies.egress import Egress
+from policies.egress import Egress, written
+from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
-from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
+from policies.profile import Profile
+from policies.workspace import INPUT_DIR, OUTPUT_DIR, SHARED_DIR, WORKING_DIR
 
 TOOL_NAMES = ("str_replace_editor", "execute_bash", "submit")
 """Ours, in the order in which the model is told of them."""
@@ -22,38 +25,127 @@ WHY_NO_MORE_TOOLS = {
     StopReason.WALL_TIME: "The time is up.",
     StopReason.DEADLINE: "The time is up.",
     StopReason.TOKEN_BUDGET: "The token budget is used up.",
+    StopReason.COST_BUDGET: "The budget for what model calls cost is used up.",
+    StopReason.COMMAND_BUDGET: "The limit of tool calls is reached.",
+    StopReason.CPU_BUDGET: "The budget of processor time is used up.",
+    StopReason.EGRESS_BUDGET: "The budget for network traffic is used up.",
     StopReason.TOOL_OUTPUT_BUDGET: "The budget for tool output is used up.",
+    StopReason.DAILY_TOKEN_BUDGET: "Today's token budget is used up.",
+    StopReason.DAILY_COST_BUDGET: "Today's budget for what model calls cost is used up.",
+    StopReason.DAILY_COMMAND_BUDGET: "Today's limit of tool calls is reached.",
+    StopReason.DAILY_CPU_BUDGET: "Today's budget of processor time is used up.",
+    StopReason.DAILY_EGRESS_BUDGET: "Today's budget for network traffic is used up.",
+    StopReason.DAILY_TOOL_OUTPUT_BUDGET: "Today's budget for tool output is used up.",
     StopReason.CONTEXT_WINDOW: "The context window is full.",
 }
+SUM_UP = (
+    "The context window is nearly full: what was said so far will be taken out of it. Write down"
+    " now, in at most {words} words, all that you need to go on: what was asked for, what you have"
+    " done and found out (numbers, names, the paths of files), what failed, and what is left to do."
+    " Do nothing else yet; no tool is at hand."
+)
+SUMMARY = (
+    "[Your own summary of the work so far. The earlier steps were taken out to fit the context"
+    " window; files and processes in the sandbox are as you left them.]\n{summary}"
+)
+BEFORE_SUMMARY = "(My earlier steps stood here; my summary of them follows.)"
+"""Said by the model, so that two users' turns do not meet."""
 CALL_NOW = "Call one of the tools that are left now, with what you have found out."
 NO_MORE_CALLS = "Not run: no more tool calls are allowed. Hand in the final answer now."
 NOT_RUN = "Not run: the work was already submitted."
+NO_BUDGET = "Not run. {why} Hand in the final answer now."
+
+
+OFFER = {
+    "neutral": (
+        "Use it whenever computing, checking, searching or writing files gives a better answer than"
+        " memory; answer simple things directly."
+    ),
+    "strict": (
+        "Derive every answer with it: write programs into files and run them, search the given"
+        " files, check what you find. What you recall or work out in your head is a guess until a"
+        " program has shown it, and a program that prints what you knew before has shown nothing."
+    ),
+}
+"""What the model is to do with its computer, by the style of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What is in the computers beside what policies say."""
+
+    software: tuple[str, ...] = ()
+    """Programs and Python modules that were found in one; empty where nobody has looked."""
+    has_shared: bool = False
+    """Whether the operator's own files are there."""
 
 
 def system_prompt(
-    limits: Limits, egress: Egress = Egress(), names: Sequence[str] = TOOL_NAMES
+    profile: Profile = Profile(),
+    equipment: Equipment = Equipment(),
+    names: Sequence[str] = TOOL_NAMES,
 ) -> str:
-    """What the model is told of its computer, `names` being those of its tools."""
+    """What the model is told of its computer, `names` being those of its tools; nothing where the
+    profile's prompt is none.
+
+    Whoever changes a sentence changes the test that tries it in a real sandbox.
+    """
+    if profile.prompt == "none":
+        return ""
     editor, bash, submit = names
-    return (
+    lines = (
         "You have a computer of your own: an isolated Linux sandbox that you use through the tools"
-        f" {bash} and {editor}. Use it whenever computing, checking, searching or"
-        " writing files gives a better answer than memory; answer simple things directly.\n"
-        f"- Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}; the messages name"
-        f" them in [brackets]. Put every file the user should receive into {OUTPUT_DIR}; nothing"
-        " else is kept.\n"
-        f"- {_network(egress)} The shell's directory, variables and functions carry over"
-        f" between commands; one command may take {limits.command_timeout_s:g} s.\n"
-        "- Nobody can answer questions while you work. When you are done, call"
-        f" {submit} with the complete final answer as the user should read it; refer to produced"
-        " files by their path."
+        f" {bash} and {editor}. {OFFER[profile.prompt]}",
+        f"- {_directories(equipment)}",
+        f"- {_machine(profile.isolation, equipment)}",
+        f"- {_shell(profile.limits)}",
+        f"- {_network(profile.isolation.egress)}",
+        f"- Nobody can answer questions while you work, and you have {profile.limits.max_turns}"
+        f" turns at most. When you are done, call {submit} with the complete final answer as the"
+        " user should read it; refer to produced files by their path.",
+    )
+    return "\n".join(lines)
+
+
+def _directories(equipment: Equipment) -> str:
+    shared = f" What is always there to read: {SHARED_DIR}." if equipment.has_shared else ""
+    return (
+        f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}; the messages name"
+        f" them in [brackets].{shared} Put every file the user should receive into {OUTPUT_DIR};"
+        " nothing else is kept."
+    )
+
+
+def _machine(isolation: Isolation, equipment: Equipment) -> str:
+    who = "You are root." if isolation.level == "standard" else _STRICT
+    software = f" Installed: {', '.join(equipment.software)}." if equipment.software else ""
+    return (
+        f"{who} All your processes together have {isolation.memory_mib} MiB of memory and"
+        f" {isolation.cpus:g} processors; you can write {isolation.disk_mib} MiB in all.{software}"
+    )
+
+
+_STRICT = (
+    f"You are not root and the system is read-only: write below {WORKING_DIR}, /tmp and your home"
+    " directory."
+)
+
+
+def _shell(limits: Limits) -> str:
+    longest_s = max(limits.command_timeout_s, limits.max_command_timeout_s)
+    return (
+        "The shell's directory, variables and functions carry over between commands, and what runs"
+        f" in the background goes on. One command may take {limits.command_timeout_s:g} s, or up to"
+        f" {longest_s:g} s if you say so; after {limits.command_wait_s:g} s it goes on as a job."
     )
 
 
 def _network(egress: Egress) -> str:
     if egress.mode == "none":
         return "The sandbox has no network."
-    hosts = "public hosts" if egress.mode == "open" else f"these hosts: {', '.join(egress.allow)}"
+    hosts = (
+        "public hosts" if egress.mode == "open" else f"these hosts: {', '.join(written(egress))}"
+    )
     return (
         f"From the sandbox, HTTP and HTTPS reach {hosts}; nothing else does. Programs find the way"
         " by the proxy variables that are set."
@@ -69,6 +161,16 @@ def final_request(stop: StopReason, form: AnswerForm | None = None) -> str:
     """How the model is asked for its last words."""
     words = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.words() if form else None)
     return " ".join(part for part in words if part)
+
+
+def sum_up_request(tokens: int) -> str:
+    """How the model is asked for a summary that may have so many tokens."""
+    return SUM_UP.format(words=max(50, tokens // 2))
+
+
+def summary_words(summary: str) -> str:
+    """A summary as the model finds it in the place of what it sums up."""
+    return SUMMARY.format(summary=summary)
 
 
 def form_request(fault: str, form: AnswerForm) -> str:

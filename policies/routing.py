@@ -3,7 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal
+
+from policies.profile import Profile
 
 PLAIN_SUFFIX = ":plain"
 TASK_HEADER = "x-openwebui-task"
@@ -40,31 +43,49 @@ ONE_CALL = (
 class Route:
     """Where a request goes, and why."""
 
-    kind: Literal["sandbox", "plain"]
+    kind: Literal["sandbox", "plain", "refused"]
     model: str
     """The backend's own name for the model."""
     reason: str
 
 
-def route(body: Mapping[str, Any], headers: Mapping[str, str]) -> Route:
-    """Decide from the request alone. `<model>:plain` is the backend's model untouched.
+def plain_name(model: str) -> str:
+    """The backend's own name for a model."""
+    return model.removesuffix(PLAIN_SUFFIX)
+
+
+def route(
+    body: Mapping[str, Any], headers: Mapping[str, str], profile: Profile = Profile()
+) -> Route:
+    """Decide from the request and what its client is allowed. `<model>:plain` is the backend's
+    model untouched.
 
     `headers` are in lower case.
     """
-    model = str(body.get("model", ""))
-    if model.endswith(PLAIN_SUFFIX):
-        return Route("plain", model.removesuffix(PLAIN_SUFFIX), "the model's name ends in :plain")
-    if reason := _straight(body):
-        return Route("plain", model, reason)
+    written = str(body.get("model", ""))
+    model = plain_name(written)
+    asked = "the model's name ends in :plain" if written != model else _one_call(body)
+    if profile.computer == "never":
+        return Route("plain", model, "computer: never")
+    if profile.computer == "always":
+        kind: Literal["refused", "sandbox"] = "refused" if asked else "sandbox"
+        return Route(kind, model, asked or "computer: always")
+    if asked := asked or ("tool_choice forbids tools" if forbids_tools(body) else None):
+        return Route("plain", model, asked)
     if _is_utility(body, headers):
         return Route("plain", model, "a chat UI asks for itself")
-    return Route("sandbox", model, "default")
+    if any(fnmatchcase(model, pattern) for pattern in profile.weak_models):
+        return Route("plain", model, "the model is among weak_models")
+    return Route("sandbox", model, "computer: auto")
 
 
-def _straight(body: Mapping[str, Any]) -> str | None:
+def forbids_tools(body: Mapping[str, Any]) -> bool:
+    """Whether a request wants no tool called."""
+    return body.get("tool_choice") == "none" or body.get("function_call") == "none"
+
+
+def _one_call(body: Mapping[str, Any]) -> str | None:
     """Why a request can only be answered by one call of the backend's, if so."""
-    if body.get("tool_choice") == "none" or body.get("function_call") == "none":
-        return "tool_choice forbids tools"
     if _answers_with_more_than_text(body.get("modalities")):
         return "the answer is not text alone"
     if body.get("continue_final_message") or body.get("add_generation_prompt") is False:

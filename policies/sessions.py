@@ -15,8 +15,9 @@ CHAT_HEADERS = (
     "x-session-id",
     "x-hermes-session-id",
     "x-claude-code-session-id",
+    "thread-id",  # Codex
 )
-"""Where chat UIs say which chat it is."""
+"""Where chat UIs and coding agents say which chat it is."""
 MAX_PARENTS = 200
 _UNIQUE = re.compile(r"[0-9a-f]{32}")
 
@@ -121,6 +122,11 @@ def function_call_id(state: str, name: object, arguments: object) -> str:
 def container_id(owner: str, unique: str) -> str:
     """The container of that owner with a name of its own, 32 hexadecimal digits."""
     return f"cntr_{_digest(owner)[:16]}{unique}"
+
+
+def container_of(owner: str, run_id: str) -> str | None:
+    """The container of a run without a conversation; None where no run of ours has such an id."""
+    return container_id(owner, run_id) if _UNIQUE.fullmatch(run_id) else None
 
 
 def container_named(owner: str, name: str) -> str:

@@ -43,6 +43,14 @@ def suited_to_messages(setting: StepsSetting, *, code_execution: bool, thinking:
     return "reasoning" if thinking else "off"
 
 
+def suited_to_responses(setting: StepsSetting, *, shows_items: bool) -> Steps:
+    """The same in OpenAI's newer API: items only for who asked for a tool that makes them, for
+    others take such an item for a call of a tool of theirs."""
+    if setting in ("off", "reasoning", "events"):
+        return setting
+    return "items" if shows_items else "reasoning"
+
+
 def outcome(exit_code: int | None, duration_s: float, output_lines: int | None) -> str:
     """The line that ends a step."""
     parts = [] if exit_code is None else [f"exit {exit_code}"]

@@ -3,22 +3,30 @@ becomes which file there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Literal
 
+from policies.document_marks import LARGE_CHARS
 from policies.file_names import Names
+from policies.moved_text import stand_in, start_and_end
+from policies.token_estimate import estimate, is_near
 
 WORKING_DIR = "/testbed"
 INPUT_DIR = "/testbed/documents"
 OUTPUT_DIR = "/testbed/output"
 SHARED_DIR = "/testbed/shared"
+OBSERVATION_DIR = "/testbed/.observations"
+"""Where the whole text of what the model's context has no room for lies."""
 ANSWER_FILES = ("/testbed/output/answer.txt", "/testbed/answer.txt")
 """Where a submitted answer may be written, first found first."""
 MAX_ANSWER_BYTES = 1 << 20
 
-KEPT_CHARS = 1000
-"""How much of a moved text stays in the prompt, from its start and from its end: people put what
-they want done there."""
-_WORTH_MOVING = 4 * KEPT_CHARS
+_MAX_FILES = 1000
+"""A conversation that has brought so many brings no more documents, but whole texts."""
+_MUCH_CHARS = 200_000
+_GATHERED = object()
+"""Stands for a part that is in the one before it."""
 _SHOWN_FAULT_CHARS = 300
 
 Modality = Literal["image", "audio", "video"]
@@ -36,9 +44,9 @@ class InputLimits:
     """The largest file that may come inside a request or from a URL."""
     max_total_mib: int = 128
     """All of them together."""
-    move_text_over_chars: int | None = 50_000
-    """A user's message with more text than this keeps its start and end; the whole becomes a file.
-    null: never."""
+    move_text_over_tokens: int | None = 12_000
+    """Of a user's message with more text than this, documents become files; where it shows none,
+    all of it does but its start and end. null: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +83,59 @@ class Workspace:
 
     messages: Sequence[Message]
     files: tuple[Placed, ...]
+    tokens_kept_out: int = 0
+    """What the moved texts would take in the prompt, less what stands for them: an estimate."""
+
+
+def long_texts(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
+    """What the user says in messages that may be over the limit, as far as an estimate can tell:
+    it is to be counted before `plan`, where somebody can."""
+    if over_tokens is None:
+        return []
+    said = (_said(message.get("content")) for message in messages if _is_users(message))
+    return [text for text in said if is_near(estimate(text), over_tokens)]
+
+
+def is_much(messages: Sequence[Message]) -> bool:
+    """Whether `plan` takes so long that others would wait for it."""
+    said = (_said(message.get("content")) for message in messages if _is_users(message))
+    return sum(map(len, said)) > _MUCH_CHARS
 
 
 def plan(
-    messages: Sequence[Message], given: Sequence[Given], *, move_text_over_chars: int | None
+    messages: Sequence[Message],
+    given: Sequence[Given],
+    *,
+    over_tokens: int | None,
+    counted: Mapping[str, int] = MappingProxyType({}),
 ) -> Workspace:
     """Give every file its place, and say in the messages where it is.
 
     What is said stands where the file stood, and depends on nothing that follows: a conversation
-    that grows keeps its beginning, so prefix caches hit.
+    that grows keeps its beginning, so prefix caches hit. `counted` are the tokens of texts as
+    `long_texts` gives them; an estimate holds for the others.
     """
-    planner = _Planner(given, move_text_over_chars)
+    planner = _Planner(given, over_tokens, counted)
     planned = tuple(planner.message(index, message) for index, message in enumerate(messages))
     first_user = next((i for i, each in enumerate(planned) if each.get("role") == "user"), 0)
     told = [
         _with_note(message, planner.beside) if index == first_user and planner.beside else message
         for index, message in enumerate(planned)
     ]
-    return Workspace(told, tuple(planner.files))
+    return Workspace(told, tuple(planner.files), planner.tokens_kept_out)
 
 
 class _Planner:
     """Names files in the order of the conversation."""
 
-    def __init__(self, given: Sequence[Given], move_text_over_chars: int | None) -> None:
+    def __init__(
+        self, given: Sequence[Given], over_tokens: int | None, counted: Mapping[str, int]
+    ) -> None:
         self._given = given
         self._at = {each.at: index for index, each in enumerate(given) if each.at}
-        self._move_over = move_text_over_chars
+        self._over_tokens = over_tokens
+        self._counted = counted
+        self.tokens_kept_out = 0
         self._names = Names()
         self._paths: dict[tuple[str, str], str] = {}
         self.files: list[Placed] = []
@@ -112,17 +146,15 @@ class _Planner:
     def message(self, index: int, message: Message) -> Message:
         """The message as the model gets it."""
         content = message.get("content")
-        is_long = (
-            message.get("role") == "user"
-            and self._move_over is not None
-            and _text_chars(content) > self._move_over
-        )
+        is_long = self._is_long(message)
         if isinstance(content, str) and is_long:
             return {**message, "content": self._moved(content)}
         if not isinstance(content, list):
             return message
         parts: list[Any] = []
-        for place, part in enumerate(content):
+        for place, part in enumerate(self._gathered(content) if is_long else content):
+            if part is _GATHERED:
+                continue
             if (number := self._at.get((index, place))) is not None:
                 parts += self._stand_in(number)
             elif is_long and (text := _text(part)):
@@ -130,6 +162,27 @@ class _Planner:
             else:
                 parts.append(part)
         return message if parts == content else {**message, "content": parts}
+
+    def _gathered(self, content: Sequence[Any]) -> list[Any]:
+        """The parts, those neighbours as one text that are short each but long together."""
+        words = "".join(_text(part) for part in content if _is_short(part))
+        if self._over_tokens is None or estimate(words) <= self._over_tokens:
+            return list(content)
+        gathered: list[Any] = []
+        for are_short, group in groupby(content, key=_is_short):
+            first, *others = group
+            if are_short:
+                text = "\n\n".join(map(_text, [first, *others]))
+                first, others = {**first, "text": text}, [_GATHERED] * len(others)
+            gathered += [first, *others]
+        return gathered
+
+    def _is_long(self, message: Message) -> bool:
+        if self._over_tokens is None or not _is_users(message):
+            return False
+        said = _said(message.get("content"))
+        tokens = self._counted.get(said)
+        return (estimate(said) if tokens is None else tokens) > self._over_tokens
 
     def _stand_in(self, number: int) -> list[Any]:
         """The parts that stand for a given file."""
@@ -156,20 +209,20 @@ class _Planner:
         return self._paths[key]
 
     def _moved(self, text: str) -> str:
-        """Start and end of a text, and where the whole of it lies."""
-        if len(text) <= _WORTH_MOVING:
+        """What stands for a text whose parts become files."""
+        if len(text) <= LARGE_CHARS:
             return text
-        known = (text, "") in self._paths
-        path = self._path(text, "", "message", "text/plain")
+        is_full = len(self.files) >= _MAX_FILES
+        told = start_and_end(text, self._place) if is_full else stand_in(text, self._place)
+        self.tokens_kept_out += max(0, estimate(text) - estimate(told))
+        return told
+
+    def _place(self, text: str, title: str) -> str:
+        known = (text, title) in self._paths
+        path = self._path(text, title, "document" if title else "message", "text/plain")
         if not known:
             self.files.append(Placed(path, text))
-        head, tail = _head(text), _tail(text)
-        left_out = len(text) - len(head) - len(tail)
-        return (
-            f"{head}\n[... {left_out:,} characters are left out here. The whole text, {len(text):,}"
-            f" characters, is the file {path}: search and read it there. Its end follows ...]\n"
-            f"{tail}"
-        )
+        return path
 
 
 def _with_note(message: Message, note: str) -> Message:
@@ -179,29 +232,24 @@ def _with_note(message: Message, note: str) -> Message:
     return {**message, "content": f"{content}\n\n{note}" if content else note}
 
 
-def _text_chars(content: Any) -> int:
+def _is_users(message: Message) -> bool:
+    return message.get("role") == "user"
+
+
+def _said(content: Any) -> str:
+    """The words of a message."""
     if isinstance(content, list):
-        return sum(len(_text(part)) for part in content)
-    return len(content) if isinstance(content, str) else 0
+        return "\n".join(map(_text, content))
+    return content if isinstance(content, str) else ""
+
+
+def _is_short(part: Any) -> bool:
+    return 0 < len(_text(part)) <= LARGE_CHARS
 
 
 def _text(part: Any) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     return text if isinstance(text, str) else ""
-
-
-def _head(text: str) -> str:
-    """The first lines."""
-    head = text[:KEPT_CHARS]
-    end = head.rfind("\n")
-    return head[:end] if end > KEPT_CHARS // 2 else head
-
-
-def _tail(text: str) -> str:
-    """The last lines."""
-    tail = text[-KEPT_CHARS:]
-    start = tail.find("\n") + 1
-    return tail[start:] if 0 < start < KEPT_CHARS // 2 else tail
 
 
 def _printable(text: str) -> str:

@@ -1,6 +1,10 @@
 """Which produced files go back."""
 
-from policies.artifacts import ArtifactLimits, Produced, Selection, output_path, select
+from typing import Any
+
+import pytest
+
+from policies.artifacts import ArtifactLimits, LeftOut, Produced, output_path, select
 
 MIB = 1 << 20
 
@@ -9,40 +13,92 @@ def file(name: str, size: int = 1) -> Produced:
     return Produced(f"/testbed/output/{name}", size)
 
 
+def outcome(files: list[Produced], **limits: Any) -> tuple[list[str], list[str]]:
+    """The names of those that go back, and of the others with the reason."""
+    selection = select(files, ArtifactLimits(**limits))
+    names = [each.path.removeprefix("/testbed/output/") for each in selection.chosen]
+    sizes = {each.path: each.bytes for each in files}
+    assert all(each.bytes == sizes[each.path] for each in selection.left_out)
+    left = [f"{each.path.rpartition('/')[2]}: {each.why}" for each in selection.left_out]
+    return names, left
+
+
 def test_files_within_the_limits_all_go_back_in_their_order() -> None:
-    files = [file("b"), file("a", 0), file("c", MIB)]
-    assert select(files, ArtifactLimits()) == Selection(tuple(files), ())
+    assert outcome([file("b"), file("a", 0), file("c", MIB)]) == (["b", "a", "c"], [])
 
 
 def test_the_answer_file_is_no_file() -> None:
     files = [file("answer.txt"), Produced("/testbed/answer.txt", 1), file("sub/answer.txt")]
-    assert select(files, ArtifactLimits()) == Selection((file("sub/answer.txt"),), ())
+    assert outcome(files) == (["sub/answer.txt"], [])
 
 
 def test_one_that_is_too_large_is_left_out_and_the_rest_goes_back() -> None:
-    limits = ArtifactLimits(max_file_mib=1)
     files = [file("a", MIB), file("b", MIB + 1), file("c", 1)]
-    assert select(files, limits) == Selection((files[0], files[2]), (files[1],))
+    assert outcome(files, max_file_mib=1) == (["a", "c"], ["b: too_large"])
 
 
 def test_together_they_stay_within_the_total() -> None:
-    limits = ArtifactLimits(max_file_mib=2, max_total_mib=3)
     files = [file("a", 2 * MIB), file("b", 2 * MIB), file("c", MIB), file("d", 1), file("e", 0)]
-    assert select(files, limits) == Selection((files[0], files[2], files[4]), (files[1], files[3]))
+    left = ["b: no_room", "d: no_room"]
+    assert outcome(files, max_file_mib=2, max_total_mib=3) == (["a", "c", "e"], left)
 
 
 def test_beyond_their_number_they_are_left_out() -> None:
-    files = [file(str(number)) for number in range(5)]
-    assert select(files, ArtifactLimits(max_files=2)) == Selection(
-        tuple(files[:2]), tuple(files[2:])
-    )
-    assert select(files, ArtifactLimits(max_files=0)) == Selection((), tuple(files))
+    files = [file("a"), file("b"), file("c")]
+    assert outcome(files, max_files=2) == (["a", "b"], ["c: too_many"])
+    assert outcome(files[:1], max_files=0) == ([], ["a: too_many"])
 
 
 def test_the_answer_file_takes_no_room() -> None:
-    limits = ArtifactLimits(max_files=1, max_total_mib=1)
     files = [file("answer.txt", MIB), file("b", MIB)]
-    assert select(files, limits) == Selection((files[1],), ())
+    assert outcome(files, max_files=1, max_total_mib=1) == (["b"], [])
+
+
+@pytest.mark.parametrize(
+    ("limits", "chosen"),
+    [
+        ({}, "page.html a.PNG b.csv run.sh c"),
+        ({"allow_types": ()}, ""),
+        ({"allow_types": (".csv", "image/*")}, "a.PNG b.csv"),
+        ({"allow_types": ("text/csv", "text/html")}, "page.html b.csv"),
+        ({"allow_types": ("application/octet-stream",)}, "run.sh c"),
+        ({"deny_types": ("text/html", ".sh")}, "a.PNG b.csv c"),
+        ({"deny_types": (".html", ".png")}, "b.csv run.sh c"),
+        ({"allow_types": ("text/*",), "deny_types": ("text/html",)}, "b.csv"),
+    ],
+)
+def test_only_those_of_a_type_that_is_allowed_go_back(limits: Any, chosen: str) -> None:
+    files = [file(name) for name in ["page.html", "a.PNG", "b.csv", "run.sh", "c"]]
+    names, left = outcome(files, **limits)
+    assert names == chosen.split()
+    assert {each.partition(": ")[2] for each in left} <= {"type_not_allowed"}
+    assert len(names) + len(left) == len(files)
+
+
+@pytest.mark.parametrize("end", [" ", ".", "...", ". .", "\t", "\n", "\N{NO-BREAK SPACE}"])
+@pytest.mark.parametrize("pattern", [".html", "text/html", "text/*"])
+def test_what_a_saved_file_loses_of_its_name_hides_no_type(end: str, pattern: str) -> None:
+    page = file(f"page.HTML{end}")
+    assert outcome([page], deny_types=(pattern,))[0] == []
+    assert len(outcome([page], allow_types=(pattern,))[0]) == 1
+
+
+def test_what_is_of_no_allowed_type_takes_no_room() -> None:
+    files = [file("a.html", MIB), file("b.csv", MIB)]
+    assert outcome(files, max_total_mib=1, max_files=1, deny_types=(".html",))[0] == ["b.csv"]
+
+
+@pytest.mark.parametrize("pattern", ["html", "*", "*/*", ".", "text/", "T/HTML", ".a b", "text/h*"])
+@pytest.mark.parametrize("name", ["allow_types", "deny_types"])
+def test_a_type_that_means_nothing_is_refused(name: str, pattern: str) -> None:
+    with pytest.raises(ValueError, match="neither an ending"):
+        ArtifactLimits(**{name: (pattern,)})
+
+
+def test_reasons_are_told_by_what_a_file_lacks_first() -> None:
+    large = LeftOut("/testbed/output/a.html", 9 * MIB, "type_not_allowed")
+    limits = ArtifactLimits(max_files=0, max_file_mib=1, deny_types=(".html",))
+    assert select([file("a.html", 9 * MIB)], limits).left_out == (large,)
 
 
 def test_a_listed_name_lies_in_the_output_directory() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.file_names import Names, clean_type, safe_name, type_of
+from policies.file_names import Names, ShownNames, clean_type, safe_name, shown_name, type_of
 
 PDF = "application/pdf"
 
@@ -68,4 +68,35 @@ def test_a_type_is_shown_without_what_does_not_belong_to_it(written: str, clean:
 
 def test_a_name_tells_the_type() -> None:
     assert type_of("b.PDF") == PDF
+    assert type_of("b.pdf. .") == type_of("b.pdf\N{NO-BREAK SPACE}") == PDF
     assert type_of("b.unheard-of") == type_of("b") == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/testbed/output/a b.csv", "a b.csv"),
+        ("/testbed/output/sub/gr\N{LATIN SMALL LETTER U WITH DIAERESIS}n.csv", "gr\u00fcn.csv"),
+        ("/testbed/output/in\N{RIGHT-TO-LEFT OVERRIDE}fdp.exe", "in_fdp.exe"),
+        ("/testbed/output/a\N{ZERO WIDTH SPACE}.csv", "a_.csv"),
+        ("/testbed/output/a\N{LINE SEPARATOR}\r\n\0.csv", "a____.csv"),
+        ("/testbed/output/a\N{ZERO WIDTH NON-JOINER}b.csv", "a\N{ZERO WIDTH NON-JOINER}b.csv"),
+        ("/testbed/output/..\\..\\x.csv", ".._.._x.csv"),
+        ("/testbed/output/. .", "file"),
+    ],
+)
+def test_a_produced_file_is_shown_under_its_own_name_without_tricks(path: str, name: str) -> None:
+    assert shown_name(path) == name
+
+
+def test_files_that_are_shown_side_by_side_have_names_of_their_own() -> None:
+    names = ShownNames()
+    paths = ["x/same.csv", "y/same.csv", "z/SAME.csv", "same-2.csv", "README", "a/README"]
+    assert [names.give(path) for path in paths] == [
+        "same.csv",
+        "same-2.csv",
+        "SAME-3.csv",
+        "same-2-2.csv",
+        "README",
+        "README-2",
+    ]

@@ -130,6 +130,40 @@ def test_thoughts_inside_the_answer_that_tell_of_steps_go(digest: str) -> None:
     assert without_steps([said]) == [{**ANSWER, "content": "Three.<think>So.</think> "}]
 
 
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_thoughts_among_the_parts_of_the_answer_that_tell_of_steps_go(digest: str) -> None:
+    """As pydantic-ai, LibreChat and Mistral's clients write thoughts."""
+    told = {"type": "text", "text": f"<think>{digest}</think>Three."}
+    apart = {"type": "text", "text": f"<think>{digest}</think>"}
+    thoughts = [{"type": "think", "think": digest}, {"type": "thinking", "thinking": digest}]
+    own = {"type": "thinking", "thinking": "So."}
+    said = {**ANSWER, "content": [*thoughts, apart, told, own]}
+    left = {**ANSWER, "content": [{"type": "text", "text": "Three."}, own]}
+    assert without_steps([ASKED, said, THANKS]) == [ASKED, left, THANKS]
+    assert without_steps([{**ANSWER, "content": [apart]}]) == [{**ANSWER, "content": ""}]
+
+
+def test_thinking_that_is_an_object_is_read_too() -> None:
+    """As LobeChat keeps it."""
+    said = {**ANSWER, "reasoning": {"content": DIGEST, "duration": 7}}
+    assert without_steps([said]) == [ANSWER]
+    said = {**ANSWER, "reasoning": {"content": "So.", "duration": 7}}
+    assert without_steps([said]) == [said]
+
+
+def test_what_was_told_beside_an_answer_of_its_files_goes() -> None:
+    beside = {"annotations": [{"type": "url_citation"}], "images": [{"type": "image_url"}]}
+    again = [ASKED, {**ANSWER, **beside}, {**ANSWER, "annotations": []}, {**THANKS, "images": 7}]
+    assert without_steps(again) == [ASKED, ANSWER, ANSWER, {**THANKS, "images": 7}]
+
+
+def test_very_many_words_around_cards_become_one_message() -> None:
+    # Put together one after the other, these would take minutes.
+    words = "I look." * 200
+    (joined,) = without_steps([calling(call(ONE), content=words)] * 20_000)
+    assert joined["content"].count(words) == 20_000
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -4,10 +4,28 @@ from dataclasses import replace
 
 import pytest
 
-from policies.limits import Limits, Spent, StopReason, exceeded
+from policies.limits import Limits, Spent, StopReason, exceeded, no_more_commands
 
-LIMITS = Limits(max_turns=3, wall_time_s=10.0, max_tokens=100, max_tool_output_chars=1000)
-JUST_LESS = Spent(turns=2, wall_time_s=9.99, tokens=99, tool_output_chars=999)
+LIMITS = Limits(
+    max_turns=3,
+    wall_time_s=10.0,
+    max_tokens=100,
+    max_cost_usd=0.5,
+    max_commands=5,
+    max_cpu_s=2.0,
+    max_egress_mib=1,
+    max_tool_output_chars=1000,
+)
+JUST_LESS = Spent(
+    turns=2,
+    wall_time_s=9.99,
+    tokens=99,
+    tool_output_chars=999,
+    cost_usd=0.49,
+    commands=4,
+    cpu_s=1.99,
+    egress_bytes=(1 << 20) - 1,
+)
 
 
 def test_below_every_limit_a_run_goes_on() -> None:
@@ -22,6 +40,10 @@ def test_below_every_limit_a_run_goes_on() -> None:
         (replace(JUST_LESS, wall_time_s=10.0), StopReason.WALL_TIME),
         (replace(JUST_LESS, tokens=100), StopReason.TOKEN_BUDGET),
         (replace(JUST_LESS, tool_output_chars=1000), StopReason.TOOL_OUTPUT_BUDGET),
+        (replace(JUST_LESS, cost_usd=0.5), StopReason.COST_BUDGET),
+        (replace(JUST_LESS, commands=5), StopReason.COMMAND_BUDGET),
+        (replace(JUST_LESS, cpu_s=2.0), StopReason.CPU_BUDGET),
+        (replace(JUST_LESS, egress_bytes=1 << 20), StopReason.EGRESS_BUDGET),
         (Spent(99, 99.0, 999, 9999), StopReason.MAX_TURNS),
     ],
 )
@@ -31,3 +53,19 @@ def test_a_limit_that_is_reached_says_which(spent: Spent, stop: StopReason) -> N
 
 def test_a_limit_of_nothing_ends_a_run_before_it_begins() -> None:
     assert exceeded(Limits(max_turns=0), Spent()) is StopReason.MAX_TURNS
+
+
+def test_a_prompt_that_would_go_beyond_a_limit_is_not_sent() -> None:
+    spent = Spent(tokens=50, next_tokens=50, cost_usd=0.3, next_cost_usd=0.2)
+    assert exceeded(LIMITS, spent) is None
+    assert exceeded(LIMITS, replace(spent, next_tokens=51)) is StopReason.TOKEN_BUDGET
+    assert exceeded(LIMITS, replace(spent, next_cost_usd=0.21)) is StopReason.COST_BUDGET
+
+
+def test_turns_and_tokens_are_no_reason_to_leave_a_turns_commands_undone() -> None:
+    assert no_more_commands(LIMITS, Spent(99, 99.0, 999, 0, 9.9)) is None
+    assert no_more_commands(LIMITS, Spent(commands=5)) is StopReason.COMMAND_BUDGET
+
+
+def test_who_may_send_nothing_may_still_work() -> None:
+    assert exceeded(Limits(max_egress_mib=0), Spent()) is None

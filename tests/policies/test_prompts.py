@@ -4,11 +4,14 @@ import pytest
 
 from policies.answer_form import ANY_OBJECT, AnswerForm
 from policies.egress import Egress
+from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
+from policies.profile import Profile
 from policies.prompts import (
     FINAL_ANSWER,
     NUDGE,
     WHY_NO_MORE_TOOLS,
+    Equipment,
     final_request,
     form_request,
     system_prompt,
@@ -18,7 +21,7 @@ from sandbox_runtime.tools import make_tools
 
 
 def test_it_names_the_directories() -> None:
-    words = system_prompt(Limits())
+    words = system_prompt()
     assert f"Working directory: {WORKING_DIR}." in words
     assert f"Files the user gave: {INPUT_DIR};" in words
     assert f"into {OUTPUT_DIR};" in words
@@ -31,23 +34,39 @@ def test_it_names_the_directories() -> None:
 
 @pytest.mark.parametrize(("timeout_s", "said"), [(120.0, "120 s"), (0.5, "0.5 s"), (7, "7 s")])
 def test_it_tells_the_time_limit_in_force(timeout_s: float, said: str) -> None:
-    words = system_prompt(Limits(command_timeout_s=timeout_s))
-    assert f"one command may take {said}." in words
+    words = system_prompt(Profile(limits=Limits(command_timeout_s=timeout_s)))
+    assert f"One command may take {said}, or" in words
 
 
 def test_it_names_every_tool() -> None:
-    words = system_prompt(Limits())
+    words = system_prompt()
     assert all(tool.name in words for tool in make_tools())
 
 
 def test_it_says_that_there_is_no_network_and_that_the_shell_carries_over() -> None:
-    words = system_prompt(Limits())
+    words = system_prompt()
     assert "no network" in words
     assert "carry over" in words
 
 
-def test_it_is_the_same_for_every_run_so_that_prefix_caches_hit() -> None:
-    assert system_prompt(Limits()) == system_prompt(Limits(max_turns=3, wall_time_s=1))
+def test_it_depends_on_nothing_but_the_policy_so_that_prefix_caches_hit() -> None:
+    assert system_prompt() == system_prompt(Profile(name="other", about="Whatever."))
+
+
+def test_what_the_model_is_to_do_with_its_computer_is_the_profiles_to_say() -> None:
+    neutral = system_prompt(Profile(prompt="neutral"))
+    strict = system_prompt(Profile(prompt="strict"))
+    assert "answer simple things directly" in neutral
+    assert "Derive every answer with it" in strict
+    assert neutral.split("\n")[1:] == strict.split("\n")[1:]
+    assert system_prompt(Profile(prompt="none")) == ""
+
+
+def test_it_tells_what_is_there_and_nothing_of_what_nobody_looked_for() -> None:
+    assert "Installed: git, numpy." in system_prompt(equipment=Equipment(("git", "numpy")))
+    assert "Installed" not in system_prompt()
+    assert "/testbed/shared" in system_prompt(equipment=Equipment(has_shared=True))
+    assert "/testbed/shared" not in system_prompt()
 
 
 @pytest.mark.parametrize("stop", list(WHY_NO_MORE_TOOLS))
@@ -87,7 +106,11 @@ def test_the_nudge_leaves_both_ways_open() -> None:
 
 
 def test_it_says_which_hosts_can_be_reached() -> None:
-    assert "The sandbox has no network." in system_prompt(Limits())
-    some = system_prompt(Limits(), Egress("allowlist", ("pypi", "example.org")))
-    assert "reach these hosts: pypi, example.org; nothing else does" in some
-    assert "reach public hosts; nothing" in system_prompt(Limits(), Egress("open"))
+    def said(egress: Egress) -> str:
+        return system_prompt(Profile(isolation=Isolation(egress=egress)))
+
+    assert "The sandbox has no network." in said(Egress())
+    some = said(Egress("allowlist", ("npm", "example.org")))
+    hosts = "registry.npmjs.org, registry.yarnpkg.com, example.org"
+    assert f"reach these hosts: {hosts}; nothing else does" in some
+    assert "reach public hosts; nothing" in said(Egress("open"))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from policies.profile import Profile
 from policies.routing import Route, route
 
 
@@ -20,7 +21,7 @@ from policies.routing import Route, route
     ],
 )
 def test_a_request_gets_a_computer(fields: dict[str, Any]) -> None:
-    assert route({"model": "qwen3", **fields}, {}) == Route("sandbox", "qwen3", "default")
+    assert route({"model": "qwen3", **fields}, {}) == Route("sandbox", "qwen3", "computer: auto")
 
 
 @pytest.mark.parametrize(
@@ -131,3 +132,38 @@ def test_what_a_chat_ui_asks_for_itself_goes_straight_on(
 )
 def test_what_a_user_asks_does_not(body: dict[str, Any], headers: dict[str, str]) -> None:
     assert route(body, headers).kind == "sandbox"
+
+
+def test_who_may_not_have_a_computer_goes_straight_on() -> None:
+    never = Profile(computer="never")
+    assert route({"model": "m", "tools": [{}]}, {}, never) == Route("plain", "m", "computer: never")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}, {"tools": [{}]}]
+)
+def test_who_must_have_one_gets_it_for_whatever_is_asked(fields: dict[str, Any]) -> None:
+    always = Profile(computer="always", weak_models=("m",))
+    assert route({"model": "m", **fields}, {}, always) == Route("sandbox", "m", "computer: always")
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "reason"),
+    [
+        ("m:plain", {}, "the model's name ends in :plain"),
+        ("m", {"modalities": ["text", "audio"]}, "the answer is not text alone"),
+    ],
+)
+def test_what_cannot_be_answered_with_one_is_refused_then(
+    model: str, fields: dict[str, Any], reason: str
+) -> None:
+    always = Profile(computer="always")
+    assert route({"model": model, **fields}, {}, always) == Route("refused", "m", reason)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"), [("Qwen3-4B", "plain"), ("Qwen3-4B-FP8", "plain"), ("Qwen3-40B", "sandbox")]
+)
+def test_a_model_that_is_too_weak_for_it_answers_without(model: str, kind: str) -> None:
+    profile = Profile(weak_models=("Qwen3-4B", "Qwen3-4B-*"))
+    assert route({"model": model}, {}, profile).kind == kind

@@ -2,7 +2,16 @@
 
 import pytest
 
-from policies.steps import PROFILES, is_profile, outcome, suited, suited_to_messages, tells_steps
+from policies.steps import (
+    PROFILES,
+    StepsSetting,
+    is_profile,
+    outcome,
+    suited,
+    suited_to_messages,
+    suited_to_responses,
+    tells_steps,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +47,23 @@ def test_a_client_of_anthropics_is_shown_what_it_asks_for(
 ) -> None:
     assert suited_to_messages("auto", **asks) == profile
     assert suited_to_messages("events", **asks) == "events"
+
+
+@pytest.mark.parametrize(
+    ("setting", "shows_items", "profile"),
+    [
+        ("auto", True, "items"),
+        ("auto", False, "reasoning"),
+        ("items", True, "items"),
+        ("items", False, "reasoning"),
+        ("events", True, "events"),
+        ("off", False, "off"),
+    ],
+)
+def test_items_of_responses_are_shown_to_who_asked_for_a_tool_that_makes_them(
+    setting: StepsSetting, shows_items: bool, profile: str
+) -> None:
+    assert suited_to_responses(setting, shows_items=shows_items) == profile
 
 
 @pytest.mark.parametrize("word", ["auto", "", "Items", 1, None, ["items"], {}])

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from policies.workspace import INPUT_DIR, KEPT_CHARS, Given, Placed, Workspace, plan
+from policies.moved_text import KEPT_CHARS
+from policies.token_estimate import estimate
+from policies.workspace import INPUT_DIR, Given, Placed, Workspace, long_texts, plan
 
 CSV = Given((0, 1), "file", "YSxi", "a.csv", "text/csv", 3)
 NOTE = {"type": "text", "text": f"[Given file: {INPUT_DIR}/a.csv (text/csv, 3 bytes)]"}
@@ -19,7 +21,7 @@ def user(*parts: Any) -> dict[str, Any]:
 
 
 def planned(*messages: dict[str, Any], given: tuple[Given, ...] = ()) -> Workspace:
-    return plan(messages, given, move_text_over_chars=50_000)
+    return plan(messages, given, over_tokens=12_000)
 
 
 def texts(workspace: Workspace) -> dict[str, int | str]:
@@ -106,10 +108,84 @@ def test_only_what_the_user_says_is_moved(role: str) -> None:
 
 
 def test_text_stays_up_to_the_limit_and_where_there_is_none() -> None:
-    said = {"role": "user", "content": "x" * 50_000}
-    assert planned(said) == Workspace([said], ())
-    endless = [{"role": "user", "content": BOOK}]
-    assert plan(endless, (), move_text_over_chars=None) == Workspace(endless, ())
+    said = [{"role": "user", "content": BOOK}]
+    assert plan(said, (), over_tokens=estimate(BOOK)) == Workspace(said, ())
+    assert plan(said, (), over_tokens=estimate(BOOK) - 1).files
+    assert plan(said, (), over_tokens=None) == Workspace(said, ())
+
+
+def test_a_count_decides_where_there_is_one() -> None:
+    said = [{"role": "user", "content": BOOK}]
+    assert plan(said, (), over_tokens=12_000, counted={BOOK: 12_000}) == Workspace(said, ())
+    assert plan(said, (), over_tokens=30_000, counted={BOOK: 30_001}).files
+
+
+def test_only_what_an_estimate_leaves_open_is_to_be_counted() -> None:
+    tokens = estimate(BOOK)
+    said = [{"role": role, "content": BOOK} for role in ("system", "user", "tool", "assistant")]
+    for over, counted in ((tokens, [BOOK]), (2 * tokens, []), (tokens // 2, []), (None, [])):
+        assert long_texts(said, over) == counted
+    assert long_texts([user(LOOK, {"type": "text", "text": BOOK})], tokens) == [f"Look.\n{BOOK}"]
+
+
+def test_what_is_kept_out_of_the_prompt_is_told() -> None:
+    said = {"role": "user", "content": BOOK}
+    workspace = planned(said, {"role": "user", "content": "Why?"})
+    told = workspace.messages[0]["content"]
+    assert workspace.tokens_kept_out == estimate(BOOK) - estimate(told)
+    assert planned(said, said).tokens_kept_out == 2 * workspace.tokens_kept_out
+
+
+def test_documents_become_files_of_their_own_and_what_is_around_them_stays() -> None:
+    said = (
+        f'Compare.\n<doc title="A/B: one">\n{BOOK}</doc>\n<doc>\n{BOOK[7:]}</doc>\nWhich is longer?'
+    )
+    (message,) = (workspace := planned({"role": "user", "content": said})).messages
+    one, two = f"{INPUT_DIR}/B_one.txt", f"{INPUT_DIR}/document.txt"
+    assert texts(workspace) == {one: BOOK, two: BOOK[7:]}
+    size = f"3,000 lines, {len(BOOK):,} characters"
+    words = " ".join(BOOK.split())
+    assert message["content"].split("\n") == [
+        f"[Of this message {2 * len(BOOK) - 7:,} characters are in files (2), each named below"
+        " where it stood: search them (grep -n) and read them there.]",
+        "Compare.",
+        '<doc title="A/B: one">',
+        f"[{one}: {size}. It begins: {words[:160]} ...]",
+        "</doc>",
+        "<doc>",
+        f"[{two}: 3,000 lines, {len(BOOK) - 7:,} characters. It begins: {words[7:167]} ...]",
+        "</doc>",
+        "Which is longer?",
+    ]
+
+
+def test_texts_are_divided_no_more_where_there_are_many_files() -> None:
+    said = [
+        "".join(f"<doc title='{n}'>\n{m} {BOOK[:3000]}</doc>\n" for n in range(200))
+        for m in range(7)
+    ]
+    workspace = planned(*({"role": "user", "content": text} for text in said))
+    assert len(workspace.files) == 5 * 200 + 2
+    assert [placed.source for placed in workspace.files[-2:]] == said[-2:]
+
+
+def test_a_document_that_comes_again_is_the_same_file() -> None:
+    said = {"role": "user", "content": f"<doc>\n{BOOK}</doc>\nWhy?"}
+    again = {"role": "user", "content": f"Once more:\n<doc>\n{BOOK}</doc>"}
+    workspace = planned(said, {"role": "assistant", "content": "So."}, again)
+    assert texts(workspace) == {f"{INPUT_DIR}/document.txt": BOOK}
+    assert planned(said).messages[0] == workspace.messages[0]
+
+
+def test_short_parts_that_are_long_together_are_one_text() -> None:
+    parts = [{"type": "text", "text": f"Chunk {n}. " + "word " * 500} for n in range(40)]
+    question = {"type": "text", "text": "What is in all of them?"}
+    workspace = planned(user(*parts, PART, question), given=(replace(CSV, at=(0, 40)),))
+    together = "\n\n".join(part["text"] for part in parts)
+    assert list(texts(workspace).values()) == [together, 0]
+    moved, note, asked = workspace.messages[0]["content"]
+    assert len(moved["text"]) < 2500
+    assert (note, asked) == (NOTE, question)
 
 
 @pytest.mark.parametrize("content", [None, "", 7, [], ["text"], [None], {"text": "x"}])

@@ -1,0 +1,132 @@
+"""What a model call costs, by the tokens that the backend has counted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+CHARS_PER_TOKEN = 4
+"""Where nobody counts: usual for English, too few tokens for code and most other languages."""
+_MILLION = 1_000_000
+_BEYOND_ANY = 1e15
+"""Larger numbers are no counts, and infinity is none either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars for a million tokens."""
+
+    input_per_mtok: float
+    output_per_mtok: float
+    cached_per_mtok: float | None = None
+    """For what of the prompt came from a cache; null: as the rest."""
+    cache_write_per_mtok: float | None = None
+    """For what of it was put into one; null: as the rest."""
+    reasoning_per_mtok: float | None = None
+    """For what of the completion was thinking; null: as the rest."""
+
+
+Tariff = tuple[tuple[int, Price], ...]
+"""The prices of one model, each for prompts of more than so many tokens, shortest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A usage report, whichever API's words it was in."""
+
+    prompt: int = 0
+    """All of it."""
+    completion: int = 0
+    cached: int = 0
+    cache_written: int = 0
+    reasoning: int = 0
+    reported_usd: float | None = None
+    """What the backend says that it cost, as OpenRouter does."""
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.completion
+
+
+def counted(usage: Mapping[str, Any]) -> Counted:
+    """Read a `usage`: of chat completions, of responses, or Anthropic's."""
+    inside = _details(usage, "prompt_tokens_details", "input_tokens_details")
+    made = _details(usage, "completion_tokens_details", "output_tokens_details")
+    cached = _first(inside, "cached_tokens") or _first(
+        usage, "cache_read_input_tokens", "prompt_cache_hit_tokens"
+    )
+    written = _first(inside, "cache_creation_tokens") or _first(
+        usage, "cache_creation_input_tokens"
+    )
+    prompt = _first(usage, "prompt_tokens", "input_tokens")
+    if "prompt_tokens" not in usage and not inside:  # Anthropic counts what no cache had
+        prompt += cached + written
+    completion = _first(usage, "completion_tokens", "output_tokens")
+    cached = min(cached, prompt)
+    cost = usage.get("cost")
+    return Counted(
+        prompt=prompt,
+        completion=completion,
+        cached=cached,
+        cache_written=min(written, prompt - cached),
+        reasoning=min(_first(made, "reasoning_tokens"), completion),
+        reported_usd=float(cost) if _is_amount(cost) else None,
+    )
+
+
+def cost_usd(tariff: Tariff | None, tokens: Counted) -> float | None:
+    """What a call came to: what the backend says, else by its price; None where nobody knows."""
+    if tokens.reported_usd is not None:
+        return tokens.reported_usd
+    if not tariff:
+        return None
+    price = _price(tariff, tokens.prompt)
+    fresh = tokens.prompt - tokens.cached - tokens.cache_written
+    said = tokens.completion - tokens.reasoning
+    micro_usd = (
+        fresh * price.input_per_mtok
+        + tokens.cached * _or(price.cached_per_mtok, price.input_per_mtok)
+        + tokens.cache_written * _or(price.cache_write_per_mtok, price.input_per_mtok)
+        + said * price.output_per_mtok
+        + tokens.reasoning * _or(price.reasoning_per_mtok, price.output_per_mtok)
+    )
+    return micro_usd / _MILLION
+
+
+def _price(tariff: Tariff, prompt_tokens: int) -> Price:
+    found = tariff[0][1]
+    for more_than, price in tariff:
+        if prompt_tokens > more_than:
+            found = price
+    return found
+
+
+def _or(price: float | None, usual: float) -> float:
+    return usual if price is None else price
+
+
+def _details(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    found = (usage.get(name) for name in names)
+    return next((each for each in found if isinstance(each, Mapping)), {})
+
+
+def _first(usage: Mapping[str, Any], *names: str) -> int:
+    found = (usage.get(name) for name in names)
+    return next((max(0, int(each)) for each in found if _is_amount(each)), 0)
+
+
+def _is_amount(value: Any) -> TypeGuard[float]:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value < _BEYOND_ANY
+
+
+def expected_tokens(messages: Any) -> int:
+    """About how many tokens a prompt has, before anybody has counted."""
+    return _chars(messages) // CHARS_PER_TOKEN + 1
+
+
+def _chars(value: Any) -> int:
+    if isinstance(value, str):
+        return 0 if value.startswith("data:") else len(value)
+    if isinstance(value, Mapping):
+        return sum(_chars(each) for each in value.values())
+    return sum(_chars(each) for each in value) if isinstance(value, list | tuple) else 0

@@ -1,0 +1,138 @@
+"""Secrets in what a run says, and what stands in their place."""
+
+from dataclasses import dataclass
+
+from policies.patterns import Span, pattern
+
+HELD_CHARS = 256
+"""What is kept back of a text that goes on: in so much a secret must show that it is one."""
+MAX_HELD_CHARS = 65_536
+"""What is kept of a secret that does not end."""
+_KEY_TEXT = r"[\sA-Za-z0-9+/=:,.\\-]*"
+_KEY_TAIL = (
+    r"[A-Za-z0-9+/=\\]+(?:\s*\n\s*(?:\d+:?[ \t]+)?[A-Za-z0-9+/=\\]+)*(?:\s*\n\s*(?:\d+:?[ \t]+)?)?"
+    r"-----END [A-Z0-9 ]*PRIVATE KEY-----"
+)
+"""The rest of one whose beginning was left out, one word a line."""
+BUILT_IN: dict[str, str] = {
+    "aws": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+    "aws_secret": r"(?i)aws_?secret_?(?:access_?)?key[\"']?\s*[:=]\s*[\"']?([A-Za-z0-9/+]{40})",
+    "github": r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
+    "openai": r"\bsk-[A-Za-z0-9_-]{20,}",
+    "google": r"\bAIza[A-Za-z0-9_-]{35}",
+    "slack": r"\bxox[abeprs]-[A-Za-z0-9-]{10,}",
+    "jwt": r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?",
+    "bearer": r"(?i)\bbearer\s+([A-Za-z0-9._~+/=-]{16,})",
+    "url_password": r"\b[a-z][a-z0-9+.-]*://[^\s/:@]*:([^\s/@]{3,})@",
+    "private_key": (
+        rf"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?:{_KEY_TEXT}?-----END [A-Z0-9 ]*PRIVATE KEY-----"
+        rf"|{_KEY_TEXT})|{_KEY_TAIL}"
+    ),
+}
+"""What `secrets` may name."""
+ALL = "keys"
+"""Stands for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretPattern:
+    """A secret of one's own. Raises ValueError for what is no pattern."""
+
+    name: str
+    pattern: str
+    """In RE2's syntax; where it has a group, that is the secret."""
+
+    def __post_init__(self) -> None:
+        pattern(self.pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class Redaction:
+    """What is taken out. Raises ValueError for a name that means nothing."""
+
+    secrets: tuple[str, ...] = ()
+    """keys: all that are built in; or some of them: aws, aws_secret, github, openai, google, slack,
+    jwt, bearer, url_password, private_key."""
+    patterns: tuple[SecretPattern, ...] = ()
+
+    def __post_init__(self) -> None:
+        if unknown := sorted({*self.secrets} - {ALL, *BUILT_IN}):
+            known = ", ".join((ALL, *BUILT_IN))
+            raise ValueError(f"{unknown[0]!r} is no secret that is known ({known})")
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The patterns by name."""
+        names = BUILT_IN if ALL in self.secrets else self.secrets
+        own = {each.name: each.pattern for each in self.patterns}
+        return {name: BUILT_IN[name] for name in names} | own
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    whole: Span
+    secret: Span
+    name: str
+
+
+class Secrets:
+    """A Redaction, made ready for texts."""
+
+    def __init__(self, redaction: Redaction) -> None:
+        self._patterns = {name: pattern(written) for name, written in redaction.named.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def without(self, text: str) -> str:
+        """The text, without its secrets."""
+        return _replaced(text, self.found(text)) if self._patterns else text
+
+    def found(self, text: str) -> list[_Found]:
+        """The secrets in a text, in the order in which they begin."""
+        found = [
+            _Found(whole, secret, name)
+            for name, each in self._patterns.items()
+            for whole, secret in each.spans(text)
+        ]
+        return sorted(found, key=lambda each: (each.secret, each.whole))
+
+
+class SecretStream:
+    """A text that comes in pieces, and goes on without its secrets: the last characters are kept
+    back, for they may begin one."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """What is certain by now."""
+        self._held += piece
+        cut = len(self._held) - HELD_CHARS
+        if cut <= 0:
+            return ""
+        found = self._secrets.found(self._held)
+        while crossing := [each.whole[0] for each in found if each.whole[0] < cut < each.whole[1]]:
+            cut = min(crossing)
+        certain = _replaced(self._held[:cut], [each for each in found if each.whole[1] <= cut])
+        self._held = self._held[cut:]
+        if len(self._held) > MAX_HELD_CHARS:  # of what will not be shown, the middle can go
+            half = MAX_HELD_CHARS // 2
+            self._held = self._held[:half] + self._held[-half:]
+        return certain
+
+    def finish(self) -> str:
+        """The rest."""
+        rest, self._held = self._held, ""
+        return self._secrets.without(rest)
+
+
+def _replaced(text: str, found: list[_Found]) -> str:
+    parts, done = [], 0
+    for each in found:
+        start, end = each.secret
+        if start >= done:
+            parts += [text[done:start], f"[redacted {each.name}]"]
+        done = max(done, end)
+    return "".join([*parts, text[done:]])

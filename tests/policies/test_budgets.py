@@ -1,0 +1,69 @@
+"""What a key may spend in a day."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from policies.budgets import (
+    DAY_S,
+    KINDS,
+    NAMES,
+    STOPS,
+    DailyBudget,
+    Expense,
+    day_of,
+    most_of,
+    until_midnight_s,
+    used_up,
+)
+from policies.prompts import WHY_NO_MORE_TOOLS
+
+BUDGET = DailyBudget(
+    runs=2, tokens=100, cost_usd=0.5, commands=3, cpu_s=1.5, egress_mib=2, tool_output_chars=50
+)
+JUST_LESS = Expense(2, 99, 0.49, 2, 1.4, (2 << 20) - 1, 49)
+RUN = Expense(runs=1)
+
+
+def test_a_budget_that_bounds_nothing_is_never_used_up() -> None:
+    assert not DailyBudget().is_set
+    assert used_up(DailyBudget(), Expense(9, 9, 9, 9, 9, 9, 9), RUN) is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "runs"])
+def test_each_kind_is_used_up_when_its_bound_is_reached(kind: str) -> None:
+    assert used_up(BUDGET, JUST_LESS, Expense(commands=1)) is None
+    most = most_of(BUDGET)[kind]
+    assert used_up(BUDGET, replace(JUST_LESS, **{kind: most}), Expense()) == kind
+
+
+def test_runs_bound_beginnings_alone() -> None:
+    assert used_up(BUDGET, Expense(runs=1), RUN) is None
+    assert used_up(BUDGET, Expense(runs=1), Expense(runs=2)) == "runs"
+    assert used_up(BUDGET, Expense(runs=2), RUN) == "runs"
+    assert used_up(BUDGET, Expense(runs=2), Expense(tokens=7)) is None
+
+
+def test_who_may_send_nothing_may_still_work() -> None:
+    assert used_up(DailyBudget(egress_mib=0), Expense(), RUN) is None
+
+
+def test_requests_without_a_sandbox_are_bound_by_what_models_spend() -> None:
+    assert BUDGET.of_model_calls == DailyBudget(tokens=100, cost_usd=0.5)
+    assert not DailyBudget(commands=1).of_model_calls.is_set
+
+
+def test_every_kind_has_a_bound_a_name_and_a_way_to_end() -> None:
+    assert len(KINDS) == len(fields(DailyBudget))
+    assert set(NAMES) == set(KINDS) == {*STOPS, "runs"}
+    assert set(STOPS.values()) <= set(WHY_NO_MORE_TOOLS)
+
+
+def test_expenses_add_up() -> None:
+    assert Expense(runs=1, cpu_s=0.5) + Expense(cpu_s=0.25) == Expense(runs=1, cpu_s=0.75)
+    assert Expense(tokens=5) - Expense(tokens=7) == Expense(tokens=-2)
+
+
+def test_a_day_ends_at_midnight() -> None:
+    assert (day_of(DAY_S - 0.5), until_midnight_s(DAY_S - 0.5)) == (0, 0.5)
+    assert (day_of(DAY_S), until_midnight_s(DAY_S)) == (1, DAY_S)

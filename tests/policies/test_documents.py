@@ -1,0 +1,178 @@
+"""Where a text shows documents of its own, each way in which people write them."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from policies.documents import MAX_DOCUMENTS, divided
+from policies.moved_text import stand_in
+
+ONE = "".join(f"Line {number} of the first.\n" for number in range(300))
+TWO = "".join(f"Line {number} of the second.\n" for number in range(300))
+ASK = "Which of the two is longer?\n"
+
+CLOSED = {
+    "tags with attributes": (
+        '<document index="1" title="a.txt">\n{}</document>\n'
+        '<document source="b.txt">\n{}</document>\n'
+    ),
+    "tags on one line": "<DOC name='a.txt'>{}</DOC><DOC path='x/b.txt'>{}</DOC>",
+    "tags with tags inside": (
+        "<documents>\n<document index=\"1\">\n<source>a.txt</source>\n<document_content>\n{}"
+        "</document_content>\n</document>\n<document index=\"2\">\n<title> b.txt </title>\n"
+        "<document_content>\n{}</document_content>\n</document>\n</documents>\n"
+    ),
+    "fences with names": "```python a.txt\n{}```\nand\n```txt title=\"b.txt\"\n{}```\n",
+    "fences below names": "### a.txt\n```\n{}```\n\n**`b.txt`**:\n\n~~~~\n{}~~~~\n",
+    "begin and end": (
+        "BEGIN DOCUMENT a.txt\n{}END DOCUMENT\n\n--- BEGIN FILE: b.txt ---\n{}--- END FILE ---\n"
+    ),
+}  # fmt: skip
+OPEN = {
+    "rules": "=== a.txt ===\n{}--- FILE: b.txt ---\n{}",
+    "head of many files": "==> a.txt <==\n{}==> b.txt <==\n{}",
+    "banners": "=====\nFile: a.txt\n=====\n{}=====\nFile: b.txt\n=====\n{}",
+    "numbers": "Document 1: a.txt\n{}Document 2: b.txt\n{}",
+    "bold numbers": "**Document A: a.txt**\n{}## Document B - b.txt\n{}",
+    "brackets": "[Document: a.txt]\n{}\n[Document: b.txt]\n{}",
+    "names": "File: a.txt\n{}File: b.txt\n{}",
+}
+
+
+@pytest.mark.parametrize("way", CLOSED)
+def test_what_has_a_beginning_and_an_end_is_a_document(way: str) -> None:
+    pieces = divided("Read these.\n" + CLOSED[way].format(ONE, TWO) + ASK)
+    found = [(piece.title.rpartition("/")[2], piece.text) for piece in pieces if piece.is_document]
+    assert found == [("a.txt", ONE), ("b.txt", TWO)]
+    assert not any(piece.is_open for piece in pieces)
+    assert pieces[0].text.startswith("Read these.\n")
+    assert pieces[-1].text.endswith(ASK)
+
+
+@pytest.mark.parametrize("way", OPEN)
+def test_the_last_of_those_without_an_end_goes_on_to_the_end_of_the_text(way: str) -> None:
+    pieces = divided("Read these.\n" + OPEN[way].format(ONE, TWO) + ASK)
+    found = [(piece.title, piece.text.lstrip("\n")) for piece in pieces if piece.is_document]
+    assert [(title, text.rstrip("\n") + "\n") for title, text in found] == [
+        ("a.txt", ONE),
+        ("b.txt", TWO + ASK),
+    ]
+    assert [piece.is_open for piece in pieces if piece.is_document] == [False, True]
+    assert pieces[0].text.startswith("Read these.\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "titles"),
+    [
+        ("Document 1\n{}[Document 2]\n{}", ["Document 1", "Document 2"]),
+        ("文档1\uff1a\n{}文档 2\n{}", ["文档1", "文档 2"]),
+        ("Chapter I\n{}Chapter II. Home\n{}", ["Chapter I", "Home"]),
+        ("<article>\n{}</article><article>\n{}</article>", ["", ""]),
+        ("Here is the log:\n```\n{}{}```\nWhy?", [""]),
+        ("<transcript>\n{}{}</transcript>\nWhy?", [""]),
+        ("# One\n\n{0}{0}{0}\n# Two\n\n{1}{1}{1}", ["One", "Two"]),
+        ("# Book\n\nAbout it.\n\n## One\n\n{0}{0}{0}\n## Two\n\n{1}{1}{1}", ["One", "Two"]),
+        ("{0}{0}{0}\f{1}{1}{1}", ["page 1", "page 2"]),
+        ("{0}{0}{0}\n- Page 7 of 9 -\n{1}{1}{1}", ["page 1", "page 7"]),
+        ("<document>{}{}", []),
+        ("In <document> tags: <document>\n{}</document><document>\n{}</document>", ["", ""]),
+        ("{}\n\n# a remark\n\nin code\n{}", []),
+        ("The first is this.\n{}Document 1 says more than I do.\n{}", []),
+        ("{}```\nls\n```\n{}", []),
+        ("| a | b |\n| --- | --- |\n{}{}", []),
+    ],
+)
+def test_other_ways_and_what_is_none(text: str, titles: list[str]) -> None:
+    pieces = divided(text.format(ONE, TWO))
+    assert [piece.title for piece in pieces if piece.is_document] == titles
+
+
+def test_remarks_in_a_fenced_program_are_no_headings() -> None:
+    program = f"```\n# one\n\n{ONE[:2000]}\n# two\n\n{TWO[:1500]}\n```\n"
+    pieces = divided(f"# A\n\n{program}{ONE * 2}\n\n# B\n\n{TWO * 2}")
+    assert [piece.title for piece in pieces if piece.is_document] == ["A", "B"]
+
+
+def test_sections_that_are_small_are_put_together() -> None:
+    text = "".join(f"# Topic {n}\n\n{'word ' * 300}\n\n" for n in range(20))
+    pieces = [piece for piece in divided(text) if piece.is_document]
+    assert [piece.parts for piece in pieces] == [3, 3, 3, 3, 3, 5]
+    assert pieces[1].title == "Topic 3"
+
+
+MARKS = ["<doc>", "</doc>", "<title>x</title>", "```", "```a.py\n", "\n", "\n\n", "# H\n\n", "\f"]
+MARKS += [
+    "=== a ===\n",
+    "=== END ===\n",
+    "Document 1:\n",
+    "BEGIN FILE x\n",
+    "=====\nFile: x\n=====\n",
+]
+MARKS += [
+    "word ",
+    "word " * 300,
+    "Page 3\n",
+    "[",
+    "é字😀",
+    "\r\n",
+    "<context>",
+    "</context>",
+    "\ud800",
+]
+
+
+def mixtures() -> Iterator[str]:
+    """Texts of marks in any order."""
+    chance = random.Random(7)
+    for _ in range(500):
+        yield "".join(chance.choices(MARKS, k=chance.randrange(60)))
+
+
+def test_the_pieces_put_together_are_the_text() -> None:
+    for text in mixtures():
+        assert "".join(piece.text for piece in divided(text)) == text
+
+
+def test_nothing_is_lost_between_the_prompt_and_the_files() -> None:
+    seen_divided = 0
+    for mixture in mixtures():
+        text, files = mixture + "end " * 1000, list[str]()
+
+        def place(content: str, title: str, files: list[str] = files) -> str:
+            files.append(content)
+            return f"/f/{len(files)}"
+
+        told = stand_in(text, place)
+        if files == [text]:
+            continue
+        seen_divided += 1
+        at = 0
+        for content in files:  # in the order of the text; what lies between them is in the prompt
+            start = text.index(content, at)
+            assert text[at:start] in told
+            at = start + len(content)
+        assert text[at:] in told
+    assert seen_divided > 50
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["<document>", "<document>x</document>", "<document a=\"", "```\n", "=== a ===\n", "\f", "\n",
+     "Document 1:\n", "# a\n\n", "=====\nFile: x\n=====\n", "<", "[[[[[[[[\n", "-- " * 60,
+     "<doc " + "a" * 990 + "></doc>\n"],
+)  # fmt: skip
+def test_a_hostile_text_is_divided_into_few(mark: str) -> None:
+    text = mark * (1_000_000 // len(mark))  # in quadratic time it would take hours
+    pieces = divided(text)
+    assert sum(piece.is_document for piece in pieces) <= MAX_DOCUMENTS
+    assert "".join(piece.text for piece in pieces) == text
+
+
+def test_many_documents_are_put_together_with_their_neighbours() -> None:
+    text = "".join(f"<doc title='{n}'>\n{n} {'word ' * 100}</doc>\n" for n in range(1000))
+    documents = [piece for piece in divided(text) if piece.is_document]
+    assert 100 < len(documents) <= MAX_DOCUMENTS
+    assert sum(piece.parts for piece in documents) == 1000
+    assert documents[0].text.startswith("0 word")
+    assert documents[1].title == str(documents[0].parts)

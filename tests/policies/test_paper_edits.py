@@ -1,0 +1,159 @@
+"""The reference's editor, byte for byte: each text here was written down by hand."""
+
+import pytest
+
+from policies.paper_edits import Edited, created, inserted, listed, replaced, viewed
+
+CLIPPED = (
+    "<response clipped><NOTE>To save on context only part of this file has been shown to you."
+    " You should retry this tool after you have searched inside the file with `grep -n` in order to"
+    " find the line numbers of what you are looking for.</NOTE>"
+)
+TEN = "\n".join(f"line {n}" for n in range(1, 11))
+
+
+def test_a_view_numbers_the_lines_and_the_empty_one_after_the_last_newline() -> None:
+    assert viewed("/a.py", "def f():\n\treturn 1\n", None) == (
+        "Here's the result of running `cat -n` on /a.py:\n"
+        "     1\tdef f():\n     2\t        return 1\n     3\t"
+    )
+
+
+@pytest.mark.parametrize(
+    ("view_range", "shown"),
+    [
+        ([2, 3], "     2\tb\n     3\tc"),
+        ([3, -1], "     3\tc\n     4\t"),
+        ([], "     1\ta\n     2\tb\n     3\tc\n     4\t"),
+        ([1], "     1\ta\n     2\tb\n     3\tc\n     4\t"),
+    ],
+)
+def test_a_view_of_a_range(view_range: list[int], shown: str) -> None:
+    heading = "Here's the result of running `cat -n` on /a.py:\n"
+    assert viewed("/a.py", "a\nb\nc\n", view_range) == heading + shown
+
+
+@pytest.mark.parametrize(
+    ("view_range", "complaint"),
+    [
+        ([0, 2], "Error: Invalid view_range [0, 2]: start line must be in [1, 4]"),
+        ([9, 9], "Error: Invalid view_range [9, 9]: start line must be in [1, 4]"),
+        (
+            [3, 2],
+            "Error: Invalid view_range [3, 2]: end must be >= start and <= 4, or -1 to view until"
+            " end.",
+        ),
+        (
+            [1, 9],
+            "Error: Invalid view_range [1, 9]: end must be >= start and <= 4, or -1 to view until"
+            " end.",
+        ),
+    ],
+)
+def test_a_view_of_a_range_that_there_is_not(view_range: list[int], complaint: str) -> None:
+    assert viewed("/a.py", "a\nb\nc\n", view_range) == complaint
+
+
+def test_a_long_view_is_clipped_with_its_heading() -> None:
+    heading = "Here's the result of running `cat -n` on /a.py:\n     1\t"
+    shown = heading + "x" * (10_000 - len(heading)) + CLIPPED
+    assert viewed("/a.py", "x" * 20_000, None) == shown
+
+
+def test_nothing_to_view() -> None:
+    assert viewed("/a.py", "", None) == "(empty file: /a.py)"
+    assert listed("/d", "") == "(empty directory: /d)"
+    assert listed("/d", "/d\n/d/a.py\n") == (
+        "Here's the files and directories up to 2 levels deep in /d, excluding hidden:\n"
+        "/d\n/d/a.py\n"
+    )
+
+
+def test_a_created_file_has_one_newline_more_and_its_tabs() -> None:
+    assert created("/a.py", "def f():\n\treturn 1\n") == Edited(
+        "def f():\n\treturn 1\n\n",
+        "File created at /a.py. Here's the result of running `cat -n` on /a.py:\n"
+        "     1\tdef f():\n     2\t        return 1\n     3\t\n"
+        "Review the file and make sure that it is as expected. Edit the file if necessary.",
+    )
+
+
+def test_a_created_file_is_shown_clipped() -> None:
+    assert created("/a.py", "x" * 10_001).words == (
+        "File created at /a.py. Here's the result of running `cat -n` on /a.py:\n"
+        f"     1\t{'x' * 10_000}{CLIPPED}\n"
+        "Review the file and make sure that it is as expected. Edit the file if necessary."
+    )
+
+
+def test_a_replacement_shows_four_lines_around_it_and_turns_tabs_into_spaces() -> None:
+    assert replaced("/a.py", f"\tindented\n{TEN}\n", "line 5", "five\n5") == Edited(
+        "        indented\nline 1\nline 2\nline 3\nline 4\nfive\n5\nline 6\nline 7\nline 8\nline 9"
+        "\nline 10\n\n",
+        "The file /a.py has been edited. Here's the result of running `cat -n` on a snippet of"
+        " /a.py:\n     2\tline 1\n     3\tline 2\n     4\tline 3\n     5\tline 4\n     6\tfive\n"
+        "     7\t5\n     8\tline 6\n     9\tline 7\n    10\tline 8\n    11\tline 9\n"
+        "Review the changes and make sure they are as expected. Edit the file again if necessary.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "old", "complaint"),
+    [
+        ("a\n", "", "Error: old_str is required for str_replace."),
+        ("", "a", "Error: Could not read file /a.py"),
+        ("a\n", "b", "Error: No occurrences of old_str found in /a.py for replacement."),
+        (None, "b", "Error: No occurrences of old_str found in /a.py for replacement."),
+        (
+            "a\na\n",
+            "a",
+            "Error: Multiple occurrences (2) of old_str found in /a.py. Please ensure it is unique"
+            " before using str_replace.",
+        ),
+    ],
+)
+def test_a_replacement_that_cannot_be_made(content: str | None, old: str, complaint: str) -> None:
+    assert replaced("/a.py", content, old, "x") == complaint
+
+
+def test_an_insertion_shows_four_lines_around_it() -> None:
+    assert inserted("/a.py", f"{TEN}\n", 6, "new\n\tlines") == Edited(
+        "line 1\nline 2\nline 3\nline 4\nline 5\nline 6\nnew\n        lines\nline 7\nline 8\nline 9"
+        "\nline 10\n\n",
+        "The file /a.py has been edited. Here's the result of running `cat -n` on a snippet of the"
+        " edited file:\n     3\tline 3\n     4\tline 4\n     5\tline 5\n     6\tline 6\n"
+        "     7\tnew\n     8\t        lines\n     9\tline 7\n    10\tline 8\n    11\tline 9\n"
+        "    12\tline 10\nReview the changes and make sure they are as expected (correct"
+        " indentation, no duplicate lines, etc). Edit the file again if necessary.",
+    )
+
+
+def test_an_insertion_at_the_start_and_into_an_empty_file() -> None:
+    at_start, into_empty = inserted("/a.py", "a", 0, "b"), inserted("/a.py", "", 0, "b")
+    assert isinstance(at_start, Edited)
+    assert isinstance(into_empty, Edited)
+    assert (at_start.text, into_empty.text) == ("b\na\n", "b\n")
+    assert "\n     1\tb\n     2\ta\nReview" in at_start.words
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "new", "complaint"),
+    [
+        ("a\n", 3, "x", "Error: Invalid insert_line 3. Must be in [0, 2]."),
+        ("a\n", -1, "x", "Error: Invalid insert_line -1. Must be in [0, 2]."),
+        ("", 1, "x", "Error: Invalid insert_line 1. Must be in [0, 0]."),
+        ("a\n", 0, "", "Error: new_str is required for insert."),
+        (None, 0, "x", "Error: Could not read file /a.py"),
+    ],
+)
+def test_an_insertion_that_cannot_be_made(
+    content: str | None, line: int, new: str, complaint: str
+) -> None:
+    assert inserted("/a.py", content, line, new) == complaint
+
+
+def test_what_is_not_utf_8_passes_through_an_edit() -> None:
+    content = b"\xff a\n".decode(errors="surrogateescape")
+    edited = replaced("/a.py", content, "a", "b")
+    assert isinstance(edited, Edited)
+    assert edited.text.encode(errors="surrogateescape") == b"\xff b\n\n"

@@ -1,0 +1,109 @@
+"""The reference's observations, byte for byte: each text here was written down by hand."""
+
+import pytest
+
+from policies.observation import CommandOutcome, ObservationLimits
+from policies.paper_observation import (
+    FINISHED,
+    NO_COMMAND,
+    bash_words,
+    nothing_run_words,
+    steps_words,
+    tool_words,
+    unknown_words,
+)
+
+LIMITS = ObservationLimits(max_chars=1 << 20, max_lines=80)
+LATE = (
+    "Exit code: -1\n"
+    "Execution output of \\[execute_bash]:\n"
+    "\\[STDOUT]\n"
+    "The command took too long to execute (>120s)"
+)
+
+
+def seen(exit_code: int = 0, stdout: str = "", stderr: str = "", *, timed_out: bool = False) -> str:
+    outcome = CommandOutcome(exit_code, stdout, stderr, timeout_s=120, timed_out=timed_out)
+    return bash_words(outcome, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "stdout", "stderr", "words"),
+    [
+        (
+            0,
+            "hi\n",
+            "",
+            "Exit code: 0\nExecution output of \\[execute_bash]:\n\\[STDOUT]\nhi\n",
+        ),
+        (
+            3,
+            "",
+            "",
+            "Exit code: Error: Exit code 3\nExecution output of \\[execute_bash]:\n\\[STDOUT]\n",
+        ),
+        (
+            0,
+            "hi\n",
+            "bad\n",
+            "Exit code: 0\nExecution output of \\[execute_bash]:\n"
+            "\\[STDOUT]\nhi\n\n\\[STDERR]\nbad\n",
+        ),
+        (
+            1,
+            " \n",
+            "bad",
+            "Exit code: Error: Exit code 1\nExecution output of \\[execute_bash]:\n"
+            "\\[STDOUT]\n\n\\[STDERR]\nbad",
+        ),
+        (0, "x", " \n", "Exit code: 0\nExecution output of \\[execute_bash]:\n\\[STDOUT]\nx"),
+    ],
+)
+def test_a_command(exit_code: int, stdout: str, stderr: str, words: str) -> None:
+    assert seen(exit_code, stdout, stderr) == words
+
+
+def test_colours_and_carriage_returns_are_not_shown_but_other_escapes_are() -> None:
+    shown = seen(0, "\x1b[1;31mred\x1b[0m\r\n\x1b[2Jcleared\n")
+    assert shown.endswith("\\[STDOUT]\nred\n\x1b[2Jcleared\n")
+
+
+def test_eighty_lines_are_shown_whole() -> None:
+    text = "".join(f"{n}\n" for n in range(80))
+    assert seen(0, text).endswith(f"\\[STDOUT]\n{text}")
+
+
+def test_of_more_the_first_and_last_forty_are_shown_in_each_stream() -> None:
+    text = "".join(f"{n}\n" for n in range(81))
+    first, last = "\n".join(map(str, range(40))), "\n".join(map(str, range(41, 81)))
+    cut = (
+        f"{first}\n--------------------------------------------------\n"
+        "<Observation truncated in middle for saving context>\n"
+        f"--------------------------------------------------\n{last}"
+    )
+    assert seen(0, text, text) == (
+        f"Exit code: 0\nExecution output of \\[execute_bash]:\n\\[STDOUT]\n{cut}\n\\[STDERR]\n{cut}"
+    )
+
+
+def test_one_long_line_is_not_cut() -> None:
+    assert seen(0, "x" * 300_000).endswith("x" * 300_000)
+
+
+def test_a_command_that_was_stopped_has_no_output() -> None:
+    assert seen(143, "partial\n", "more\n", timed_out=True) == LATE
+
+
+def test_one_that_ends_like_a_stopped_one_is_taken_for_it() -> None:
+    assert seen(124, "partial\n") == LATE
+
+
+def test_the_other_texts() -> None:
+    assert FINISHED == "<<< Finished >>>"
+    assert NO_COMMAND == "Error: No command provided."
+    assert nothing_run_words() == "Exit code: 0\nExecution output of \\[execute_bash]:\n"
+    assert tool_words("str_replace_editor", "x") == (
+        "Execution output of \\[str_replace_editor]:\nx"
+    )
+    assert unknown_words("frobnicate") == "Unknown action: frobnicate"
+    assert steps_words(100) == "\nSteps Remaining: 100"

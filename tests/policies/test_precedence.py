@@ -1,0 +1,176 @@
+"""A profile holds for a model, the model's settings for a key, and the key's for a request."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.egress import Egress
+from policies.orders import ORDERS
+from policies.precedence import Allowed, get, settings, with_value
+from policies.profile import Profile
+from policies.watch import Rule
+
+PROFILE = Profile()
+PYPI = Egress("allowlist", allow=("pypi",))
+DENY, FLAG = Rule("a", "command", "rm", "deny"), Rule("b", "command", "rm", "flag")
+NUMBERS = [
+    path
+    for path in settings(PROFILE)
+    if path not in ORDERS
+    and isinstance(get(PROFILE, path), int | float)
+    and not isinstance(get(PROFILE, path), bool)
+]
+
+
+def asking(path: str, value: Any, profile: Profile = PROFILE) -> Profile:
+    return with_value(profile, path, value)
+
+
+@pytest.mark.parametrize("path", NUMBERS)
+def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) -> None:
+    allowed = get(PROFILE, path)
+    assert Allowed(PROFILE).refusal(asking(path, allowed / 2), [path]) is None
+    assert Allowed(PROFILE).refusal(asking(path, allowed), [path]) is None
+    refusal = Allowed(PROFILE).refusal(asking(path, allowed + 1), [path])
+    assert refusal
+    assert (refusal.path, refusal.by) == (path, "profile 'default'")
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed", "asked", "may"),
+    [
+        ("computer", "auto", "never", True),
+        ("computer", "auto", "always", True),
+        ("computer", "always", "never", False),
+        ("computer", "always", "auto", False),
+        ("computer", "never", "auto", False),
+        ("computer", "never", "never", True),
+        ("prompt", "strict", "none", True),
+        ("inputs.move_text_over_tokens", 100, None, True),
+        ("inputs.move_text_over_tokens", None, 100, True),
+        ("isolation.level", "standard", "strict", True),
+        ("isolation.level", "strict", "standard", False),
+        ("inputs.fetch_urls", True, False, True),
+        ("inputs.fetch_urls", False, True, False),
+        ("audit.enabled", True, False, False),
+        ("audit.enabled", False, True, True),
+        ("audit.required", True, False, False),
+        ("watch.rules", (DENY,), (DENY, FLAG), True),
+        ("watch.rules", (DENY,), (FLAG, DENY), False),
+        ("watch.rules", (DENY,), (), False),
+        ("redact.secrets", ("aws",), ("aws", "jwt"), True),
+        ("redact.secrets", ("keys",), (), False),
+        ("isolation.egress", Egress("open"), PYPI, True),
+        ("isolation.egress", PYPI, Egress(), True),
+        ("isolation.egress", Egress(), PYPI, False),
+        ("isolation.egress", PYPI, Egress("open"), False),
+        ("isolation.egress", PYPI, Egress("allowlist", allow=("pypi.org:443",)), True),
+        ("isolation.egress", PYPI, Egress("allowlist", allow=("pypi.org:22",)), False),
+        ("isolation.egress", PYPI, Egress("allowlist", allow=("pypi.org", "npm")), False),
+        (
+            "isolation.egress",
+            Egress("allowlist", allow=("*.example.org",)),
+            Egress("allowlist", allow=("a.example.org", "*.b.example.org")),
+            True,
+        ),
+        (
+            "isolation.egress",
+            Egress("allowlist", allow=("*.example.org",)),
+            Egress("allowlist", allow=("example.org",)),
+            False,
+        ),
+        (
+            "isolation.egress",
+            Egress("allowlist", allow=("example.org",)),
+            Egress("allowlist", allow=("*.example.org",)),
+            False,
+        ),
+        ("isolation.egress", PYPI, replace(PYPI, max_mib=9000), False),
+        ("isolation.egress", PYPI, replace(PYPI, allow_cidrs=("10.0.0.0/8",)), False),
+    ],
+)
+def test_what_is_no_number_has_its_own_order(
+    path: str, allowed: Any, asked: Any, may: bool
+) -> None:
+    base = asking(path, allowed)
+    assert (Allowed(base).refusal(asking(path, asked, base), [path]) is None) is may
+
+
+def test_a_key_narrows_what_its_model_leaves_and_is_named_where_it_does() -> None:
+    by_model = Allowed(PROFILE).narrowed(
+        asking("limits.max_turns", 50), ["limits.max_turns"], "model 'm'"
+    )
+    by_key = by_model.narrowed(asking("limits.max_turns", 20), ["limits.max_turns"], "key 'k'")
+    assert by_key.profile.limits.max_turns == 20
+    refusal = by_key.refusal(asking("limits.max_turns", 30), ["limits.max_turns"])
+    assert refusal
+    assert refusal.words() == "limits.max_turns: 30 is more than key 'k' allows (20)."
+
+
+def test_what_a_key_sets_wider_than_its_profile_has_no_effect() -> None:
+    asked = asking("limits.max_turns", 500)
+    assert Allowed(PROFILE).narrowed(asked, ["limits.max_turns"], "key 'k'") == Allowed(PROFILE)
+
+
+@pytest.mark.parametrize(
+    ("profile", "key", "left"),
+    [
+        (PYPI, Egress("open"), PYPI),
+        (Egress("open"), PYPI, PYPI),
+        (PYPI, Egress(), Egress()),
+        (Egress(), Egress("open"), Egress()),
+        (
+            PYPI,
+            Egress("allowlist", allow=("npm", "pypi.org:443")),
+            Egress("allowlist", allow=("pypi.org:443",)),
+        ),
+        (PYPI, Egress("allowlist", allow=("npm",)), Egress("allowlist")),
+        (replace(PYPI, max_mib=5), replace(PYPI, max_connections=2), None),
+    ],
+)
+def test_of_two_ways_out_the_part_is_left_that_both_allow(
+    profile: Egress, key: Egress, left: Egress | None
+) -> None:
+    path = "isolation.egress"
+    base = asking(path, profile)
+    narrowed = Allowed(base).narrowed(asking(path, key, base), [path], "key 'k'")
+    found = narrowed.profile.isolation.egress
+    for bound in (profile, key):
+        assert Allowed(asking(path, bound)).refusal(asking(path, found), [path]) is None
+    if left is None:
+        assert (found.max_mib, found.max_connections) == (5, 2)
+    else:
+        assert (found.mode, found.allow) in [(left.mode, left.allow), _written_out(left)]
+
+
+def _written_out(egress: Egress) -> tuple[str, tuple[str, ...]]:
+    return egress.mode, tuple(
+        host
+        for entry in egress.allow
+        for host in (("pypi.org", "files.pythonhosted.org") if entry == "pypi" else (entry,))
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "allowed", "asked", "is_narrower", "both"),
+    [
+        ("allow_types", None, (".csv",), True, (".csv",)),
+        ("allow_types", (".csv",), None, False, (".csv",)),
+        ("allow_types", (".csv", ".md"), (".md",), True, (".md",)),
+        ("allow_types", ("image/*",), ("image/png",), True, ("image/png",)),
+        ("allow_types", ("image/png", ".md"), ("image/*",), False, ("image/png",)),
+        ("allow_types", (".csv",), (".md",), False, ()),
+        ("deny_types", (), (".html",), True, (".html",)),
+        ("deny_types", (".html",), (), False, (".html",)),
+        ("deny_types", ("text/html",), ("text/*",), True, ("text/*",)),
+        ("deny_types", (".html",), (".svg",), False, (".html", ".svg")),
+    ],
+)
+def test_of_types_fewer_are_narrower_and_of_those_denied_more(
+    field: str, allowed: Any, asked: Any, is_narrower: bool, both: Any
+) -> None:
+    path = f"artifacts.{field}"
+    given, wanted = (with_value(Profile(), path, value) for value in (allowed, asked))
+    assert (Allowed(given).refusal(wanted, [path]) is None) is is_narrower
+    assert get(Allowed(given).narrowed(wanted, [path], "key").profile, path) == both

@@ -1,0 +1,45 @@
+"""How near an estimate comes to what tokenizers count."""
+
+import pytest
+
+from policies.token_estimate import estimate, is_near
+
+# The counts are cl100k's and o200k's.
+COUNTED = {
+    "English": (
+        "The quarterly report shows that revenue grew by twelve percent, which was mostly due to"
+        " demand abroad. Costs remained stable. ",
+        24,
+        24,
+    ),
+    "German": (
+        "Dies ist ein Dokument darüber, wie ein Sprachmodell einen Rechner benutzt. Das Modell kann"
+        " Befehle ausführen, Dateien lesen und schreiben.",
+        38,
+        28,
+    ),
+    "code": ("for row in rows:\n    total += row['price'] * row['count']\n", 17, 17),
+    "Chinese": (
+        "二零二四年的年度报告显示公司的收入增长了百分之十二主要原因是海外市场的需求增加。",
+        40,
+        24,
+    ),
+    "Russian": ("Модель может выполнять команды в песочнице, читать и записывать файлы.", 29, 17),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_it_is_within_a_factor_of_two_or_a_little_more(name: str) -> None:
+    text, *counts = COUNTED[name]
+    for count in counts:
+        assert count / 1.5 < estimate(text) < 2.5 * count
+
+
+def test_a_text_twice_as_long_has_twice_as_many() -> None:
+    text = "word, 12 слово 字\n" * 100
+    assert estimate(text * 2) == pytest.approx(2 * estimate(text), abs=1)
+    assert (estimate(""), estimate("\ud800")) == (0, 1)
+
+
+def test_near_is_within_a_factor_of_two() -> None:
+    assert [is_near(tokens, 100) for tokens in (50, 51, 199, 200)] == [False, True, True, False]

@@ -1,0 +1,86 @@
+"""Which rule an act meets, and what is said of it."""
+
+from typing import Any
+
+import pytest
+
+from policies.watch import Rule, Watch, subject
+
+RULES = Watch(
+    (
+        Rule("reading", "command", r"^cat ", "flag"),
+        Rule("secrets", "command", r"(?i)secret", "deny", "they are not yours"),
+        Rule("pushing", "command", r"\bgit\s+push\b", "ask"),
+        Rule("keys", "file", r"\.pem$", "deny"),
+        Rule("orders", "egress", r"^orders\.example\.com:443$", "deny"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("ls", None),
+        ("cat SECRETS", "reading"),
+        ("ls; cat SECRETS", "secrets"),
+        ("cd x && git  push -f", "pushing"),
+        ("ls k.pem", None),
+    ],
+)
+def test_the_first_rule_that_is_met_holds(command: str, name: str | None) -> None:
+    rule = RULES.met("command", command)
+    assert (rule.name if rule else None) == name
+
+
+def test_a_rule_is_about_one_kind_of_act() -> None:
+    assert RULES.met("file", "/testbed/k.pem") == RULES.rules[3]
+    assert RULES.met("egress", "orders.example.com:443") == RULES.rules[4]
+    assert RULES.met("egress", "orders.example.com:4433") is None
+
+
+def test_what_is_flagged_is_done_and_all_else_is_refused_in_words() -> None:
+    assert [rule.refusal for rule in RULES.rules[:3]] == [
+        None,
+        "rule secrets forbids this: they are not yours",
+        "rule pushing forbids this: it needs a person's consent, and nobody can be asked while a"
+        " run goes on",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "does"),
+    [
+        ("execute_bash", {"command": "ls"}, ("command", "ls")),
+        ("execute_bash", {"command": "y", "job_id": "1"}, ("command", "y")),
+        ("execute_bash", {"command": ["ls"]}, None),
+        ("execute_bash", {}, None),
+        ("str_replace_editor", {"command": "view", "path": "a"}, ("file", "/testbed/a")),
+        ("str_replace_editor", {"path": "/a/../b//c"}, ("file", "/b/c")),
+        ("str_replace_editor", {"path": "//etc/passwd"}, ("file", "/etc/passwd")),
+        ("str_replace_editor", {"path": "///etc//passwd"}, ("file", "/etc/passwd")),
+        ("str_replace_editor", {"path": "//"}, ("file", "/")),
+        ("str_replace_editor", {"path": 1}, None),
+        ("submit", {"answer": "ls"}, None),
+    ],
+)
+def test_what_a_call_does(tool: str, arguments: dict[str, Any], does: object) -> None:
+    assert subject(tool, arguments) == does
+
+
+@pytest.mark.parametrize("written", ["(", "a**", "(?=a)", r"(a)\1", "a*", ""])
+def test_a_pattern_that_means_nothing_or_everything_is_refused(written: str) -> None:
+    with pytest.raises(ValueError, match="is no pattern"):
+        Rule("rule", "command", written, "deny")
+
+
+@pytest.mark.parametrize("name", ["", "a b", 'a"', "é", "a\n"])
+def test_a_name_that_no_metric_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="a rule's name has letters"):
+        Rule(name, "command", "a", "deny")
+
+
+def test_no_pattern_takes_long_and_no_text_is_too_odd() -> None:
+    rule = Rule("slow", "command", r"(?:a+)+(?:a+)+(?:a+)+b", "deny")
+    watch = Watch((rule,))
+    assert watch.met("command", "a" * 200_000) is None
+    assert watch.met("command", "\ud800é" + "a" * 9 + "b") == rule
