@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable
-from typing import Literal
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
 
@@ -12,7 +11,7 @@ from proxy.store.containers import is_live
 from proxy.store.database import Database
 from proxy.store.paging import rows_of
 from proxy.store.quota import require_room
-from proxy.store.records import ContainerFile, Page, Slice
+from proxy.store.records import ContainerFile, Maker, Page, Slice
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS
 
 
@@ -133,7 +132,7 @@ class ContainerFileShelf:
         path: str,
         mime_type: str,
         blob: Blob,
-        source: Literal["user", "assistant"],
+        source: Maker,
     ) -> ContainerFile:
         return ContainerFile(
             id=file_id,

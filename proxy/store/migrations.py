@@ -150,7 +150,21 @@ KEPT_RUNS = (
     "DROP TABLE parked_runs_before",
     "CREATE INDEX parked_runs_of_owner ON parked_runs (owner, seq)",
 )
-STEPS = (FILES, CONTAINERS, CONVERSATIONS, RESPONSES, KEPT_RUNS)
+SPENDING = (
+    """CREATE TABLE spending (
+        owner TEXT NOT NULL,
+        day BIGINT NOT NULL,
+        runs BIGINT NOT NULL,
+        tokens BIGINT NOT NULL,
+        cost_usd FLOAT NOT NULL,
+        commands BIGINT NOT NULL,
+        cpu_s FLOAT NOT NULL,
+        egress_bytes BIGINT NOT NULL,
+        tool_output_chars BIGINT NOT NULL,
+        PRIMARY KEY (owner, day)
+    )""",
+)
+STEPS = (FILES, CONTAINERS, CONVERSATIONS, RESPONSES, KEPT_RUNS, SPENDING)
 
 
 def migrate(connection: Connection) -> None:

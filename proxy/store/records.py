@@ -105,6 +105,10 @@ class Container:
     last_active_at: int
 
 
+Maker = Literal["user", "assistant"]
+"""Of a container's file: the client or a run."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerFile:
     """A file of a container."""
@@ -116,7 +120,7 @@ class ContainerFile:
     bytes: int
     sha256: str
     blob: str
-    source: Literal["user", "assistant"]
+    source: Maker
     created_at: int
 
     @property

@@ -23,6 +23,7 @@ from proxy.store.quota import require_room
 from proxy.store.response_quota import ResponseQuota
 from proxy.store.responses import ResponseShelf
 from proxy.store.runs import RunShelf
+from proxy.store.spending import SpendingShelf
 from proxy.store.uploads import UploadShelf
 from proxy.store.workspaces import WorkspaceShelf
 from sandbox_runtime.ownership import Owner
@@ -52,7 +53,8 @@ class BlobShelf(Shelf, Protocol):
 
 
 class Store:
-    """Uploads, containers, workspaces, responses; several processes may share one directory."""
+    """Uploads, containers, workspaces, responses, what was spent; several processes may share one
+    directory."""
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class Store:
         self.container_files = ContainerFileShelf(self._database, self.blobs, now)
         self.workspaces = WorkspaceShelf(self._database, self.blobs, now, sessions)
         self.parked = ParkedShelf(self._database, now)
+        self.spending = SpendingShelf(self._database, now)
         quota = ResponseQuota(responses.quota_mib << 20)
         self.responses = ResponseShelf(self._database, now, responses, quota)
         self.conversations = ConversationShelf(self._database, now, responses, quota)
@@ -86,6 +89,7 @@ class Store:
             self.responses,
             self.conversations,
             self.runs,
+            self.spending,
         )
 
     async def require_room(self, owner: str, size: int, quota: int) -> None:

@@ -1,6 +1,16 @@
 """The tables as the code sees them; `migrations` makes them."""
 
-from sqlalchemy import BigInteger, Boolean, Column, Dialect, Integer, MetaData, Table, types
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Dialect,
+    Float,
+    Integer,
+    MetaData,
+    Table,
+    types,
+)
 
 
 class Text(types.TypeDecorator[str]):
@@ -154,4 +164,18 @@ RUNS = Table(
     Column("record", Text, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
+)
+# Days are counted from 1970, UTC.
+SPENDING = Table(
+    "spending",
+    METADATA,
+    Column("owner", Text, primary_key=True),
+    Column("day", BigInteger, primary_key=True),
+    Column("runs", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("cost_usd", Float, nullable=False),
+    Column("commands", BigInteger, nullable=False),
+    Column("cpu_s", Float, nullable=False),
+    Column("egress_bytes", BigInteger, nullable=False),
+    Column("tool_output_chars", BigInteger, nullable=False),
 )
