@@ -1,16 +1,14 @@
 """A reply out of a backend's JSON: whole, or put together from streamed chunks. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta
+from proxy.agent.history import text_of, thoughts_in
 from proxy.agent.model import Reply
 from proxy.models.backend_errors import bad_response, expected
 from proxy.models.merging import REPLACED, merge
 from proxy.models.tool_call_assembly import ToolCallAssembly
-
-REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""SGLang's (and litellm's) name and vLLM's."""
 
 
 def reply_of(completion: Any) -> Reply:
@@ -87,11 +85,12 @@ class Assembly:
         merge(self._choice, _without(choice, "delta", "finish_reason"))
         delta = choice.get("delta") or {}
         self._add_to_message(delta)
-        pieces: list[ModelDelta] = [ReasoningDelta(text) for text in _reasoning_in(delta)]
+        pieces: list[ModelDelta] = [ReasoningDelta(text) for text in thoughts_in(delta)]
         called = self._calls.add(delta.get("tool_calls") or [])
-        text, logprobs = delta.get("content"), choice.get("logprobs")
+        text, logprobs = text_of(delta), choice.get("logprobs")
+        is_text = isinstance(delta.get("content"), str)
         # A token that is only half a character comes as an empty text with its log probabilities.
-        if isinstance(text, str) and (text or (logprobs and not pieces and not called)):
+        if text or (is_text and logprobs and not pieces and not called):
             pieces.append(TextDelta(text, logprobs))
         return pieces + called
 
@@ -101,11 +100,20 @@ class Assembly:
                 continue
             if key == "thinking_blocks":
                 self._add_thinking_blocks(value or [])
+            elif key == "content" and list in (type(value), type(self._message["content"])):
+                self._add_parts(value)
             elif isinstance(value, str) and key not in REPLACED:
                 self._message.setdefault(key, None)
                 self._texts.setdefault(key, []).append(value)
             else:
                 merge(self._message, {key: value})
+
+    def _add_parts(self, value: str | list[dict[str, Any]] | None) -> None:
+        """Mistral's content while it thinks, and the plain text that goes on after it."""
+        begun = "".join(self._texts.pop("content", ()))
+        parts = self._message["content"] or ([{"type": "text", "text": begun}] if begun else [])
+        added = [{"type": "text", "text": value}] if isinstance(value, str) else value or []
+        self._message["content"] = [*parts, *added]
 
     def _add_thinking_blocks(self, blocks: list[dict[str, Any]]) -> None:
         """Anthropic's signed thinking, through litellm: a signature ends a block."""
@@ -119,12 +127,6 @@ class Assembly:
 
 def _goes_on(block: Mapping[str, Any]) -> bool:
     return block.get("type") == "thinking" and not block.get("signature")
-
-
-def _reasoning_in(delta: Mapping[str, Any]) -> Iterator[str]:
-    """Each different text once: some servers say the same under both names."""
-    texts = (delta.get(field) for field in REASONING_FIELDS)
-    return iter(dict.fromkeys(text for text in texts if text and isinstance(text, str)))
 
 
 def _natural_end(message: Mapping[str, Any]) -> str:

@@ -10,18 +10,23 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from policies.context import ContextSizes
 from proxy.errors import BackendError, ContextOverflowError
+from proxy.models.overflow import sizes_in
 
 MAX_TEXT_CHARS = 1000
 """Of an error that is no JSON, such as a gateway's HTML page."""
 
 _OVERFLOW_CODE = "context_length_exceeded"
+_LLAMA_CPPS_TYPE = "exceed_context_size_error"
 _OVERFLOW_STATUSES = (400, 413, 422)
 _OVERFLOW_WORDS = re.compile(
     r"context[ _](length|window|size|limit)"
     r"|(prompt|inputs?|request|conversation)( \([^)]*\))? (is|are|was) (too long|longer than)"
     r"|too many (input |prompt )?tokens"
-    r"|maximum (model|input|sequence) length"
+    r"|maximum (model|input|prompt|sequence) length"
+    r"|(input|prompt) (length|tokens) (\([^)]*\) )?exceeds? (the|model) (maximum|configured)"
+    r"|`inputs` tokens \+ `max_new_tokens` must be"
     r"|maximum number of (input )?tokens"
     r"|exceeds?\b.{0,60}\bmax_(model_len|input_length|total_tokens)",
     re.IGNORECASE | re.DOTALL,
@@ -36,6 +41,7 @@ class _Said:
     type: str | None = None
     code: str | None = None
     param: str | None = None
+    sizes: ContextSizes = ContextSizes()
 
 
 def backend_error(
@@ -57,7 +63,7 @@ def backend_error(
     overflows = overflows or _tells_of_overflow(said, status)
     kind = ContextOverflowError if overflows else BackendError
     status = _error_status(status, overflows)
-    return kind(
+    error = kind(
         redacted(said.message, secret) or f"the backend failed with {status} and no message",
         status=status,
         type=said.type or "backend_error",
@@ -65,6 +71,9 @@ def backend_error(
         param=said.param,
         retry_after_s=retry_after_s,
     )
+    if isinstance(error, ContextOverflowError):
+        error.sizes = said.sizes
+    return error
 
 
 def backend_error_from_response(
@@ -168,21 +177,25 @@ def _read(payload: Any) -> _Said:
     if isinstance(payload, list) and payload and isinstance(payload[0], dict):
         payload = payload[0]  # Gemini's OpenAI endpoint wraps the error in a list
     if not isinstance(payload, dict):
-        return _Said(message=_text(payload))
+        message = _text(payload)
+        return _Said(message=message, sizes=sizes_in(message, {}))
     fields = payload.get("error") or payload
     if not isinstance(fields, dict):
-        return _Said(message=_text(fields), type=_word(payload.get("error_type")))
-    message = fields.get("message") or fields.get("detail") or fields.get("error") or fields
+        message = _text(fields)
+        kind = _word(payload.get("error_type"))
+        return _Said(message=message, type=kind, sizes=sizes_in(message, payload))
+    message = _text(fields.get("message") or fields.get("detail") or fields.get("error") or fields)
     return _Said(
-        message=_text(message),
+        message=message,
         type=_word(fields.get("type")),
         code=_word(fields.get("code")),
         param=_word(fields.get("param")),
+        sizes=sizes_in(message, fields),
     )
 
 
 def _tells_of_overflow(said: _Said, status: int | None) -> bool:
-    if said.code == _OVERFLOW_CODE:
+    if said.code == _OVERFLOW_CODE or said.type == _LLAMA_CPPS_TYPE:
         return True
     return status in _OVERFLOW_STATUSES and _OVERFLOW_WORDS.search(said.message) is not None
 

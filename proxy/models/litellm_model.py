@@ -74,10 +74,24 @@ class LiteLLMModel:
                 raise
             return refused(error)
 
+    async def count_tokens(self, model: str, text: str) -> int | None:
+        """See Model. By OpenAI's tokenizers, which litellm has with it, for every provider."""
+        await self._import_litellm()
+        bare = model.rpartition("/")[2]
+        count: int = await asyncio.to_thread(self._litellm.token_counter, bare, text=text)
+        return count
+
     async def models(self) -> list[dict[str, Any]]:
-        """See Model. Those it was configured with."""
+        """See Model. Those it was configured with, and, once litellm was needed, their contexts by
+        its table."""
         return [
-            {"id": name, "object": "model", "created": 0, "owned_by": name.split("/")[0]}
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": name.split("/")[0],
+                **self._size_of(name),
+            }
             for name in self._names
         ]
 
@@ -133,6 +147,15 @@ class LiteLLMModel:
             )
         return str(name)
 
+    def _size_of(self, name: str) -> dict[str, int]:
+        """As vLLM lists it, where the table has it."""
+        if self._litellm is None:
+            return {}
+        table = self._litellm.model_cost
+        known = table.get(name) or table.get(name.partition("/")[2]) or {}
+        tokens = known.get("max_input_tokens")
+        return {"max_model_len": tokens} if isinstance(tokens, int) else {}
+
     def _like_openai(self, name: str) -> bool:
         provider = self._litellm.get_llm_provider(model=name, api_base=self._api_base)[1]
         return provider == "openai" or provider in self._litellm.openai_compatible_providers
@@ -156,5 +179,6 @@ def _imported() -> Any:
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     litellm: Any = importlib.import_module("litellm")
+    litellm.disable_hf_tokenizer_download = True
     litellm.suppress_debug_info = True  # it prints advice to stdout on every error
     return litellm

@@ -11,6 +11,7 @@ from yarl import URL
 
 from proxy.agent.events import OnDelta
 from proxy.agent.model import Passing, Relayed, Reply
+from proxy.errors import BackendError
 from proxy.models.assembly import deltas_of, reply_of
 from proxy.models.backend_errors import backend_error, bad_response, is_error
 from proxy.models.http_answer import HTTPAnswer, translated
@@ -21,10 +22,13 @@ from proxy.models.relay import (
     response_headers,
 )
 from proxy.models.streamed_reply import StreamedReply
+from proxy.models.tokenizing import NOT_THERE, PATH, count_in
 
 _CONNECT_TIMEOUT_S = 10.0
 _KEEPALIVE_TIMEOUT_S = 4.0
 """Below uvicorn's 5 s: a request must not go out on a connection that is just being closed."""
+_AT_ONCE_BYTES = 1 << 20
+"""More than this, such as images, is written in pieces: aiohttp warns of it else."""
 _VERSION = "/v1"
 _AIOHTTPS_OWN_HEADERS = ("accept", "content-type", "user-agent")
 
@@ -43,6 +47,7 @@ class OpenAIHTTPModel:
             total=None, connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s
         )
         self._session: aiohttp.ClientSession | None = None
+        self._tokenizes = True
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         """See Model."""
@@ -60,6 +65,22 @@ class OpenAIHTTPModel:
         """See Model."""
         answer = await self._ask(body, request_headers(headers))
         return Relayed(answer.status, response_headers(answer.headers), answer)
+
+    async def count_tokens(self, model: str, text: str) -> int | None:
+        """See Model. A server that has no /tokenize is not asked again."""
+        if not self._tokenizes:
+            return None
+        asked = {"model": model, "prompt": text, "add_special_tokens": False}
+        headers = {"content-type": "application/json"}
+        passing = Passing("POST", PATH, headers, json.dumps(asked).encode())
+        try:
+            relayed = await self.pass_on(passing)
+            async with aclosing(relayed.body):
+                answer = b"".join([piece async for piece in relayed.body])
+        except BackendError:
+            return None
+        self._tokenizes = relayed.status not in NOT_THERE
+        return count_in(answer) if relayed.status == 200 else None
 
     @property
     def passage(self) -> "OpenAIHTTPModel":
@@ -136,16 +157,21 @@ class OpenAIHTTPModel:
     async def _ask(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> HTTPAnswer:
-        # A BytesIO is written in pieces; aiohttp warns of bytes beyond 1 MiB, such as images.
+        written = json.dumps(body).encode()
         return await self._send(
             "POST",
             "/chat/completions",
             headers={**(headers or {}), "content-type": "application/json"},
-            data=io.BytesIO(json.dumps(body).encode()),
+            data=written if len(written) <= _AT_ONCE_BYTES else io.BytesIO(written),
         )
 
     async def _send(
-        self, method: str, path: str, *, headers: dict[str, str], data: io.BytesIO | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: dict[str, str],
+        data: bytes | io.BytesIO | None = None,
     ) -> HTTPAnswer:
         with translated():
             response = await self._connections().request(

@@ -28,6 +28,8 @@ _ANSWERED = frozenset(
 _ANSWERED_PREFIXES = ("openai-", "x-ratelimit-")
 _OF_THE_SERVER = frozenset({"alt-svc", "date", "server", "set-cookie", "strict-transport-security"})
 """What an answer says of the host it comes from."""
+_OF_PAGES_PREFIX = "access-control-"
+"""Which web pages may read an answer of ours is ours to say."""
 _NOT_PASSED = _OF_THE_CONNECTION | _OF_THE_ACCOUNT
 _NOT_BESIDE_OUR_BODY = _NOT_PASSED | _OF_THE_BODY
 _NOT_ANSWERED = _OF_THE_CONNECTION | _OF_THE_SERVER
@@ -68,6 +70,7 @@ def passed_response_headers(headers: Mapping[str, str], server: str) -> dict[str
         # aiohttp reads UTF-8, Starlette writes Latin-1: so the bytes stay what they are.
         name: value.encode(errors="surrogateescape").decode("latin-1")
         for name, value in _without_connection(_joined(headers), _NOT_ANSWERED)
+        if not name.startswith(_OF_PAGES_PREFIX)
     }
     if named.get("location", "").startswith(f"{server}/"):
         named["location"] = named["location"].removeprefix(server)

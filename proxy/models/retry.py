@@ -63,6 +63,10 @@ class RetryingModel:
         """See Model. The client sees every failure and asks again itself."""
         return await self._model.relay(body, headers)
 
+    async def count_tokens(self, model: str, text: str) -> int | None:
+        """See Model. Once: an estimate will do."""
+        return await self._model.count_tokens(model, text)
+
     @property
     def passage(self) -> Passage | None:
         """See Model."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from proxy.models.assembly import REASONING_FIELDS
+from proxy.agent.history import REASONING_FIELDS
 
 PIECE_CHARS = 8
 """Characters in one streamed piece."""

@@ -74,6 +74,10 @@ class ScriptedModel:
         frames = sse(chunks_of(completion, include_usage=include_usage))
         return Relayed(200, {"content-type": "text/event-stream"}, ReadyBody(frames))
 
+    async def count_tokens(self, model: str, text: str) -> int | None:
+        """See Model. A script has no tokenizer."""
+        return None
+
     async def models(self) -> list[dict[str, Any]]:
         """See Model."""
         return [{"id": self._name, "object": "model", "created": 0, "owned_by": "script"}]

@@ -118,6 +118,25 @@ def test_the_same_reasoning_under_both_names_is_heard_once() -> None:
     assert reply.message["reasoning"] == reply.message["reasoning_content"] == "six"
 
 
+def test_thinking_in_parts_of_the_content_is_heard_as_thinking_and_kept_as_it_came() -> None:
+    def thought(text: str) -> dict[str, Any]:
+        return {"type": "thinking", "thinking": [{"type": "text", "text": text}]}
+
+    heard, reply = assembled(
+        {"role": "assistant", "content": ""},
+        {"content": [thought("Six ")]},
+        {"content": [thought("sevens.")]},
+        {"content": [{"type": "text", "text": "4"}]},
+        {"content": "2"},
+    )
+    assert heard == [
+        *(ReasoningDelta("Six "), ReasoningDelta("sevens.")),
+        *(TextDelta("4"), TextDelta("2")),
+    ]
+    parts = [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
+    assert reply.message["content"] == [thought("Six "), thought("sevens."), *parts]
+
+
 def test_unknown_fields_go_on_or_are_replaced_by_their_kind() -> None:
     _, reply = assembled(
         {"refusal": "I ", "annotations": [1], "audio": {"id": "a", "data": "AA"}, "score": 1},

@@ -122,6 +122,16 @@ async def test_the_configured_models_are_listed() -> None:
     ]
 
 
+async def test_once_litellm_is_there_its_table_tells_how_much_a_model_takes() -> None:
+    known, unknown = "openai/gpt-4o", "openai/nobody-knows-it"
+    async with scripted_backend([text_reply("Hi.")]) as backend:
+        model = LiteLLMModel([known, unknown], api_key=KEY, api_base=backend.base_url, timeout_s=5)
+        async with aclosing(model):
+            await model.complete({**BODY, "model": known}, None)
+            listed = await model.models()
+    assert [each.get("max_model_len") for each in listed] == [128_000, None]
+
+
 def test_call_arguments_share_nothing_with_the_body() -> None:
     body = {**BODY, "tools": deepcopy(TOOLS), "min_p": 0.1, "chat_template_kwargs": {"a": [1]}}
     before = deepcopy(body)

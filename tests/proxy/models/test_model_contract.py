@@ -295,6 +295,14 @@ async def test_the_models_are_listed(door: Opened) -> None:
     assert [model["id"] for model in models] == [opened.name]
 
 
+async def test_a_text_is_counted_or_said_not_to_be_and_nothing_is_asked(door: Opened) -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async with door([]) as opened:
+            count = await opened.model.count_tokens(opened.name, "Six times seven is forty-two.")
+        assert count is None or 5 < count < 10
+        assert opened.received() == []
+
+
 async def test_a_door_can_be_closed_twice(door: Opened) -> None:
     async with door([text_reply("42")]) as opened:
         with anyio.fail_after(PATIENCE_S):

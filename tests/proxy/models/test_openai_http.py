@@ -252,6 +252,6 @@ async def test_the_models_are_listed_with_all_their_fields() -> None:
             "object": "model",
             "created": 0,
             "owned_by": "vllm",
-            "max_model_len": 4096,
+            "max_model_len": 1_000_000,
         }
     ]

@@ -1,0 +1,69 @@
+"""Models' prices: the operator's, else litellm's table, which is read without litellm."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from policies.prices import Price, Tariff, cost_usd, counted
+from proxy.models.litellm_model import _imported
+from proxy.models.litellm_prices import read_tariffs
+from proxy.models.prices import Prices
+
+OWN = Price(1.0, 2.0)
+
+
+@pytest.fixture(scope="module")
+def tariffs() -> dict[str, Tariff]:
+    return read_tariffs()
+
+
+@pytest.fixture(scope="module")
+def litellm() -> Any:
+    return _imported()
+
+
+async def test_the_operators_prices_go_before_the_table() -> None:
+    prices = Prices({"gpt-4o": OWN})
+    assert prices.own("gpt-4o") == await prices.find("gpt-4o") == ((0, OWN),)
+    assert prices.own("gpt-4o-mini") is None
+    assert await prices.find("gpt-4o-mini") is not None
+
+
+async def test_a_model_is_found_with_its_provider_before_it_or_without() -> None:
+    prices = Prices()
+    assert await prices.find("openai/gpt-4o") == await prices.find("gpt-4o") is not None
+    assert await prices.find("anthropic/gpt-4o") is None
+    assert await prices.find("sample_spec") is None
+    assert await prices.find("my-own-model") is None
+
+
+def test_the_table_is_read_without_importing_litellm() -> None:
+    program = (
+        "import sys; from proxy.models.litellm_prices import read_tariffs;"
+        "assert len(read_tariffs()) > 1000; assert 'litellm' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["gpt-4o", "anthropic/claude-sonnet-4-5", "gemini/gemini-2.5-pro", "deepseek/deepseek-chat"],
+)
+@pytest.mark.parametrize("prompt", [1000, 300_000])
+@pytest.mark.parametrize("cached", [0, 600])
+def test_a_call_costs_what_litellm_says(
+    litellm: Any, tariffs: dict[str, Tariff], model: str, prompt: int, cached: int
+) -> None:
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": 100,
+        "total_tokens": prompt + 100,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": 40},
+    }
+    theirs = sum(
+        litellm.cost_calculator.cost_per_token(model=model, usage_object=litellm.Usage(**usage))
+    )
+    assert cost_usd(tariffs[model], counted(usage)) == pytest.approx(theirs)

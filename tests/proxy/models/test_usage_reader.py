@@ -1,0 +1,117 @@
+"""Usage is found in answers as they pass by."""
+
+import json
+from typing import Any
+
+import pytest
+
+from policies.prices import Counted, counted
+from proxy.models.usage_reader import MAX_BYTES, UsageReader
+
+JSON, EVENTS = "application/json; charset=utf-8", "text/event-stream"
+
+
+def read(content_type: str, *pieces: bytes) -> UsageReader:
+    reader = UsageReader(content_type)
+    for piece in pieces:
+        reader.feed(piece)
+    reader.end()
+    return reader
+
+
+def events(*values: Any) -> bytes:
+    return b"".join(b"data: " + json.dumps(value).encode() + b"\n\n" for value in values)
+
+
+def test_an_answer_in_one_piece_is_read_at_its_end() -> None:
+    body = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "total_tokens": 7}}).encode()
+    assert counted(read(JSON, body[:10], body[10:]).usage) == Counted(prompt=7)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        events(
+            {"choices": [{}]}, {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}, "[DONE]"
+        ),
+        events(
+            {
+                "type": "response.completed",
+                "response": {"usage": {"input_tokens": 7, "output_tokens": 3}},
+            }
+        ),
+        events(
+            {
+                "type": "message_start",
+                "message": {"usage": {"input_tokens": 7, "output_tokens": 1}},
+            },
+            {"type": "message_delta", "usage": {"output_tokens": 3}},
+        ),
+        events({"usage": {"prompt_tokens": 7, "completion_tokens": 3}}, {"usage": None}),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_stream_of_each_api_is_understood(stream: bytes, size: int) -> None:
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert counted(read(EVENTS, *pieces).usage) == Counted(prompt=7, completion=3)
+
+
+def test_a_stream_that_tells_no_usage_is_known_by_its_events() -> None:
+    reader = read(EVENTS, events({"choices": [{}]}, {"choices": [{}]}, "[DONE]"))
+    assert (reader.usage, reader.made) == ({}, 3)
+
+
+LONG = "x" * (MAX_BYTES + 1)
+TOLD = {"prompt_tokens": 7, "completion_tokens": 3}
+
+
+@pytest.mark.parametrize("size", [100_000, 1 << 30])
+@pytest.mark.parametrize("after", [{}, {"user": 'a "usage": {', "metadata": {"a": [{}]}}])
+def test_the_end_of_an_answer_is_read_however_long_it_is(after: Any, size: int) -> None:
+    body = json.dumps({"choices": [LONG], "usage": TOLD, **after}, indent=1).encode()
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    assert counted(read(JSON, *pieces).usage) == Counted(prompt=7, completion=3)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [LONG]},
+        {"usage": TOLD, "choices": [LONG]},
+        {"choices": [LONG], "tools": [{"usage": {"prompt_tokens": 1}}]},
+        {"choices": [LONG], "tools": {"usage": {"prompt_tokens": 1}, "more": {}}},
+    ],
+)
+def test_a_long_answer_whose_end_tells_no_usage_is_known_by_its_length(answer: Any) -> None:
+    body = json.dumps(answer).encode()
+    reader = read(JSON, body)
+    assert (reader.usage, reader.made) == ({}, len(body) // 4)
+
+
+def test_so_is_one_that_its_client_breaks_off() -> None:
+    body = json.dumps({"choices": ["x" * 4000], "usage": TOLD}).encode()[:-1]
+    reader = read(JSON, body)
+    assert (reader.usage, reader.made) == ({}, len(body) // 4)
+
+
+def test_an_answer_that_tells_no_usage_is_known_by_what_was_made() -> None:
+    made = {"choices": [{"message": {"content": "x" * 4000}}], "model": "y" * 4000}
+    assert read(JSON, json.dumps(made).encode()).made == 1001
+    vectors = {"data": [{"embedding": [0.1] * 4000}]}
+    assert read(JSON, json.dumps(vectors).encode()).made == 1
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("text/plain", b'{"usage": {"prompt_tokens": 7}}'),
+        (JSON, b'{"usage": {"prompt_tok'),
+        (JSON, b'["usage"]'),
+        (JSON, b'{"usage": 7}'),
+        (JSON, b"[" * 100_000),
+        (EVENTS, b'data: {"usage": \n\n'),
+        (JSON, b'{"usage": {"prompt_tokens": 7}}' + b" " * (MAX_BYTES + 1)),
+    ],
+)
+def test_what_tells_none_is_no_hindrance(content_type: str, body: bytes) -> None:
+    assert read(content_type, body).usage == {}
