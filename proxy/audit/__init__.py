@@ -1,0 +1,1 @@
+"""What runs do, written down so that a change of it shows."""

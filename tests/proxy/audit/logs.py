@@ -1,0 +1,49 @@
+"""Logs of runs that did little, and what the verifier makes of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from proxy.audit.book import Book
+from proxy.audit.chain import LAST
+from proxy.audit.day import day_of
+from proxy.audit.verify import Finding, verify
+
+NOW = 4_000_000_000.0
+"""So late that no day before is older than days are kept."""
+DAY = day_of(NOW)
+
+
+def write(
+    root: Path, *run_ids: str, key: bytes | None = None, now: float = NOW, lines: int = 3
+) -> list[Path]:
+    """Finished logs."""
+    return [_written(root / day_of(now), run_id, key, now, lines) for run_id in run_ids]
+
+
+def _written(directory: Path, run_id: str, key: bytes | None, now: float, lines: int) -> Path:
+    book = Book(directory, run_id, key, lambda: now)
+    book.begin()
+    for number in range(1, lines):
+        book.append(book.line({"kind": "call", "step": number, "é": "\ud800"}))
+    book.append(book.line({"kind": "failure", LAST: True, "error": "none"}))
+    book.finish()
+    book.close()
+    return directory / f"{run_id}.jsonl"
+
+
+def found(
+    root: Path, *names: str, key: bytes | None = None, keep_days: float = 90
+) -> list[Finding]:
+    """What the verifier tells."""
+    return list(verify(root, key, names, keep_days))
+
+
+def states(root: Path, *names: str, key: bytes | None = None) -> list[str]:
+    """How the logs stand, the index first."""
+    return [finding.state for finding in found(root, *names, key=key)]
+
+
+def wrong(root: Path, key: bytes | None = None) -> Sequence[str]:
+    """What is wrong, in words."""
+    findings = found(root, key=key)
+    return [f"{each.name}: {each.words}" for each in findings if each.state == "WRONG"]

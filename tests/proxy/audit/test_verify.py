@@ -1,0 +1,217 @@
+"""What the verifier finds: every change, cut and loss of a log, and what it cannot find."""
+
+import contextlib
+import multiprocessing
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from proxy.audit.book import Book
+from proxy.audit.chain import LAST, Chain
+from proxy.audit.day import Index, log_path
+from tests.proxy.audit.logs import DAY, NOW, found, states, write, wrong
+
+A_DAY_S = 86_400.0
+
+
+def index_of(root: Path, day: str = DAY) -> Path:
+    return log_path(root / day, "index")
+
+
+def test_logs_that_nobody_touched_are_in_order(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b")
+    assert [str(each) for each in found(tmp_path)][1:] == [
+        f"ok          {DAY}/a  3 lines, failed: none",
+        f"ok          {DAY}/b  3 lines, failed: none",
+    ]
+    assert states(tmp_path) == ["ok", "ok", "ok"]
+    assert states(tmp_path, "b") == ["ok"]
+    assert states(tmp_path, str(tmp_path / DAY / "a.jsonl")) == ["ok"]
+
+
+def test_one_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
+    (log,) = write(tmp_path, "a", lines=2)
+    written = log.read_bytes()
+    chosen = random.Random(5)
+    for position in range(len(written)):
+        changed = bytearray(written)
+        changed[position] ^= 1 << chosen.randrange(8)
+        log.write_bytes(changed)
+        assert states(tmp_path, "a") == ["WRONG"], position
+    log.write_bytes(written)
+    assert states(tmp_path, "a") == ["ok"]
+
+
+def test_one_flipped_bit_of_the_index_is_found(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    index = index_of(tmp_path)
+    written = index.read_bytes()
+    for position in (*range(0, len(written), 7), len(written) - 1):
+        changed = bytearray(written)
+        changed[position] ^= 1
+        index.write_bytes(changed)
+        assert "WRONG" in states(tmp_path), position
+
+
+@pytest.mark.parametrize("key", [None, b"known to few"])
+@pytest.mark.parametrize("name", ["index", "a"])
+def test_the_last_byte_flipped_is_found_though_another_run_goes_on(
+    tmp_path: Path, name: str, key: bytes | None
+) -> None:
+    write(tmp_path, "a", key=key)
+    changed = log_path(tmp_path / DAY, name)
+    written = changed.read_bytes()
+    for bit in range(8):
+        changed.write_bytes(written[:-1] + bytes([written[-1] ^ 1 << bit]))
+        with contextlib.suppress(OSError):
+            write(tmp_path, f"b{bit}", key=key)
+        assert "WRONG" in states(tmp_path, key=key), bit
+        assert states(tmp_path, "a", key=key) == ["WRONG"], bit
+
+
+@pytest.mark.parametrize("spoilt", [b"\n", b"\r", b" ", b"}", b"\x8a", b"\xff", b"{"])
+def test_nobody_goes_on_from_a_spoilt_index(tmp_path: Path, spoilt: bytes) -> None:
+    write(tmp_path, "a")
+    index = index_of(tmp_path)
+    written = index.read_bytes()
+    for position in (-1, -2, -30, written.rindex(b"\n", 0, -1)):
+        changed = bytearray(written)
+        changed[position : position + 1 or None] = spoilt
+        if changed != written:
+            index.write_bytes(changed)
+            with contextlib.suppress(OSError):
+                write(tmp_path, f"b{position}")
+            assert states(tmp_path)[0] == "WRONG", position
+
+
+def lines_of(log: Path) -> list[bytes]:
+    return log.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("order", "what"),
+    [
+        ([0, 2, 3], "line 2 has the number 2, and 1 was due"),
+        ([0, 2, 1, 3], "line 2 has the number 2, and 1 was due"),
+        ([1, 2, 3], "line 1 has the number 1, and 0 was due"),
+        ([0, 0, 1, 2, 3], "line 2 has the number 0, and 1 was due"),
+        ([0, 1, 2, 3, 3], "line 5 comes after the last"),
+        ([0, 1, 2], "it is not as it ended, with 4 lines"),
+        ([], "it is not as it ended, with 4 lines"),
+    ],
+)
+def test_lines_that_are_missing_moved_or_added_are_found(
+    tmp_path: Path, order: list[int], what: str
+) -> None:
+    (log,) = write(tmp_path, "a", lines=4)
+    lines = lines_of(log)
+    log.write_bytes(b"".join(lines[number] for number in order))
+    assert wrong(tmp_path) == [f"{DAY}/a: {what}"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 50])
+def test_a_finished_log_that_is_cut_off_anywhere_is_found(tmp_path: Path, cut: int) -> None:
+    (log,) = write(tmp_path, "a")
+    log.write_bytes(log.read_bytes()[:-cut])
+    assert len(wrong(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("more", [b"x", b"\n", b"{", b"{}\n"])
+def test_what_is_put_behind_a_log_is_found(tmp_path: Path, more: bytes) -> None:
+    (log,) = write(tmp_path, "a")
+    log.write_bytes(log.read_bytes() + more)
+    assert len(wrong(tmp_path)) == 1
+
+
+def test_the_log_of_another_run_under_its_name_is_found(tmp_path: Path) -> None:
+    first, second = write(tmp_path, "a", "b")
+    first.write_bytes(second.read_bytes())
+    assert wrong(tmp_path) == [f"{DAY}/a: line 1 does not go on from what is before it"]
+
+
+def test_a_log_that_is_gone_or_was_slipped_in_is_found(tmp_path: Path) -> None:
+    first, _ = write(tmp_path, "a", "b")
+    first.rename(first.with_name("c.jsonl"))
+    assert wrong(tmp_path) == [
+        f"{DAY}/a: the log is missing",
+        f"{DAY}/c: line 1 does not go on from what is before it",
+    ]
+    chain = Chain("c", None)
+    log_path(tmp_path / DAY, "c").write_bytes(chain.line("now", {LAST: True}))
+    assert wrong(tmp_path)[1] == f"{DAY}/c: it is not in the index"
+
+
+def test_an_index_or_a_day_that_is_gone_is_found(tmp_path: Path) -> None:
+    for number, run_id in enumerate("abc"):
+        write(tmp_path, run_id, now=NOW + number * A_DAY_S)
+    first, second, third = sorted(tmp_path.iterdir())
+    assert states(tmp_path) == ["ok"] * 6
+    shutil.move(second, tmp_path.with_suffix(".away"))
+    assert wrong(tmp_path) == [f"{third.name}/index: the logs of {second.name} are missing"]
+    shutil.move(tmp_path.with_suffix(".away"), second)
+    index_of(tmp_path, first.name).unlink()
+    assert wrong(tmp_path)[0] == f"{first.name}/index: it is missing, or empty"
+
+
+def test_a_day_may_end_after_the_next_has_begun(tmp_path: Path) -> None:
+    late = Book(tmp_path / DAY, "late", None, lambda: NOW)
+    late.begin()
+    write(tmp_path, "next", now=NOW + A_DAY_S)
+    late.append(late.line({"kind": "failure", LAST: True, "error": "none"}))
+    late.finish()
+    late.close()
+    assert states(tmp_path) == ["ok"] * 4
+
+
+def test_with_a_key_who_makes_it_all_anew_without_it_is_found(tmp_path: Path) -> None:
+    key = b"known to few"
+    write(tmp_path, "a", key=key)
+    assert states(tmp_path, key=key) == ["ok", "ok"]
+    assert states(tmp_path) == ["WRONG", "WRONG"]
+    shutil.rmtree(tmp_path / DAY)
+    write(tmp_path, "a")
+    assert states(tmp_path) == ["ok", "ok"]  # without a key nobody can tell
+    assert states(tmp_path, key=key) == ["WRONG", "WRONG"]
+
+
+@pytest.mark.parametrize("left", [0, 1, 30, None])
+def test_a_log_that_breaks_off_is_unfinished_and_not_wrong(
+    tmp_path: Path, left: int | None
+) -> None:
+    book = Book(tmp_path / DAY, "a", None, lambda: NOW)
+    book.begin()
+    first, second = book.line({"kind": "request"}), book.line({"kind": "call"})
+    book.append(first + second[:left])
+    book.close()
+    assert states(tmp_path) == ["ok", "unfinished"]
+
+
+def test_what_a_killed_process_left_of_an_index_line_holds_up_nobody(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    with index_of(tmp_path).open("ab") as index:
+        index.write(b'{"hash":"half of a li')
+    write(tmp_path, "b")
+    assert states(tmp_path) == ["ok", "ok", "ok"]
+
+
+def _write_many(root: Path, name: str) -> None:
+    write(root, *(f"{name}{number}" for number in range(10)))
+
+
+def test_two_processes_keep_one_index(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=_write_many, args=(tmp_path, name)) for name in "ab"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert states(tmp_path) == ["ok"] * 21
+
+
+def test_an_index_that_cannot_be_gone_on_from_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    index_of(tmp_path).write_bytes(b"no line of ours\n")
+    with pytest.raises(OSError, match="cannot be read"):
+        Index(tmp_path / DAY, None).append("now", {})
