@@ -4,41 +4,47 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policies.artifacts import ArtifactLimits, Selection, select
 from policies.completion import is_answer
 from policies.deadline import time_plan
-from policies.isolation import Isolation
-from policies.limits import Limits, Spent, StopReason, exceeded
-from policies.prompts import NOT_RUN, NUDGE, WHY_NO_MORE_TOOLS, system_prompt
-from policies.sessions import GoesOn, function_call_id
+from policies.limits import StopReason
+from policies.profile import Profile
+from policies.prompts import NO_BUDGET, NO_MORE_CALLS, NOT_RUN, WHY_NO_MORE_TOOLS, Equipment
 from proxy.agent.answer import AnswerWriter, answer_file
+from proxy.agent.budget import Budget, Paying
 from proxy.agent.conversation import Conversation
+from proxy.agent.efficiency import CapabilityUse, with_times, with_tokens
 from proxy.agent.egress_watch import EgressWatch
 from proxy.agent.ending import Ending
 from proxy.agent.events import (
     Emit,
-    FileProduced,
     Refused,
     RunFinished,
     RunStarted,
     TurnStarted,
 )
 from proxy.agent.final import FinalCall, refusal_of
+from proxy.agent.guard import Guard
+from proxy.agent.handed_back import SANDBOX_LOST, HandedBack, hand_back
+from proxy.agent.handed_over import HandedOver
 from proxy.agent.history import text_of
 from proxy.agent.listener import TurnListener
+from proxy.agent.manner import manner_of
 from proxy.agent.model import Model, Reply
+from proxy.agent.observation_files import ObservationFiles
 from proxy.agent.outputs import Outputs, given_files, remove_answers
-from proxy.agent.parking import NO_RESULT, Parked, answers, minted_for
+from proxy.agent.parking import NO_RESULT, answers
 from proxy.agent.submit_stream import recovered_answer
-from proxy.agent.task import Artifact, Result, Task
+from proxy.agent.task import Result, Tally, Task
 from proxy.agent.tool_calls import ToolCall, Turn, understand
 from proxy.agent.toolbox import Toolbox
+from proxy.agent.windows import Window, Windows
 from proxy.errors import ContextOverflowError
 from proxy.workspaces import Seat, Workspaces
-from sandbox_runtime.errors import SandboxFileError
+from sandbox_runtime.errors import SandboxError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Observation, Tool
 
@@ -49,14 +55,13 @@ near."""
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A model, a place for computers, and what a run may use of both."""
+    """A model, a place for computers, and what the model can do in one."""
 
     model: Model
     workspaces: Workspaces
-    make_tools: Callable[[], Sequence[Tool]]
-    limits: Limits = Limits()
-    isolation: Isolation = Isolation()
-    artifact_limits: ArtifactLimits = ArtifactLimits()
+    make_tools: Callable[[Profile], Sequence[Tool]]
+    equipment: Equipment = Equipment()
+    windows: Windows = field(default_factory=Windows)
 
     async def run(self, task: Task, emit: Emit) -> Result:
         """Answer one request; what happens on the way goes to `emit`.
@@ -64,12 +69,18 @@ class Agent:
         Raises BackendError when the model fails for good, SandboxError when the sandbox does.
         """
         began = time.monotonic()
-        watch = EgressWatch(task.run_id, emit)
-        async with self.workspaces.use(task.goes_on, self.isolation, watch.decided) as seat:
+        watch = EgressWatch(task, emit)
+        async with self.workspaces.use(
+            task.goes_on, task.profile.isolation, watch.decided, watch.asked
+        ) as seat:
+            if task.profile.computer == "always":
+                await seat.ask()
+            run = _Run(self, task, emit, seat, watch, began)
             try:
-                result = await _Run(self, task, emit, seat, began).go()
+                result = await run.go()
             finally:
                 watch.close()
+                await run.budget.close()
             seat.leave_as = task.leaves or (task.parks if result.parked else None)
             return result
 
@@ -77,42 +88,49 @@ class Agent:
 class _Run:
     """One run of the loop."""
 
-    def __init__(self, agent: Agent, task: Task, emit: Emit, seat: Seat, began: float) -> None:
+    def __init__(
+        self, agent: Agent, task: Task, emit: Emit, seat: Seat, watch: EgressWatch, began: float
+    ) -> None:
         self._agent = agent
-        self._task = task
-        self._emit = emit
-        self._times = time_plan(agent.limits.wall_time_s, task.deadline_s)
-        self._limits = replace(agent.limits, wall_time_s=self._times.work_s)
+        profile = task.profile
+        self._manner = manner_of(profile)
+        self._task = task = self._manner.posed(task)
+        self._emit = emit = self._use = CapabilityUse(emit)
+        self._times = time_plan(profile.limits.wall_time_s, task.deadline_s)
+        self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
         self._seat = seat
+        self._watch = watch
         self._client_names = [_tool_name(tool) for tool in task.client_tools]
-        self._outputs = Outputs()
+        self._outputs = Outputs(task.inputs)
+        self._guard = Guard(profile, emit)
         self._toolbox = Toolbox(
-            agent.make_tools(),
+            agent.make_tools(profile),
             seat,
             emit,
+            self._guard,
             task.inputs,
             prepare=self._prepare,
             taken=self._client_names,
             max_calls=task.max_tool_calls,
         )
-        words = system_prompt(agent.limits, agent.isolation.egress, self._toolbox.names)
+        words = self._manner.words(profile, agent.equipment, self._toolbox.names)
         tools = self._toolbox.schemas_but("submit" if task.must_call else "")
-        self._talk = Conversation(agent.model, task, tools, words)
-        self._writer = AnswerWriter(
-            emit, task.outbox, agent.artifact_limits, rewrite_links=task.rewrite_links
-        )
+        self.budget = Budget(task, self._limits, began)
+        files = ObservationFiles(task.run_id, self._computer)
+        window = Window(agent.windows, agent.model, task.model)
+        paying = Paying(agent.model, self.budget)
+        self._talk = Conversation(paying, task, tools, words, window, files)
+        self._writer = AnswerWriter(emit, task.outbox, profile, rewrite_links=task.rewrite_links)
         self._ending = Ending()
         self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
-        self._as_text = False
-        self._started = began
-        self._turns = 0
         self._nudged = False
 
     async def go(self) -> Result:
         await self._emit(RunStarted(self._task.run_id))
         stop = None
         while stop is None:
-            stop = exceeded(self._limits, self._spent()) or await self._turn()
+            stop = await self.budget.before_turn(self._talk.history.messages)
+            stop = stop or await self._turn()
         if stop is StopReason.WALL_TIME:
             stop = self._times.stop
         if self._task.must_call and stop in WHY_NO_MORE_TOOLS:
@@ -125,6 +143,7 @@ class _Run:
 
     async def _prepare(self, computer: Sandbox) -> Mapping[str, str]:
         """Make a computer ready for this run; returns the client's files that are in it already."""
+        self.budget.watch(computer.meter)
         if not self._seat.goes_on:
             return {}
         if self._task.resumes is None or not self._task.resumes.began:
@@ -132,24 +151,26 @@ class _Run:
         await self._outputs.begin(computer)
         return await given_files(computer)
 
-    def _spent(self) -> Spent:
-        return Spent(
-            turns=self._turns,
-            wall_time_s=time.monotonic() - self._started,
-            tokens=self._talk.tokens,
-            tool_output_chars=self._toolbox.output_chars,
-        )
+    async def _computer(self) -> Sandbox | None:
+        """The one in use; where the run goes on with one, also before its next command."""
+        waited = self._task.resumes
+        if waited and waited.began and not self._toolbox.is_begun:
+            with suppress(SandboxError):  # the next command hears of it
+                await self._toolbox.sandbox()
+        return self._toolbox.computer
 
     def _time_left_s(self) -> float:
-        return max(0.001, self._limits.wall_time_s - self._spent().wall_time_s)
+        return max(0.001, self._limits.wall_time_s - self.budget.wall_time_s)
 
     # One turn
 
     async def _turn(self) -> StopReason | None:
-        self._turns += 1
-        await self._emit(TurnStarted(self._turns))
+        left = self._limits.max_turns - self.budget.turns
+        self._manner.before_turn(self._talk.history, left)
+        self.budget.turns += 1
+        await self._emit(TurnStarted(self.budget.turns))
         await self._writer.begin()
-        live = not self._task.final_only
+        live = self._manner.prose_ends and not self._task.final_only
         listener = TurnListener(self._emit, self._writer, self._toolbox, answer_live=live)
         try:
             async with asyncio.timeout(self._time_left_s()):
@@ -157,12 +178,12 @@ class _Run:
         except TimeoutError:
             return StopReason.WALL_TIME
         except ContextOverflowError:
-            if self._turns == 1:
+            if self.budget.turns == 1:
                 raise  # the request itself is too long
             return StopReason.CONTEXT_WINDOW
         self._ending.reply = reply
         names = [*self._toolbox.names, *self._client_names]
-        turn = understand(reply.message, names, self._call_ids)
+        turn = self._manner.understand(reply.message, names, self._call_ids)
         self._talk.history.append(turn.message)
         is_final = self._hear_out(turn, reply)
         if not self._task.stream:
@@ -189,7 +210,8 @@ class _Run:
     def _hear_out(self, turn: Turn, reply: Reply) -> bool:
         """Note the turn's prose; whether it ends the run."""
         prose = "" if turn.as_text else text_of(reply.message).strip()
-        is_final = not turn.calls and (self._nudged or is_answer(prose, reply.finish_reason))
+        may_end = self._manner.prose_ends and not turn.calls
+        is_final = may_end and (self._nudged or is_answer(prose, reply.finish_reason))
         if prose:
             is_whole = is_final or is_answer(prose, "stop")
             self._ending.prose = prose
@@ -198,7 +220,7 @@ class _Run:
 
     def _nudge(self) -> None:
         self._nudged = True
-        self._talk.history.append({"role": "user", "content": NUDGE})
+        self._talk.history.ask(self._manner.no_call)
 
     async def _act(self, turn: Turn, reply: Reply) -> StopReason | None:
         """Run every call of a turn, in order, and answer each; the client's are left to it."""
@@ -218,7 +240,9 @@ class _Run:
         if ending.submitted is not None:
             told += [(call, NOT_RUN) for call in ending.client_calls]
             ending.client_calls.clear()
-        self._as_text = turn.as_text
+        elif told and not ending.client_calls and (left := self.budget.reminder()):
+            told[-1] = (told[-1][0], f"{told[-1][1]}\n{left}")
+        ending.as_text = turn.as_text
         self._talk.history.append(*_told(told, as_text=turn.as_text))
         if ending.submitted is not None:
             return StopReason.SUBMITTED
@@ -227,26 +251,32 @@ class _Run:
     async def _ask_for_call(self, stop: StopReason) -> StopReason:
         """The call that the client insists on, at the limit of a run that has not made it."""
         try:
-            left_s = max(0.001, self._times.answer_s - self._spent().wall_time_s)
+            left_s = max(0.001, self._times.answer_s - self.budget.wall_time_s)
             async with asyncio.timeout(min(FINAL_ANSWER_S, left_s)):
                 reply = await self._talk.ask_call(stop, None)
         except TimeoutError:
             return stop
         turn = understand(reply.message, self._client_names, self._call_ids)
         self._talk.history.append(turn.message)
-        self._ending.reply, self._as_text = reply, turn.as_text
+        self._ending.reply, self._ending.as_text = reply, turn.as_text
         self._ending.client_calls = [c for c in turn.calls if c.name in self._client_names]
         told = [(c, NO_RESULT) for c in turn.calls if c.name not in self._client_names]
         self._talk.history.append(*_told(told, as_text=turn.as_text))
         return StopReason.CLIENT_TOOL_CALLS if self._ending.client_calls else stop
 
     async def _run_tool(self, call: ToolCall, reply: Reply) -> Observation:
-        is_submit = self._toolbox.proper_name(call.name) == "submit"
+        is_submit = self._toolbox.is_submit(call.name)
+        if not is_submit and self._toolbox.is_used_up:
+            return Observation(NO_MORE_CALLS)
+        if not is_submit and (stop := await self.budget.before_command()):
+            return Observation(NO_BUDGET.format(why=WHY_NO_MORE_TOOLS[stop]))
         answer = recovered_answer(call.written) if is_submit and call.written else ""
         if answer:  # it is there, though its JSON is cut off or wrongly escaped
             call = replace(call, arguments={"answer": answer}, mistake=None)
         timeout_s = min(self._limits.command_timeout_s, self._time_left_s())
         observation = await self._toolbox.run(call, timeout_s, self._time_left_s())
+        if not is_submit:
+            await self.budget.after_command(observation)
         if answer and observation.finished:
             self._ending.finish_reason = reply.finish_reason
         return observation
@@ -280,7 +310,7 @@ class _Run:
 
     async def _asked_answer(self, stop: StopReason, fallback: str) -> str:
         call = FinalCall(self._task, self._talk, self._writer, self._toolbox, self._emit)
-        left_s = max(0.001, self._times.answer_s - self._spent().wall_time_s)
+        left_s = max(0.001, self._times.answer_s - self.budget.wall_time_s)
         final = await call.answer(stop, fallback, min(FINAL_ANSWER_S, left_s))
         ending = self._ending
         ending.reply = final.reply or ending.reply
@@ -293,10 +323,11 @@ class _Run:
     # The end
 
     async def _result(self, stop: StopReason, answer: str) -> Result:
-        artifacts, selection = await self._collect()
+        handed_back = await self._hand_back()
+        await self._watch.tell_open()
         await self._emit(RunFinished(stop, self._talk.usage))
         reply = self._ending.reply
-        calls = [{**call.raw, "id": self._minted(call)} for call in self._ending.client_calls]
+        handed_over = HandedOver(self._task, self._ending, self._call_ids)
         return Result(
             run_id=self._task.run_id,
             container_id=self._task.outbox.container_id,
@@ -304,50 +335,40 @@ class _Run:
             answer=self._writer.text,
             stop_reason=stop,
             finish_reason=self._finish_reason(stop, answer),
-            tool_calls=calls,
-            usage=self._talk.usage,
+            tool_calls=handed_over.calls,
+            usage=self._talk.usage_of(self._task.usage_of),
             usages=self._talk.usages,
-            segments=len(self._talk.history.segments),
-            tally=replace(
-                self._talk.tally,
-                tool_calls=self._toolbox.steps,
-                wall_ms=int(self._spent().wall_time_s * 1000),
-                sandbox_ms=int(self._toolbox.spent_s * 1000),
-                cpu_ms=int(self._toolbox.cpu_s * 1000),
-                peak_mem_bytes=self._toolbox.peak_memory_bytes,
-            ),
-            artifacts=artifacts,
-            left_out=selection.left_out,
+            segments=len(self._talk.compactions) + 1,
+            compactions=self._talk.compactions,
+            tally=self._tally(),
+            artifacts=handed_back.artifacts,
+            left_out=handed_back.left_out,
             choice=self._ending.choice,
             response=reply.response if reply else {},
             refusal=self._ending.refusal,
-            notices=self._ending.notices,
+            notices=(*self._ending.notices, *handed_back.notices),
             origin=self._seat.origin,
-            parked=self._parked([call["id"] for call in calls]) if calls else None,
+            route=self._task.route,
+            parked=handed_over.parked(self._talk.history, began=self._toolbox.computer is not None),
         )
 
-    def _minted(self, call: ToolCall) -> str:
-        """An id of ours: models' own are not unique, and by ours we find the run again."""
-        if (state := self._task.legacy_state) is not None:
-            made = call.raw["function"]
-            return function_call_id(state, made["name"], made["arguments"])
-        is_ours = minted_for(call.id) == self._task.run_id
-        return call.id if is_ours else next(self._call_ids)
-
-    def _parked(self, ids: Sequence[str]) -> Parked:
-        task = self._task
-        state = task.leaves or task.parks
-        history = self._talk.history
-        return Parked(
-            messages=list(history.messages),
-            ours_from=history.ours_from,
-            calls=[
-                (id, call.id, call.name)
-                for id, call in zip(ids, self._ending.client_calls, strict=True)
-            ],
-            as_text=self._as_text,
-            goes_on=GoesOn(state.session, [state.name]) if state else None,
-            began=self._toolbox.computer is not None or bool(task.resumes and task.resumes.began),
+    def _tally(self) -> Tally:
+        tally = replace(
+            with_tokens(self._talk.tally, self._talk.usage),
+            turns=self.budget.turns,
+            tool_calls=self._toolbox.steps,
+            cpu_ms=int(self.budget.cpu_s * 1000),
+            peak_mem_bytes=self._toolbox.peak_memory_bytes,
+            commands=self.budget.commands,
+            egress_bytes=self.budget.egress_bytes,
+            cost_usd=self.budget.cost_usd,
+            capability_turns=dict(self._use.turns),
+        )
+        return with_times(
+            tally,
+            wall_s=self.budget.wall_time_s,
+            model_s=self._talk.waited.spent_s,
+            sandbox_s=self._toolbox.waited.spent_s,
         )
 
     def _finish_reason(self, stop: StopReason, answer: str) -> str:
@@ -358,21 +379,16 @@ class _Run:
         ended = self._ending.finish_reason
         return ended if ended in ("length", "content_filter") else "stop"
 
-    async def _collect(self) -> tuple[list[Artifact], Selection]:
+    async def _hand_back(self) -> HandedBack:
         sandbox = self._toolbox.computer
         if sandbox is None:
-            return [], Selection((), ())
-        produced = await self._outputs.produced(sandbox, await self._writer.dead_links())
-        selection = select(produced, self._agent.artifact_limits)
-        artifacts = []
-        for file in selection.chosen:
-            try:
-                artifact = await self._task.outbox.save(sandbox, file)
-            except SandboxFileError:
-                continue  # it changed under our hands: a process still runs
-            artifacts.append(artifact)
-            await self._emit(FileProduced(artifact.file_id, artifact.path, artifact.bytes))
-        return artifacts, selection
+            return HandedBack()
+        try:
+            produced = await self._outputs.produced(sandbox, await self._writer.dead_links())
+        except SandboxLostError:  # the answer is there all the same
+            self._toolbox.computer = None
+            return HandedBack(notices=(SANDBOX_LOST,))
+        return await hand_back(sandbox, produced, self._task, self._guard, self._emit)
 
 
 def _told(told: Sequence[tuple[ToolCall, str]], *, as_text: bool) -> list[dict[str, Any]]:

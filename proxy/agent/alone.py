@@ -2,8 +2,11 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 from policies.limits import StopReason
+from proxy.agent.budget import Budget, Paying
+from proxy.agent.efficiency import with_times, with_tokens
 from proxy.agent.events import (
     AnswerDelta,
     Emit,
@@ -17,7 +20,8 @@ from proxy.agent.events import (
 from proxy.agent.final import refusal_of
 from proxy.agent.history import text_of
 from proxy.agent.listener import think_aloud
-from proxy.agent.model import Model, Reply
+from proxy.agent.model import Answering, Model, Reply
+from proxy.agent.stopwatch import Stopwatch
 from proxy.agent.task import Result, Tally, Task
 from proxy.agent.usage import tokens
 from proxy.errors import OutOfTimeError
@@ -25,11 +29,11 @@ from proxy.errors import OutOfTimeError
 
 async def answer(model: Model, task: Task, emit: Emit) -> Result:
     """Have the request answered as it is. Raises BackendError."""
-    began = time.monotonic()
+    budget, waited = Budget(task, task.profile.limits, time.monotonic()), Stopwatch()
     await emit(RunStarted(task.run_id))
     try:
         async with asyncio.timeout(task.deadline_s):
-            reply = await _asked(model, task, emit)
+            reply = await _asked(Paying(model, budget), task, emit, waited)
     except TimeoutError as error:
         raise OutOfTimeError("the model did not answer in time") from error
     refusal = refusal_of(reply.message)
@@ -48,11 +52,7 @@ async def answer(model: Model, task: Task, emit: Emit) -> Result:
         usage=reply.usage,
         usages=[reply.usage],
         segments=1,
-        tally=Tally(
-            llm_calls=1,
-            context_tokens=tokens(reply.usage, "prompt_tokens"),
-            wall_ms=int((time.monotonic() - began) * 1000),
-        ),
+        tally=_tally(reply, budget, waited.spent_s),
         artifacts=(),
         left_out=(),
         choice=reply.choice,
@@ -61,7 +61,15 @@ async def answer(model: Model, task: Task, emit: Emit) -> Result:
     )
 
 
-async def _asked(model: Model, task: Task, emit: Emit) -> Reply:
+def _tally(reply: Reply, budget: Budget, model_s: float) -> Tally:
+    prompt = tokens(reply.usage, "prompt_tokens")
+    said = prompt + tokens(reply.usage, "completion_tokens")
+    tally = Tally(llm_calls=1, turns=1, context_tokens=prompt, trajectory_tokens=said)
+    tally = with_tokens(replace(tally, cost_usd=budget.cost_usd), reply.usage)
+    return with_times(tally, wall_s=budget.wall_time_s, model_s=model_s, sandbox_s=0)
+
+
+async def _asked(model: Answering, task: Task, emit: Emit, waited: Stopwatch) -> Reply:
     async def hear(delta: ModelDelta) -> None:
         match delta:
             case ReasoningDelta():
@@ -76,7 +84,8 @@ async def _asked(model: Model, task: Task, emit: Emit) -> Reply:
         **task.final_only,
         **task.final_budget,
     }
-    reply = await model.complete(body, hear if task.stream else None)
+    with waited.running():
+        reply = await model.complete(body, waited.standing(hear) if task.stream else None)
     if not task.stream:
         await think_aloud(reply, emit)
         if text := _text(reply):

@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from policies.artifacts import ArtifactLimits, select
+from policies.artifacts import select
+from policies.profile import Profile
 from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES
 from proxy.agent.events import AnswerDelta, Emit
 from proxy.agent.links import LinkWriter
 from proxy.agent.outputs import all_files
 from proxy.agent.submit_stream import SubmitStream
 from proxy.agent.task import Outbox
-from sandbox_runtime.errors import SandboxFileError
+from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 
 
@@ -21,11 +22,11 @@ class AnswerWriter:
     """
 
     def __init__(
-        self, emit: Emit, outbox: Outbox, limits: ArtifactLimits, *, rewrite_links: bool
+        self, emit: Emit, outbox: Outbox, profile: Profile, *, rewrite_links: bool
     ) -> None:
         self._emit = emit
         self._outbox = outbox
-        self._limits = limits
+        self._profile = profile
         self._rewrite = rewrite_links
         self._links: LinkWriter | None = None
         self._submit = SubmitStream()
@@ -71,8 +72,13 @@ class AnswerWriter:
         """The files that will be handed back: a link to any other would be dead."""
         if sandbox is None or not self._rewrite:
             return []
-        chosen = select(await all_files(sandbox), self._limits).chosen
-        return [file.path for file in chosen]
+        try:
+            files = await all_files(sandbox)
+        except SandboxLostError:
+            return []  # the files are; the answer need not be
+        withheld = self._profile.watch.withheld(file.path for file in files)
+        allowed = (file for file in files if file.path not in withheld)
+        return [file.path for file in select(allowed, self._profile.artifacts).chosen]
 
     def _url(self, path: str) -> str:
         self._linked.add(path)
@@ -102,6 +108,8 @@ async def answer_file(sandbox: Sandbox) -> str:
             await sandbox.get(path, keep, max_bytes=MAX_ANSWER_BYTES)
         except SandboxFileError:
             continue
+        except SandboxLostError:
+            return ""
         text = b"".join(pieces).decode(errors="replace").strip("\n")
         if text.strip():
             return text

@@ -3,12 +3,15 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
+from policies.redaction import Secrets
 from proxy.agent import alone
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event, OfChoice
+from proxy.agent.redactor import Redactor
 from proxy.agent.task import Result, Task
 
 REQUEST_IDS = frozenset({"request_id", "rid"})
@@ -35,20 +38,31 @@ async def run(agent: Agent, task: Task, emit: Emit) -> Result:
     Raises what Agent.run raises.
     """
     if task.alone:
-        return await alone.answer(agent.model, task, emit)
+        return await _redacted(task, emit, partial(alone.answer, agent.model))
     task = await _arrived(task)
     if not task.others:
-        return await agent.run(task, emit)
+        return await _redacted(task, emit, agent.run)
     try:
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(agent.run(task, emit))
+            first = group.create_task(_redacted(task, emit, agent.run))
             others = [
-                group.create_task(agent.run(other, _of_choice(index, emit)))
+                group.create_task(_redacted(other, _of_choice(index, emit), agent.run))
                 for index, other in enumerate(task.others, 1)
             ]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return replace(first.result(), others=[other.result() for other in others])
+
+
+async def _redacted(
+    task: Task, emit: Emit, work: Callable[[Task, Emit], Awaitable[Result]]
+) -> Result:
+    """The run, of which nobody hears its secrets."""
+    secrets = Secrets(task.profile.redact)
+    if not secrets:
+        return await work(task, emit)
+    redactor = Redactor(secrets, emit)
+    return redactor.result(await work(task, redactor.emit))
 
 
 async def _arrived(task: Task) -> Task:
@@ -65,6 +79,7 @@ async def _arrived(task: Task) -> Task:
             other,
             messages=whole.messages,
             inputs=whole.inputs,
+            documents_tokens=whole.documents_tokens,
             deadline_s=whole.deadline_s,
             arriving=None,
         )

@@ -2,23 +2,43 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from policies.limits import StopReason
 from policies.prompts import call_request, final_request
+from policies.usage import UsageOf
+from proxy.agent.context import Context
 from proxy.agent.events import OnDelta
+from proxy.agent.gauge import Gauge
 from proxy.agent.history import History
-from proxy.agent.model import Message, Model, Reply
-from proxy.agent.task import Tally, Task
+from proxy.agent.model import Answering, Message, Reply
+from proxy.agent.observation_files import ObservationFiles
+from proxy.agent.parking import INSTRUCTING, leading
+from proxy.agent.stopwatch import Stopwatch
+from proxy.agent.task import Compaction, Tally, Task
 from proxy.agent.usage import add, tokens
+from proxy.agent.windows import Window
 from proxy.errors import ContextOverflowError
+
+
+class PaidModel(Answering, Protocol):
+    """A model whose calls come out of a budget."""
+
+    async def allows(self, messages: Sequence[Message]) -> bool:
+        """Whether there is room for a call beside the turn's own."""
 
 
 class Conversation:
     """The history of one run and the calls that make it grow."""
 
     def __init__(
-        self, model: Model, task: Task, tools: Sequence[Mapping[str, Any]], words: str
+        self,
+        model: PaidModel,
+        task: Task,
+        tools: Sequence[Mapping[str, Any]],
+        words: str,
+        window: Window,
+        files: ObservationFiles,
     ) -> None:
         """`words` go to the model before the client's own."""
         self._model = model
@@ -28,8 +48,24 @@ class Conversation:
         self.usage: dict[str, Any] = {}
         self.usages: list[Mapping[str, Any]] = []
         """Of each call."""
-        self.tally = Tally()
+        self.tally = Tally(documents_tokens=task.documents_tokens)
+        self.waited = Stopwatch()
+        """For the model; what is done with its words while it speaks is our time."""
         self._known_tokens = 0
+        self._known_stubs = 0
+        self._is_last = False
+        self._while_it_fits = task.while_it_fits
+        self._gauge = Gauge(self._tools)
+        self._context = Context(window, self.history, self._gauge, files, self._ask_aside)
+
+    @property
+    def compactions(self) -> Sequence[Compaction]:
+        """How the history was made smaller."""
+        return self._context.compactions
+
+    def usage_of(self, calls: UsageOf) -> Mapping[str, Any]:
+        """What is told of the usage: of no call where none was answered."""
+        return self.usages[-1] if calls == "last_call" and self.usages else self.usage
 
     async def ask(self, on_delta: OnDelta | None) -> Reply:
         """The model's next turn, tools at hand. Raises BackendError."""
@@ -45,66 +81,102 @@ class Conversation:
 
     async def ask_call(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
         """A call of one of the client's tools, none of ours being at hand any more."""
-        self.history.append({"role": "user", "content": call_request(stop)})
+        self._is_last = True
+        self.history.ask(call_request(stop))
         tools: dict[str, Any] = {"tools": self._task.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
 
     async def ask_final(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
         """The visible answer, without tools and in the form the client asked for."""
-        request = final_request(stop, self._task.form)
-        self.history.append({"role": "user", "content": request})
+        self._is_last = True
+        self.history.ask(final_request(stop, self._task.form))
         return await self._complete_final(on_delta)
 
     async def ask_again(self, answer: str, request: str, on_delta: OnDelta | None) -> Reply:
         """The visible answer once more, the last one not being what was asked for."""
         self.history.append({"role": "assistant", "content": answer})
-        self.history.append({"role": "user", "content": request})
+        self.history.ask(request)
         return await self._complete_final(on_delta)
 
     async def _complete_final(self, on_delta: OnDelta | None) -> Reply:
         return await self._complete({**self._task.final_only, **self._task.final_budget}, on_delta)
 
     async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        hear = on_delta and self.waited.standing(on_delta)
+        extra = await self._context.fitted(extra)
         while True:
-            body = {
-                "model": self._task.model,
-                "messages": list(self.history.messages),
-                **self._task.every_turn,
-                **extra,
-            }
+            messages = self.history.messages
             try:
-                reply = await self._model.complete(body, on_delta)
-            except ContextOverflowError:
-                if not self.history.shorten():
-                    raise
+                reply = await self._answered(self._body(messages, extra), hear)
+            except ContextOverflowError as error:
+                if self._while_it_fits:
+                    self._while_it_fits = {}
+                else:
+                    extra = await self._context.refitted(extra, error)
             else:
                 self._count(reply)
+                self._context.counted(messages, reply)
                 return reply
+
+    async def _ask_aside(self, messages: Sequence[Message]) -> Reply | None:
+        """A call that is not part of the history, without tools; None where there is no budget for
+        it. Who asks for the last answer must have it."""
+        if not self._is_last and not await self._model.allows(messages):
+            return None
+        reply = await self._answered(self._body(messages, {}), None)
+        self._count(reply)
+        return reply
+
+    async def _answered(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        with self.waited.running():
+            return await self._model.complete(body, on_delta)
+
+    def _body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "model": self._task.model,
+            "messages": messages,
+            **self._while_it_fits,
+            **self._task.every_turn,
+            **extra,
+        }
 
     def _count(self, reply: Reply) -> None:
         self.usage = add(self.usage, reply.usage)
         self.usages.append(reply.usage)
         prompt = tokens(reply.usage, "prompt_tokens")
+        completion = tokens(reply.usage, "completion_tokens")
+        is_first = self.tally.llm_calls == 0
         # What the prompt grew by, beyond the model's own words, is what we told it.
-        told = max(0, prompt - self._known_tokens) if self._known_tokens else 0
-        self._known_tokens = prompt + tokens(reply.usage, "completion_tokens")
+        told = self._newly_told(prompt) if self._known_tokens else 0
+        self._known_tokens = prompt + completion
+        said = completion + (prompt if is_first else told)
         self.tally = replace(
             self.tally,
             llm_calls=self.tally.llm_calls + 1,
             context_tokens=prompt,
             env_tokens=self.tally.env_tokens + told,
+            documents_tokens_saved=self.tally.documents_tokens_saved + self._task.documents_tokens,
+            trajectory_tokens=self.tally.trajectory_tokens + said,
         )
 
-    @property
-    def tokens(self) -> int:
-        """Prompt and completion tokens so far."""
-        return tokens(self.usage, "prompt_tokens") + tokens(self.usage, "completion_tokens")
+    def _newly_told(self, prompt: int) -> int:
+        stubs = sum(each.kind == "stubs" for each in self.compactions)
+        if stubs == self._known_stubs:
+            return max(0, prompt - self._known_tokens)
+        # What became shorter hides what came: that is told after the model's last words.
+        self._known_stubs = stubs
+        turns = self.history.turns()
+        return self._gauge.estimate([entry.message for entry in turns[-1][1:]]) if turns else 0
 
 
 def _history(task: Task, words: str) -> History:
-    if task.resumes:
-        return History(task.resumes.continued(task.messages), task.resumes.ours_from)
-    return History(opening(task.messages, words))
+    if task.resumes is None:
+        return History(opening(task.messages, words))
+    waited = task.resumes
+    if instructions := leading(task.messages):
+        waited = waited.instructed(opening(instructions, words))
+    messages, marks = waited.continued(task.messages)
+    return History(messages, waited.ours_from, marks)
 
 
 def opening(messages: Sequence[Message], words: str) -> list[Message]:
@@ -112,8 +184,10 @@ def opening(messages: Sequence[Message], words: str) -> list[Message]:
 
     One system message, at the beginning: many chat templates refuse any other.
     """
+    if not words:
+        return list(messages)
     first = messages[0] if messages else {}
-    if first.get("role") not in ("system", "developer"):
+    if first.get("role") not in INSTRUCTING:
         return [{"role": "system", "content": words}, *messages]
     content = first.get("content")
     if isinstance(content, list):

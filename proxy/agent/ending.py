@@ -20,6 +20,8 @@ class Ending:
     """The reply they came in, where they show that the model is done."""
     finish_reason: str = "stop"
     client_calls: list[ToolCall] = field(default_factory=list)
+    as_text: bool = False
+    """Whether the last calls were written as text."""
     reply: Reply | None = None
     """The reply that wrote the answer, or the last one."""
     choice: Mapping[str, Any] = field(default_factory=dict)

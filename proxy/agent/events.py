@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from policies.limits import StopReason
+from policies.watch import Act, Action
 from sandbox_runtime.egress.decision import Decision
 
 
@@ -96,6 +97,18 @@ class EgressDecided:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleMet:
+    """The run is about to do something that a rule is about; told before it is done, if it is."""
+
+    rule: str
+    action: Action
+    over: Act
+    subject: str
+    """The command, path or `host:port`, or its beginning."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerDelta:
     """A piece of the answer, links already made good."""
 
@@ -145,6 +158,7 @@ Event = (
     | ToolCallFinished
     | StepsOmitted
     | EgressDecided
+    | RuleMet
     | AnswerDelta
     | Refused
     | FileProduced

@@ -1,56 +1,128 @@
 """What the model has been told, in order. Nothing in it is ever edited: prefix caches and token
 histories depend on that. Where it must shrink, a new segment begins."""
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from policies.prompts import BEFORE_SUMMARY
 from proxy.agent.model import Message
 
-STUB_CHARS = 400
-"""What is left of a shortened observation."""
-SHORTEN_SHARE = 3
-"""One shortening takes away at least this part (1/3) of all observations."""
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""SGLang's (and litellm's) name and vLLM's. Mistral's models think in parts of the content."""
+
+Kind = Literal["theirs", "result", "said", "observed", "asked", "summary"]
+"""theirs: the client's own; result: what the client's tool gave; said: by the model; observed: what
+a tool of ours gave; asked: our words to the model; summary: of what is told no more."""
+UNTOLD: Mapping[str, Kind] = {"assistant": "said", "tool": "observed", "user": "observed"}
+"""What a message is where nothing else is said of it; calls written as text are answered by the
+user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message and where it comes from."""
+
+    message: Message
+    kind: Kind
+    ending: str = ""
+    """What was added to it by us."""
 
 
 class History:
     """The messages of one run."""
 
-    def __init__(self, messages: Sequence[Message], ours_from: int | None = None) -> None:
-        """`ours_from`: where the run's own messages begin; after all of them if not told."""
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        ours_from: int | None = None,
+        marks: Mapping[int, Kind] | None = None,
+    ) -> None:
+        """`ours_from`: where the run's own messages begin; after all of them if not told. `marks`
+        tells of those that are not what their role says."""
         self.ours_from = len(messages) if ours_from is None else ours_from
-        self.segments: list[list[Message]] = [list(messages)]
+        told = marks or {}
+        self._segments: list[list[Entry]] = [
+            [
+                Entry(each, "theirs" if n < self.ours_from else told.get(n, _untold(each)))
+                for n, each in enumerate(messages)
+            ]
+        ]
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The current segment."""
+        return self._segments[-1]
 
     @property
     def messages(self) -> list[Message]:
         """The current segment, as the model gets it."""
-        return self.segments[-1]
+        return [entry.message for entry in self.entries]
+
+    @property
+    def segments(self) -> list[list[Message]]:
+        """All of them, the current one last."""
+        return [[entry.message for entry in segment] for segment in self._segments]
+
+    @property
+    def marks(self) -> dict[int, Kind]:
+        """Which of the run's own messages are not what their role says."""
+        ours = enumerate(self.entries[self.ours_from :], self.ours_from)
+        return {n: each.kind for n, each in ours if each.kind != _untold(each.message)}
 
     def append(self, *messages: Message) -> None:
-        """Add what was said."""
-        self.messages.extend(messages)
+        """Add what was said, or observed."""
+        self._segments[-1].extend(Entry(each, _untold(each)) for each in messages)
 
-    def shorten(self) -> bool:
-        """Begin a segment in which the largest old observations are stubs.
+    def ask(self, words: str) -> None:
+        """Add what the model is asked by us."""
+        self._segments[-1].append(Entry({"role": "user", "content": words}, "asked"))
 
-        Returns False, and changes nothing, when there is nothing left to shorten.
+    def end_with(self, text: str) -> None:
+        """Add to the last message, of which the model has not been told yet."""
+        last = self.entries[-1]
+        content = last.message.get("content") or ""
+        if isinstance(content, list):
+            content = [*content, {"type": "text", "text": text}]
+        else:
+            content += text
+        message = {**last.message, "content": content}
+        self._segments[-1][-1] = replace(last, message=message, ending=text)
+
+    def shorten(self, stubs: Mapping[int, str]) -> None:
+        """Begin a segment in which each of these observations is replaced by other words."""
+        segment = list(self.entries)
+        for n, words in stubs.items():
+            segment[n] = replace(segment[n], message={**segment[n].message, "content": words})
+        self._segments.append(segment)
+
+    def sum_up(self, summary: str, latest: Sequence[Sequence[Entry]]) -> None:
+        """Begin a segment with the client's own messages, a summary and the `latest` turns alone.
+
+        What was asked last is kept, also where its turn is not, and so is what the last message
+        was made to end with. Roles go on to alternate: many chat templates demand it.
         """
-        sizes = {
-            index: len(message["content"])
-            for index, message in enumerate(self.messages)
-            if index >= self.ours_from and _is_observation(message)
-        }
-        largest = sorted(sizes, key=lambda index: -sizes[index])
-        goal = sum(sizes.values()) / SHORTEN_SHARE
-        segment = list(self.messages)
-        removed = 0
-        for index in largest:
-            if removed >= goal or sizes[index] <= 2 * STUB_CHARS:
-                break
-            segment[index] = _stub(segment[index])
-            removed += sizes[index] - STUB_CHARS
-        if removed:
-            self.segments.append(segment)
-        return removed > 0
+        kept = {id(entry) for turn in latest for entry in turn}
+        ours = [each for each in self.entries[self.ours_from :] if id(each) not in kept]
+        head = [*self.entries[: self.ours_from], *(e for e in ours if e.kind == "theirs")]
+        lost = [each for each in self.entries[-1:] if id(each) not in kept]
+        asked = [each for each in lost if each.kind == "asked"]
+        self.ours_from = len(head)
+        told = _told(summary, head, is_followed_by_user=bool(asked))
+        self._segments.append([*head, *told, *(entry for turn in latest for entry in turn), *asked])
+        if not asked and (ending := "".join(each.ending for each in lost)):
+            self.end_with(ending)
+
+    def turns(self) -> list[list[Entry]]:
+        """The run's own messages, each turn beginning with the model's words; an earlier summary,
+        and what else stands before the first, belongs to none."""
+        turns: list[list[Entry]] = []
+        for entry in self.entries[self.ours_from :]:
+            if entry.kind == "said":
+                turns.append([entry])
+            elif turns:
+                turns[-1].append(entry)
+        return turns
 
 
 def text_of(message: Message) -> str:
@@ -64,17 +136,25 @@ def text_of(message: Message) -> str:
     return ""
 
 
-def _is_observation(message: Message) -> bool:
-    return message.get("role") in ("tool", "user") and isinstance(message.get("content"), str)
+def thoughts_in(message: Message) -> list[str]:
+    """A message's thinking, each different text once: some servers give it two names."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    told = [message.get(field) for field in REASONING_FIELDS]
+    told += [text_of({"content": part.get("thinking")}) for part in parts if isinstance(part, dict)]
+    return list(dict.fromkeys(text for text in told if text and isinstance(text, str)))
 
 
-def _stub(message: Message) -> Message:
-    text = message["content"]
-    left_out = len(text) - STUB_CHARS
-    stub = copy.copy(message)
-    stub["content"] = (
-        f"{text[: STUB_CHARS // 2]}\n[... {left_out} characters of this result were left out to fit"
-        f" the context window; run the command again if you need them ...]\n"
-        f"{text[-STUB_CHARS // 2 :]}"
-    )
-    return stub
+def _told(summary: str, head: Sequence[Entry], *, is_followed_by_user: bool) -> list[Entry]:
+    """A summary behind these messages: the model's own words where the user's follow, else the
+    user's."""
+    if is_followed_by_user:
+        return [Entry({"role": "assistant", "content": summary}, "summary")]
+    told = [Entry({"role": "user", "content": summary}, "summary")]
+    if head and head[-1].message.get("role") == "user":
+        told.insert(0, Entry({"role": "assistant", "content": BEFORE_SUMMARY}, "summary"))
+    return told
+
+
+def _untold(message: Message) -> Kind:
+    return UNTOLD.get(str(message.get("role")), "theirs")

@@ -4,6 +4,7 @@ from typing import Any
 
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.events import Emit, ModelDelta, Narration, ReasoningDelta, TextDelta, ToolCallDelta
+from proxy.agent.history import thoughts_in
 from proxy.agent.model import Reply
 from proxy.agent.tool_calls import may_call
 from proxy.agent.toolbox import Toolbox
@@ -38,8 +39,7 @@ class TurnListener:
                 await self._hear_prose(text, logprobs)
             case ToolCallDelta(index, name, arguments):
                 await self._end_prose()
-                is_submit = self._toolbox.proper_name(name) == "submit"
-                if index == 0 and is_submit and self._answer_live:
+                if index == 0 and self._toolbox.is_submit(name) and self._answer_live:
                     await self._writer.write_submit(arguments, self._toolbox.computer)
 
     async def _hear_prose(self, text: str, logprobs: Any) -> None:
@@ -75,8 +75,5 @@ class TurnListener:
 
 async def think_aloud(reply: Reply, emit: Emit) -> None:
     """Pass on the thinking of a reply that was not streamed."""
-    for field in ("reasoning_content", "reasoning"):
-        thought = reply.message.get(field)
-        if isinstance(thought, str) and thought:
-            await emit(ReasoningDelta(thought))
-            return
+    for thought in thoughts_in(reply.message):
+        await emit(ReasoningDelta(thought))

@@ -64,8 +64,8 @@ class Passage(Protocol):
         status. Raises BackendError only when there is no answer."""
 
 
-class Model(Protocol):
-    """A door to a language model that speaks chat completions."""
+class Answering(Protocol):
+    """Who answers in chat completions."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         """Ask for one assistant message.
@@ -75,9 +75,16 @@ class Model(Protocol):
         arrives; without it the message comes whole. Raises BackendError, ContextOverflowError.
         """
 
+
+class Model(Answering, Protocol):
+    """A door to a language model that speaks chat completions."""
+
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
         """Send a chat-completions request on as it is, `stream` included, and pass the answer back
         untouched, whatever its status. Raises BackendError only when there is no answer."""
+
+    async def count_tokens(self, model: str, text: str) -> int | None:
+        """How many tokens a text has for a model; None where nobody here can tell."""
 
     @property
     def passage(self) -> Passage | None:

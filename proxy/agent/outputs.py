@@ -2,30 +2,34 @@
 
 import json
 import shlex
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from policies.artifacts import Produced, output_path
 from policies.workspace import ANSWER_FILES, INPUT_DIR, OUTPUT_DIR
+from proxy.agent.task import InputFile
 from sandbox_runtime.errors import SandboxFileError
 from sandbox_runtime.sandbox import Listing, Sandbox
 
 TIDY_S = 10.0
 _GIVEN = f"{INPUT_DIR}/.given"
+_OUTPUTS = f"{OUTPUT_DIR}/"
 _MAX_GIVEN_BYTES = 1 << 20
 
 
 class Outputs:
     """The output directory of one run."""
 
-    def __init__(self) -> None:
-        self._before: dict[str, str] | None = None
+    def __init__(self, inputs: Sequence[InputFile]) -> None:
+        given = {file.path: file.identity for file in inputs if file.path.startswith(_OUTPUTS)}
+        self._before = given or None
         """What lay there before, with its digest."""
 
     async def begin(self, sandbox: Sandbox) -> None:
         """Remember what lies there from earlier runs."""
         listing = await _listing(sandbox, hashes=True)
-        self._before = {entry.path: entry.sha256 for entry in listing.entries}
+        left = {output_path(entry.path): entry.sha256 for entry in listing.entries}
+        self._before = {**left, **(self._before or {})}
 
     async def produced(self, sandbox: Sandbox, again: Collection[str]) -> list[Produced]:
         """The regular files that are new, have changed, or are to be handed back `again`."""
@@ -38,7 +42,7 @@ class Outputs:
             for entry in listing.entries
             if entry.kind == "file"
             for path in [output_path(entry.path)]
-            if path in wanted or before.get(entry.path) != entry.sha256
+            if path in wanted or before.get(path) != entry.sha256
         ]
 
 

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Protocol
 
 from policies.sessions import GoesOn, Session
@@ -11,6 +12,8 @@ from proxy.agent.model import Message
 NO_RESULT = "The tool was not run."
 MAX_RUNS = 16
 """A client answers the calls of one run, or of few."""
+INSTRUCTING = ("system", "developer")
+"""Who says how to go about it."""
 _MINTED = re.compile(r"call_([0-9a-z]+)_\d+")
 
 
@@ -40,6 +43,8 @@ class Parked:
     """Its workspace, where it has one."""
     began: bool = True
     """Whether it has used a computer, so that the answer files in it are its own."""
+    marks: Mapping[int, Any] = field(default_factory=dict)
+    """Which of its own messages are not what their role says (see History)."""
 
     @property
     def name(self) -> str:
@@ -59,6 +64,7 @@ class Parked:
             "as_text": self.as_text,
             "workspace": workspace,
             "began": self.began,
+            "marks": [[at, kind] for at, kind in self.marks.items()],
         }
 
     @classmethod
@@ -72,10 +78,22 @@ class Parked:
             as_text=value["as_text"],
             goes_on=GoesOn(Session(at[0], at[1]), at[2]) if at else None,
             began=value.get("began", True),
+            marks={int(at): kind for at, kind in value.get("marks", ())},
         )
 
-    def continued(self, messages: Sequence[Message]) -> list[Message]:
-        """What the model was told, and what the client's messages add to it.
+    def instructed(self, instructions: Sequence[Message]) -> "Parked":
+        """The same under other instructions: whoever takes a call's result may be another agent."""
+        rest = self.messages[len(leading(self.messages)) :]
+        moved = len(instructions) + len(rest) - len(self.messages)
+        return replace(
+            self,
+            messages=[*instructions, *rest],
+            ours_from=self.ours_from + moved,
+            marks={at + moved: kind for at, kind in self.marks.items()},
+        )
+
+    def continued(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Any]]:
+        """What the model was told, and what the client's messages add to it; with its marks.
 
         The client may have changed or dropped what came before its answers: that is as it was.
         """
@@ -88,7 +106,15 @@ class Parked:
         told = answers(
             ((own, name, results.get(theirs)) for theirs, own, name in self.calls), self.as_text
         )
-        return [*self.messages, *told, *_after(messages, ids)]
+        after = _after(messages, ids)
+        given = [*("result" for _ in told), *("theirs" for _ in after)]
+        marks = {**self.marks, **dict(enumerate(given, len(self.messages)))}
+        return [*self.messages, *told, *after], marks
+
+
+def leading(messages: Sequence[Message]) -> list[Message]:
+    """The instructions that messages begin with."""
+    return list(takewhile(lambda message: message.get("role") in INSTRUCTING, messages))
 
 
 def names(messages: Sequence[Message]) -> list[str]:
@@ -112,13 +138,15 @@ def minted_for(id: str) -> str | None:
 def answers(results: Iterable[tuple[str, str, Message | None]], as_text: bool) -> list[Message]:
     """The results of calls, given as the model's id, the tool's name and the client's message."""
     given = [
-        (id, name, NO_RESULT if message is None else message.get("content"))
+        (id, name, NO_RESULT if message is None else _content(message))
         for id, name, message in results
     ]
     if as_text:
         # One message: many chat templates want user and assistant to alternate.
-        texts = (f"Result of {name}:\n{_text(content)}" for _, name, content in given)
-        return [{"role": "user", "content": "\n\n".join(texts)}]
+        told = "\n\n".join(f"Result of {name}:\n{_text(content)}" for _, name, content in given)
+        shown = [part for _, _, content in given for part in _beside_text(content)]
+        parts = [{"type": "text", "text": told}, *shown]
+        return [{"role": "user", "content": parts if shown else told}]
     return [{"role": "tool", "tool_call_id": id, "content": content} for id, _, content in given]
 
 
@@ -129,8 +157,23 @@ def _after(messages: Sequence[Message], ids: set[str]) -> list[Message]:
     return list(messages[last + 1 :])
 
 
+def _content(message: Message) -> Any:
+    """What a tool has said: nothing, where its message has no content."""
+    content = message.get("content")
+    return "" if content is None else content
+
+
 def _text(content: Any) -> str:
     if isinstance(content, list):
-        parts = (part.get("text") for part in content if isinstance(part, dict))
-        return "".join(part for part in parts if isinstance(part, str))
+        return "".join(_words(part) or "" for part in content)
     return str(content)
+
+
+def _beside_text(content: Any) -> list[Any]:
+    """The pictures and what else there is among the parts."""
+    return [part for part in content if _words(part) is None] if isinstance(content, list) else []
+
+
+def _words(part: Any) -> str | None:
+    text = part.get("text") if isinstance(part, dict) else part
+    return text if isinstance(text, str) else None

@@ -3,12 +3,16 @@
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from policies.answer_form import AnswerForm
-from policies.artifacts import Produced
+from policies.artifacts import LeftOut, Produced
 from policies.limits import StopReason
+from policies.prices import Tariff
+from policies.profile import Profile
 from policies.sessions import GoesOn, State
+from policies.usage import UsageOf
+from proxy.agent.account import Account
 from proxy.agent.events import Event
 from proxy.agent.model import Message
 from proxy.agent.parking import Parked
@@ -30,6 +34,8 @@ class Artifact:
     url: str
     data_url: str | None
     """The content itself, for a picture small enough to travel inside the message."""
+    filename: str = ""
+    """As the user is to see it, different from the others'; empty: as its path says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +87,14 @@ class Task:
     outbox: Outbox
     model: str
     messages: Sequence[Message]
+    profile: Profile = Profile()
+    route: str = ""
+    """Why there is a run."""
     inputs: Sequence[InputFile] = ()
     client_tools: Sequence[Mapping[str, Any]] = ()
     """Tools that only the client can run."""
+    free_text: frozenset[str] = frozenset()
+    """Those of them, by name, that the client calls `custom`: they take no arguments but a text."""
     tool_choice: Any = None
     must_call: bool = False
     """Whether the run has to end in a call of a tool of the client's."""
@@ -91,10 +102,13 @@ class Task:
     """Whether the client can answer several calls of its tools in one turn."""
     every_turn: Mapping[str, Any] = field(default_factory=dict)
     """Parameters that go with each model call."""
+    while_it_fits: Mapping[str, Any] = field(default_factory=dict)
+    """The same, until the backend has no room for them any more."""
     final_only: Mapping[str, Any] = field(default_factory=dict)
     """Parameters that go with the call that writes the visible answer, and with no other."""
     final_budget: Mapping[str, Any] = field(default_factory=dict)
     """The client's token limit, under the name it used; it bounds the visible answer alone."""
+    usage_of: UsageOf = "all_calls"
     stream: bool = False
     """Whether the model is asked to stream, because someone watches."""
     rewrite_links: bool = True
@@ -118,11 +132,17 @@ class Task:
     state by its own account."""
     max_tool_calls: int | None = None
     """How many calls of ours the client allows."""
+    documents_tokens: int = 0
+    """About how many tokens of the messages lie in files instead."""
     alone: bool = False
     """Whether the model answers by itself, without tools."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When it was asked for, in seconds since 1970."""
     witness: Witness | None = None
+    tariff: Tariff | None = None
+    """What the model costs, where that is known and anybody needs it."""
+    account: Account | None = None
+    """What its key may spend today, where that is bounded."""
     others: Sequence["Task"] = ()
     """The same request's further choices, each answered in a run of its own."""
 
@@ -144,6 +164,45 @@ class Tally:
     """Processor time of the commands."""
     peak_mem_bytes: int = 0
     """The largest command's memory."""
+    commands: int = 0
+    """Tool calls but submit."""
+    egress_bytes: int = 0
+    """What passed between the sandbox and the world, both ways."""
+    cost_usd: float | None = None
+    """What the model calls cost; None where that is not known."""
+    documents_tokens: int = 0
+    """What long texts that became files would take in each prompt, less what stands for them: by
+    our own estimate."""
+    documents_tokens_saved: int = 0
+    """The same for all model calls together."""
+    turns: int = 0
+    """Model calls with tools."""
+    prompt_tokens: int = 0
+    """Of all model calls, as are the next three."""
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    trajectory_tokens: int = 0
+    """All that was said, each token counted once however often it was sent."""
+    model_ms: int = 0
+    """Time spent waiting for the model, asking again included."""
+    own_ms: int = 0
+    """What is left of the time."""
+    capability_turns: Mapping[str, int] = field(default_factory=dict)
+    """Turns that used each of the paper's meta-capabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """A new segment of the history, begun to make room in the model's context."""
+
+    kind: Literal["stubs", "summary"]
+    """What took the place of earlier words."""
+    cause: Literal["nearly full", "refused"]
+    """refused: the backend had said that the prompt is too long."""
+    tokens_before: int
+    """Of the prompt, by the backend's counts and an estimate of the rest."""
+    tokens_after: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +232,15 @@ class Result:
     """1, and one more for each time the history had to be shortened."""
     tally: Tally
     artifacts: Sequence[Artifact]
-    left_out: Sequence[Produced]
+    left_out: Sequence[LeftOut]
     choice: Mapping[str, Any]
     """Other fields of the choice that the answer came in, such as logprobs."""
     response: Mapping[str, Any]
     """Other fields of the last reply, such as system_fingerprint."""
     origin: Origin = "new"
     """Where its files came from."""
+    route: str = ""
+    """Why there was a run."""
     parked: Parked | None = None
     """What it takes to go on once the client has answered."""
     refusal: str | None = None
@@ -189,3 +250,5 @@ class Result:
     """How the runs of the request's further choices ended."""
     usages: Sequence[Mapping[str, Any]] = ()
     """Of each model call, in order."""
+    compactions: Sequence[Compaction] = ()
+    """Why each segment but the first was begun."""

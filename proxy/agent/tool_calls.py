@@ -53,10 +53,24 @@ def understand(message: Message, names: Collection[str], new_id: "Iterator[str]"
     entries = message.get("tool_calls")
     if isinstance(entries, list) and entries:
         fixed = repaired(message, new_id)
-        return Turn(fixed, tuple(_parse(entry) for entry in fixed["tool_calls"]), as_text=False)
+        return Turn(fixed, tuple(call_of(entry) for entry in fixed["tool_calls"]), as_text=False)
     written = _written_calls(text_of(message), names)
     calls = tuple(_call_in_text(call, next(new_id)) for call in written)
     return Turn(message, calls, as_text=bool(calls))
+
+
+def free_text(arguments: str) -> str:
+    """What the model wrote for a tool that takes free text, in the form for it or without."""
+    given = _loads(arguments)
+    text = given.get("input") if isinstance(given, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def as_custom(made: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of such a tool as its client knows it."""
+    function = made["function"]
+    custom = {"name": function["name"], "input": free_text(function["arguments"])}
+    return {"id": made["id"], "type": "custom", "custom": custom}
 
 
 def may_call(prose: str) -> bool:
@@ -100,7 +114,8 @@ def _repaired_entry(entry: Any, seen: set[str], new_id: "Iterator[str]") -> dict
     return fixed
 
 
-def _parse(entry: Mapping[str, Any]) -> ToolCall:
+def call_of(entry: Mapping[str, Any]) -> ToolCall:
+    """What an entry of `tool_calls` means, once it is repaired."""
     function = entry["function"]
     arguments = _loads(function["arguments"])
     if isinstance(arguments, dict) and set(arguments) == {"invalid_arguments"}:

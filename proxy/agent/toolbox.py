@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from policies.observation import lost_words, not_placed_words
-from policies.prompts import NO_MORE_CALLS
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
+from proxy.agent.guard import Guard
 from proxy.agent.outputs import remember_given
+from proxy.agent.stopwatch import Stopwatch
 from proxy.agent.task import InputFile
 from proxy.agent.tool_calls import ToolCall
 from sandbox_runtime.errors import SandboxFileError, SandboxGoneError, SandboxLostError
@@ -38,6 +39,7 @@ class Toolbox:
         tools: Sequence[Tool],
         lease: Lease,
         emit: Emit,
+        guard: Guard,
         inputs: Sequence[InputFile] = (),
         *,
         prepare: Prepare,
@@ -50,18 +52,20 @@ class Toolbox:
         self._tools = {_free(tool.name, taken): tool for tool in tools}
         self._lease = lease
         self._emit = emit
+        self._guard = guard
         self._inputs = inputs
         self._prepare = prepare
         self._max_calls = max_calls
         self._not_placed: list[str] = []
         self.computer: Sandbox | None = None
         """The sandbox, once a tool has asked for it."""
+        self.is_begun = False
+        """Whether one was asked for."""
         self.losses = 0
         self.steps = 0
-        self.spent_s = 0.0
-        self.cpu_s = 0.0
+        self.waited = Stopwatch()
+        """For the tools, and for a sandbox to be there."""
         self.peak_memory_bytes = 0
-        self.output_chars = 0
 
     @property
     def names(self) -> list[str]:
@@ -78,11 +82,19 @@ class Toolbox:
         tool = self._tools.get(name)
         return tool.name if tool else name
 
+    def is_submit(self, name: str) -> bool:
+        """Whether a call of that name hands in the answer: the client may have a tool `submit`."""
+        tool = self._tools.get(name)
+        return tool is not None and tool.name == "submit"
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the client allows no more calls; one of submit it does."""
+        return self._max_calls is not None and self.steps >= self._max_calls
+
     async def run(self, call: ToolCall, timeout_s: float, left_s: float) -> Observation:
         """Do one call and tell the listeners; a command may take `timeout_s`, and everything, the
         wait for a sandbox too, what is left of the run's time. Raises SandboxError."""
-        if self.steps == self._max_calls and self.proper_name(call.name) != "submit":
-            return Observation(NO_MORE_CALLS)
         self.steps += 1
         step = self.steps
         shown = call.arguments if isinstance(call.arguments, dict) else {}
@@ -90,14 +102,12 @@ class Toolbox:
         started = time.monotonic()
         try:
             async with asyncio.timeout(left_s + GRACE_S):
-                observation = await self._observe(call, step, timeout_s)
+                with self.waited.running():
+                    observation = await self._observe(call, step, timeout_s)
         except TimeoutError:
             observation = Observation("Given up: the time is up.")
         duration_s = time.monotonic() - started
-        self.spent_s += duration_s
-        self.cpu_s += observation.cpu_s
         self.peak_memory_bytes = max(self.peak_memory_bytes, observation.peak_memory_bytes)
-        self.output_chars += len(observation.text)
         await self._emit(
             ToolCallFinished(
                 step=step,
@@ -119,23 +129,30 @@ class Toolbox:
             names = ", ".join(self._tools)
             return Observation(f"There is no tool {call.name!r}. The tools are: {names}.")
 
-        async def on_output(stream: StreamName, text: str) -> None:
-            await self._emit(ToolOutput(step, stream, text))
+        if refused := await self._guard.refusal(tool.name, call.arguments):
+            return Observation(refused)
+        emit = self.waited.standing(self._emit)
 
-        self._not_placed.clear()
+        async def on_output(stream: StreamName, text: str) -> None:
+            await emit(ToolOutput(step, stream, text))
+
         try:
             seen = await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
-            return replace(seen, text="\n".join([*self._not_placed, seen.text]))
+            text = "\n".join([*self._not_placed, seen.text])
+            return replace(seen, text=self._guard.without_secrets(text))
         except SandboxLostError as error:
             self.losses += 1
             self.computer = None
             if self.losses == MAX_LOSSES:
                 raise
             return Observation(lost_words(str(error)))
+        finally:
+            self._not_placed.clear()
 
     async def sandbox(self) -> Sandbox:
         """The run's lease, as the tools see it. Raises SandboxStartError, and SandboxGoneError once
         where a new sandbox has taken the place of one that was in use."""
+        self.is_begun = True
         computer = await self._lease.sandbox()
         if self.computer and self.computer is not computer:
             raise SandboxGoneError(f"sandbox {self.computer.id} is gone")

@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policies.artifacts import ArtifactLimits, Produced
+from policies.artifacts import Produced
 from policies.limits import Limits
+from policies.profile import Profile
 from proxy.agent.agent import Agent
 from proxy.agent.events import (
     AnswerDelta,
@@ -18,6 +19,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.model import Model
 from proxy.agent.task import Artifact, Result, Task
+from proxy.agent.windows import Windows
 from proxy.models.scripted import ScriptedModel, call, tool_reply
 from proxy.workspaces import Workspaces
 from sandbox_runtime.sandbox import Sandbox, Sandboxes
@@ -102,6 +104,10 @@ class Events(list[Event]):
         return [event.path for event in self if isinstance(event, FileProduced)]
 
 
+AT_ONCE = Profile(computer="always")
+"""A computer from the start, asked for or not."""
+
+
 @dataclass
 class Run:
     """What a run needs, and after `go` what came of it."""
@@ -109,10 +115,12 @@ class Run:
     model: Model
     sandboxes: Sandboxes = field(default_factory=MemorySandboxes)
     snapshots: MemorySnapshots = field(default_factory=MemorySnapshots)
+    profile: Profile = Profile()
     limits: Limits = Limits()
-    artifact_limits: ArtifactLimits = ArtifactLimits()
     events: Events = field(default_factory=Events)
     outbox: MemoryOutbox = field(default_factory=MemoryOutbox)
+    window: int | None = None
+    """The configured one."""
 
     async def go(self, **fields: Any) -> Result:
         """Answer a request; `fields` are the task's."""
@@ -122,17 +130,12 @@ class Run:
                 "outbox": self.outbox,
                 "model": "m",
                 "messages": [USER],
+                "profile": replace(self.profile, limits=self.limits),
                 **fields,
             }
         )
         workspaces = Workspaces(self.sandboxes, self.snapshots, keep_s=60, max_kept=0)
-        agent = Agent(
-            self.model,
-            workspaces,
-            make_tools,
-            limits=self.limits,
-            artifact_limits=self.artifact_limits,
-        )
+        agent = Agent(self.model, workspaces, make_tools, windows=Windows(self.window))
         try:
             return await agent.run(task, self.events)
         finally:

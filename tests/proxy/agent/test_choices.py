@@ -20,12 +20,14 @@ from proxy.workspaces import Workspaces
 from sandbox_runtime.tools import make_tools
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
-from tests.proxy.agent.runs import SUBMIT, USER, MemoryOutbox, bash
+from tests.proxy.agent.runs import AT_ONCE, SUBMIT, USER, MemoryOutbox, bash
 
 
 def task(count: int, **fields: Any) -> Task:
     outboxes = iter([MemoryOutbox() for _ in range(count)])
-    first = Task(run_id="r1", outbox=next(outboxes), model="m", messages=[USER], **fields)
+    first = Task(
+        **{"run_id": "r1", "outbox": next(outboxes), "model": "m", "messages": [USER], **fields}
+    )
     return several(first, count, lambda other: replace(other, outbox=next(outboxes)))
 
 
@@ -102,14 +104,16 @@ async def test_one_that_fails_ends_the_others(failing: int) -> None:
     model = Together([SUBMIT], 3, failing=failing)
     sandboxes = MemorySandboxes()
     with anyio.fail_after(10), pytest.raises(BackendError, match="this one failed"):
-        await choices.run(agent(model, sandboxes), task(3), ignore)
+        await choices.run(agent(model, sandboxes), task(3, profile=AT_ONCE), ignore)
     assert (model.ended, sandboxes.opened, sandboxes.closed) == (3, 3, 3)
 
 
 async def test_a_client_that_leaves_ends_them_all() -> None:
     model = Together([SUBMIT], 4)  # a fourth never comes
     sandboxes = MemorySandboxes()
-    running = asyncio.create_task(choices.run(agent(model, sandboxes), task(3), ignore))
+    running = asyncio.create_task(
+        choices.run(agent(model, sandboxes), task(3, profile=AT_ONCE), ignore)
+    )
     with anyio.fail_after(10):
         await model.three_asked.wait()
         running.cancel()

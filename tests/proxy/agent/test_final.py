@@ -7,16 +7,20 @@ import anyio
 import pytest
 
 from policies.answer_form import ANY_OBJECT, AnswerForm
-from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
+from policies.profile import Profile
 from proxy.agent.answer import AnswerWriter
+from proxy.agent.budget import Budget, Paying
 from proxy.agent.conversation import Conversation
 from proxy.agent.events import Event, OnDelta, Refused
 from proxy.agent.final import Final, FinalCall, in_form
+from proxy.agent.guard import Guard
 from proxy.agent.model import Reply
+from proxy.agent.observation_files import ObservationFiles
 from proxy.agent.task import Result, Task
 from proxy.agent.toolbox import Toolbox
+from proxy.agent.windows import Window, Windows
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -121,12 +125,18 @@ async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
     async def nothing_there(computer: Sandbox) -> Sequence[str]:
         return ()
 
+    async def no_computer() -> None:
+        """There is none."""
+
     model = Slow([text_reply("It is 42.")])
     task = Task(run_id="r1", outbox=MemoryOutbox(), model="m", messages=[USER], **OBJECT)
-    writer = AnswerWriter(ignore, task.outbox, ArtifactLimits(), rewrite_links=False)
+    writer = AnswerWriter(ignore, task.outbox, Profile(), rewrite_links=False)
     async with MemorySandboxes().lease(Isolation()) as lease:
-        toolbox = Toolbox([], lease, ignore, prepare=nothing_there)
-        call = FinalCall(task, Conversation(model, task, [], ""), writer, toolbox, ignore)
+        toolbox = Toolbox([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
+        files = ObservationFiles("r1", no_computer)
+        paying = Paying(model, Budget(task, Limits(), 0.0))
+        talk = Conversation(paying, task, [], "", Window(Windows(), model, "m"), files)
+        call = FinalCall(task, talk, writer, toolbox, ignore)
         final = await call.answer(StopReason.SUBMITTED, "42", seconds=0.1)
     assert (final.text, final.finish_reason) == ("It is 42.", "length")
     assert [notice.code for notice in final.notices] == ["response_format_violated"]

@@ -1,22 +1,31 @@
 """The history grows; where it must shrink, a new segment begins."""
 
 import copy
-import random
+import json
 from typing import Any
 
 import pytest
 
-from proxy.agent.history import STUB_CHARS, History, text_of
+from policies.prompts import BEFORE_SUMMARY
+from proxy.agent.history import History, text_of
+from tests.proxy.agent.runs import valid
 
 CLIENT = [
-    {"role": "system", "content": "s" * 9000},
-    {"role": "user", "content": "u" * 9000},
-    {"role": "tool", "tool_call_id": "theirs", "content": "t" * 9000},
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "u"},
 ]
 
+BRIDGE = {"role": "assistant", "content": BEFORE_SUMMARY}
 
-def observed(length: int, mark: str = "x") -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "c", "content": mark * length}
+
+def said(id: str) -> dict[str, Any]:
+    function = {"name": "execute_bash", "arguments": "{}"}
+    calls = [{"id": id, "type": "function", "function": function}]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def observed(id: str, text: str = "x") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": text}
 
 
 def history(*messages: dict[str, Any]) -> History:
@@ -28,72 +37,76 @@ def history(*messages: dict[str, Any]) -> History:
 def test_it_does_not_touch_the_clients_list() -> None:
     given = list(CLIENT)
     made = History(given)
-    made.append(observed(1))
+    made.append(observed("a"))
     assert given == CLIENT
-    assert made.messages == [*CLIENT, observed(1)]
+    assert made.messages == [*CLIENT, observed("a")]
 
 
-def test_a_short_observation_cannot_be_shortened() -> None:
-    made = history(observed(2 * STUB_CHARS))
-    assert not made.shorten()
-    assert made.segments == [[*CLIENT, observed(2 * STUB_CHARS)]]
-
-
-def test_the_largest_is_cut_to_its_head_and_tail_in_a_new_segment() -> None:
-    long = {"role": "tool", "tool_call_id": "c", "content": "a" * 5000 + "b" * 5000, "extra": 1}
-    made = history(observed(900), long, observed(900))
+def test_a_shortened_segment_differs_in_nothing_but_its_stubs() -> None:
+    long = {**observed("a", "long"), "extra": 1}
+    made = history(said("a"), long)
     before = copy.deepcopy(made.messages)
-    assert made.shorten()
-    assert made.segments[0] == before
+    made.shorten({3: "stub"})
+    assert made.segments == [before, [*CLIENT, said("a"), {**long, "content": "stub"}]]
     assert made.messages == made.segments[1]
-    shortened = made.messages[-2]
-    assert {**shortened, "content": ""} == {**long, "content": ""}
-    assert shortened["content"] == (
-        "a"
-        * 200
-        + "\n[... 9600 characters of this result were left out to fit the context window; run the"
-        " command again if you need them ...]\n" + "b" * 200
-    )
-    assert [*made.messages[:-2], made.messages[-1]] == [*before[:-2], before[-1]]
 
 
-def test_a_third_of_all_observations_goes_at_once_the_oldest_of_equals_first() -> None:
-    made = history(observed(5000, "a"), observed(5000, "b"), observed(5000, "c"))
-    made.shorten()
-    assert [len(message["content"]) > 1000 for message in made.messages[3:]] == [False, False, True]
+def test_a_summary_takes_the_place_of_all_but_the_clients_words_and_the_latest_turns() -> None:
+    made = history(said("a"), observed("a"), said("b"), observed("b"), said("c"), observed("c"))
+    made.sum_up("so far", made.turns()[2:])
+    told = {"role": "user", "content": "so far"}
+    assert made.messages == [*CLIENT, BRIDGE, told, said("c"), observed("c")]
+    assert valid({"messages": made.messages})
 
 
-def test_results_of_calls_written_as_text_count_as_observations() -> None:
-    made = history({"role": "user", "content": "Result of execute_bash:\n" + "x" * 5000})
-    assert made.shorten()
+def test_a_later_summary_takes_the_place_of_an_earlier_one() -> None:
+    made = history(said("a"), observed("a"))
+    made.sum_up("first", [])
+    made.append(said("b"), observed("b"))
+    made.sum_up("second", [])
+    assert made.messages == [*CLIENT, BRIDGE, {"role": "user", "content": "second"}]
+    assert len(made.segments) == 3
 
 
-def test_the_models_own_words_are_never_shortened() -> None:
-    assert not history({"role": "assistant", "content": "x" * 50_000}).shorten()
+def test_what_was_asked_last_is_kept_behind_a_summary() -> None:
+    made = history(said("a"), observed("a"))
+    made.ask("Answer now.")
+    made.sum_up("so far", [])
+    assert [text_of(message) for message in made.messages] == ["s", "u", "so far", "Answer now."]
+    assert [each["role"] for each in made.messages[1:]] == ["user", "assistant", "user"]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_shortening_ends_and_leaves_all_but_observations_alone(seed: int) -> None:
-    rng = random.Random(seed)
-    words = {"role": "assistant", "content": "w" * 5000}
-    made = history(*(rng.choice([words, observed(rng.randint(0, 20_000))]) for _ in range(12)))
-    first = copy.deepcopy(made.messages)
-    for _ in range(20):
-        size = sum(len(message["content"]) for message in made.messages)
-        if not made.shorten():
-            break
-        assert sum(len(message["content"]) for message in made.messages) < size
-    assert not made.shorten()
-    assert made.segments[0] == first
-    for before, after in zip(first, made.messages, strict=True):
-        if before["role"] == "assistant" or before in CLIENT:
-            assert after == before
-        assert {**after, "content": ""} == {**before, "content": ""}
-    assert all(
-        len(message["content"]) <= 2 * STUB_CHARS
-        for message in made.messages[3:]
-        if message["role"] == "tool"
-    )
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_the_last_message_ends_with_outlives_a_summary(is_kept: bool) -> None:
+    made = history(said("a"), observed("a"))
+    made.end_with(" 3 steps remain.")
+    made.sum_up("so far", made.turns() if is_kept else [])
+    made.append(said("b"), observed("b"))
+    texts = [text_of(message) for message in made.messages]
+    assert [text for text in texts if "remain" in text] == [
+        "x 3 steps remain." if is_kept else "so far 3 steps remain."
+    ]
+
+
+def test_what_the_client_has_said_since_is_kept_before_a_summary() -> None:
+    marks: dict[int, Any] = {3: "result", 4: "theirs"}
+    later = {"role": "user", "content": "And quickly."}
+    made = History([*CLIENT, said("a"), observed("a"), later], 2, marks)
+    made.append(said("b"), observed("b"))
+    made.sum_up("so far", made.turns()[1:])
+    told = {"role": "user", "content": "so far"}
+    assert made.messages == [*CLIENT, later, BRIDGE, told, said("b"), observed("b")]
+    assert made.ours_from == 3
+
+
+def test_marks_tell_of_what_roles_do_not() -> None:
+    made = history(said("a"), observed("a"))
+    made.sum_up("so far", [])
+    made.append(said("b"), observed("b"))
+    made.ask("Answer now.")
+    assert made.marks == {2: "summary", 3: "summary", 6: "asked"}
+    again = History(json.loads(json.dumps(made.messages)), made.ours_from, made.marks)
+    assert [each.kind for each in again.entries] == [each.kind for each in made.entries]
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ async def test_our_words_go_before_the_clients_own_system_prompt() -> None:
     model = ScriptedModel([text_reply("Ahoy.")])
     run = Run(model)
     await run.go(messages=[{"role": "system", "content": "Be a pirate."}, USER])
-    words = system_prompt(run.limits)
+    words = system_prompt(run.profile)
     assert model.requests[0]["messages"] == [
         {"role": "system", "content": f"{words}\n\nBe a pirate."},
         USER,

@@ -4,9 +4,10 @@ import hashlib
 
 import pytest
 
-from policies.artifacts import ArtifactLimits, Produced
+from policies.artifacts import ArtifactLimits, LeftOut
 from policies.limits import Limits, StopReason
-from proxy.agent.events import AnswerDelta, Event
+from policies.profile import Profile
+from proxy.agent.events import AnswerDelta, Event, FileProduced
 from proxy.agent.task import Artifact
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -104,6 +105,7 @@ async def test_files_in_the_output_directory_go_back() -> None:
             sha256=hashlib.sha256(data).hexdigest(),
             url=f"https://files.test/{path.rpartition('/')[2]}",
             data_url=None,
+            filename=path.rpartition("/")[2],
         )
 
     assert result.artifacts == [
@@ -133,13 +135,13 @@ async def test_an_output_directory_that_is_gone_is_no_hindrance() -> None:
 async def test_files_over_the_limits_are_named_and_not_linked() -> None:
     steps = tool_reply(bash("cd output; echo 1 > a; echo 2 > b; echo 3 > c"))
     words = tool_reply(call("submit", answer="/testbed/output/a and /testbed/output/c !"))
-    run = Run(ScriptedModel([steps, words]), artifact_limits=ArtifactLimits(max_files=2))
+    run = Run(ScriptedModel([steps, words]), profile=Profile(artifacts=ArtifactLimits(max_files=2)))
     result = await run.go()
     assert [artifact.path for artifact in result.artifacts] == [
         "/testbed/output/a",
         "/testbed/output/b",
     ]
-    assert list(result.left_out) == [Produced("/testbed/output/c", 2)]
+    assert list(result.left_out) == [LeftOut("/testbed/output/c", 2, "too_many")]
     assert result.answer == "[a](https://files.test/a) and /testbed/output/c !"
 
 
@@ -179,14 +181,20 @@ async def test_half_a_surrogate_pair_in_the_answer_is_no_text() -> None:
     assert result.answer == "It is ?."
 
 
-async def test_a_file_that_changed_under_our_hands_is_left_out() -> None:
+@pytest.mark.parametrize(
+    ("kind", "left_out"), [(AnswerDelta, []), (FileProduced, [("/testbed/output/b", "changed")])]
+)
+async def test_a_file_that_changed_under_our_hands_is_left_out(
+    kind: type[Event], left_out: list[tuple[str, str]]
+) -> None:
     sandboxes = MemorySandboxes()
 
     async def swap(event: Event) -> None:
-        if isinstance(event, AnswerDelta):
+        if isinstance(event, kind):
             await sandboxes.lent[0].exec("rm output/b; mkfifo output/b", timeout_s=PLENTY_S)
 
     steps = tool_reply(bash("echo 1 > output/a; echo 2 > output/b"))
     run = Run(ScriptedModel([steps, SUBMIT]), sandboxes, events=Events(swap))
-    await run.go()
+    result = await run.go()
     assert list(run.outbox.saved) == ["/testbed/output/a"]
+    assert [(file.path, file.why) for file in result.left_out] == left_out

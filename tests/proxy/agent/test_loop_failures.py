@@ -15,11 +15,21 @@ from proxy.agent.model import Reply
 from proxy.agent.toolbox import MAX_LOSSES
 from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
-from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.egress.decision import OnAsk, OnDecision
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.proxy.agent.runs import FAILURE, OVERFLOW, SUBMIT, USER, Events, Run, bash, valid
+from tests.proxy.agent.runs import (
+    AT_ONCE,
+    FAILURE,
+    OVERFLOW,
+    SUBMIT,
+    USER,
+    Events,
+    Run,
+    bash,
+    valid,
+)
 
 LONG = bash("seq 100001 101900")
 SHORT = bash("echo short")
@@ -91,7 +101,7 @@ async def test_repeated_overflows_shorten_one_observation_after_the_other() -> N
 async def test_a_request_that_is_too_long_itself_is_the_clients_to_hear_of() -> None:
     sandboxes = MemorySandboxes()
     with pytest.raises(ContextOverflowError):
-        await Run(ScriptedModel([OVERFLOW, SUBMIT]), sandboxes).go()
+        await Run(ScriptedModel([OVERFLOW, SUBMIT]), sandboxes, profile=AT_ONCE).go()
     assert (sandboxes.opened, sandboxes.closed) == (1, 1)
 
 
@@ -183,7 +193,10 @@ class NeverReady:
 
     @asynccontextmanager
     async def lease(
-        self, isolation: Isolation, on_decision: OnDecision | None = None
+        self,
+        isolation: Isolation,
+        on_decision: OnDecision | None = None,
+        on_ask: OnAsk | None = None,
     ) -> AsyncIterator["NeverReady"]:
         try:
             yield self
@@ -198,8 +211,16 @@ async def test_a_run_without_commands_waits_for_no_sandbox(
 ) -> None:
     sandboxes = NeverReady()
     with anyio.fail_after(5):
-        result = await Run(ScriptedModel([reply, SUBMIT]), sandboxes).go(stream=stream)
+        run = Run(ScriptedModel([reply, SUBMIT]), sandboxes, profile=AT_ONCE)
+        result = await run.go(stream=stream)
     assert (result.answer, sandboxes.ended) == ("42", True)
+
+
+@pytest.mark.parametrize("reply", [SUBMIT, text_reply("42"), tool_reply(call("nonsense"))])
+async def test_no_sandbox_is_started_before_it_is_used(reply: dict[str, Any]) -> None:
+    sandboxes = MemorySandboxes()
+    await Run(ScriptedModel([reply, SUBMIT]), sandboxes).go()
+    assert sandboxes.opened == 0
 
 
 async def test_a_sandbox_that_is_lost_is_told_of_and_replaced() -> None:
@@ -270,7 +291,7 @@ async def test_a_listener_that_fails_ends_the_run() -> None:
 
     model = ScriptedModel([tool_reply(SHORT), SUBMIT])
     with pytest.raises(ConnectionResetError):
-        await Run(model, sandboxes, events=Events(fail)).go()
+        await Run(model, sandboxes, profile=AT_ONCE, events=Events(fail)).go()
     assert (sandboxes.closed, len(model.requests)) == (1, 1)
 
 

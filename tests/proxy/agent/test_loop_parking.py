@@ -15,6 +15,8 @@ from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, MemoryOutbox, Run, bash, valid
 
 PARKS = State(Session("somebody", "run:r1"), "parked")
+SUNNY = {"type": "text", "text": "sunny"}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 MIXED = tool_reply(bash("echo kept > file; echo shown > output/shown"), call("lookup", key="x"))
 
 
@@ -70,6 +72,20 @@ async def test_the_client_may_have_dropped_and_edited_what_came_before() -> None
     assert told[-1]["content"] == "sunny"
 
 
+async def test_instructions_that_come_with_the_answers_take_the_place_of_those_before() -> None:
+    model = ScriptedModel([MIXED, SUBMIT])
+    run = Run(model)
+    first = [{"role": "system", "content": "You are the first."}, USER]
+    result, waiting = await parked(run, messages=first)
+    second = [{"role": role, "content": f"Be {role}."} for role in ("system", "developer")]
+    messages = [*second, USER, asked(result), result_of("call_r1_1")]
+    await run.go(messages=messages, client_tools=[LOOKUP], resumes=waiting)
+    before, after = model.requests[0]["messages"], model.requests[1]["messages"]
+    assert after[0]["content"] == before[0]["content"].replace("You are the first.", "Be system.")
+    assert after[1:3] == [second[1], USER]
+    assert waiting.instructed(after[:2]).ours_from == waiting.ours_from + 1
+
+
 async def test_what_the_client_adds_after_its_answers_follows_them() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
@@ -94,17 +110,32 @@ async def test_a_call_the_client_left_unanswered_is_answered_for_it() -> None:
     assert valid(model.requests[1])
 
 
-async def test_calls_that_were_written_as_text_are_answered_as_text() -> None:
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("sunny", "Result of lookup:\nsunny"),
+        ([SUNNY, ", warm"], "Result of lookup:\nsunny, warm"),
+        ([SUNNY, PICTURE], [{"type": "text", "text": "Result of lookup:\nsunny"}, PICTURE]),
+        (None, "Result of lookup:\n"),
+    ],
+)
+async def test_calls_that_were_written_as_text_are_answered_as_text(said: Any, told: Any) -> None:
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     model = ScriptedModel([text_reply(text), SUBMIT])
     run = Run(model)
     first, waiting = await parked(run)
-    answer = result_of("call_r1_1", [{"type": "text", "text": "sunny"}])
+    answer = result_of("call_r1_1", said)
     await run.go(messages=[USER, asked(first), answer], client_tools=[LOOKUP], resumes=waiting)
-    assert model.requests[1]["messages"][-1] == {
-        "role": "user",
-        "content": "Result of lookup:\nsunny",
-    }
+    assert model.requests[1]["messages"][-1] == {"role": "user", "content": told}
+
+
+async def test_a_tool_that_said_nothing_has_said_the_empty_text() -> None:
+    model = ScriptedModel([tool_reply(call("lookup", key="x")), SUBMIT])
+    run = Run(model)
+    first, waiting = await parked(run)
+    answer = result_of("call_r1_1", None)
+    await run.go(messages=[USER, asked(first), answer], client_tools=[LOOKUP], resumes=waiting)
+    assert model.requests[1]["messages"][-1]["content"] == ""
 
 
 async def test_a_run_that_waits_has_its_files_when_it_goes_on_and_others_keep_none() -> None:
@@ -154,6 +185,14 @@ async def test_a_clients_tool_keeps_its_name_and_ours_is_called_otherwise(name: 
     else:
         assert [made["function"]["name"] for made in result.tool_calls] == [name]
         assert run.events.observations == ["Exit code: 0\n[stdout]\n1"]
+
+
+async def test_what_a_clients_own_submit_is_called_with_is_no_answer() -> None:
+    theirs = {**LOOKUP, "function": {"name": "submit", "parameters": {"type": "object"}}}
+    run = Run(ScriptedModel([tool_reply(call("submit", answer="theirs"))]))
+    result = await run.go(client_tools=[theirs], stream=True)
+    assert (result.answer, run.events.answer) == ("", "")
+    assert [made["function"]["name"] for made in result.tool_calls] == ["submit"]
 
 
 async def test_a_client_that_insists_on_a_call_of_its_tools_gets_one() -> None:

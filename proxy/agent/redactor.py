@@ -1,0 +1,116 @@
+"""What leaves a run, its secrets taken out: between the run and all who listen."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from policies.redaction import Secrets, SecretStream
+from proxy.agent.events import (
+    AnswerDelta,
+    Emit,
+    Event,
+    ReasoningDelta,
+    Refused,
+    RuleMet,
+    RunFinished,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+    TurnStarted,
+)
+from proxy.agent.guard import cleaned
+from proxy.agent.task import Result
+
+ENDS_THINKING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
+
+
+class Redactor:
+    """One run's. Of a text that goes on the end is kept back, until more of it or its end comes."""
+
+    def __init__(self, secrets: Secrets, emit: Emit) -> None:
+        self._secrets = secrets
+        self._emit = emit
+        self._thinking = SecretStream(secrets)
+        self._thought = ReasoningDelta("")
+        """Its last piece: whether it is the model's thinking or its narration."""
+        self._answer = SecretStream(secrets)
+        self._outputs: dict[str, tuple[ToolOutput, SecretStream]] = {}
+        """Of the call that runs, by stream."""
+        self._given = ""
+        """The answer as it has left."""
+
+    async def emit(self, event: Event) -> None:
+        """Pass on what may be told of it."""
+        if isinstance(event, ENDS_THINKING):
+            await self._end_thinking()
+        match event:
+            case ReasoningDelta():
+                await self._hear_thinking(event)
+            case AnswerDelta(text):
+                await self._pass(AnswerDelta(self._answer.feed(text)))
+            case ToolOutput():
+                await self._hear_output(event)
+            case ToolCallFinished():
+                await self._end_outputs()
+                await self._emit(self._whole(event))
+            case RunFinished():
+                await self._pass(AnswerDelta(self._answer.finish()))
+                await self._emit(event)
+            case _:
+                await self._emit(self._whole(event))
+
+    def _whole(self, event: Event) -> Event:
+        """One that no other goes on with."""
+        match event:
+            case ToolCallStarted():
+                return replace(event, arguments=cleaned(event.arguments, self._secrets))
+            case ToolCallFinished():
+                return replace(event, observation=self._secrets.without(event.observation))
+            case Refused(text):
+                return Refused(self._secrets.without(text))
+            case RuleMet():
+                return replace(event, subject=self._secrets.without(event.subject))
+        return event
+
+    def result(self, result: Result) -> Result:
+        """The same of what came of it. What has a place for each token of the answer is left out,
+        for a secret is spread over several."""
+        return replace(
+            result,
+            answer=self._given,
+            refusal=self._secrets.without(result.refusal) if result.refusal else result.refusal,
+            choice=self._plain(result.choice),
+            response=self._plain(result.response),
+        )
+
+    async def _hear_thinking(self, event: ReasoningDelta) -> None:
+        if type(event) is not type(self._thought):
+            await self._end_thinking()
+        self._thought = event
+        await self._pass(replace(event, text=self._thinking.feed(event.text)))
+
+    async def _end_thinking(self) -> None:
+        await self._pass(replace(self._thought, text=self._thinking.finish()))
+
+    async def _hear_output(self, event: ToolOutput) -> None:
+        _, stream = self._outputs.get(event.stream, (event, SecretStream(self._secrets)))
+        self._outputs[event.stream] = (event, stream)
+        await self._pass(replace(event, text=stream.feed(event.text)))
+
+    async def _end_outputs(self) -> None:
+        outputs, self._outputs = self._outputs, {}
+        for last, stream in outputs.values():
+            await self._pass(replace(last, text=stream.finish()))
+
+    async def _pass(self, piece: AnswerDelta | ReasoningDelta | ToolOutput) -> None:
+        if isinstance(piece, AnswerDelta):
+            self._given += piece.text
+        if piece.text:
+            await self._emit(piece)
+
+    def _plain(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: cleaned(value, self._secrets)
+            for key, value in fields.items()
+            if not isinstance(value, list | Mapping)
+        }

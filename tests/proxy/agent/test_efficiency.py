@@ -1,0 +1,128 @@
+"""What a run has cost, and what it used its computer for."""
+
+from typing import Any
+
+import pytest
+
+from policies.limits import Limits
+from proxy.agent.efficiency import with_times
+from proxy.agent.stopwatch import Stopwatch
+from proxy.agent.task import Tally
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.fakes.hand_clock import HandClock
+from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, answered, bash
+
+SUM, LOOK, FETCH = bash("python3 -c 'print(2**64)'"), bash("ls"), bash("curl https://example.org")
+
+
+def usage(prompt: int, completion: int, *, cached: int = 0, thought: int = 0) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": thought},
+    }
+
+
+async def test_a_turn_counts_once_for_each_capability_that_its_calls_use() -> None:
+    result = await answered(
+        [
+            tool_reply(LOOK, LOOK, bash("cat a.txt")),
+            tool_reply(LOOK, SUM, FETCH),
+            tool_reply(bash("true")),
+            tool_reply(call("str_replace_editor", command="view", path="/testbed")),
+            SUBMIT,
+        ]
+    )
+    assert (result.tally.turns, result.tally.capability_turns) == (
+        5,
+        {"external_resources": 1, "file_management": 3, "computation": 1},
+    )
+
+
+async def test_only_calls_of_the_sandboxs_tools_that_are_run_count() -> None:
+    renamed = {**LOOKUP, "function": {**LOOKUP["function"], "name": "execute_bash"}}
+    theirs = await answered([tool_reply(FETCH), SUBMIT], client_tools=[renamed])
+    ours = call("sandbox_execute_bash", command="ls")
+    both = await answered([tool_reply(ours, FETCH)], client_tools=[renamed])
+    late = await answered([tool_reply(call("submit", answer="1"), FETCH)])
+    barred = await answered([tool_reply(LOOK, FETCH), SUBMIT], max_tool_calls=1)
+    broken = {"name": "execute_bash", "arguments": '{"command": "ls'}
+    unread = await answered([tool_reply(broken), SUBMIT])
+    counted = [each.tally.capability_turns for each in (theirs, both, late, barred, unread)]
+    assert [(turns["external_resources"], turns["file_management"]) for turns in counted] == [
+        (0, 0),
+        (0, 1),
+        (0, 0),
+        (0, 1),
+        (0, 0),
+    ]
+
+
+async def test_the_tokens_are_of_all_calls_and_the_trajectorys_each_counted_once() -> None:
+    result = await answered(
+        [
+            {**tool_reply(LOOK), "usage": usage(100, 10, thought=4)},
+            {**tool_reply(LOOK), "usage": usage(150, 20, cached=110)},
+            {**SUBMIT, "usage": usage(200, 5, cached=170, thought=1)},
+        ],
+        usage_of="last_call",
+    )
+    tally = result.tally
+    assert (tally.prompt_tokens, tally.completion_tokens) == (450, 35)
+    assert (tally.cached_tokens, tally.reasoning_tokens) == (280, 5)
+    assert tally.env_tokens == 40 + 30
+    assert tally.trajectory_tokens == 200 + 5 == 100 + 35 + tally.env_tokens
+
+
+async def test_the_call_that_asks_for_the_answer_is_no_turn() -> None:
+    run = Run(ScriptedModel([tool_reply(LOOK), text_reply("42")]), limits=Limits(max_turns=1))
+    result = await run.go()
+    assert (result.tally.turns, result.tally.llm_calls) == (1, 2)
+
+
+async def test_a_run_without_tools_is_one_turn_that_uses_nothing() -> None:
+    result = await answered([text_reply("42")])
+    assert (result.tally.turns, set(result.tally.capability_turns.values())) == (1, {0})
+
+
+def test_what_neither_model_nor_sandbox_took_is_ours() -> None:
+    tally = with_times(Tally(), wall_s=2.0, model_s=1.25, sandbox_s=0.5)
+    assert tally == Tally(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_times_add_up(stream: bool) -> None:
+    result = await answered([tool_reply(SUM), SUBMIT], stream=stream)
+    tally = result.tally
+    assert tally.wall_ms == tally.model_ms + tally.sandbox_ms + tally.own_ms
+
+
+async def test_a_stopwatch_stands_still_while_something_else_is_done() -> None:
+    clock = HandClock()
+    watch = Stopwatch(clock.time)
+
+    async def work(seconds: float) -> None:
+        clock.advance(seconds)
+
+    with watch.running():
+        clock.advance(2)
+        await watch.standing(work)(5)
+        clock.advance(1)
+    clock.advance(10)
+    assert watch.spent_s == 3
+
+
+async def test_a_stopwatch_counts_what_failed_too() -> None:
+    clock = HandClock()
+    watch = Stopwatch(clock.time)
+
+    async def fail(seconds: float) -> None:
+        clock.advance(seconds)
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError), watch.running():
+        await fail(4)
+    with pytest.raises(TimeoutError):
+        await watch.standing(fail)(1)
+    assert watch.spent_s == 4 - 1

@@ -1,0 +1,60 @@
+"""What is told of a run's connections: each when it is over, or when the run is."""
+
+from dataclasses import replace
+
+from policies.hosts import Target
+from policies.profile import Profile
+from policies.watch import Rule, Watch
+from proxy.agent.egress_watch import STILL_OPEN, EgressWatch
+from proxy.agent.events import EgressDecided, RuleMet
+from proxy.agent.task import Task
+from sandbox_runtime.egress.decision import Decision
+from tests.proxy.agent.runs import USER, Events, MemoryOutbox
+
+ORDERS, DATA = Target("orders.example.com", 443), Target("data.example.com", 443)
+RULE = Rule("orders", "egress", "^orders", "deny", "no orders")
+
+
+def decision(target: Target, reason: str = "") -> Decision:
+    return Decision(target.host, target.port, "allowed", reason, 0, 0, 0.0)
+
+
+async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> None:
+    events = Events()
+    watch = EgressWatch(Task("r", MemoryOutbox(), "m", [USER]), events)
+    assert [await watch.asked(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
+    await watch.decided(decision(DATA))
+    await watch.tell_open()
+    assert events == [
+        EgressDecided(decision(DATA)),
+        EgressDecided(decision(DATA, STILL_OPEN)),
+        EgressDecided(decision(ORDERS, STILL_OPEN)),
+    ]
+
+
+async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
+    events = Events()
+    profile = Profile(watch=Watch((RULE,)))
+    watch = EgressWatch(Task("r", MemoryOutbox(), "m", [USER], profile), events)
+    refused = "rule orders forbids this: no orders"
+    assert await watch.asked(ORDERS) == refused
+    watch.close()
+    assert await watch.asked(ORDERS) == refused
+    assert events == [RuleMet("orders", "deny", "egress", str(ORDERS), "no orders")]
+
+
+async def test_what_is_refused_or_asked_for_after_the_run_is_not_open() -> None:
+    events = Events()
+    watch = EgressWatch(
+        Task("r", MemoryOutbox(), "m", [USER], Profile(watch=Watch((RULE,)))), events
+    )
+    await watch.asked(ORDERS)
+    await watch.decided(replace(decision(ORDERS), verdict="denied"))
+    before = list(events)
+    await watch.tell_open()
+    assert events == before
+    watch.close()
+    assert await watch.asked(DATA) is None
+    await watch.decided(decision(DATA))
+    await watch.tell_open()
+    assert events == before

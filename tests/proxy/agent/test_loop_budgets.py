@@ -1,0 +1,314 @@
+"""Each budget of a run ends it in an answer, and is asked before anything is spent."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.budgets import DailyBudget, Expense
+from policies.limits import Limits, StopReason
+from policies.prices import Price
+from policies.prompts import NO_BUDGET, WHY_NO_MORE_TOOLS, final_request
+from policies.sessions import Session, State
+from proxy.agent.budget import Budget
+from proxy.agent.day import Day
+from proxy.agent.events import Event, ToolOutput
+from proxy.agent.task import Task
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from proxy.store.store import Store
+from sandbox_runtime.egress.errors import DeniedError
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Events, Run, bash, valid
+
+COUNTED = {
+    "prompt_tokens": 1000,
+    "completion_tokens": 100,
+    "total_tokens": 1100,
+    "prompt_tokens_details": {"cached_tokens": 500},
+}
+TARIFF = ((0, Price(1000.0, 1000.0, cached_per_mtok=200.0)),)
+"""A call of so many tokens costs 0.7 USD, and the next one's prompt 0.2 at least."""
+STEP = {**tool_reply(bash("echo a")), "usage": COUNTED}
+LAST = text_reply("About 42.")
+MIB = 1 << 20
+
+
+def refusal(stop: StopReason) -> str:
+    return NO_BUDGET.format(why=WHY_NO_MORE_TOOLS[stop])
+
+
+def told(request: Mapping[str, Any]) -> list[str]:
+    """What the tools have said."""
+    return [each["content"] for each in request["messages"] if each["role"] == "tool"]
+
+
+class Downloading(Events):
+    """Has bytes pass while a command runs."""
+
+    def __init__(self, sandboxes: MemorySandboxes, count: int) -> None:
+        super().__init__(self._download)
+        self._sandboxes = sandboxes
+        self._count = count
+
+    async def _download(self, event: Event) -> None:
+        if isinstance(event, ToolOutput):
+            self._sandboxes.lent[-1].meter.pay(self._count, now=0.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "stop"),
+    [
+        (Limits(max_cost_usd=1.4), StopReason.COST_BUDGET),
+        (Limits(max_cost_usd=1.5), StopReason.COST_BUDGET),  # the next prompt would be too much
+        (Limits(max_tokens=3100), StopReason.TOKEN_BUDGET),
+        (Limits(max_commands=2), StopReason.COMMAND_BUDGET),
+        (Limits(max_egress_mib=2), StopReason.EGRESS_BUDGET),
+    ],
+)
+async def test_each_budget_ends_the_run_in_a_last_answer(
+    limits: Limits, stop: StopReason, stream: bool
+) -> None:
+    model = ScriptedModel([STEP, STEP, LAST])
+    sandboxes = MemorySandboxes()
+    run = Run(model, sandboxes, limits=limits, events=Downloading(sandboxes, MIB))
+    result = await run.go(stream=stream, tariff=TARIFF)
+    assert (result.answer, result.stop_reason, result.finish_reason) == ("About 42.", stop, "stop")
+    assert run.events.answer == "About 42."
+    assert [("tools" in request) for request in model.requests] == [True, True, False]
+    assert model.requests[-1]["messages"][-1]["content"] == final_request(stop)
+    assert valid(model.requests[-1])
+
+
+async def test_calls_beyond_the_budget_are_answered_and_not_run() -> None:
+    calls = tool_reply(bash("echo a"), bash("touch b"), call("str_replace_editor"))
+    model = ScriptedModel([calls, LAST])
+    run = Run(model, limits=Limits(max_commands=1))
+    result = await run.go()
+    assert result.stop_reason is StopReason.COMMAND_BUDGET
+    refused = refusal(StopReason.COMMAND_BUDGET)
+    assert told(model.requests[1]) == ["Exit code: 0\n[stdout]\na", refused, refused]
+    assert (result.tally.commands, len(run.events.observations)) == (1, 1)
+
+
+async def test_output_that_is_used_up_in_the_middle_of_a_turn_leaves_the_rest_undone() -> None:
+    model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), LAST])
+    result = await Run(model, limits=Limits(max_tool_output_chars=5)).go()
+    assert result.stop_reason is StopReason.TOOL_OUTPUT_BUDGET
+    assert told(model.requests[1])[1] == refusal(StopReason.TOOL_OUTPUT_BUDGET)
+
+
+async def test_who_submits_beside_a_call_that_is_refused_has_submitted() -> None:
+    calls = tool_reply(bash("echo a"), bash("echo b"), call("submit", answer="42"))
+    result = await Run(ScriptedModel([calls]), limits=Limits(max_commands=1)).go()
+    assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+
+
+async def test_the_clients_own_tools_are_called_though_ours_have_no_budget() -> None:
+    calls = tool_reply(bash("echo a"), bash("echo b"), call("lookup"))
+    run = Run(ScriptedModel([calls]), limits=Limits(max_commands=1))
+    result = await run.go(client_tools=[LOOKUP])
+    assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
+    assert [each["function"]["name"] for each in result.tool_calls] == ["lookup"]
+
+
+async def test_a_budget_of_nothing_asks_for_the_answer_at_once() -> None:
+    model = ScriptedModel([LAST])
+    result = await Run(model, limits=Limits(max_commands=0)).go()
+    assert (result.answer, result.stop_reason) == ("About 42.", StopReason.COMMAND_BUDGET)
+
+
+# Traffic
+
+
+async def test_no_more_passes_than_is_left_of_the_budget() -> None:
+    sandboxes = MemorySandboxes()
+    seen: list[str] = []
+
+    async def download(event: Event) -> None:
+        if isinstance(event, ToolOutput):
+            meter = sandboxes.lent[-1].meter
+            meter.pay(MIB // 2, now=0.0)
+            try:
+                meter.pay(MIB, now=0.0)
+            except Exception as error:  # noqa: BLE001 - as a program would hear of it
+                seen.append(str(error))
+
+    model = ScriptedModel([STEP, LAST])
+    run = Run(model, sandboxes, limits=Limits(max_egress_mib=1), events=Events(download))
+    result = await run.go()
+    assert seen == ["the budget for network traffic is used up"]
+    assert (result.stop_reason, result.tally.egress_bytes) == (StopReason.EGRESS_BUDGET, MIB)
+
+
+async def test_a_new_sandbox_has_what_the_lost_one_has_left() -> None:
+    sandboxes = MemorySandboxes()
+    lose = Downloading(sandboxes, MIB)
+
+    async def download_and_lose(event: Event) -> None:
+        await lose._download(event)
+        if isinstance(event, ToolOutput) and len(sandboxes.lent) == 1:
+            await sandboxes.lent[0].close()
+
+    model = ScriptedModel([STEP, STEP, STEP, LAST])
+    limits = Limits(max_egress_mib=2)
+    run = Run(model, sandboxes, limits=limits, events=Events(download_and_lose))
+    result = await run.go()
+    assert (result.stop_reason, result.tally.egress_bytes) == (StopReason.EGRESS_BUDGET, 2 * MIB)
+    assert sandboxes.opened == 2
+
+
+async def test_what_has_passed_counts_when_its_client_leaves(tmp_path: Path) -> None:
+    sandboxes = MemorySandboxes()
+    with closing(Store(tmp_path)) as store:
+        account = store.spending.account("mine", DailyBudget(egress_mib=5))
+        with anyio.CancelScope() as scope:
+
+            async def download_and_leave(event: Event) -> None:
+                if isinstance(event, ToolOutput):
+                    sandboxes.lent[0].meter.pay(MIB, now=0.0)
+                    scope.cancel()
+
+            run = Run(ScriptedModel([STEP]), sandboxes, events=Events(download_and_leave))
+            await run.go(account=account)
+        spent = await store.spending.spent("mine")
+        assert (spent.commands, spent.egress_bytes) == (1, MIB)
+
+
+@pytest.mark.parametrize("per_day", [DailyBudget(egress_mib=5), DailyBudget(tokens=10**9), None])
+async def test_where_the_day_bounds_it_nothing_passes_between_runs(
+    per_day: DailyBudget | None, tmp_path: Path
+) -> None:
+    sandboxes = MemorySandboxes()
+    with closing(Store(tmp_path)) as store:
+        account = store.spending.account("mine", per_day) if per_day else None
+        run = Run(ScriptedModel([STEP, SUBMIT]), sandboxes, events=Downloading(sandboxes, MIB))
+        await run.go(account=account)
+        meter = sandboxes.lent[0].meter
+        if per_day and per_day.egress_mib:
+            with pytest.raises(DeniedError):
+                meter.pay(1, now=0.0)
+            assert (await store.spending.spent("mine")).egress_bytes == meter.bytes == MIB
+            Budget(Task("r2", run.outbox, "m", [USER]), Limits(), 0.0).watch(meter)
+        meter.pay(MIB, now=0.0)
+        assert meter.bytes == 2 * MIB
+
+
+# Cost
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_backend_says_of_cost_is_what_counts(stream: bool) -> None:
+    step = {**tool_reply(bash("echo a")), "usage": {**COUNTED, "cost": 0.001}}
+    last = {**SUBMIT, "usage": {**COUNTED, "cost": 0.002}}
+    result = await Run(ScriptedModel([step, last])).go(stream=stream, tariff=TARIFF)
+    assert result.stop_reason is StopReason.SUBMITTED
+    assert result.tally.cost_usd == pytest.approx(0.003)
+
+
+async def test_cost_is_told_where_it_is_known_of_all_calls() -> None:
+    known = await Run(ScriptedModel([STEP, {**SUBMIT, "usage": COUNTED}])).go(tariff=TARIFF)
+    assert known.tally.cost_usd == pytest.approx(1.4)
+    step = {**STEP, "usage": {**COUNTED, "cost": 0.001}}
+    half = await Run(ScriptedModel([step, {**SUBMIT, "usage": COUNTED}])).go()
+    assert half.tally.cost_usd is None
+
+
+async def test_a_backend_that_counts_nothing_does_not_make_budgets_void() -> None:
+    chatty = tool_reply(bash("echo a"), content="x" * 8000)
+    model = ScriptedModel([chatty, chatty, chatty, LAST])
+    result = await Run(model, limits=Limits(max_tokens=4000)).go()
+    assert result.stop_reason is StopReason.TOKEN_BUDGET
+    assert result.tally.llm_calls < 4
+
+
+# What remains
+
+
+def reminders(model: ScriptedModel) -> list[str]:
+    """The lines in brackets that the last request shows."""
+    lines = [line for text in told(model.requests[-1]) for line in text.split("\n")]
+    return [line for line in lines if line.startswith("[") and "remain" in line]
+
+
+async def test_the_model_is_told_what_remains_at_few_points() -> None:
+    model = ScriptedModel([*[tool_reply(bash("true"))] * 19, SUBMIT])
+    await Run(model, limits=Limits(max_turns=20)).go()
+    assert reminders(model) == [
+        "[4 steps remain.]",
+        "[3 steps remain. Hand in what you have.]",
+    ]
+
+
+async def test_what_was_said_stays_as_it_was_said() -> None:
+    model = ScriptedModel([*[tool_reply(bash("true"))] * 9, SUBMIT])
+    await Run(model, limits=Limits(max_turns=10)).go()
+    for earlier, later in zip(model.requests, model.requests[1:], strict=False):
+        assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
+
+
+async def test_it_stands_below_the_newest_observation_of_the_turn() -> None:
+    model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), SUBMIT])
+    await Run(model, limits=Limits(max_commands=3, max_turns=100)).go()
+    first, second = told(model.requests[1])
+    assert (first, second) == ("Exit code: 0\n[stdout]\na", "Exit code: 0\n[stdout]\nb")
+    model = ScriptedModel([tool_reply(bash("echo a"), bash("echo b")), SUBMIT])
+    await Run(model, limits=Limits(max_commands=3, max_turns=4)).go()
+    assert told(model.requests[1]) == [
+        "Exit code: 0\n[stdout]\na",
+        "Exit code: 0\n[stdout]\nb\n[3 steps remain. Hand in what you have.]",
+    ]
+
+
+async def test_who_wants_it_not_is_not_told() -> None:
+    model = ScriptedModel([tool_reply(bash("true")), SUBMIT])
+    await Run(model, limits=Limits(max_turns=2, tell_remaining=False)).go()
+    assert reminders(model) == []
+
+
+async def test_a_short_run_is_told_nothing() -> None:
+    model = ScriptedModel([tool_reply(bash("true")), SUBMIT])
+    with anyio.fail_after(10):
+        await Run(model).go()
+    assert reminders(model) == []
+
+
+async def test_a_run_that_waits_for_its_client_is_told_nothing() -> None:
+    limits = Limits(max_tool_output_chars=25)  # of which 24 are used
+    run = Run(ScriptedModel([tool_reply(bash("true"), call("lookup"))]), limits=limits)
+    result = await run.go(
+        client_tools=[LOOKUP], parks=State(Session("somebody", "run:r1"), "parked")
+    )
+    assert result.parked
+    assert "remain" not in str(result.parked.messages[1:])
+
+
+async def test_a_call_that_the_client_does_not_allow_costs_no_command(tmp_path: Path) -> None:
+    calls = tool_reply(bash("echo a"), bash("echo b"))
+    with closing(Store(tmp_path)) as store:
+        account = store.spending.account("mine", DailyBudget(commands=9))
+        run = Run(ScriptedModel([calls, SUBMIT]), limits=Limits(max_commands=2))
+        result = await run.go(max_tool_calls=1, account=account)
+        spent = await store.spending.spent("mine")
+    assert (result.answer, result.tally.commands, spent.commands) == ("42", 1, 1)
+
+
+async def test_a_call_that_had_to_be_made_counts_whole(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store:
+        day = Day(store.spending.account("mine", DailyBudget(tokens=1000)))
+        receipt = await day.call_receipt(Expense(tokens=100))
+        await day.settle(receipt, Expense(tokens=1000))
+        assert day.is_over
+
+
+async def test_what_was_taken_for_a_call_that_is_not_made_is_given_back(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store:
+        day = Day(store.spending.account("mine", DailyBudget(tokens=1000)))
+        assert await day.take_call(Expense(tokens=100)) is None
+        assert await day.take_call(Expense(tokens=50)) is None
+        await day.settle(await day.call_receipt(Expense()), Expense(tokens=7))
+        await day.give_back()
+        assert await store.spending.spent("mine") == Expense(tokens=7)

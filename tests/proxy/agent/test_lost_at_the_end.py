@@ -1,0 +1,55 @@
+"""A sandbox that is lost after the run's last command takes no answer with it."""
+
+from typing import Any
+
+import pytest
+
+from policies.limits import Limits, StopReason
+from policies.sessions import Session, State
+from proxy.agent.events import Event, FileProduced, ToolCallFinished
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.proxy.agent.runs import LOOKUP, SUBMIT, Events, Run, bash
+
+MADE = tool_reply(bash("echo 1 > output/a.csv; echo 2 > output/b.csv"))
+
+
+def losing(replies: list[dict[str, Any]], at: type[Event], **fields: Any) -> Run:
+    """A run whose sandbox ends at the first event of that kind."""
+    sandboxes = MemorySandboxes()
+
+    async def lose(event: Event) -> None:
+        if isinstance(event, at):
+            await sandboxes.lent[0].close()
+
+    return Run(ScriptedModel(replies), sandboxes, events=Events(lose), **fields)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("replies", "limits", "answer", "stop"),
+    [
+        ([SUBMIT], Limits(), "42", StopReason.SUBMITTED),
+        ([text_reply("It is 42.")], Limits(), "It is 42.", StopReason.ANSWERED),
+        ([text_reply("About 42.")], Limits(max_turns=1), "About 42.", StopReason.MAX_TURNS),
+        ([tool_reply(call("lookup"))], Limits(), "", StopReason.CLIENT_TOOL_CALLS),
+    ],
+)
+async def test_the_answer_is_given_and_the_loss_told(
+    replies: list[dict[str, Any]], limits: Limits, answer: str, stop: StopReason, stream: bool
+) -> None:
+    run = losing([MADE, *replies], ToolCallFinished, limits=limits)
+    kept = State(Session("somebody", "run:r1"), "kept")
+    result = await run.go(stream=stream, client_tools=[LOOKUP], leaves=kept)
+    assert (result.answer, result.stop_reason) == (answer, stop)
+    assert [each.code for each in result.notices] == ["sandbox_lost"]
+    assert (result.artifacts, result.left_out) == ((), ())
+
+
+async def test_files_that_were_taken_out_before_the_loss_are_handed_back() -> None:
+    result = await losing([MADE, SUBMIT], FileProduced).go()
+    assert [each.path for each in result.artifacts] == ["/testbed/output/a.csv"]
+    assert [(each.path, each.why) for each in result.left_out] == [
+        ("/testbed/output/b.csv", "lost")
+    ]
+    assert [each.code for each in result.notices] == ["sandbox_lost"]

@@ -1,0 +1,58 @@
+"""What is kept back of texts that go on, and when it is told."""
+
+from policies.limits import StopReason
+from policies.redaction import Redaction, Secrets
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    Narration,
+    ReasoningDelta,
+    RunFinished,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+)
+from proxy.agent.redactor import Redactor
+from tests.proxy.agent.runs import Events
+
+SECRET = "ghp_" + "q7R2" * 9
+SHOWN = "[redacted github]"
+FINISHED = RunFinished(StopReason.SUBMITTED)
+
+
+async def told(*events: Event) -> list[Event]:
+    heard = Events()
+    redactor = Redactor(Secrets(Redaction(("github",))), heard)
+    for event in events:
+        await redactor.emit(event)
+    return heard
+
+
+async def test_thinking_and_narration_stay_what_they_are_and_come_before_the_call() -> None:
+    call = ToolCallStarted(1, "c", "execute_bash", {"command": f"echo {SECRET}", "n": [SECRET, 1]})
+    events = (ReasoningDelta("I "), ReasoningDelta("think."), Narration("I do."), call)
+    assert await told(*events) == [
+        ReasoningDelta("I think."),
+        Narration("I do."),
+        ToolCallStarted(1, "c", "execute_bash", {"command": f"echo {SHOWN}", "n": [SHOWN, 1]}),
+    ]
+
+
+async def test_a_secret_in_two_pieces_of_output_shows_in_neither_whatever_comes_between() -> None:
+    ended = ToolCallFinished(1, "c", "execute_bash", f"Exit code: 0\n{SECRET}", 0, 1, 0.0)
+    events = (
+        ToolOutput(1, "stdout", SECRET[:9]),
+        ToolOutput(1, "stderr", "busy"),
+        ToolOutput(1, "stdout", SECRET[9:]),
+        ended,
+    )
+    assert await told(*events) == [
+        ToolOutput(1, "stdout", SHOWN),
+        ToolOutput(1, "stderr", "busy"),
+        ToolCallFinished(1, "c", "execute_bash", f"Exit code: 0\n{SHOWN}", 0, 1, 0.0),
+    ]
+
+
+async def test_the_end_of_the_answer_comes_before_the_end_of_the_run() -> None:
+    pieces = (AnswerDelta(SECRET[:9], {"content": []}), AnswerDelta(SECRET[9:]), FINISHED)
+    assert await told(*pieces) == [AnswerDelta(SHOWN), FINISHED]

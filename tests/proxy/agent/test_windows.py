@@ -1,0 +1,92 @@
+"""How large a model's context is, from whoever tells."""
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from policies.context import ContextSizes
+from proxy.agent.windows import Windows
+from proxy.errors import BackendError
+from proxy.models.scripted import ScriptedModel
+
+
+class Listing(ScriptedModel):
+    """A server that lists its models so."""
+
+    def __init__(self, *entries: dict[str, Any], error: Exception | None = None) -> None:
+        super().__init__([])
+        self.asked = 0
+        self._entries = entries
+        self._error = error
+
+    async def models(self) -> list[dict[str, Any]]:
+        self.asked += 1
+        await anyio.lowlevel.checkpoint()
+        if self._error:
+            raise self._error
+        return list(self._entries)
+
+
+@pytest.mark.parametrize(
+    ("entry", "window"),
+    [
+        ({"id": "m", "max_model_len": 4096}, 4096),
+        ({"id": "m", "context_length": 131072}, 131072),
+        ({"id": "m", "context_window": 8192}, 8192),
+        ({"id": "m", "max_model_len": None, "max_context_length": 32768}, 32768),
+        ({"id": "m", "max_model_len": "4096"}, None),
+        ({"id": "m", "max_model_len": True}, None),
+        ({"id": "m", "max_model_len": 0}, None),
+        ({"id": "m"}, None),
+        ({"id": "another", "max_model_len": 4096}, None),
+    ],
+)
+async def test_it_is_what_the_server_lists(entry: dict[str, Any], window: int | None) -> None:
+    assert await Windows().of(Listing(entry), "m") == window
+
+
+async def test_runs_that_ask_together_ask_once() -> None:
+    model, windows = Listing({"id": "m", "max_model_len": 4096}), Windows()
+    found: list[int | None] = []
+
+    async def ask() -> None:
+        found.append(await windows.of(model, "m"))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(ask)
+    assert (found, model.asked) == ([4096] * 5, 1)
+
+
+async def test_a_server_that_cannot_tell_is_left_alone_for_a_while() -> None:
+    model, windows = Listing(error=BackendError("no")), Windows()
+    assert [await windows.of(model, "m") for _ in range(3)] == [None] * 3
+    assert model.asked == 1
+
+
+async def test_a_refusal_knows_better_than_the_list() -> None:
+    model, windows = Listing({"id": "m", "max_model_len": 4096}), Windows()
+    assert await windows.of(model, "m") == 4096
+    windows.refused("m", ContextSizes())
+    assert await windows.of(model, "m") == 4096
+    windows.refused("m", ContextSizes(2048, 3000))
+    assert await windows.of(model, "m") == 2048
+
+
+async def test_a_window_that_was_outgrown_is_none() -> None:
+    windows = Windows()
+    windows.refused("m", ContextSizes(2048))
+    windows.taken("m", 2048)
+    assert await windows.of(Listing(), "m") == 2048
+    windows.taken("m", 2049)
+    assert await windows.of(Listing(), "m") is None
+
+
+async def test_the_configured_one_is_never_doubted() -> None:
+    windows = Windows(1000)
+    windows.refused("m", ContextSizes(500))
+    windows.taken("m", 2000)
+    model = Listing({"id": "m", "max_model_len": 4096})
+    assert (await windows.of(model, "m"), model.asked) == (1000, 0)
