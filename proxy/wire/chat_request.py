@@ -6,9 +6,10 @@ from typing import Any
 from policies.answer_form import form_of
 from policies.sessions import states
 from proxy.agent.task import Outbox, Task
+from proxy.wire import custom_tools
 from proxy.wire.legacy_functions import as_tools, is_legacy
 from proxy.wire.parameters import GRAMMARS, check_parameters, placed, shapes
-from proxy.wire.shapes import array, integer, mapping, request_body, text
+from proxy.wire.shapes import array, integer, mapping, not_together, require
 from proxy.wire.tool_choice import chosen
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -21,11 +22,14 @@ GUIDED = {
     "guided_whitespace_pattern": "whitespace_pattern",
 }
 """vLLM's former names, which it ignores today → the members of `structured_outputs`."""
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""vLLM takes one of them."""
 
 
-def check(body: object) -> dict[str, Any]:
-    """The body, as far as any request must be right to be sent on. Raises BadRequestError."""
-    return request_body(body, {"model": text, "messages": array(mapping, minimum=1)})
+def check_messages(body: Mapping[str, Any]) -> None:
+    """Without any no request can be sent on. Raises BadRequestError."""
+    require(body, "messages", "messages")
+    array(mapping, minimum=1)(body["messages"], "messages")
 
 
 def choice_count(body: Mapping[str, Any], limit: int) -> int:
@@ -44,6 +48,8 @@ def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox)
     if is_legacy(body):
         legacy_state, _ = states(body["messages"])
         body = as_tools(body)
+    free_text = custom_tools.names(body.get("tools") or [])
+    body = custom_tools.as_functions(body)
     choice = chosen(body.get("tools") or [], body.get("tool_choice"))
     given = {key: value for key, value in body.items() if value is not None}
     final_only = _structured(placed(given, "visible answer"))
@@ -55,6 +61,7 @@ def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox)
         model=model,
         messages=body["messages"],
         client_tools=choice.tools,
+        free_text=free_text,
         tool_choice=choice.first,
         must_call=choice.must_call,
         parallel_tool_calls=body.get("parallel_tool_calls") if choice.tools else None,
@@ -76,11 +83,16 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
 
 
 def _structured(final_only: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with vLLM's former names translated; an older server still reads those."""
+    """The same with vLLM's former names translated; an older server still reads those. Raises
+    BadRequestError."""
     guided = {now: final_only[old] for old, now in GUIDED.items() if final_only.get(old)}
-    if not guided or final_only.get("structured_outputs"):
-        return dict(final_only)
-    return {**final_only, "structured_outputs": guided}
+    asked = final_only.get("structured_outputs") or guided
+    if sum(asked.get(kind) not in (None, False) for kind in KINDS) > 1:
+        raise not_together(
+            f"Only one kind of grammar can hold for an answer: one of {', '.join(KINDS)}.",
+            "structured_outputs",
+        )
+    return {**final_only, "structured_outputs": asked} if asked else dict(final_only)
 
 
 def _is_text(response_format: object) -> bool:

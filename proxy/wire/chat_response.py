@@ -5,10 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from policies.file_names import shown_name
 from policies.steps import Steps
 from proxy.agent.events import AnswerDelta, Event, OfChoice, Refused
 from proxy.agent.task import Artifact, Result
 from proxy.agent.usage import add
+from proxy.wire.efficiency import efficiency
 from proxy.wire.json_text import json_text
 from proxy.wire.step_events import StepEvents, named
 from proxy.wire.step_items import StepItems
@@ -26,7 +28,9 @@ _DETAILS = {
     },
 }
 """OpenAI's defaults, which its clients read without asking whether they are there."""
-_LARGEST = ("context_tokens", "wall_ms", "peak_mem_bytes")
+MAX_LEFT_OUT = 100
+"""How many files are named that were not handed back."""
+_LARGEST = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
 """What runs beside each other do not add up to."""
 
 
@@ -113,7 +117,10 @@ def usage(result: Result) -> dict[str, Any]:
         more = asdict(other.tally)
         tally = add(tally, more)
         largest = {key: max(largest[key], more[key]) for key in _LARGEST}
-    return {**counted, "sandbox": {**tally, **largest}}
+    if any(each.tally.cost_usd is None for each in (result, *result.others)):
+        tally["cost_usd"] = None
+    known = {key: value for key, value in {**tally, **largest}.items() if value is not None}
+    return {**counted, "sandbox": efficiency(known)}
 
 
 def sandbox_object(result: Result) -> dict[str, Any]:
@@ -123,6 +130,7 @@ def sandbox_object(result: Result) -> dict[str, Any]:
         "run_id": result.run_id,
         "container_id": result.container_id,
         "stop_reason": str(result.stop_reason),
+        "route": result.route,
         "steps": result.tally.tool_calls,
         "files": [file_object(artifact) for artifact in result.artifacts],
     }
@@ -130,11 +138,14 @@ def sandbox_object(result: Result) -> dict[str, Any]:
         shown["restored"] = True
     if result.segments > 1:
         shown["segments"] = result.segments
+        shown["compactions"] = [asdict(each) for each in result.compactions]
     if result.notices:
         shown["warnings"] = [asdict(notice) for notice in result.notices]
     if result.left_out:
+        shown["files_left_out_count"] = len(result.left_out)
         shown["files_left_out"] = [
-            {"path": _printable(file.path), "bytes": file.bytes} for file in result.left_out
+            {**asdict(file), "path": _printable(file.path)}
+            for file in result.left_out[:MAX_LEFT_OUT]
         ]
     return shown
 
@@ -188,8 +199,8 @@ def place(answer: str, url: str) -> tuple[int, int]:
 
 
 def filename(artifact: Artifact) -> str:
-    """The last part of the path, fit to be shown."""
-    return _printable(artifact.path.rpartition("/")[2])
+    """What the user is to see it called."""
+    return _printable(artifact.filename or shown_name(artifact.path))
 
 
 def _printable(path: str) -> str:

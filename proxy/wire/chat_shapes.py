@@ -56,6 +56,7 @@ _CALL = fields(
     {
         "id": text,
         "function": fields({"name": text, "arguments": either("a string or an object", str, dict)}),
+        "custom": fields({"name": text, "input": text}, required=["name", "input"]),
     }
 )
 message = fields(
@@ -80,19 +81,57 @@ _FUNCTION = fields(
 def function(value: Any, param: str) -> None:
     """A function as the client describes it."""
     _FUNCTION(value, param)
+    _has_name(value, param)
+
+
+GRAMMAR = fields(
+    {"syntax": one_of("lark", "regex"), "definition": text}, required=["syntax", "definition"]
+)
+
+
+def input_format(grammar: Check) -> Check:
+    """What a custom tool is given: any text, or what a grammar says."""
+
+    def check(value: Any, param: str) -> None:
+        mapping(value, param)
+        one_of("text", "grammar")(value.get("type", "text"), f"{param}.type")
+        if value.get("type") == "grammar":
+            grammar(value, param)
+
+    return check
+
+
+def tool(value: Any, param: str) -> None:
+    """An entry of `tools`."""
+    mapping(value, param)
+    if value.get("type") == "custom":
+        _CUSTOM_TOOL(value, param)
+        _has_name(value["custom"], f"{param}.custom")
+        return
+    if "function" not in value and value.get("type") is not None:
+        one_of("function", "custom")(value["type"], f"{param}.type")
+    _TOOL(value, param)
+    function(value["function"], f"{param}.function")
+
+
+def _has_name(value: Any, param: str) -> None:
     if not value["name"]:
         raise BadRequestError(
             f"Invalid '{param}.name': expected a name.", param=f"{param}.name", code="invalid_value"
         )
 
 
-def tool(value: Any, param: str) -> None:
-    """An entry of `tools`."""
-    _TOOL(value, param)
-    function(value["function"], f"{param}.function")
-
-
 _TOOL = fields({"type": text, "function": mapping}, required=["function"])
+_NESTED_GRAMMAR = fields({"grammar": GRAMMAR}, required=["grammar"])
+_CUSTOM_TOOL = fields(
+    {
+        "custom": fields(
+            {"name": text, "description": text, "format": input_format(_NESTED_GRAMMAR)},
+            required=["name"],
+        )
+    },
+    required=["custom"],
+)
 _NAMED = fields({"name": text}, required=["name"])
 _ALLOWED = fields(
     {"mode": one_of("auto", "required"), "tools": array(mapping)}, required=["mode", "tools"]

@@ -3,76 +3,65 @@
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.errors import BadRequestError
 from proxy.store.records import Container, ContainerFile, ContainerWish
-from proxy.wire.listing import integer
+from proxy.wire.responses_shapes import MEMORY_LIMITS
+from proxy.wire.shapes import (
+    anything,
+    array,
+    having,
+    integer,
+    missing,
+    one_of,
+    text,
+    too_much,
+    unsupported,
+)
 
-MEMORY_LIMITS = ("1g", "4g", "16g", "64g")
 MAX_NAME_CHARS = 512
 MAX_FILES = 100
 MAX_DOMAINS = 1000
+_EXPIRY = having({"anchor": one_of("last_active_at"), "minutes": anything})
+_POLICY = having({"type": one_of("disabled", "allowlist")})
 
 
-def container_wish(body: object, *, max_minutes: int) -> ContainerWish:
+def container_wish(asked: Mapping[str, Any], *, max_minutes: int) -> ContainerWish:
     """The container that is asked for. Raises BadRequestError."""
-    fields = an_object(body)
     for field in ("skills", "network_policy.domain_secrets"):
-        if _at(fields, field) not in (None, []):
-            raise BadRequestError(
-                f"Unsupported parameter: '{field}'.", param=field, code="unsupported_parameter"
-            )
-    name = text(fields, "name")
+        if _at(asked, field) not in (None, []):
+            raise unsupported(field, "Containers have none here.")
+    name = name_of(asked, "name")
     if name is None:
-        raise BadRequestError(
-            "Missing required parameter: 'name'.", param="name", code="missing_required_parameter"
-        )
-    memory_limit = text(fields, "memory_limit")
+        raise missing("name")
+    memory_limit = asked.get("memory_limit")
     if memory_limit is not None:
-        _one_of(memory_limit, MEMORY_LIMITS, "memory_limit")
+        one_of(*MEMORY_LIMITS)(memory_limit, "memory_limit")
     return ContainerWish(
         name=name,
-        minutes=_minutes(fields.get("expires_after"), max_minutes),
+        minutes=_minutes(asked.get("expires_after"), max_minutes),
         memory_limit=memory_limit,
-        network_policy=_network_policy(fields.get("network_policy")),
+        network_policy=_network_policy(asked.get("network_policy")),
     )
 
 
-def file_ids(body: object) -> list[str]:
+def file_ids(asked: Mapping[str, Any]) -> list[str]:
     """The uploads that the container begins with. Raises BadRequestError."""
-    given = an_object(body).get("file_ids")
+    given = asked.get("file_ids")
     if given is None:
         return []
-    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-        raise _wrong_type("file_ids", "an array of strings")
+    array(text)(given, "file_ids")
     if len(given) > MAX_FILES:
-        raise BadRequestError(
-            f"Invalid 'file_ids': more than {MAX_FILES}.",
-            param="file_ids",
-            code="array_above_max_length",
-        )
+        raise too_much("file_ids", "array_above_max_length", str(MAX_FILES))
     return [_clean(each) for each in given]
 
 
-def an_object(body: object) -> Mapping[str, Any]:
-    """The body's fields. Raises BadRequestError."""
-    if not isinstance(body, dict):
-        raise BadRequestError("The request body must be a JSON object.")
-    return body
-
-
-def text(fields: Mapping[str, Any], name: str) -> str | None:
-    """A field's text; None where there is none. Raises BadRequestError."""
-    value = fields.get(name)
+def name_of(asked: Mapping[str, Any], field: str) -> str | None:
+    """A name that a field has; None where there is none. Raises BadRequestError."""
+    value = asked.get(field)
     if value is None:
         return None
-    if not isinstance(value, str):
-        raise _wrong_type(name, "a string")
+    text(value, field)
     if len(value) > MAX_NAME_CHARS:
-        raise BadRequestError(
-            f"Invalid '{name}': longer than {MAX_NAME_CHARS} characters.",
-            param=name,
-            code="string_above_max_length",
-        )
+        raise too_much(field, "string_above_max_length", f"{MAX_NAME_CHARS} characters")
     return _clean(value)
 
 
@@ -106,41 +95,26 @@ def container_file_object(file: ContainerFile, url: str) -> dict[str, Any]:
     }
 
 
-def _minutes(expires_after: object, most: int) -> int:
+def _minutes(expires_after: Any, most: int) -> int:
     if expires_after is None:
         return most
-    fields = expires_after if isinstance(expires_after, dict) else None
-    if fields is None:
-        raise _wrong_type("expires_after", "an object")
-    _one_of(fields.get("anchor"), ("last_active_at",), "expires_after.anchor")
-    param = "expires_after.minutes"
-    if isinstance(fields.get("minutes"), str):
-        raise _wrong_type(param, "an integer")
-    minutes = integer(fields.get("minutes"), param, least=1, most=most)
-    if minutes is None:
-        raise BadRequestError(
-            f"Missing required parameter: '{param}'.",
-            param=param,
-            code="missing_required_parameter",
-        )
-    return minutes
+    _EXPIRY(expires_after, "expires_after")
+    integer(1, most)(expires_after["minutes"], "expires_after.minutes")
+    return int(expires_after["minutes"])
 
 
-def _network_policy(given: object) -> dict[str, Any] | None:
+def _network_policy(given: Any) -> dict[str, Any] | None:
     if given is None:
         return None
-    if not isinstance(given, dict):
-        raise _wrong_type("network_policy", "an object")
-    kind = given.get("type")
-    _one_of(kind, ("disabled", "allowlist"), "network_policy.type")
-    if kind == "disabled":
-        return {"type": kind}
+    _POLICY(given, "network_policy")
+    if given["type"] == "disabled":
+        return {"type": given["type"]}
+    param = "network_policy.allowed_domains"
     domains = given.get("allowed_domains")
-    if not isinstance(domains, list) or not 0 < len(domains) <= MAX_DOMAINS:
-        raise _wrong_type("network_policy.allowed_domains", "an array of domains")
-    if not all(isinstance(each, str) for each in domains):
-        raise _wrong_type("network_policy.allowed_domains", "an array of strings")
-    return {"type": kind, "allowed_domains": domains}
+    array(text, minimum=1)(domains, param)
+    if len(domains) > MAX_DOMAINS:
+        raise too_much(param, "array_above_max_length", f"{MAX_DOMAINS} domains")
+    return {"type": given["type"], "allowed_domains": domains}
 
 
 def _at(fields: Mapping[str, Any], path: str) -> Any:
@@ -148,21 +122,6 @@ def _at(fields: Mapping[str, Any], path: str) -> Any:
     for step in path.split("."):
         found = found.get(step) if isinstance(found, dict) else None
     return found
-
-
-def _one_of(value: object, allowed: tuple[str, ...], param: str) -> None:
-    if value not in allowed:
-        raise BadRequestError(
-            f"Invalid value: {value!r}. Supported values are: {', '.join(map(repr, allowed))}.",
-            param=param,
-            code="invalid_value",
-        )
-
-
-def _wrong_type(param: str, expected: str) -> BadRequestError:
-    return BadRequestError(
-        f"Invalid type for '{param}': expected {expected}.", param=param, code="invalid_type"
-    )
 
 
 def _clean(value: str) -> str:

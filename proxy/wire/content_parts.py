@@ -9,8 +9,11 @@ from policies.file_names import UNKNOWN_TYPE, clean_type, type_of
 from policies.workspace import Kind, Message
 from proxy.errors import BadRequestError
 from proxy.wire.inline_data import InlineData, data_url
+from proxy.wire.shapes import array, missing, text
 
 _URL_PARTS: dict[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
+_DRAWING = "image/svg+xml"
+"""Text, which no model takes in as a picture."""
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
 
@@ -49,8 +52,8 @@ class FilePart:
     def identity(self) -> str:
         """The same for the same file."""
         match self.source:
-            case InlineData(text=text):
-                return text
+            case InlineData(text=data):
+                return data
             case Remote(url=url):
                 return url
             case Uploaded(file_id=file_id):
@@ -86,12 +89,7 @@ def beside(body: Mapping[str, Any]) -> list[FilePart]:
     file_ids = ours.get("file_ids") if isinstance(ours, dict) else None
     if file_ids is None:
         return []
-    if not isinstance(file_ids, list) or not all(isinstance(each, str) for each in file_ids):
-        raise BadRequestError(
-            "Invalid type for 'sandbox.file_ids': expected an array of strings.",
-            param="sandbox.file_ids",
-            code="invalid_type",
-        )
+    array(text)(file_ids, "sandbox.file_ids")
     return [
         FilePart(None, f"sandbox.file_ids[{index}]", "file", Uploaded(file_id))
         for index, file_id in enumerate(file_ids)
@@ -135,11 +133,7 @@ def _document(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart
             where = f"{param}.{field}"
             source = Uploaded(value) if field == "file_id" else _source(value, where)
             return FilePart(at, where, "file", source, name or _last_of(source))
-    raise BadRequestError(
-        f"Missing required parameter: '{param}.file_id'.",
-        param=f"{param}.file_id",
-        code="missing_required_parameter",
-    )
+    raise missing(f"{param}.file_id")
 
 
 def _audio(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart | None:
@@ -165,15 +159,15 @@ def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) ->
     return FilePart(at, param, expected, source, _last_of(source), part=part)
 
 
-def _source(text: str, param: str) -> Source:
+def _source(written: str, param: str) -> Source:
     """What a string with data or a URL leads to. Raises BadRequestError."""
-    scheme = text[: len("https://")].lower()
+    scheme = written[: len("https://")].lower()
     if scheme.startswith(("http://", "https://")):
-        return Remote(text)
+        return Remote(written)
     if not scheme.startswith("data:"):
-        return InlineData(text, 0, "")
+        return InlineData(written, 0, "")
     try:
-        return data_url(text)
+        return data_url(written)
     except ValueError as error:
         raise malformed(param, error) from error
 
@@ -194,7 +188,10 @@ def _url(value: Any) -> str:
 
 
 def _kind(mime_type: str) -> Kind:
-    match clean_type(mime_type).partition("/")[0]:
+    bare = clean_type(mime_type)
+    if bare == _DRAWING:
+        return "file"
+    match bare.partition("/")[0]:
         case "image":
             return "image"
         case "audio":

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.errors import BadRequestError
 from proxy.store.records import Conversation
 from proxy.wire.responses_shapes import item
-from proxy.wire.shapes import array, mapping, require, text
+from proxy.wire.shapes import array, mapping, require, text, too_much
 
 MAX_ITEMS = 20
 """How many can be added at a time."""
@@ -21,14 +20,14 @@ def metadata(body: Mapping[str, Any]) -> dict[str, str]:
         return {}
     mapping(pairs, "metadata")
     if len(pairs) > MAX_PAIRS:
-        raise _too_much("metadata", "object_above_max_properties", f"{MAX_PAIRS} pairs")
+        raise too_much("metadata", "object_above_max_properties", f"{MAX_PAIRS} pairs")
     for key, value in pairs.items():
         text(value, f"metadata.{key}")
         if len(key) > MAX_KEY_CHARS:
-            raise _too_much("metadata", "string_above_max_length", f"{MAX_KEY_CHARS} characters")
+            raise too_much("metadata", "string_above_max_length", f"{MAX_KEY_CHARS} characters")
         if len(value) > MAX_VALUE_CHARS:
             words = f"{MAX_VALUE_CHARS} characters"
-            raise _too_much(f"metadata.{key}", "string_above_max_length", words)
+            raise too_much(f"metadata.{key}", "string_above_max_length", words)
     return dict(pairs)
 
 
@@ -41,7 +40,7 @@ def items(body: Mapping[str, Any], *, required: bool) -> list[dict[str, Any]]:
         return []
     array(item)(given, "items")
     if len(given) > MAX_ITEMS:
-        raise _too_much("items", "array_above_max_length", f"{MAX_ITEMS} items")
+        raise too_much("items", "array_above_max_length", f"{MAX_ITEMS} items")
     return list(given)
 
 
@@ -53,7 +52,3 @@ def conversation_object(conversation: Conversation) -> dict[str, Any]:
         "created_at": conversation.created_at,
         "metadata": dict(conversation.metadata),
     }
-
-
-def _too_much(param: str, code: str, most: str) -> BadRequestError:
-    return BadRequestError(f"Invalid '{param}': more than {most}.", param=param, code=code)

@@ -10,10 +10,11 @@ from policies.sessions import (
     State,
     container_id,
     container_named,
+    container_of,
     named,
     states,
 )
-from proxy.agent.parking import Parked
+from proxy.agent.parking import Parked, names
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ def thread(
     from it by its name: a chat needs neither, for its messages show both.
     """
     goes_on, leaves = _conversation(owner, run_id, headers, body, follows)
+    if goes_on is None and waiting is None:
+        goes_on = _left(owner, body)
     if waiting and waiting.goes_on and not _includes(follows, waiting.goes_on):
         goes_on = waiting.goes_on
     session = goes_on.session if goes_on else Session(owner, container_id(owner, run_id))
@@ -56,6 +59,15 @@ def thread(
         parks=parks,
         resumes=waiting,
     )
+
+
+def _left(owner: str, body: Mapping[str, Any]) -> GoesOn | None:
+    """What a run without a conversation has left whose calls are answered, but which itself is kept
+    no more."""
+    for name in names(body["messages"]):
+        if container := container_of(owner, name):
+            return GoesOn(Session(owner, container), (name,), anew=True)
+    return None
 
 
 def _includes(follows: GoesOn | None, waited: GoesOn) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 from policies.sessions import function_call_id, states_between
 from proxy.errors import BadRequestError
+from proxy.wire.shapes import not_together
 
 
 def is_legacy(body: Mapping[str, Any]) -> bool:
@@ -12,10 +13,8 @@ def is_legacy(body: Mapping[str, Any]) -> bool:
     if not body.get("functions"):
         return False
     if body.get("tools"):
-        raise BadRequestError(
-            "'functions' is deprecated and cannot be used together with 'tools'.",
-            param="functions",
-            code="invalid_parameter_combination",
+        raise not_together(
+            "'functions' is deprecated and cannot be used together with 'tools'.", "functions"
         )
     return True
 
@@ -40,10 +39,20 @@ def with_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return told
 
 
+def _require(name: str, functions: Sequence[Mapping[str, Any]]) -> None:
+    if all(function["name"] != name for function in functions):
+        raise BadRequestError(
+            f"Invalid value for 'function_call': no function named {name!r} was specified in the"
+            " 'functions' parameter.",
+            param="function_call.name",
+        )
+
+
 def as_tools(body: Mapping[str, Any]) -> dict[str, Any]:
     """The same request in today's words. One call a turn: the answer has room for no second."""
     choice = body.get("function_call")
     if isinstance(choice, dict):
+        _require(choice["name"], body["functions"])
         choice = {"type": "function", "function": {"name": choice["name"]}}
     return {
         **body,

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import BadRequestError
 from proxy.store.records import Page
+from proxy.wire import shapes
+from proxy.wire.shapes import one_of
 
 ORDERS = ("asc", "desc")
 Sizes = tuple[int, int]
@@ -17,36 +18,21 @@ CONTAINERS: Sizes = (20, 100)
 def page(query: Mapping[str, str], sizes: Sizes) -> Page:
     """The part that the query asks for. Raises BadRequestError."""
     order = query.get("order", "desc")
-    if order not in ORDERS:
-        raise BadRequestError(
-            f"Invalid value: {order!r}. Supported values are: 'asc' and 'desc'.",
-            param="order",
-            code="invalid_value",
-        )
+    one_of(*ORDERS)(order, "order")
     default, most = sizes
     limit = integer(query.get("limit"), "limit", least=1, most=most)
     return Page(default if limit is None else limit, order == "desc", query.get("after") or None)
 
 
-def integer(value: object, param: str, *, least: int, most: int) -> int | None:
+def integer(value: Any, param: str, *, least: int, most: int) -> int | None:
     """A whole number within bounds, also one that is written out; None where none is given.
     Raises BadRequestError."""
     if value is None:
         return None
     if isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20:
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadRequestError(
-            f"Invalid type for '{param}': expected an integer.", param=param, code="invalid_type"
-        )
-    if not least <= value <= most:
-        side = "above_max" if value > most else "below_min"
-        raise BadRequestError(
-            f"Invalid '{param}': {value} is not between {least} and {most}.",
-            param=param,
-            code=f"integer_{side}_value",
-        )
-    return value
+    shapes.integer(least, most)(value, param)
+    return int(value)
 
 
 def listing(items: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, Any]:

@@ -33,13 +33,12 @@ _TIERS = {"auto": "auto", "standard_only": "default"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks for."""
+class AsChat:
+    """A request as a chat completion."""
 
     chat: Mapping[str, Any]
-    """The same as a chat completion."""
-    places: Mapping[str, str]
-    """Places in that, and what the client calls them."""
+    names: Mapping[str, str]
+    """Places in it, and what the client calls them."""
     own_tools: Sequence[Tool]
     """The client's, each with its schema."""
     code_execution: bool
@@ -53,7 +52,7 @@ class Asked:
     def in_own_words(self, error: ProxyError) -> ProxyError:
         """An error that names the client's own place."""
         param = error.param or ""
-        for place, own in self.places.items():
+        for place, own in self.names.items():
             if param == place or param.startswith(f"{place}."):
                 error.message = error.message.replace(param, own)
                 error.param = own
@@ -61,17 +60,17 @@ class Asked:
         return error
 
 
-def read(body: Mapping[str, Any]) -> Asked:
-    """A request for an answer. Raises BadRequestError."""
-    return _read(body, ("model", "max_tokens", "messages"))
+def as_chat(body: Mapping[str, Any]) -> AsChat:
+    """The chat completion that answers it. Raises BadRequestError."""
+    return _as_chat(body, ("model", "max_tokens", "messages"))
 
 
-def read_to_count(body: Mapping[str, Any]) -> Asked:
-    """A request to count its tokens. Raises BadRequestError."""
-    return _read(body, ("model", "messages"))
+def as_chat_to_count(body: Mapping[str, Any]) -> AsChat:
+    """The chat completion whose tokens are to be counted. Raises BadRequestError."""
+    return _as_chat(body, ("model", "messages"))
 
 
-def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
+def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> AsChat:
     check_fields(body, required)
     given = {name: value for name, value in body.items() if value is not None}
     for name, words in _NOT_SERVED.items():
@@ -90,7 +89,7 @@ def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
     tools = offered(given.get("tools", []))
     talk = talk_of(given.get("system"), given["messages"])
     thinking = given.get("thinking", {"type": "disabled"})
-    return Asked(
+    return AsChat(
         chat={
             **{name: given[name] for name in _SAME if name in given},
             **placed(_unknown(given), "every call"),
@@ -100,7 +99,7 @@ def _read(body: Mapping[str, Any], required: tuple[str, ...]) -> Asked:
             **_tools(given, tools),
             **_extension(given),
         },
-        places=talk.places,
+        names=talk.places,
         own_tools=tools.own,
         code_execution=tools.code_execution,
         tool_first=tools.code_execution and _calls_first(given.get("tool_choice", {})),
@@ -155,7 +154,7 @@ def _extension(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"sandbox": ours} if ours else {}
 
 
-def to_be_counted(body: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+def to_be_counted(body: Mapping[str, Any], asked: AsChat) -> dict[str, Any]:
     """The request as other servers of this dialect take it: every tool with its schema."""
     others = {name: value for name, value in body.items() if name not in ("sandbox", "tools")}
     return {**others, "tools": list(asked.own_tools)} if asked.own_tools else others

@@ -8,44 +8,18 @@ from proxy.wire.shapes import (
     anything,
     array,
     boolean,
-    either,
     fields,
+    having,
     integer,
     mapping,
-    not_among,
     number,
     one_of,
     require,
+    tagged,
     text,
+    text_or_object,
+    text_or_parts,
 )
-
-
-def tagged(kinds: Mapping[str, Check]) -> Check:
-    """An object whose `type` says what else it must have."""
-
-    def check(value: Any, param: str) -> None:
-        mapping(value, param)
-        require(value, "type", f"{param}.type")
-        text(value["type"], f"{param}.type")
-        if value["type"] not in kinds:
-            raise not_among(value["type"], kinds, f"{param}.type")
-        kinds[value["type"]](value, param)
-
-    return check
-
-
-def having(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """An object in which null does not stand for what must be there."""
-    others = fields(optional or {})
-
-    def check(value: Any, param: str) -> None:
-        others(value, param)
-        for name, of in required.items():
-            require(value, name, f"{param}.{name}")
-            of(value[name], f"{param}.{name}")
-
-    return check
-
 
 _TEXT = having({"text": text})
 _BASE64 = having({"media_type": text, "data": text})
@@ -53,12 +27,6 @@ _URL = having({"url": text})
 _FILE = having({"file_id": text})
 _IMAGE = having({"source": tagged({"base64": _BASE64, "url": _URL, "file": _FILE})})
 _SEARCH_RESULT = having({"title": text, "source": text, "content": array(tagged({"text": _TEXT}))})
-_CONTENT_SOURCE = either(
-    "a string or array of objects",
-    str,
-    list,
-    checks={list: array(tagged({"text": _TEXT, "image": _IMAGE}))},
-)
 _DOCUMENT = having(
     {
         "source": tagged(
@@ -67,7 +35,9 @@ _DOCUMENT = having(
                 "text": having({"data": text}),
                 "url": _URL,
                 "file": _FILE,
-                "content": having({"content": _CONTENT_SOURCE}),
+                "content": having(
+                    {"content": text_or_parts(tagged({"text": _TEXT, "image": _IMAGE}))}
+                ),
             }
         )
     },
@@ -83,12 +53,7 @@ _RESULT = having(
     {"tool_use_id": text},
     {
         "is_error": boolean,
-        "content": either(
-            "a string or array of objects",
-            str,
-            list,
-            checks={list: array(tagged({**_TOLD, "tool_reference": having({"tool_name": text})}))},
-        ),
+        "content": text_or_parts(tagged({**_TOLD, "tool_reference": having({"tool_name": text})})),
     },
 )
 _OF_THE_USER: Mapping[str, Check] = {**_TOLD, "tool_result": _RESULT, "container_upload": _FILE}
@@ -97,25 +62,12 @@ _OF_THE_ASSISTANT: Mapping[str, Check] = {
     "tool_use": having({"id": text, "name": text, "input": mapping}),
     "compaction": fields({"content": text}),
 }
-
-
-def _assistant_block(value: Any, param: str) -> None:
-    """Thinking, and what a server did of its own, is of many kinds, and is not read."""
-    mapping(value, param)
-    require(value, "type", f"{param}.type")
-    text(value["type"], f"{param}.type")
-    _OF_THE_ASSISTANT.get(value["type"], anything)(value, param)
-
-
-def _content(of: Check, minimum: int = 0) -> Check:
-    blocks = array(of, minimum=minimum)
-    return either("a string or array of objects", str, list, checks={list: blocks})
-
-
+_SYSTEM = text_or_parts(tagged({"text": _TEXT}))
 _CONTENTS: Mapping[str, Check] = {
-    "user": _content(tagged(_OF_THE_USER), minimum=1),
-    "assistant": _content(_assistant_block),
-    "system": _content(tagged({"text": _TEXT})),
+    "user": text_or_parts(tagged(_OF_THE_USER), minimum=1),
+    # Thinking, and what a server did of its own, is of many kinds, and is not read.
+    "assistant": text_or_parts(tagged(_OF_THE_ASSISTANT, others=anything)),
+    "system": _SYSTEM,
 }
 
 
@@ -151,7 +103,7 @@ FIELDS: Mapping[str, Check] = {
     "model": text,
     "max_tokens": integer(1),
     "messages": array(message, minimum=1),
-    "system": _content(tagged({"text": _TEXT})),
+    "system": _SYSTEM,
     "stop_sequences": array(text),
     "stream": boolean,
     "temperature": number(0, 1),
@@ -164,11 +116,9 @@ FIELDS: Mapping[str, Check] = {
     "tools": array(mapping),
     "output_config": fields({"effort": _EFFORTS, "format": _FORMAT}),
     "output_format": _FORMAT,
-    "container": either("a string or an object", str, dict, checks={dict: fields({"id": text})}),
+    "container": text_or_object(fields({"id": text})),
     "mcp_servers": array(mapping),
-    "thread": fields(
-        {"type": one_of("create", "continue"), "previous_message_id": text}, required=["type"]
-    ),
+    "thread": having({"type": one_of("create", "continue")}, {"previous_message_id": text}),
     "compaction": mapping,
     "sandbox": mapping,
 }

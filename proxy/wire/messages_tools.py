@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import BadRequestError
-from proxy.wire.messages_shapes import having
-from proxy.wire.shapes import array, boolean, mapping, text
+from proxy.wire.shapes import array, boolean, having, mapping, text
 
 Tool = Mapping[str, Any]
 CODE_EXECUTION = "code_execution"

@@ -5,7 +5,7 @@ the others those are checked that go with the last call alone, so that no run is
 refused at its end; the rest meets its backend at the first call.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from proxy.wire.shapes import (
     fields,
     integer,
     mapping,
+    not_together,
     number,
     one_of,
     text,
@@ -41,14 +42,17 @@ Place = Literal["every call", "visible answer", "loop", "proxy", "straight"]
 goes to the backend as it is (see policies.routing)."""
 
 
+NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One field of the request."""
 
     place: Place
     check: Check = anything
-    idle: Any = None
-    """A value that changes nothing, where that is none of null, false, zero and empty."""
+    idle: Collection[Any] = NOTHING
+    """The values that change nothing, beside null."""
 
 
 MAX_CHOICES = 128
@@ -76,6 +80,7 @@ _PREDICTION = fields(
 )
 _EVERY = Parameter("every call")
 _STRAIGHT = Parameter("straight")
+_WITH_LOGPROBS = ("top_logprobs", "logprob_token_ids")
 _FLAG = Parameter("visible answer", boolean)
 _WORDS = Parameter("visible answer", text)
 
@@ -94,7 +99,9 @@ OPENAI: Mapping[str, Parameter] = {
     "function_call": Parameter("loop", function_call),
     "max_tokens": Parameter("loop", integer(1)),
     "max_completion_tokens": Parameter("loop", integer(1)),
-    "response_format": Parameter("visible answer", response_format, idle={"type": "text"}),
+    "response_format": Parameter(
+        "visible answer", response_format, idle=(*NOTHING, {"type": "text"})
+    ),
     "stop": Parameter("visible answer", stop),
     "logprobs": _FLAG,
     "top_logprobs": Parameter("visible answer", integer(0, 20)),
@@ -137,9 +144,9 @@ VLLM: Mapping[str, Parameter] = {
     "min_tokens": Parameter("visible answer", integer(0)),
     "bad_words": Parameter("visible answer", array(text)),
     "allowed_token_ids": Parameter("visible answer", _TOKEN_IDS),
-    "skip_special_tokens": Parameter("visible answer", boolean, idle=True),
-    "spaces_between_special_tokens": Parameter("visible answer", boolean, idle=True),
-    "prompt_logprobs": Parameter("visible answer", _TOKENS),
+    "skip_special_tokens": Parameter("visible answer", boolean, idle=(True,)),
+    "spaces_between_special_tokens": Parameter("visible answer", boolean, idle=(True,)),
+    "prompt_logprobs": Parameter("visible answer", _TOKENS, idle=()),
     "logprob_token_ids": Parameter("visible answer", _TOKEN_IDS),
     "return_tokens_as_token_ids": _FLAG,
     "return_token_ids": _FLAG,
@@ -194,7 +201,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     **OPENAI,
     **VLLM,
     **SGLANG,
-    "sandbox": Parameter("proxy", mapping),
+    "sandbox": Parameter("proxy", fields({"session": text, "container_id": text})),
 }
 GRAMMARS = frozenset(
     {"structured_outputs", "regex", "ebnf"} | {name for name in VLLM if name.startswith("guided_")}
@@ -207,6 +214,16 @@ def check_parameters(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if value is not None and (known := PARAMETERS.get(name)):
             known.check(value, name)
+    for name in _WITH_LOGPROBS:
+        if body.get(name) and not body.get("logprobs"):
+            raise not_together(f"'{name}' is only allowed where 'logprobs' is true.", name)
+    if body.get("stream_options") and not body.get("stream"):
+        raise not_together(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            "stream_options",
+        )
+    if body.get("prompt_logprobs") and body.get("stream"):
+        raise not_together("'prompt_logprobs' are not to be had in a stream.", "prompt_logprobs")
 
 
 def placed(body: Mapping[str, Any], *places: Place) -> dict[str, Any]:
@@ -218,5 +235,4 @@ def placed(body: Mapping[str, Any], *places: Place) -> dict[str, Any]:
 
 def shapes(name: str, value: Any) -> bool:
     """Whether a value changes the answer; many clients send the defaults along."""
-    idle = PARAMETERS[name].idle
-    return bool(value) and value != idle
+    return value not in PARAMETERS[name].idle

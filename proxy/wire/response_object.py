@@ -1,6 +1,5 @@
 """The `response` object of /v1/responses: what was asked, and what has come of it."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,11 +72,13 @@ def ended(
 ) -> dict[str, Any]:
     """The same when it is over."""
     reason = _INCOMPLETE.get(result.finish_reason)
+    # Not by the clock: it is told more than once, and is kept besides.
+    over = response["created_at"] + result.tally.wall_ms // 1000
     tier = result.response.get("service_tier")
     return {
         **response,
         "status": "incomplete" if reason else "completed",
-        "completed_at": None if reason else int(time.time()),
+        "completed_at": None if reason else over,
         "incomplete_details": {"reason": reason} if reason else None,
         "output": list(output),
         "service_tier": tier if isinstance(tier, str) else response["service_tier"],

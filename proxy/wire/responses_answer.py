@@ -1,7 +1,7 @@
 """A run's answer as /v1/responses has it, whole or as server-sent events."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from policies.steps import Steps
@@ -13,7 +13,7 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.agent.task import Result
+from proxy.agent.task import Notice, Result
 from proxy.errors import ProxyError
 from proxy.wire.json_text import json_text
 from proxy.wire.response_object import (
@@ -26,7 +26,7 @@ from proxy.wire.response_object import (
 from proxy.wire.responses_items import Message, Output, Thinking, Told, call_of_client
 from proxy.wire.responses_request import LOGPROBS, wants
 from proxy.wire.responses_steps import CodeSteps, ShellSteps, StepsShown
-from proxy.wire.responses_tools import asked_tools
+from proxy.wire.responses_tools import AskedTools
 from proxy.wire.step_events import EVENT_NAME, StepEvents
 from proxy.wire.step_items import is_shown
 from proxy.wire.steps import StepText
@@ -46,14 +46,16 @@ class Asked:
     created: int
     container_id: str
     steps: Steps
+    tools: AskedTools
 
 
 class ResponseWriter:
     """Turns what happens into items, and into the events that tell of them."""
 
     def __init__(self, asked: Asked) -> None:
-        tools = asked_tools(asked.body.get("tools") or [])
-        self._custom = tools.custom
+        tools = asked.tools
+        self._own = tools.own
+        self._warnings = [asdict(tool_left_out(kind)) for kind in tools.left_out]
         self._with_logprobs = wants(asked.body, LOGPROBS) or bool(asked.body.get("top_logprobs"))
         self._response = begun(asked.body, asked.run_id, asked.created)
         self._output = Output(asked.run_id, asked.container_id)
@@ -99,9 +101,11 @@ class ResponseWriter:
             status = "incomplete" if result.finish_reason == "length" else "completed"
             events += self._message.end(citations(result), found, status)
         for call in result.tool_calls:
-            custom = call["function"]["name"] in self._custom
-            events += call_of_client(self._output, call, custom)
+            events += call_of_client(self._output, call, self._own[call["function"]["name"]])
         response = ended(self._response, result, self._output.items)
+        if self._warnings:
+            warnings = response["sandbox"].get("warnings", [])
+            response["sandbox"]["warnings"] = [*self._warnings, *warnings]
         if self._kept:
             response["sandbox"]["events"] = self._kept
         return [*events, {"type": f"response.{response['status']}", "response": response}]
@@ -146,6 +150,11 @@ class ResponseWriter:
         if not isinstance(event, ToolOutput):
             self._kept.append(step)
         return [{"type": NOTHING, "sandbox": step}]
+
+
+def tool_left_out(kind: str) -> Notice:
+    """What its reader is told of an answer that was made without a tool asked for."""
+    return Notice("tool_left_out", f"There is no tool {kind!r} here; the model had none.")
 
 
 class WholeResponse:

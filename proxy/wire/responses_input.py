@@ -1,17 +1,28 @@
 """The input of /v1/responses as the messages of a chat, and where in it each of them stood."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from policies.history import is_step_id
 from proxy.errors import NotFoundError
+from proxy.wire.responses_builtin import SEARCH, call_arguments, result_text
+from proxy.wire.responses_functions import found, function_name, written_arguments
 from proxy.wire.responses_shapes import PASSED_OVER, item_type
 
 Item = dict[str, Any]
 _SAYS_NOTHING = ("rs_", "sh_", "sho_", "ci_")
 """How ids of ours begin that name what no model is told of again: these need not be found."""
 _SYSTEM = ("system", "developer")
+_FUNCTION_CALLS = ("function_call", "custom_tool_call")
+_BUILT_IN = {
+    "shell_call": "shell",
+    "local_shell_call": "local_shell",
+    "apply_patch_call": "apply_patch",
+    "tool_search_call": SEARCH,
+}
+"""Calls of tools that have no name of the client's, and what the model calls these."""
+_RESULTS = ("shell_call_output", "local_shell_call_output", "apply_patch_call_output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +83,20 @@ _PREFIX = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "shell_call": "shc",
+    "shell_call_output": "shco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
 }
 
 
 def _tell(chat: Told, item: Item, place: str) -> None:
     kind = item_type(item)
-    if kind in PASSED_OVER:
+    if kind in PASSED_OVER or _is_a_servers(item):
         return
     if kind == "item_reference" and item["id"].startswith(_SAYS_NOTHING):
         return
@@ -85,12 +104,32 @@ def _tell(chat: Told, item: Item, place: str) -> None:
         raise NotFoundError(f"Item with id '{item['id']}' not found.", param="input")
     if kind == "message":
         _tell_message(chat, item, place)
-    elif kind in ("function_call", "custom_tool_call"):
+    elif kind in _FUNCTION_CALLS or kind in _BUILT_IN:
         _tell_call(chat, _call(item), place)
     else:
-        words = _words(item["output"])
-        content = item["output"] if words is None else words
-        chat.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, place)
+        call_id = item["id"] if item.get("call_id") is None else item["call_id"]
+        chat.add({"role": "tool", "tool_call_id": call_id, "content": _result(item)}, place)
+
+
+def _is_a_servers(item: Item) -> bool:
+    """Whether a call or its result is of a tool that a server has run: no model is told of these
+    again."""
+    kind = item_type(item)
+    if kind in ("tool_search_call", "tool_search_output"):
+        return item.get("call_id") is None
+    if kind in ("shell_call", "shell_call_output"):
+        where = item.get("environment") or {}
+        return is_step_id(item["call_id"]) or where.get("type") == "container_reference"
+    return False
+
+
+def _result(item: Item) -> Any:
+    if item["type"] == "tool_search_output":
+        return found(item["tools"])
+    if item["type"] in _RESULTS:
+        return result_text(item)
+    words = _words(item["output"])
+    return item["output"] if words is None else words
 
 
 def _tell_message(chat: Told, item: Item, place: str) -> None:
@@ -118,10 +157,10 @@ def _tell_call(chat: Told, call: dict[str, Any], place: str) -> None:
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = item.get("arguments")
-    if arguments is None:
-        arguments = json.dumps({"input": item["input"]})
-    function = {"name": item["name"], "arguments": arguments}
+    if name := _BUILT_IN.get(item["type"]):
+        function = {"name": name, "arguments": call_arguments(item)}
+    else:
+        function = {"name": function_name(item), "arguments": written_arguments(item)}
     return {"id": item["call_id"], "type": "function", "function": function}
 
 

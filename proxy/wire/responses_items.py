@@ -1,8 +1,10 @@
 """The items of a response's output while they are made, each change of theirs as an event."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from proxy.agent.tool_calls import free_text
+from proxy.wire.responses_builtin import PREFIXES, call_fields
 
 Told = dict[str, Any]
 """An event of the stream, but for its number; or an item, or a part of one."""
@@ -177,30 +179,26 @@ def _empty_part(kind: str) -> Told:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-def call_of_client(output: Output, call: Mapping[str, Any], custom: bool) -> list[Told]:
-    """A call of a tool that the client runs."""
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    if custom:
+def call_of_client(output: Output, call: Mapping[str, Any], tool: Mapping[str, Any]) -> list[Told]:
+    """A call of a tool that the client runs and has described so."""
+    written = call["function"]["arguments"]
+    if prefix := PREFIXES.get(tool["type"]):
+        item = {"type": f"{tool['type']}_call", "call_id": call["id"], "status": "in_progress"}
+        place, added = output.begin(prefix, {**item, **call_fields(tool["type"], written)})
+        return [added, output.end(place, status="completed")]
+    name = {"name": tool["name"]}
+    if tool["type"] == "custom":
         kind, prefix, field = "custom_tool_call", "ctc", "input"
-        events, arguments = "custom_tool_call_input", _free_text(arguments)
+        events, named, written = "custom_tool_call_input", {}, free_text(written)
     else:
-        kind, prefix, field, events = "function_call", "fc", "arguments", "function_call_arguments"
-    item = {"type": kind, "call_id": call["id"], "name": name, field: "", "status": "in_progress"}
-    place, added = output.begin(prefix, item)
-    named = {} if custom else {"name": name}
+        kind, prefix, field = "function_call", "fc", "arguments"
+        events, named = "function_call_arguments", name
+    within = {"namespace": tool["namespace"]} if tool.get("namespace") else {}
+    item = {"type": kind, "call_id": call["id"], **within, **name, field: ""}
+    place, added = output.begin(prefix, {**item, "status": "in_progress"})
     return [
         added,
-        place.event(f"{events}.delta", delta=arguments),
-        place.event(f"{events}.done", **named, **{field: arguments}),
-        output.end(place, **{field: arguments}, status="completed"),
+        place.event(f"{events}.delta", delta=written),
+        place.event(f"{events}.done", **named, **{field: written}),
+        output.end(place, **{field: written}, status="completed"),
     ]
-
-
-def _free_text(arguments: str) -> str:
-    """What the model wrote for a tool that takes free text, in the form for it or without."""
-    try:
-        given = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = given.get("input") if isinstance(given, dict) else None
-    return text if isinstance(text, str) else arguments

@@ -6,6 +6,7 @@ from typing import Any
 
 from proxy.errors import ProxyError
 from proxy.wire.parameters import OPENAI
+from proxy.wire.responses_functions import brought
 from proxy.wire.responses_input import told
 from proxy.wire.responses_shapes import (
     item,
@@ -14,7 +15,6 @@ from proxy.wire.responses_shapes import (
     text_settings,
     tool,
     tool_choice,
-    unsupported,
 )
 from proxy.wire.responses_tools import AskedTools, asked_tools, chat_choice, tool_first
 from proxy.wire.shapes import (
@@ -29,6 +29,7 @@ from proxy.wire.shapes import (
     one_of,
     require,
     text,
+    unsupported,
 )
 
 INCLUDES = (
@@ -64,6 +65,9 @@ FIELDS: Mapping[str, Check] = {
     "sandbox": mapping,
     "prompt_cache_options": anything,
     "moderation": anything,
+    "access_programs": anything,
+    "background_options": anything,
+    "image": anything,
     **{
         name: OPENAI[name].check
         for name in (
@@ -78,6 +82,7 @@ _OWN = frozenset(
         *("input", "instructions", "tools", "tool_choice", "max_tool_calls", "text", "reasoning"),
         *("max_output_tokens", "include", "stream_options", "truncation", "background", "store"),
         *("previous_response_id", "conversation", "sandbox"),
+        *("access_programs", "background_options", "image"),
     }
 )
 """What a chat completion has under another name, or not at all."""
@@ -100,7 +105,7 @@ LOGPROBS = "message.output_text.logprobs"
 class AsChat:
     """A request as a chat completion."""
 
-    body: dict[str, Any]
+    chat: Mapping[str, Any]
     tools: AskedTools
     names: Mapping[str, str]
     """Places in it, and what the client calls them."""
@@ -124,10 +129,11 @@ def as_chat(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) 
     Raises BadRequestError, NotFoundError.
     """
     _check_fields(body)
-    tools = asked_tools(body.get("tools") or [])
-    chat = told(body.get("instructions"), body["input"], earlier)
+    items = body["input"] if isinstance(body["input"], list) else []
+    tools = asked_tools(body.get("tools") or [], brought([*earlier, *items]))
+    talk = told(body.get("instructions"), body["input"], earlier)
     names: dict[str, str] = {}
-    for index, (message, place) in enumerate(zip(chat.messages, chat.places, strict=True)):
+    for index, (message, place) in enumerate(zip(talk.messages, talk.places, strict=True)):
         if message["role"] == "tool":
             names[f"messages[{index}].content"] = f"{place}.output"
         names[f"messages[{index}]"] = place
@@ -142,7 +148,7 @@ def as_chat(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) 
     carried = {key: value for key, value in body.items() if key not in _OWN}
     placed = _renamed(body, tools)
     given = {key: value for key, value in placed.items() if value is not None}
-    whole = {**carried, **given, "messages": chat.messages, "sandbox": ours}
+    whole = {**carried, **given, "messages": talk.messages, "sandbox": ours}
     first = tool_first(body.get("tool_choice"), tools)
     return AsChat(whole, tools, {**names, **_NAMES}, first)
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from policies.answer_form import schema_fault
 from proxy.errors import BadRequestError
-from proxy.wire.chat_shapes import FORMATS, part, reasoning_effort
+from proxy.wire.chat_shapes import FORMATS, GRAMMAR, input_format, part, reasoning_effort
 from proxy.wire.shapes import (
     Check,
+    anything,
     array,
     boolean,
     either,
@@ -17,11 +18,21 @@ from proxy.wire.shapes import (
     one_of,
     require,
     text,
+    unsupported,
 )
 
 ROLES = ("assistant", "system", "developer", "user")
-TOOLS = ("function", "custom", "shell", "code_interpreter")
-"""Those that there are here."""
+CHOSEN = (
+    *("function", "custom", "shell", "code_interpreter"),
+    *("local_shell", "apply_patch"),
+)
+"""The tools that a choice can name."""
+LEFT_OUT = (
+    *("web_search", "web_search_2025_08_26"),
+    *("web_search_preview", "web_search_preview_2025_03_11"),
+)
+"""Tools that are not here, and that no request is refused for: coding agents offer them with every
+one, whoever serves it."""
 MEMORY_LIMITS = ("1g", "4g", "16g", "64g")
 
 
@@ -36,70 +47,6 @@ def _whole(known: Mapping[str, Check], *required: str) -> Check:
                 known[name](None, f"{param}.{name}")
 
     return whole
-
-
-_PARTS: Mapping[str, Check] = {
-    "input_text": _whole({"text": text}, "text"),
-    "input_image": fields({"image_url": text, "file_id": text, "detail": text}),
-    "input_file": fields({"file_data": text, "file_id": text, "file_url": text, "filename": text}),
-    "output_text": _whole({"text": text}, "text"),
-}
-
-
-def _part(value: Any, param: str) -> None:
-    mapping(value, param)
-    require(value, "type", f"{param}.type")
-    text(value["type"], f"{param}.type")
-    _PARTS.get(value["type"], part)(value, param)
-
-
-_CONTENT = either("a string or array of objects", str, list, checks={list: array(_part)})
-_CALL_ID: Mapping[str, Check] = {"call_id": text}
-ITEMS: Mapping[str, Check] = {
-    "message": _whole({"role": one_of(*ROLES), "content": _CONTENT}, "role", "content"),
-    "function_call": _whole(
-        {**_CALL_ID, "name": text, "arguments": text}, "call_id", "name", "arguments"
-    ),
-    "function_call_output": _whole({**_CALL_ID, "output": _CONTENT}, "call_id", "output"),
-    "custom_tool_call": _whole(
-        {**_CALL_ID, "name": text, "input": text}, "call_id", "name", "input"
-    ),
-    "custom_tool_call_output": _whole({**_CALL_ID, "output": _CONTENT}, "call_id", "output"),
-    "item_reference": _whole({"id": text}, "id"),
-}
-"""Those that say something to the model."""
-PASSED_OVER = frozenset(
-    {
-        *("reasoning", "shell_call", "shell_call_output", "code_interpreter_call"),
-        *("local_shell_call", "local_shell_call_output", "apply_patch_call"),
-        *("apply_patch_call_output", "web_search_call", "file_search_call", "computer_call"),
-        *("computer_call_output", "image_generation_call", "mcp_list_tools", "mcp_call"),
-        *("mcp_approval_request", "mcp_approval_response", "tool_search_call"),
-        *("tool_search_output", "additional_tools", "program", "program_output"),
-        *("compaction", "compaction_trigger"),
-    }
-)
-"""What hosted tools and thinking have left: no model is told of it again."""
-
-
-def item_type(item: Mapping[str, Any]) -> str:
-    """What an item is; messages and references may leave it out."""
-    if item.get("type") is None:
-        return "message" if "role" in item or "id" not in item else "item_reference"
-    return str(item["type"])
-
-
-def item(value: Any, param: str) -> None:
-    """One item of the input."""
-    mapping(value, param)
-    if value.get("id") is not None:
-        text(value["id"], f"{param}.id")
-    kind = item_type(value)
-    if kind in PASSED_OVER:
-        return
-    if kind not in ITEMS:
-        raise not_among(kind, sorted({*ITEMS, *PASSED_OVER}), f"{param}.type")
-    ITEMS[kind](value, param)
 
 
 def _container(kind: str) -> Check:
@@ -127,27 +74,57 @@ def _container(kind: str) -> Check:
 
 
 def _environment(value: Any, param: str) -> None:
-    if isinstance(value, dict) and value.get("type") == "local":
-        raise unsupported(
-            f"{param}.type",
-            "Commands are run here, in a sandbox, and not by the client: name 'container_auto',"
-            " or give the model a function of your own.",
+    if not isinstance(value, dict) or value.get("type") != "local":
+        _container("container_auto")(value, param)
+    elif value.get("skills"):
+        raise unsupported(f"{param}.skills", "Skills are not available here.")
+
+
+def _tool_among(checks: Mapping[str, Check]) -> Check:
+    def check(value: Any, param: str) -> None:
+        mapping(value, param)
+        require(value, "type", f"{param}.type")
+        text(value["type"], f"{param}.type")
+        if value["type"] not in checks:
+            raise not_among(value["type"], list(checks), f"{param}.type")
+        checks[value["type"]](value, param)
+
+    return check
+
+
+def _name(value: Any, param: str) -> None:
+    text(value, param)
+    if not value:
+        raise BadRequestError(
+            f"Invalid '{param}': expected a name.", param=param, code="invalid_value"
         )
-    _container("container_auto")(value, param)
 
 
-def _custom_format(value: Any, param: str) -> None:
-    mapping(value, param)
-    if value.get("type") == "grammar":
-        raise unsupported(f"{param}.type", "No grammar can be held to here: use 'text'.")
-    one_of("text")(value.get("type", "text"), f"{param}.type")
-
-
-_TOOLS: Mapping[str, Check] = {
+_FUNCTIONS: Mapping[str, Check] = {
     "function": _whole(
-        {"name": text, "description": text, "parameters": mapping, "strict": boolean}, "name"
+        {"name": _name, "description": text, "parameters": mapping, "strict": boolean}, "name"
     ),
-    "custom": _whole({"name": text, "description": text, "format": _custom_format}, "name"),
+    "custom": _whole({"name": _name, "description": text, "format": input_format(GRAMMAR)}, "name"),
+}
+_OWN: Mapping[str, Check] = {
+    **_FUNCTIONS,
+    "namespace": _whole(
+        {
+            "name": _name,
+            "description": text,
+            "tools": array(_tool_among(_FUNCTIONS), minimum=1),
+        },
+        *("name", "description", "tools"),
+    ),
+    "tool_search": fields(
+        {"execution": one_of("server", "client"), "description": text, "parameters": mapping}
+    ),
+    "local_shell": mapping,
+    "apply_patch": mapping,
+}
+_LEFT_OUT: Mapping[str, Check] = dict.fromkeys(LEFT_OUT, anything)
+_TOOLS: Mapping[str, Check] = {
+    **_OWN,
     "shell": fields({"environment": _environment}),
     "code_interpreter": _whole(
         {
@@ -157,21 +134,98 @@ _TOOLS: Mapping[str, Check] = {
         },
         "container",
     ),
+    **_LEFT_OUT,
+}
+tool = _tool_among(_TOOLS)
+"""An entry of `tools`."""
+_brought = _tool_among({**_OWN, **_LEFT_OUT})
+"""One that an item of the input brings."""
+
+
+_PARTS: Mapping[str, Check] = {
+    "input_text": _whole({"text": text}, "text"),
+    "input_image": fields({"image_url": text, "file_id": text, "detail": text}),
+    "input_file": fields({"file_data": text, "file_id": text, "file_url": text, "filename": text}),
+    "output_text": _whole({"text": text}, "text"),
 }
 
 
-def tool(value: Any, param: str) -> None:
-    """An entry of `tools`."""
+def _part(value: Any, param: str) -> None:
     mapping(value, param)
     require(value, "type", f"{param}.type")
     text(value["type"], f"{param}.type")
-    if value["type"] not in _TOOLS:
-        raise not_among(value["type"], TOOLS, f"{param}.type")
-    _TOOLS[value["type"]](value, param)
-    if value.get("name") == "":
-        raise BadRequestError(
-            f"Invalid '{param}.name': expected a name.", param=f"{param}.name", code="invalid_value"
-        )
+    _PARTS.get(value["type"], part)(value, param)
+
+
+_CONTENT = either("a string or array of objects", str, list, checks={list: array(_part)})
+_CALL_ID: Mapping[str, Check] = {"call_id": text}
+
+
+def _local_output(value: Any, param: str) -> None:
+    _whole({**_CALL_ID, "id": text, "output": text}, "output")(value, param)
+    if value.get("call_id") is None:  # then its own id is the call's
+        require(value, "id", f"{param}.call_id")
+        text(value["id"], f"{param}.id")
+
+
+ITEMS: Mapping[str, Check] = {
+    "message": _whole({"role": one_of(*ROLES), "content": _CONTENT}, "role", "content"),
+    "function_call": _whole(
+        {**_CALL_ID, "name": text, "arguments": text}, "call_id", "name", "arguments"
+    ),
+    "function_call_output": _whole({**_CALL_ID, "output": _CONTENT}, "call_id", "output"),
+    "custom_tool_call": _whole(
+        {**_CALL_ID, "name": text, "input": text}, "call_id", "name", "input"
+    ),
+    "custom_tool_call_output": _whole({**_CALL_ID, "output": _CONTENT}, "call_id", "output"),
+    "tool_search_call": fields({"call_id": text}, required=["arguments"]),
+    "tool_search_output": _whole({"call_id": text, "tools": array(_brought)}, "tools"),
+    "additional_tools": _whole(
+        {"role": one_of("developer"), "tools": array(_brought)}, "role", "tools"
+    ),
+    "shell_call": _whole(
+        {**_CALL_ID, "action": mapping, "environment": mapping}, "call_id", "action"
+    ),
+    "shell_call_output": _whole({**_CALL_ID, "output": array(mapping)}, "call_id", "output"),
+    "local_shell_call": _whole({**_CALL_ID, "action": mapping}, "call_id", "action"),
+    "local_shell_call_output": _local_output,
+    "apply_patch_call": _whole({**_CALL_ID, "operation": mapping}, "call_id", "operation"),
+    "apply_patch_call_output": _whole(
+        {**_CALL_ID, "status": text, "output": text}, "call_id", "status"
+    ),
+    "item_reference": _whole({"id": text}, "id"),
+}
+"""Those that are looked at."""
+PASSED_OVER = frozenset(
+    {
+        *("reasoning", "code_interpreter_call"),
+        *("web_search_call", "file_search_call", "computer_call"),
+        *("computer_call_output", "image_generation_call", "mcp_list_tools", "mcp_call"),
+        *("mcp_approval_request", "mcp_approval_response", "additional_tools"),
+        *("program", "program_output"),
+        *("compaction", "compaction_trigger"),
+    }
+)
+"""What hosted tools and thinking have left: no model is told of it again."""
+
+
+def item_type(item: Mapping[str, Any]) -> str:
+    """What an item is; messages and references may leave it out."""
+    if item.get("type") is None:
+        return "message" if "role" in item or "id" not in item else "item_reference"
+    return str(item["type"])
+
+
+def item(value: Any, param: str) -> None:
+    """One item of the input."""
+    mapping(value, param)
+    if value.get("id") is not None:
+        text(value["id"], f"{param}.id")
+    kind = item_type(value)
+    if kind in ITEMS:
+        ITEMS[kind](value, param)
+    elif kind not in PASSED_OVER:
+        raise not_among(kind, sorted({*ITEMS, *PASSED_OVER}), f"{param}.type")
 
 
 tool_choice = either(
@@ -182,7 +236,7 @@ tool_choice = either(
         str: one_of("none", "auto", "required"),
         dict: _whole(
             {
-                "type": one_of(*TOOLS, "allowed_tools"),
+                "type": one_of(*CHOSEN, "allowed_tools"),
                 "name": text,
                 "mode": one_of("auto", "required"),
                 "tools": array(mapping),
@@ -229,10 +283,3 @@ def refused(words: str) -> Check:
         raise unsupported(param, words)
 
     return check
-
-
-def unsupported(param: str, words: str) -> BadRequestError:
-    """The error for what OpenAI has and this server has not."""
-    return BadRequestError(
-        f"Unsupported parameter: '{param}'. {words}", param=param, code="unsupported_parameter"
-    )

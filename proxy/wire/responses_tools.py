@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from proxy.wire.responses_builtin import Tool, run_by_client
+from proxy.wire.responses_functions import as_function, function_name, own_tools
+from proxy.wire.responses_shapes import LEFT_OUT
+
 HostedTool = Literal["shell", "code_interpreter"]
-CUSTOM_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
-"""Of a tool that takes free text: the model writes it as the one argument of a function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +17,8 @@ class AskedTools:
 
     functions: Sequence[Mapping[str, Any]] = ()
     """The client's own, as chat completions have them."""
-    custom: frozenset[str] = frozenset()
-    """The names of those that take free text."""
+    own: Mapping[str, Tool] = field(default_factory=dict)
+    """The same as the client has them, by what the model calls them."""
     shows: HostedTool | None = None
     """The hosted tool under whose name steps may be shown."""
     has_computer: bool = False
@@ -28,20 +26,22 @@ class AskedTools:
     container_id: str | None = None
     files: Sequence[tuple[str, str]] = ()
     """Uploads that the computer begins with, and where in the request each is named."""
-    networks: Sequence[tuple[str, str]] = field(default=())
+    networks: Sequence[tuple[str, str]] = ()
     """What was said of the network, and where."""
+    left_out: Sequence[str] = ()
+    """The kinds of those that there are not."""
 
 
-def asked_tools(tools: Sequence[Mapping[str, Any]]) -> AskedTools:
-    """Read them; their shapes are right."""
+def asked_tools(tools: Sequence[Tool], more: Sequence[Tool] = ()) -> AskedTools:
+    """Read them, and those of the client's own that the input brings; their shapes are right."""
+    own = own_tools([*tools, *more])
     containers = [found for n, tool in enumerate(tools) if (found := _container(tool, n))]
-    types = {tool["type"] for tool in tools}
     shown = [_shown_as(tool) for tool in tools]
     return AskedTools(
-        functions=[_function(tool) for tool in tools if tool["type"] in ("function", "custom")],
-        custom=frozenset(tool["name"] for tool in tools if tool["type"] == "custom"),
+        functions=[as_function(tool) for tool in own.values()],
+        own=own,
         shows=next((name for name in shown if name), None),
-        has_computer=bool(types & {"shell", "code_interpreter"}),
+        has_computer=any(map(_is_computer, tools)),
         container_id=next((id for _, at in containers if (id := at.get("container_id"))), None),
         files=[
             (f"{param}.file_ids[{n}]", file_id)
@@ -53,14 +53,15 @@ def asked_tools(tools: Sequence[Mapping[str, Any]]) -> AskedTools:
             for param, at in containers
             if at.get("network_policy")
         ],
+        left_out=sorted({tool["type"] for tool in [*tools, *more]}.intersection(LEFT_OUT)),
     )
 
 
 def tool_first(choice: Any, tools: AskedTools) -> bool:
     """Whether the run is to begin with a tool, be it the computer."""
     match choice:
-        case {"type": "shell" | "code_interpreter"}:
-            return True
+        case {"type": "shell" | "code_interpreter" as kind}:
+            return not _is_own(kind, tools)
     return choice == "required" and tools.has_computer
 
 
@@ -71,30 +72,42 @@ def chat_choice(choice: Any, tools: AskedTools) -> Any:
     match choice:
         case {"type": "function" | "custom"}:
             return _named(choice)
+        case {"type": "shell" | "local_shell" | "apply_patch" as kind}:
+            return _named({"name": kind})
         case {"type": "allowed_tools"}:
-            return _allowed(choice)
+            return _allowed(choice, tools)
     return choice
 
 
-def _allowed(choice: Mapping[str, Any]) -> Any:
+def _allowed(choice: Tool, tools: AskedTools) -> Any:
     """Hosted tools are always allowed: the computer is never taken away."""
     entries = choice.get("tools") or []
-    hosted = any(tool.get("type") not in ("function", "custom") for tool in entries)
-    named = [_named(tool) for tool in entries if tool.get("type") in ("function", "custom")]
+    named = [each for entry in entries for each in _all(entry, tools)]
+    hosted = any(not _all(entry, tools) for entry in entries)
     mode = "auto" if hosted else choice.get("mode") or "auto"
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
 
 
-def _named(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool.get("name")}}
+def _all(entry: Tool, tools: AskedTools) -> list[dict[str, Any]]:
+    """The one of the client's that is named, or all of its namespace."""
+    match entry:
+        case {"type": "function" | "custom"}:
+            return [_named(entry)]
+        case {"type": "namespace", "name": namespace}:
+            within = (tool for tool in tools.own.values() if tool.get("namespace") == namespace)
+            return [_named(tool) for tool in within]
+        case {"type": str(kind)} if _is_own(kind, tools):
+            return [_named({"name": kind})]
+    return []
 
 
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("name", "description", "parameters", "strict")
-    told = {name: tool[name] for name in names if tool.get(name) is not None}
-    if tool["type"] == "custom":
-        told["parameters"] = CUSTOM_PARAMETERS
-    return {"type": "function", "function": told}
+def _is_own(kind: str, tools: AskedTools) -> bool:
+    """Whether the client runs the tool of that kind itself."""
+    return kind in tools.own and tools.own[kind]["type"] == kind
+
+
+def _named(tool: Tool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function_name(tool)}}
 
 
 def _container(tool: Mapping[str, Any], index: int) -> tuple[str, Mapping[str, Any]] | None:
@@ -109,9 +122,13 @@ def _container(tool: Mapping[str, Any], index: int) -> tuple[str, Mapping[str, A
     return None
 
 
+def _is_computer(tool: Tool) -> bool:
+    return tool["type"] in ("shell", "code_interpreter") and not run_by_client(tool)
+
+
 def _shown_as(tool: Mapping[str, Any]) -> HostedTool | None:
     """A shell without an environment is one whose calls clients run themselves: such a client is
     shown none."""
     if tool["type"] == "code_interpreter":
         return "code_interpreter"
-    return "shell" if tool["type"] == "shell" and tool.get("environment") else None
+    return "shell" if _is_computer(tool) and tool.get("environment") else None

@@ -109,6 +109,17 @@ def array(of: Check, *, minimum: int = 0) -> Check:
     return check
 
 
+def text_or_parts(of: Check, *, minimum: int = 0) -> Check:
+    """A string, or a list of what it may consist of."""
+    parts = array(of, minimum=minimum)
+    return either("a string or array of objects", str, list, checks={list: parts})
+
+
+def text_or_object(of: Check, words: Check = anything) -> Check:
+    """An object, or a string in its stead."""
+    return either("a string or an object", str, dict, checks={str: words, dict: of})
+
+
 def fields(known: Mapping[str, Check], *, required: Collection[str] = ()) -> Check:
     """An object; fields that are not named are carried, and null stands for none where one need not
     be there."""
@@ -120,6 +131,27 @@ def fields(known: Mapping[str, Check], *, required: Collection[str] = ()) -> Che
         for name, of in known.items():
             if name in required or value.get(name) is not None:
                 of(value[name], f"{param}.{name}")
+
+    return check
+
+
+def having(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
+    """The same, said in two parts."""
+    return fields({**required, **(optional or {})}, required=required)
+
+
+def tagged(kinds: Mapping[str, Check], others: Check | None = None) -> Check:
+    """An object whose `type` says what else it must have; `others` is for such as are not named,
+    which are else refused."""
+
+    def check(value: Any, param: str) -> None:
+        mapping(value, param)
+        require(value, "type", f"{param}.type")
+        text(value["type"], f"{param}.type")
+        of = kinds.get(value["type"], others)
+        if of is None:
+            raise not_among(value["type"], kinds, f"{param}.type")
+        of(value, param)
 
     return check
 
@@ -138,11 +170,14 @@ def values(of: Check) -> Check:
 def require(value: Mapping[str, Any], name: str, param: str) -> None:
     """Raise BadRequestError unless a field is there."""
     if name not in value:
-        raise BadRequestError(
-            f"Missing required parameter: '{param}'.",
-            param=param,
-            code="missing_required_parameter",
-        )
+        raise missing(param)
+
+
+def missing(param: str) -> BadRequestError:
+    """The error for a field that is not there."""
+    return BadRequestError(
+        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+    )
 
 
 def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
@@ -169,13 +204,30 @@ def not_among(value: str, supported: Iterable[str], param: str) -> BadRequestErr
     )
 
 
+def unsupported(param: str, words: str) -> BadRequestError:
+    """The error for what OpenAI has and this server has not."""
+    return BadRequestError(
+        f"Unsupported parameter: '{param}'. {words}", param=param, code="unsupported_parameter"
+    )
+
+
+def not_together(words: str, param: str) -> BadRequestError:
+    """The error for a field that another one rules out."""
+    return BadRequestError(words, param=param, code="invalid_parameter_combination")
+
+
+def too_much(param: str, code: str, most: str) -> BadRequestError:
+    """The error for what is longer than it may be."""
+    return BadRequestError(f"Invalid '{param}': more than {most}.", param=param, code=code)
+
+
 def _within(
     value: float, param: str, minimum: float | None, maximum: float | None, kind: str
 ) -> None:
     if minimum is not None and value < minimum:
-        bound, code, side = f">= {minimum:g}", f"{kind}_below_min_value", "below minimum"
+        bound, code, side = f">= {minimum}", f"{kind}_below_min_value", "below minimum"
     elif maximum is not None and value > maximum:
-        bound, code, side = f"<= {maximum:g}", f"{kind}_above_max_value", "above maximum"
+        bound, code, side = f"<= {maximum}", f"{kind}_above_max_value", "above maximum"
     else:
         return
     raise BadRequestError(
@@ -186,7 +238,7 @@ def _within(
     )
 
 
-def request_body(body: object, required: Mapping[str, Check]) -> dict[str, Any]:
+def request_body(body: object, **required: Check) -> dict[str, Any]:
     """The body, if it is an object with these fields. Raises BadRequestError."""
     if not isinstance(body, dict):
         raise BadRequestError("The request body must be a JSON object.")

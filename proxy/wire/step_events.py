@@ -1,5 +1,6 @@
 """Steps as server-sent events of their own (profile `events`), for interfaces that know them."""
 
+from dataclasses import asdict
 from typing import Any
 
 from policies.history import step_id
@@ -7,6 +8,7 @@ from proxy.agent.events import (
     EgressDecided,
     Event,
     FileProduced,
+    RuleMet,
     RunFinished,
     RunStarted,
     StepsOmitted,
@@ -74,6 +76,8 @@ def _beside_calls(event: Event) -> dict[str, Any] | None:
             return {"kind": "steps_omitted", "steps": steps}
         case EgressDecided(decision):
             return _egress(decision)
+        case RuleMet():
+            return {"kind": "rule", **asdict(event)}
         case FileProduced(file_id, path, size):
             return {"kind": "file", "id": file_id, "path": path, "bytes": size}
         case RunFinished(stop_reason):

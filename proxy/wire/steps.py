@@ -95,7 +95,7 @@ def called(name: str, arguments: Mapping[str, Any]) -> str:
 
 def _inside(text: str) -> str:
     """Whole lines, so that none of them ends the block."""
-    return _LIKE_FENCE.sub(rf"\1{_INDENT}", text)
+    return _LIKE_FENCE.sub(rf"\1{_INDENT}", text) if FENCE in text else text
 
 
 def _short(value: object) -> str:

@@ -3,16 +3,18 @@ its run when its client leaves or asks again."""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from policies.steps import PROFILES, Steps, is_profile
+from policies.usage import CHOICES, UsageOf, is_choice, suited_usage
 from proxy.errors import BadRequestError
-from proxy.wire.shapes import mapping
+from proxy.wire.shapes import boolean, mapping
 
 OnDisconnect = Literal["cancel", "detach"]
 _COUNT = re.compile(r"[0-9]{1,9}")
+DOCUMENTS_HEADER = "x-sandbox-documents"
 PATIENCE_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 """How long OpenAI's SDKs wait for the next byte (Python), or for the first (Node)."""
 
@@ -68,8 +70,38 @@ def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | 
         return None
     if is_profile(asked):
         return asked
-    raise BadRequestError(
-        f"Invalid value {asked!r} for '{param}': one of {', '.join(map(repr, PROFILES))}.",
+    raise _not_among(asked, PROFILES, param)
+
+
+def documents_wanted(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Whether documents in long texts may become files. Raises BadRequestError."""
+    ours = body.get("sandbox")
+    asked = ours.get("documents") if isinstance(ours, dict) else None
+    if asked is not None:
+        boolean(asked, "sandbox.documents")
+        return bool(asked)
+    told = headers.get(DOCUMENTS_HEADER, "on").lower()
+    if told not in ("on", "off"):
+        raise _not_among(told, ("on", "off"), "X-Sandbox-Documents")
+    return told == "on"
+
+
+def usage_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageOf:
+    """Which calls the usage is to be of. Raises BadRequestError."""
+    ours = body.get("sandbox")
+    asked, param = ours.get("usage") if isinstance(ours, dict) else None, "sandbox.usage"
+    if not asked:
+        asked, param = headers.get("x-sandbox-usage"), "X-Sandbox-Usage"
+    if not asked:
+        return suited_usage(headers)
+    if is_choice(asked):
+        return asked
+    raise _not_among(asked, CHOICES, param)
+
+
+def _not_among(asked: object, words: Iterable[str], param: str) -> BadRequestError:
+    return BadRequestError(
+        f"Invalid value {asked!r} for '{param}': one of {', '.join(map(repr, words))}.",
         param=param,
         code="invalid_value",
     )

@@ -9,8 +9,9 @@ from policies.artifacts import Produced
 from policies.sessions import function_call_id, states
 from proxy.agent.task import Artifact, Task
 from proxy.errors import BadRequestError
-from proxy.wire.chat_request import check, choice_count, to_task, wants_usage
+from proxy.wire.chat_request import check_messages, choice_count, to_task, wants_usage
 from proxy.wire.legacy_functions import with_ids
+from proxy.wire.shapes import request_body, text
 from sandbox_runtime.sandbox import Sandbox
 
 MESSAGES = [{"role": "user", "content": "Hi", "name": "ada", "x_unknown": [1]}]
@@ -59,7 +60,7 @@ FINAL_ONLY = {
     "stop_token_ids": [1],
     "logprobs": True,
     "top_logprobs": 2,
-    "prompt_logprobs": 1,
+    "prompt_logprobs": 0,
     "logit_bias": {"1": 2},
     "echo": False,
     "return_token_ids": True,
@@ -75,7 +76,7 @@ NAMED = {"type": "function", "function": {"name": "lookup"}}
 
 
 def task_of(**fields: Any) -> Task:
-    body = check({"model": "m", "messages": MESSAGES, **fields})
+    body = {"model": "m", "messages": MESSAGES, **fields}
     return to_task(body, model="backend-m", run_id="r1", outbox=OUTBOX)
 
 
@@ -298,7 +299,7 @@ def test_a_body_that_is_no_request_is_refused(
     body: object, param: str | None, code: str | None
 ) -> None:
     with pytest.raises(BadRequestError) as raised:
-        check(body)
+        check_messages(request_body(body, model=text))
     error = raised.value
     assert (error.status, error.type) == (400, "invalid_request_error")
     assert (error.param, error.code) == (param, code)
@@ -318,6 +319,21 @@ def test_a_body_that_is_no_request_is_refused(
         (
             {"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
             "tool_choice.function.name",
+            None,
+        ),
+        (
+            {"structured_outputs": {"json": {}, "regex": "a"}},
+            "structured_outputs",
+            "invalid_parameter_combination",
+        ),
+        (
+            {"guided_json": {"type": "object"}, "guided_choice": ["a"]},
+            "structured_outputs",
+            "invalid_parameter_combination",
+        ),
+        (
+            {"functions": [{"name": "f"}], "function_call": {"name": "g"}},
+            "function_call.name",
             None,
         ),
         (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.artifacts import Produced
+from policies.artifacts import LeftOut
 from policies.limits import StopReason
 from proxy.agent.events import (
     AnswerDelta,
@@ -20,8 +20,9 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.task import Artifact, Result, Tally
+from proxy.agent.task import Artifact, Compaction, Result
 from proxy.wire.chat_response import ChunkWriter, completion
+from tests.fakes.results import SPENT, SPENT_TOLD
 
 URL = "https://host/v1/containers/cntr_1/files/cfile_1/content?exp=1&sig=2"
 PICTURE = Artifact(
@@ -57,9 +58,9 @@ RESULT = Result(
         "prompt_tokens_details": {"cached_tokens": 20},
     },
     segments=1,
-    tally=Tally(2, 3, 18, 6, 1200, 300, 40, 4096),
+    tally=SPENT,
     artifacts=[PICTURE, TABLE],
-    left_out=[Produced("/testbed/output/huge", 1 << 40)],
+    left_out=[LeftOut("/testbed/output/huge", 1 << 40, "too_large")],
     choice={},
     response={"model": "backend-m", "system_fingerprint": "fp", "service_tier": None, "id": "x"},
 )
@@ -75,16 +76,7 @@ USAGE = {
     "total_tokens": 34,
     "prompt_tokens_details": {"cached_tokens": 20, "audio_tokens": 0},
     "completion_tokens_details": NO_DETAILS,
-    "sandbox": {
-        "llm_calls": 2,
-        "tool_calls": 3,
-        "context_tokens": 18,
-        "env_tokens": 6,
-        "wall_ms": 1200,
-        "sandbox_ms": 300,
-        "cpu_ms": 40,
-        "peak_mem_bytes": 4096,
-    },
+    "sandbox": SPENT_TOLD,
 }
 ANNOTATIONS = [
     {
@@ -107,6 +99,7 @@ SANDBOX = {
     "run_id": "r1",
     "container_id": "cntr_1",
     "stop_reason": "submitted",
+    "route": "",
     "steps": 3,
     "files": [
         {
@@ -128,7 +121,8 @@ SANDBOX = {
             "url": "https://host/2",
         },
     ],
-    "files_left_out": [{"path": "/testbed/output/huge", "bytes": 1 << 40}],
+    "files_left_out_count": 1,
+    "files_left_out": [{"path": "/testbed/output/huge", "bytes": 1 << 40, "why": "too_large"}],
 }
 CALL = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
 NOTHING = replace(RESULT, answer="42", artifacts=[], left_out=[], response={}, usage={})
@@ -376,4 +370,7 @@ def test_every_chunk_is_one_line_of_ascii() -> None:
 
 def test_a_history_that_was_shortened_is_told_of() -> None:
     assert "segments" not in whole(RESULT)["sandbox"]
-    assert whole(replace(RESULT, segments=2))["sandbox"]["segments"] == 2
+    made = replace(RESULT, segments=2, compactions=[Compaction("stubs", "nearly full", 90, 50)])
+    shown = whole(made)["sandbox"]
+    compaction = {"kind": "stubs", "cause": "nearly full", "tokens_before": 90, "tokens_after": 50}
+    assert (shown["segments"], shown["compactions"]) == (2, [compaction])

@@ -3,10 +3,12 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from proxy.agent.events import AnswerDelta, OfChoice, ReasoningDelta, Refused
 from proxy.agent.task import Notice
 from proxy.wire.chat_answer import WholeCompletion, head
-from proxy.wire.chat_response import completion
+from proxy.wire.chat_response import completion, usage
 from tests.proxy.wire.test_chat_response import (
     CALL,
     NOTHING,
@@ -109,3 +111,13 @@ def test_the_thoughts_of_each_choice_are_kept_apart() -> None:
     made = whole.finish(replace(RESULT, others=[RESULT, RESULT]))["choices"]
     thoughts = [choice["message"].get("reasoning") for choice in made]
     assert thoughts == ["ac", "b", None]
+
+
+@pytest.mark.parametrize(
+    ("costs", "told"), [((0.5, 0.25), 750_000), ((0.5, None), None), ((None, 0.5), None)]
+)
+def test_the_cost_of_all_choices_is_told_where_that_of_each_is_known(
+    costs: tuple[float | None, float | None], told: int | None
+) -> None:
+    one, two = (replace(NOTHING, tally=replace(NOTHING.tally, cost_usd=cost)) for cost in costs)
+    assert usage(replace(one, others=[two]))["sandbox"].get("cost_microusd") == told

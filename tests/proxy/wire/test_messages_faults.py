@@ -6,7 +6,7 @@ import pytest
 
 from proxy.errors import BadRequestError, ProxyError
 from proxy.wire.messages_errors import error_body
-from proxy.wire.messages_request import read, read_to_count
+from proxy.wire.messages_request import as_chat, as_chat_to_count
 
 HELLO = [{"role": "user", "content": "Hello."}]
 WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
@@ -14,7 +14,7 @@ WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
 
 def fault(**body: Any) -> str:
     with pytest.raises(BadRequestError) as caught:
-        read({"model": "m", "max_tokens": 10, "messages": HELLO, **body})
+        as_chat({"model": "m", "max_tokens": 10, "messages": HELLO, **body})
     told: str = error_body(caught.value, "req_1")["error"]["message"]
     return told
 
@@ -80,9 +80,9 @@ def test_a_bad_request_is_refused_in_words_that_name_the_place(body: Any, words:
 
 def test_of_a_thread_all_messages_are_asked_for_as_sdks_understand_it() -> None:
     body = {"model": "m", "max_tokens": 9, "messages": HELLO}
-    assert read({**body, "thread": {"type": "create"}}).chat == read(body).chat
+    assert as_chat({**body, "thread": {"type": "create"}}).chat == as_chat(body).chat
     with pytest.raises(ProxyError) as caught:
-        read({**body, "thread": {"type": "continue", "previous_message_id": "msg_1"}})
+        as_chat({**body, "thread": {"type": "continue", "previous_message_id": "msg_1"}})
     error = error_body(caught.value, "r")["error"]
     assert (caught.value.status, error["type"]) == (404, "not_found_error")
     assert error["details"] == {"error_code": "thread_not_found"}
@@ -91,6 +91,6 @@ def test_of_a_thread_all_messages_are_asked_for_as_sdks_understand_it() -> None:
 def test_max_tokens_is_needed_for_an_answer_but_not_for_a_count() -> None:
     body = {"model": "m", "messages": HELLO}
     with pytest.raises(BadRequestError) as caught:
-        read(body)
+        as_chat(body)
     assert error_body(caught.value, "r")["error"]["message"] == "max_tokens: Field required"
-    assert "max_tokens" not in read_to_count(body).chat
+    assert "max_tokens" not in as_chat_to_count(body).chat

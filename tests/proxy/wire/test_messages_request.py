@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.history import UNANSWERED
-from proxy.wire.messages_request import read, read_to_count, to_be_counted
+from proxy.wire.messages_request import as_chat, as_chat_to_count, to_be_counted
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 10}
 WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
@@ -15,7 +15,7 @@ WARMTH_USE = {"type": "tool_use", "id": "toolu_1", "name": "warmth", "input": {}
 
 def chat(**body: Any) -> Any:
     asked = {**ASKED, "messages": [{"role": "user", "content": "Hello."}], **body}
-    return read(asked).chat
+    return as_chat(asked).chat
 
 
 def told(*content: Any, role: str = "user") -> Any:
@@ -285,7 +285,7 @@ def test_the_choice_of_tools_is_told(choice: Any, chosen: Any) -> None:
 def test_a_run_may_have_to_begin_with_the_computer(choice: Any) -> None:
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
     asked = {**ASKED, "messages": [{"role": "user", "content": "Hello."}]}
-    found = read({**asked, "tools": [computer], "tool_choice": choice})
+    found = as_chat({**asked, "tools": [computer], "tool_choice": choice})
     assert (found.tool_first, found.chat["tool_choice"]) == (True, None)
 
 
@@ -340,7 +340,7 @@ def test_what_is_counted_has_the_tools_with_their_schemas() -> None:
         "tools": [computer, WARMTH, bash],
         "sandbox": {},
     }
-    counted = to_be_counted(body, read_to_count(body))
+    counted = to_be_counted(body, as_chat_to_count(body))
     assert set(counted) == {"model", "messages", "tools"}
     assert [tool["name"] for tool in counted["tools"]] == ["warmth", "bash"]
     assert all("input_schema" in tool for tool in counted["tools"])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import BadRequestError
-from proxy.wire.parameters import OPENAI, check_parameters
+from proxy.wire.parameters import OPENAI, check_parameters, shapes
 from tests.openapi.description import described, field_names
 
 HELLO = {"role": "user", "content": "Hello."}
@@ -48,6 +48,23 @@ def test_no_field_of_openais_description_is_unknown() -> None:
         ({"logprobs": 1}, "logprobs", "invalid_type"),
         ({"top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
         ({"top_logprobs": -1}, "top_logprobs", "integer_below_min_value"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_parameter_combination"),
+        (
+            {"stream_options": {"include_usage": True}},
+            "stream_options",
+            "invalid_parameter_combination",
+        ),
+        (
+            {"top_logprobs": 2, "logprobs": False},
+            "top_logprobs",
+            "invalid_parameter_combination",
+        ),
+        ({"logprob_token_ids": [7]}, "logprob_token_ids", "invalid_parameter_combination"),
+        (
+            {"prompt_logprobs": 1, "stream": True},
+            "prompt_logprobs",
+            "invalid_parameter_combination",
+        ),
         ({"logit_bias": [1]}, "logit_bias", "invalid_type"),
         ({"logit_bias": {"7": "a"}}, "logit_bias.7", "invalid_type"),
         ({"logit_bias": {"7": 101}}, "logit_bias.7", "decimal_above_max_value"),
@@ -81,6 +98,9 @@ def test_no_field_of_openais_description_is_unknown() -> None:
             "web_search_options.search_context_size",
             "invalid_value",
         ),
+        ({"sandbox": "mine"}, "sandbox", "invalid_type"),
+        ({"sandbox": {"session": 7}}, "sandbox.session", "invalid_type"),
+        ({"sandbox": {"container_id": ["a"]}}, "sandbox.container_id", "invalid_type"),
         ({"messages": []}, "messages", "empty_array"),
         ({"messages": ["Hi"]}, "messages[0]", "invalid_type"),
         ({"messages": [HELLO, {}]}, "messages[1].role", "missing_required_parameter"),
@@ -106,6 +126,23 @@ def test_no_field_of_openais_description_is_unknown() -> None:
         ),
         (said(tool_call_id=7), "messages[0].tool_call_id", "invalid_type"),
         ({"tools": {}}, "tools", "invalid_type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom", "missing_required_parameter"),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": ""}}]},
+            "tools[0].custom.name",
+            "invalid_value",
+        ),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "a", "format": {"type": "grammar"}}}]},
+            "tools[0].custom.format.grammar",
+            "missing_required_parameter",
+        ),
+        (
+            said(tool_calls=[{"type": "custom", "custom": {"name": "a"}}]),
+            "messages[0].tool_calls[0].custom.input",
+            "missing_required_parameter",
+        ),
         ({"tools": ["lookup"]}, "tools[0]", "invalid_type"),
         ({"tools": [{}]}, "tools[0].function", "missing_required_parameter"),
         (called(), "tools[0].function.name", "missing_required_parameter"),
@@ -179,6 +216,11 @@ def test_a_wrong_value_is_refused_by_its_name(
             " instead.",
         ),
         (
+            {"seed": 2**63},
+            "Invalid 'seed': integer above maximum value. Expected a value <= 9223372036854775807,"
+            " but got 9223372036854775808 instead.",
+        ),
+        (
             {"verbosity": "loud"},
             "Invalid value: 'loud'. Supported values are: 'low', 'medium', and 'high'.",
         ),
@@ -231,3 +273,15 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
     with pytest.raises(BadRequestError) as raised:
         check_parameters({"temperature": value})
     assert raised.value.param == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("skip_special_tokens", False),
+        ("spaces_between_special_tokens", False),
+        ("prompt_logprobs", 0),
+    ],
+)
+def test_false_and_zero_shape_the_answer_where_they_are_no_default(name: str, value: int) -> None:
+    assert shapes(name, value)

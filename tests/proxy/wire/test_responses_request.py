@@ -16,11 +16,13 @@ RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "42"}
 WORDS = [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]
 SAID = [{"type": "output_text", "text": "Yes.", "annotations": []}]
 SHELL_CALL = {"type": "shell_call", "call_id": "step_1_1", "action": {"commands": ["ls"]}}
+MCP = {"type": "mcp", "server_label": "x"}
+MISSING = "missing_required_parameter"
 SHELL_OUTPUT = {"type": "shell_call_output", "call_id": "step_1_1", "output": []}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
-    return as_chat({"model": "m", "input": "Hello.", **fields}).body
+    return as_chat({"model": "m", "input": "Hello.", **fields}).chat
 
 
 def tool(**fields: Any) -> dict[str, Any]:
@@ -29,7 +31,12 @@ def tool(**fields: Any) -> dict[str, Any]:
 
 @described
 def test_no_field_of_openais_description_is_unknown() -> None:
-    assert set(FIELDS) - {"sandbox"} == field_names("CreateResponse")
+    assert field_names("CreateResponse") - set(FIELDS) == set()
+
+
+def test_what_only_openai_has_a_use_for_is_not_sent_on() -> None:
+    given: dict[str, Any] = {"background_options": {}, "access_programs": {}, "image": {}}
+    assert set(chat(**given)) == set(chat())
 
 
 @pytest.mark.parametrize(
@@ -82,9 +89,9 @@ def test_no_field_of_openais_description_is_unknown() -> None:
         ({"tool_choice": "odd"}, "tool_choice", "invalid_value"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", "invalid_value"),
         (tool(), "tools[1].type", "missing_required_parameter"),
-        (tool(type="web_search"), "tools[1].type", "invalid_value"),
+        (tool(type="file_search"), "tools[1].type", "invalid_value"),
         (tool(type="mcp", server_label="x"), "tools[1].type", "invalid_value"),
-        (tool(type="local_shell"), "tools[1].type", "invalid_value"),
+        (tool(type="image_generation"), "tools[1].type", "invalid_value"),
         (tool(type="function"), "tools[1].name", "missing_required_parameter"),
         (tool(type="function", name=""), "tools[1].name", "invalid_value"),
         (tool(type="function", name="a", parameters=[]), "tools[1].parameters", "invalid_type"),
@@ -95,8 +102,8 @@ def test_no_field_of_openais_description_is_unknown() -> None:
             "invalid_value",
         ),
         (
-            tool(type="shell", environment={"type": "local"}),
-            "tools[1].environment.type",
+            tool(type="shell", environment={"type": "local", "skills": [{}]}),
+            "tools[1].environment.skills",
             "unsupported_parameter",
         ),
         (
@@ -116,8 +123,27 @@ def test_no_field_of_openais_description_is_unknown() -> None:
         ),
         (
             tool(type="custom", name="a", format={"type": "grammar"}),
-            "tools[1].format.type",
-            "unsupported_parameter",
+            "tools[1].format.syntax",
+            "missing_required_parameter",
+        ),
+        (tool(type="namespace", name="a", description=""), "tools[1].tools", MISSING),
+        (
+            tool(type="namespace", name="a", description="", tools=[{"type": "shell"}]),
+            "tools[1].tools[0].type",
+            "invalid_value",
+        ),
+        (tool(type="tool_search", execution="odd"), "tools[1].execution", "invalid_value"),
+        (
+            {"input": [{"type": "additional_tools", "role": "developer", "tools": [MCP]}]},
+            "input[0].tools[0].type",
+            "invalid_value",
+        ),
+        ({"input": [{"type": "tool_search_output"}]}, "input[0].tools", MISSING),
+        ({"input": [{"type": "shell_call", "call_id": "a"}]}, "input[0].action", MISSING),
+        (
+            {"input": [{"type": "local_shell_call_output", "output": "a"}]},
+            "input[0].call_id",
+            MISSING,
         ),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
         ({"messages": []}, "messages", "unsupported_parameter"),
@@ -138,7 +164,7 @@ def test_a_bad_value_is_refused_as_openai_refuses_it(
 @pytest.mark.parametrize(("body", "param"), [([], None), ({"input": "x"}, "model")])
 def test_a_body_must_be_an_object_that_names_a_model(body: Any, param: str | None) -> None:
     with pytest.raises(BadRequestError) as caught:
-        request_body(body, {"model": text})
+        request_body(body, model=text)
     assert caught.value.param == param
 
 
@@ -199,6 +225,12 @@ def test_an_item_that_is_not_there_is_not_found() -> None:
 )
 def test_input_is_told_as_a_chat(given: Any, messages: list[Any]) -> None:
     assert chat(input=given)["messages"] == messages
+
+
+@pytest.mark.parametrize("kind", ["function_call_output", "custom_tool_call_output"])
+def test_a_call_may_have_an_empty_id(kind: str) -> None:
+    item = {"type": kind, "call_id": "", "output": "42"}
+    assert chat(input=[item])["messages"] == [{"role": "tool", "tool_call_id": "", "content": "42"}]
 
 
 def test_instructions_and_system_messages_are_one() -> None:
@@ -266,11 +298,10 @@ def test_a_choice_of_tools_is_told_as_a_chats(choice: Any, tools: Any, told: Any
 
 @pytest.mark.parametrize("choice", ["required", {"type": "shell"}])
 def test_a_choice_of_the_computer_has_the_run_begin_with_a_tool(choice: Any) -> None:
-    asked = as_chat(
-        {"model": "m", "input": "Hello.", "tools": [{"type": "shell"}], "tool_choice": choice}
-    )
+    tools = [{"type": "shell"}, {"type": "function", "name": "shell"}]
+    asked = as_chat({"model": "m", "input": "Hello.", "tools": tools, "tool_choice": choice})
     assert asked.tool_first
-    assert "tool_choice" not in asked.body
+    assert "tool_choice" not in asked.chat
 
 
 @pytest.mark.parametrize(
@@ -298,7 +329,7 @@ def test_files_of_a_container_lie_in_it_and_errors_name_them_where_they_stood() 
             "tools": [{"type": "code_interpreter", "container": container}],
         }
     )
-    assert asked.body["sandbox"] == {"file_ids": ["file-0", "file-1", "file-2"]}
+    assert asked.chat["sandbox"] == {"file_ids": ["file-0", "file-1", "file-2"]}
     outputs = as_chat({"model": "m", "input": [CALLED, {**RESULT, "output": [PICTURE]}]})
     assert outputs.names["messages[1].content"] == "input[1].output"
     for place, own in [

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from policies.limits import StopReason
 from proxy.agent.events import (
     AnswerDelta,
     Event,
@@ -16,9 +15,10 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.agent.task import Artifact, Result, Tally
+from proxy.agent.task import Artifact
 from proxy.wire.chat_response import ChunkWriter
 from tests.fakes.open_webui import OpenWebUI
+from tests.fakes.results import SUBMITTED
 
 PICTURE = Artifact(
     file_id="cfile_1",
@@ -35,22 +35,7 @@ TABLE = replace(
 )
 HUGE = replace(PICTURE, path="/testbed/output/huge.png", url="https://host/3", data_url=None)
 HUGE = replace(HUGE, mime_type="image/png")
-RESULT = Result(
-    run_id="r1",
-    container_id="cntr_r1",
-    model="m",
-    answer="Done.",
-    stop_reason=StopReason.SUBMITTED,
-    finish_reason="stop",
-    tool_calls=[],
-    usage={},
-    segments=1,
-    tally=Tally(),
-    artifacts=[],
-    left_out=[],
-    choice={},
-    response={},
-)
+RESULT = replace(SUBMITTED, container_id="cntr_r1")
 
 
 def started(step: int, name: str = "execute_bash", **arguments: Any) -> ToolCallStarted:
