@@ -49,9 +49,14 @@ def _parser() -> argparse.ArgumentParser:
         ("demo", demo, "one request from end to end, on a script instead of a model"),
         ("doctor", doctor, "check backend, engine, image and isolation"),
         ("gc", gc, "remove sandboxes that dead proxies have left behind"),
+        ("profiles", profiles, "show what each profile allows"),
+        ("audit", audit, "verify that no audit log was changed, cut or removed"),
         ("build-image", build_image, "build the image that Docker's sandboxes start from"),
     ):
         command = commands.add_parser(name, help=words, description=words)
+        if name == "audit":
+            actions = command.add_subparsers(required=True, metavar="action")
+            command = actions.add_parser("verify", help=words, description=words)
         command.set_defaults(run=run)
         command.add_argument("--config", type=Path, help="a config.yaml; default: its defaults")
         command.add_argument("--backend-url", help="the OpenAI-compatible server, up to /v1")
@@ -61,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--port", type=int, help="port to listen on; 0: a free one")
         if name == "doctor":
             command.add_argument("--self-test", action="store_true", help="try to escape, all ways")
+        if name == "audit":
+            command.add_argument("names", nargs="*", help="runs or files; default: all")
+            command.add_argument("--state-dir", type=Path, help="default: as configured")
         if name == "build-image":
             command.add_argument("--target", choices=["full", "slim"], default="full")
             command.add_argument("--tag", help="default: as configured")
@@ -125,25 +133,22 @@ def listen(host: str, port: int) -> "socket":
 async def _serve(config: "Config", model: "Model", backend: "Backend", listener: "socket") -> None:
     import gc
 
-    import uvicorn
-
     from proxy.app import create_app
     from proxy.doctor import announce, check_model, require_sound
     from proxy.http_server import HTTPServer
     from proxy.joining import build_services
+    from proxy.profiles import build_profiles
 
-    await require_sound(backend, config.sandbox.isolation, self_test=config.sandbox.self_test)
-    services, pool, way_out = build_services(config, model, backend, listener)
+    isolation = build_profiles(config).default.isolation
+    software = await require_sound(backend, isolation, self_test=config.sandbox.self_test)
+    services, pool, way_out = build_services(config, model, backend, listener, software)
     announce(listener, backend.name, await check_model(model))
     app = create_app(services, _lifespan(services, pool, way_out, backend))
-    settings = uvicorn.Config(
-        app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=5
-    )
     # What is there by now stays: to look it through again and again, 0.08 s each time, took a
     # fifth of the processor time of plain requests.
     gc.collect()
     gc.freeze()
-    await HTTPServer(settings, services.runs).serve(sockets=[listener])
+    await HTTPServer(app, services.runs).serve(sockets=[listener])
 
 
 def _lifespan(
@@ -183,16 +188,28 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     from proxy.doctor import diagnose
     from proxy.joining import build_model
+    from proxy.profiles import build_profiles
 
     config = _config(arguments)
     return asyncio.run(
         diagnose(
             build_model(config),
             _builders(config),
-            config.sandbox.isolation,
+            build_profiles(config).default.isolation,
             self_test=arguments.self_test,
         )
     )
+
+
+def profiles(arguments: argparse.Namespace) -> int:
+    """Show all profiles, in Markdown."""
+    from proxy.profile_table import table
+    from proxy.profiles import build_profiles
+
+    there = build_profiles(_config(arguments))
+    about = [f"**{name}**: {each.about}\n" for name, each in there.named.items()]
+    sys.stdout.writelines(f"{line}\n" for line in (*about, *table(there.named, there.default)))
+    return 0
 
 
 def gc(arguments: argparse.Namespace) -> int:
@@ -202,6 +219,22 @@ def gc(arguments: argparse.Namespace) -> int:
     from proxy.doctor import collect_garbage
 
     return asyncio.run(collect_garbage(_builders(_config(arguments))))
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    """Say of each audit log how it stands; 1 where anything is wrong."""
+    from proxy.audit.verify import verify
+    from proxy.config import state_dir
+    from proxy.joining import audit_key, audit_place
+
+    config = _config(arguments)
+    root = audit_place(arguments.state_dir or state_dir(config))
+    found = verify(root, audit_key(config), arguments.names, config.audit.keep_days)
+    is_wrong = False
+    for finding in found:
+        print(finding)  # noqa: T201 - the command's own voice
+        is_wrong |= finding.state == "WRONG"
+    return int(is_wrong)
 
 
 def build_image(arguments: argparse.Namespace) -> int:

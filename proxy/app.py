@@ -1,16 +1,19 @@
 """The web application: its routes, and every error in the words of the API that was asked."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from types import ModuleType
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api import (
     capabilities,
@@ -30,6 +33,7 @@ from proxy.api import (
     token_counts,
 )
 from proxy.api.faults import told
+from proxy.api.web_pages import WebPages
 from proxy.errors import BadRequestError, ProxyError, internal_error
 from proxy.services import Services
 
@@ -52,11 +56,17 @@ SURFACES = (
     metrics,
     health,
 )
+OF_MODELS = (chat, responses, messages)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
+def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
     """The application over the given parts."""
+    return _ShortCut(routed(services, lifespan))
+
+
+def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
+    """All its routes."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
     app.state.endpoints = _endpoints()
@@ -69,11 +79,38 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(RecursionError, _too_deep)
     app.add_exception_handler(Exception, _failed)
+    app.add_middleware(WebPages, needs_key=not services.keyring.is_open)
     return app
 
 
-def _routes() -> Iterator[Route]:
-    for surface in SURFACES:
+class _ShortCut:
+    """Takes what is asked of a model straight to who answers it: FastAPI's way there took a tenth
+    of the time of a relayed request. All else goes that way."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        needs_key = not app.state.services.keyring.is_open
+        kinds = app.exception_handlers
+        handlers = {kind: handler for kind, handler in kinds.items() if kind is not Exception}
+        self._answering = {
+            route.path: ServerErrorMiddleware(
+                WebPages(ExceptionMiddleware(route.app, handlers), needs_key=needs_key), _failed
+            )
+            for route in _routes(OF_MODELS)
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_asked = scope["type"] == "http" and scope["method"] == "POST"
+        answer = self._answering.get(scope["path"]) if is_asked else None
+        if answer:
+            scope["app"] = self._app
+            await answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _routes(surfaces: Sequence[ModuleType] = SURFACES) -> Iterator[Route]:
+    for surface in surfaces:
         for route in surface.router.routes:
             if isinstance(route, Route):
                 yield route

@@ -1,5 +1,6 @@
 """config.yaml as one frozen tree; unknown keys are refused with their path."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,12 +18,16 @@ from pydantic import (
 )
 
 from policies.artifacts import ArtifactLimits
+from policies.budgets import DailyBudget
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.pool import PoolSettings, most
+from policies.prices import Price
+from policies.redaction import Redaction
 from policies.sessions import SessionSettings
 from policies.steps import StepsSetting
 from policies.storage import FileLimits, ResponseSettings
+from policies.watch import Watch
 from policies.workspace import InputLimits, Modality
 
 
@@ -71,10 +76,14 @@ class BackendConfig(_Section):
     """Longest silence of the backend."""
     attempts: int = Field(default=5, ge=1)
     """How often a call that failed for a passing reason is tried."""
+    context_tokens: int | None = Field(default=None, ge=256)
+    """The model's context window; null: as its server lists it or its refusals tell."""
     modalities: tuple[Modality, ...] = ("image",)
     """What the model takes in beside text; of the rest it is told where the file lies."""
     models: tuple[str, ...] = ()
     """litellm: what GET /v1/models lists."""
+    prices: dict[str, Price] = {}
+    """By model; they go before those of litellm's table, which is read where a cost is bounded."""
     script: Path | None = None
     """scripted: the YAML file to play."""
 
@@ -122,15 +131,66 @@ class SandboxConfig(_Section):
         return self
 
 
+class KeyConfig(_Section):
+    """A key that was given out."""
+
+    name: str
+    env: str
+    """Name of the environment variable with what its clients send."""
+    profiles: tuple[str, ...] = ()
+    """Those its requests may ask for; the first is theirs where nothing names another."""
+    policy: dict[str, Any] = {}
+    """What narrows them, in the shape of a profile."""
+
+
+class ModelConfig(_Section):
+    """What holds for one model, or for all of a pattern (`*`)."""
+
+    profile: str | None = None
+    """Its own, where the key has it too."""
+    policy: dict[str, Any] = {}
+    """What narrows its profile, in the shape of one."""
+
+
+class PaperConfig(_Section):
+    """What is the reference's own in the profile `paper`."""
+
+    prompt_file: Path | None = None
+    """A file of the reference's format (its config/general.yaml); null takes our words."""
+
+
+class AuditConfig(_Section):
+    """The logs of what runs do."""
+
+    enabled: bool = False
+    required: bool = True
+    """Whether a run fails that cannot be written down."""
+    key_env: str | None = None
+    """Name of the environment variable with a secret, without which no log can be forged."""
+    keep_days: float = 90.0
+
+
 class Config(_Section):
     """The whole of config.yaml."""
 
+    profile: str = "default"
+    """What holds where neither request, nor model, nor key names another."""
+    profiles: dict[str, dict[str, Any]] = {}
+    """The operator's own: what differs from `extends`, by default from the profile `default`."""
+    models: dict[str, ModelConfig] = {}
+    keys: tuple[KeyConfig, ...] = ()
+    """Beside server.api_key_env."""
     server: ServerConfig = ServerConfig()
     backend: BackendConfig = BackendConfig()
     sandbox: SandboxConfig = SandboxConfig()
     limits: Limits = Limits()
+    per_day: DailyBudget = DailyBudget()
     inputs: InputLimits = InputLimits()
     artifacts: ArtifactLimits = ArtifactLimits()
+    paper: PaperConfig = PaperConfig()
+    watch: Watch = Watch()
+    audit: AuditConfig = AuditConfig()
+    redact: Redaction = Redaction()
     files: FileLimits = FileLimits()
     sessions: SessionSettings = SessionSettings()
     responses: ResponseSettings = ResponseSettings()
@@ -157,16 +217,20 @@ def parse(tree: Any, source: str) -> Config:
             for mistake in error.errors()
         )
         raise ConfigError("\n".join(lines)) from error
-    if negative := list(_negative(config.model_dump())):
-        raise ConfigError("\n".join(f"{source}: {path}: must not be negative" for path in negative))
+    if wrong := list(no_amounts(config.model_dump())):
+        raise ConfigError("\n".join(f"{source}: {path}: {NO_AMOUNT}" for path in wrong))
     return config
 
 
-def _negative(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+NO_AMOUNT = "must not be negative, and not without end"
+
+
+def no_amounts(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The paths of all numbers that are below zero, infinite or none."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _negative(value, f"{above}{key}.")
-        elif isinstance(value, int | float) and value < 0:
+            yield from no_amounts(value, f"{above}{key}.")
+        elif isinstance(value, int | float) and not 0 <= value < math.inf:
             yield f"{above}{key}"
 
 

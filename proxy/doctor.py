@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from socket import socket
 
@@ -12,9 +12,9 @@ from proxy.errors import BackendError
 from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
 from sandbox_runtime.escape.probe import Finding
-from sandbox_runtime.escape.run import refusal, run_probes, untried
+from sandbox_runtime.escape.run import refusal, run_batch, run_probes, untried
 from sandbox_runtime.escape.run import self_test as try_everything
-from sandbox_runtime.image_check import REQUIRED, image_checks
+from sandbox_runtime.image_check import REQUIRED, image_checks, installed
 from sandbox_runtime.lending import start_sandbox
 
 log = logging.getLogger(__name__)
@@ -41,23 +41,34 @@ def announce(listener: socket, backend: str, model: Check) -> None:
     log.info("serving at http://%s:%d/v1", f"[{host}]" if ":" in host else host, port)
 
 
-async def require_sound(backend: Backend, isolation: Isolation, *, self_test: bool) -> None:
-    """Refuse a backend that does not work here, or that something escapes from.
+async def require_sound(
+    backend: Backend, isolation: Isolation, *, self_test: bool
+) -> tuple[str, ...]:
+    """Refuse a backend that does not work here, or that something escapes from. Returns what is
+    installed in its sandboxes.
 
     Raises SandboxStartError; the backend is then closed.
     """
     try:
         if broken := [check for check in await backend.check() if not check.ok]:
             raise SandboxStartError("; ".join(f"{each.name}: {each.detail}" for each in broken))
-        if self_test:
-            findings = await run_probes(partial(start_sandbox, backend), isolation)
-            if why := refusal(findings):
-                raise SandboxStartError(f"{backend.name}: {why}")
-            if why := untried(findings):
-                log.warning("%s: %s", backend.name, why)
+        sandbox = await start_sandbox(backend, isolation)
+        try:
+            if self_test:
+                _require_walls(backend.name, await run_batch(sandbox))
+            return await installed(sandbox)
+        finally:
+            await sandbox.close()
     except SandboxError as error:
         await backend.aclose()
         raise SandboxStartError(str(error)) from error
+
+
+def _require_walls(backend: str, findings: Sequence[Finding]) -> None:
+    if why := refusal(findings):
+        raise SandboxStartError(f"{backend}: {why}")
+    if why := untried(findings):
+        log.warning("%s: %s", backend, why)
 
 
 async def diagnose(

@@ -3,10 +3,12 @@
 ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ BadRequestError          400        the request is wrong; `param` names the field
 ├ UnauthorizedError        401        the key is missing or wrong
+├ ForbiddenError           403        a policy forbids it; `param` names the rule
 ├ NotFoundError            404        no such route, model or file
 ├ FileTooLargeError        413        a file is larger than may be sent
 ├ BodyTooLargeError        413        a request is larger than may be sent
 ├ QuotaError               400        the key's files fill all the room it has
+├ BudgetError              429        the key has spent what it may in a day; Retry-After midnight
 ├ BackendError             its own    the model's server refused or failed; status kept
 │ ├ ContextOverflowError   400        the conversation no longer fits the model
 │ └ OutOfTimeError         504        no answer by the deadline; to ask again would end the same way
@@ -14,11 +16,18 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ RunCancelledError        409        somebody else ended the run
 ├ RunElsewhereError        409        only the process that the run is at work in can end or tell it
 ├ RunLostError             503        the run's server ended before the run had a result
+├ ServerStopsError         503        the server ends before there is an answer; Retry-After
+├ AuditError               503        what the run does cannot be written down, and must be
 └ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
 """
 
 import math
 from collections.abc import Mapping
+
+from policies.context import ContextSizes
+
+RESTART_S = 5
+"""In how long a server that ends may be there again."""
 
 
 class ProxyError(Exception):
@@ -74,6 +83,15 @@ class UnauthorizedError(ProxyError):
         )
 
 
+class ForbiddenError(ProxyError):
+    """A policy forbids what is asked for."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(
+            message, status=403, type="permission_error", code="policy_violation", param=param
+        )
+
+
 class NotFoundError(ProxyError):
     """No such route, model or file."""
 
@@ -103,6 +121,20 @@ class QuotaError(ProxyError):
             type="invalid_request_error",
             code="storage_quota_exceeded",
             param="file",
+        )
+
+
+class BudgetError(ProxyError):
+    """The key has spent what it may in a day."""
+
+    def __init__(self, what: str, retry_after_s: float) -> None:
+        super().__init__(
+            f"You exceeded your current quota: the daily budget of {what} is used up. It begins"
+            " anew at midnight, UTC.",
+            status=429,
+            type="insufficient_quota",
+            code="insufficient_quota",
+            headers={"Retry-After": str(math.ceil(retry_after_s)), "x-should-retry": "false"},
         )
 
 
@@ -139,6 +171,9 @@ class BackendError(ProxyError):
 
 class ContextOverflowError(BackendError):
     """The conversation no longer fits the model."""
+
+    sizes = ContextSizes()
+    """As far as the backend tells them."""
 
 
 class OutOfTimeError(BackendError):
@@ -200,6 +235,19 @@ class RunLostError(ProxyError):
         )
 
 
+class ServerStopsError(ProxyError):
+    """The server ends before there is an answer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server was stopped before it had an answer. Ask again.",
+            status=503,
+            type="server_error",
+            code="server_stopped",
+            headers={"Retry-After": str(RESTART_S)},
+        )
+
+
 class SandboxUnavailableError(ProxyError):
     """No sandbox can be had, or it was lost."""
 
@@ -222,3 +270,16 @@ def internal_error() -> ProxyError:
         code="internal_error",
         headers={"Connection": "close"},  # the server ends it, which the client must know
     )
+
+
+class AuditError(ProxyError):
+    """What the run does cannot be written down, and must be."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The run was ended: what it does must be written down, and its audit log cannot be"
+            " written.",
+            status=503,
+            type="server_error",
+            code="audit_unavailable",
+        )

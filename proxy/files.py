@@ -10,10 +10,10 @@ from pathlib import Path
 
 from policies.artifacts import ArtifactLimits, Produced
 from policies.file_names import type_of
-from policies.workspace import INPUT_DIR
+from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.task import Artifact, InputFile
 from proxy.signatures import Signer
-from proxy.store.records import ContainerWish
+from proxy.store.records import ContainerWish, Maker
 from proxy.store.store import Store
 from sandbox_runtime.sandbox import Sandbox
 
@@ -38,9 +38,16 @@ class FileStore:
         self.limits = limits
         self._signer = Signer(store.directory / "link-key", store.now)
 
-    def outbox(self, container_id: str, base_url: str, owner: str) -> "RunFiles":
-        """Where a run's files go; `base_url` is how clients reach this server."""
-        return RunFiles(self, container_id, base_url, owner, self.link_expiry())
+    def outbox(
+        self,
+        container_id: str,
+        base_url: str,
+        owner: str,
+        limits: ArtifactLimits | None = None,
+    ) -> "RunFiles":
+        """Where a run's files go; `base_url` is how clients reach this server, `limits` are the
+        run's, where it has its own."""
+        return RunFiles(self, container_id, base_url, owner, limits or self.limits)
 
     async def remember(self, container_id: str, owner: str) -> None:
         """Have a container, which nothing need lie in yet."""
@@ -50,16 +57,25 @@ class FileStore:
 
     async def put_in(self, container_id: str, owner: str) -> list[InputFile]:
         """What the client has put into a container, for the sandbox of a run that works in it."""
-        files = await self.store.container_files.all(container_id, owner, INPUT_DIR)
+        return await self._files(container_id, owner, INPUT_DIR, "user")
+
+    async def handed_back(self, container_id: str, owner: str) -> list[InputFile]:
+        """What runs have handed back: all that is left where no workspace is kept."""
+        return await self._files(container_id, owner, OUTPUT_DIR, "assistant")
+
+    async def _files(
+        self, container_id: str, owner: str, under: str, source: Maker
+    ) -> list[InputFile]:
+        files = await self.store.container_files.all(container_id, owner, under)
         return [
             InputFile(file.path, file.sha256, partial(self.store.blobs.read, file.blob))
             for file in files or ()
-            if file.source == "user"
+            if file.source == source
         ]
 
-    def link_expiry(self) -> int:
+    def link_expiry(self, limits: ArtifactLimits | None = None) -> int:
         """How long a link lives that is made now."""
-        return int(self.store.now() + self.limits.keep_hours * 3600)
+        return int(self.store.now() + (limits or self.limits).keep_hours * 3600)
 
     @property
     def container_minutes(self) -> int:
@@ -93,13 +109,19 @@ class RunFiles:
     """One run's produced files."""
 
     def __init__(
-        self, files: FileStore, container_id: str, base_url: str, owner: str, expires: int
+        self,
+        files: FileStore,
+        container_id: str,
+        base_url: str,
+        owner: str,
+        limits: ArtifactLimits,
     ) -> None:
         self._files = files
         self._container_id = container_id
         self._base_url = base_url
         self._owner = owner
-        self._expires = expires
+        self._limits = limits
+        self._expires = files.link_expiry(limits)
         self._is_open = False
 
     @property
@@ -153,7 +175,7 @@ class RunFiles:
         return f"cfile_{digest.hexdigest()[:24]}"
 
     def _data_url(self, path: Path, mime_type: str, size: int) -> str | None:
-        inline_bytes = self._files.limits.inline_image_kib << 10
+        inline_bytes = self._limits.inline_image_kib << 10
         if not mime_type.startswith("image/") or size > inline_bytes:
             return None
         return f"data:{mime_type};base64,{base64.b64encode(path.read_bytes()).decode()}"

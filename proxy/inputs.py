@@ -3,18 +3,19 @@
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from policies.file_names import clean_type
-from policies.workspace import Given, InputLimits, Kind, Modality, Placed, plan
+from policies.workspace import Given, InputLimits, Kind, Modality, Placed, is_much, long_texts, plan
 from proxy.agent.model import Message
 from proxy.agent.task import InputFile, Task
 from proxy.errors import BadRequestError, FileTooLargeError
 from proxy.fetch import Fetcher, FetchError, Room
+from proxy.text_lengths import TextLengths
 from proxy.uploads import NoUploads, Upload, Uploads
 from proxy.wire.content_parts import FilePart, Remote, Uploaded, beside, malformed, read
 from proxy.wire.inline_data import InlineData
@@ -50,17 +51,20 @@ class Inputs:
 
     def __init__(
         self,
-        limits: InputLimits = InputLimits(),
         *,
+        max_total_mib: int = InputLimits().max_total_mib,
         modalities: tuple[Modality, ...] = ("image",),
         uploads: Uploads | None = None,
         fetcher: Fetcher | None = None,
+        lengths: TextLengths | None = None,
     ) -> None:
-        """Without a fetcher, nothing is fetched."""
-        self._limits = limits
+        """`max_total_mib` is what any profile allows at most. Without a fetcher, nothing is
+        fetched; without lengths, texts are not counted."""
+        self._max_total_mib = max_total_mib
         self._modalities = frozenset[Kind](modalities)
         self._uploads = uploads or NoUploads()
         self._fetcher = fetcher
+        self._lengths = lengths
 
     async def receive(self, task: Task, owner: str, body: Mapping[str, Any]) -> Task:
         """The task, its files beside its messages; what is to be fetched is fetched when the run
@@ -70,12 +74,13 @@ class Inputs:
         """
         messages, parts = read(task.messages)
         parts = [*beside(body), *parts]
-        sizes = await asyncio.to_thread(self._measured, parts) if parts else {}
+        limits = task.profile.inputs
+        sizes = await asyncio.to_thread(_measured, parts, limits) if parts else {}
         here = [await self._here(part, sizes, owner) for part in parts]
         if any(isinstance(part.source, Remote) for part in parts):
-            room = Room(self._max_total - sum(sizes.values()), owner)
+            room = Room((limits.max_total_mib << 20) - sum(sizes.values()), owner)
             return replace(task, arriving=partial(self._arrive, messages, parts, here, room))
-        return self._placed(task, messages, parts, here)
+        return await self._placed(task, messages, parts, here)
 
     async def _arrive(
         self,
@@ -85,16 +90,16 @@ class Inputs:
         room: Room,
         task: Task,
     ) -> Task:
-        fetched = await self._fetched(parts, room)
+        fetched = await self._fetched(parts, room, task.profile.inputs)
         contents = [
             replace(fetched[part.source.url], shown=part.part)
             if isinstance(part.source, Remote)
             else content
             for part, content in zip(parts, here, strict=True)
         ]
-        return self._placed(replace(task, arriving=None), messages, parts, contents)
+        return await self._placed(replace(task, arriving=None), messages, parts, contents)
 
-    def _placed(
+    async def _placed(
         self,
         task: Task,
         messages: Sequence[Message],
@@ -102,9 +107,24 @@ class Inputs:
         contents: Sequence[_Content],
     ) -> Task:
         given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
-        workspace = plan(messages, given, move_text_over_chars=self._limits.move_text_over_chars)
+        over = task.profile.inputs.move_text_over_tokens
+        near = long_texts(messages, over) if self._lengths else ()
+        counted = await self._lengths.counted(task.model, near) if self._lengths and near else {}
+        work = partial(plan, messages, given, over_tokens=over, counted=counted)
+        workspace = await asyncio.to_thread(work) if is_much(messages) else work()
         inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
-        return replace(task, messages=workspace.messages, inputs=[*task.inputs, *inputs])
+        if inputs:
+            inputs = await asyncio.to_thread(_digested, inputs)
+        return replace(
+            task,
+            messages=workspace.messages,
+            inputs=[*task.inputs, *inputs],
+            documents_tokens=workspace.tokens_kept_out,
+        )
+
+    async def lost(self, owner: str, file_ids: Iterable[str]) -> set[str]:
+        """Those of the owner's uploads that are kept no more."""
+        return {each for each in file_ids if await self._uploads.find(owner, each) is None}
 
     def close(self) -> None:
         """Give back what fetching holds."""
@@ -139,59 +159,34 @@ class Inputs:
     @property
     def max_body_bytes(self) -> int:
         """How large a request may be: its files in base64, and words beside them."""
-        return self._max_total * 4 // 3 + _MAX_WORDS_BYTES
-
-    @property
-    def _max_file(self) -> int:
-        return self._limits.max_file_mib << 20
-
-    @property
-    def _max_total(self) -> int:
-        return self._limits.max_total_mib << 20
-
-    def _measured(self, parts: Sequence[FilePart]) -> dict[str, int]:
-        """How large each file inside the request is, by its identity."""
-        sizes: dict[str, int] = {}
-        room = self._max_total
-        for part in parts:
-            if not isinstance(part.source, InlineData) or part.identity in sizes:
-                continue
-            try:
-                size = sizes[part.identity] = part.source.measure()
-            except ValueError as error:
-                raise malformed(part.param, error) from error
-            room -= size
-            if size > self._max_file or room < 0:
-                raise FileTooLargeError(
-                    f"Invalid file data: '{part.param}'. A file inside a request may have"
-                    f" {self._limits.max_file_mib} MiB, and all together"
-                    f" {self._limits.max_total_mib} MiB.",
-                    param=part.param,
-                )
-        return sizes
+        return (self._max_total_mib << 20) * 4 // 3 + _MAX_WORDS_BYTES
 
     # On the web
 
-    async def _fetched(self, parts: Sequence[FilePart], room: Room) -> dict[str, _Content]:
+    async def _fetched(
+        self, parts: Sequence[FilePart], room: Room, limits: InputLimits
+    ) -> dict[str, _Content]:
         urls = dict.fromkeys(part.source.url for part in parts if isinstance(part.source, Remote))
         at_once = asyncio.Semaphore(FETCHES_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             tasks = {
-                url: group.create_task(self._fetch(url, number, at_once, room))
+                url: group.create_task(self._fetch(url, number, at_once, room, limits))
                 for number, url in enumerate(urls)
             }
         return {url: task.result() for url, task in tasks.items()}
 
     async def _fetch(
-        self, url: str, number: int, at_once: asyncio.Semaphore, room: Room
+        self, url: str, number: int, at_once: asyncio.Semaphore, room: Room, limits: InputLimits
     ) -> _Content:
         try:
-            if self._fetcher is None or not self._limits.fetch_urls:
+            if self._fetcher is None or not limits.fetch_urls:
                 raise FetchError("URLs are not fetched here")
             if number >= MAX_FETCHES:
                 raise FetchError(f"the request has more than {MAX_FETCHES} URLs")
             async with at_once:
-                file = await self._fetcher.fetch(url, max_bytes=self._max_file, room=room)
+                file = await self._fetcher.fetch(
+                    url, max_bytes=limits.max_file_mib << 20, room=room
+                )
         except FetchError as error:
             return _Content(fault=f"{url[:200]} was not fetched: {error}")
         return _Content(clean_type(file.mime_type), len(file.data), partial(_pieces, file.data))
@@ -219,10 +214,20 @@ def _input_file(
 ) -> InputFile:
     if isinstance(placed.source, str):
         text = placed.source.encode(errors="replace")  # half a surrogate pair is no text
-        return InputFile(placed.path, hashlib.sha256(text).hexdigest(), partial(_pieces, text))
+        return InputFile(placed.path, placed.source, partial(_pieces, text))
     read = contents[placed.source].read
     assert read is not None
     return InputFile(placed.path, parts[placed.source].identity, read)
+
+
+def _digested(files: Sequence[InputFile]) -> list[InputFile]:
+    """The same, fit to be noted in a workspace: what tells data from other data is the data."""
+    return [
+        replace(
+            file, identity=hashlib.sha256(file.identity.encode(errors="surrogatepass")).hexdigest()
+        )
+        for file in files
+    ]
 
 
 def _picture(upload: Upload, mime_type: str, part: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -255,3 +260,25 @@ async def _file_pieces(path: Path) -> Pieces:
     with file:
         while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
             yield piece
+
+
+def _measured(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
+    """How large each file inside the request is, by its identity. Raises BadRequestError,
+    FileTooLargeError."""
+    sizes: dict[str, int] = {}
+    room = limits.max_total_mib << 20
+    for part in parts:
+        if not isinstance(part.source, InlineData) or part.identity in sizes:
+            continue
+        try:
+            size = sizes[part.identity] = part.source.measure()
+        except ValueError as error:
+            raise malformed(part.param, error) from error
+        room -= size
+        if size > limits.max_file_mib << 20 or room < 0:
+            raise FileTooLargeError(
+                f"Invalid file data: '{part.param}'. A file inside a request may have"
+                f" {limits.max_file_mib} MiB, and all together {limits.max_total_mib} MiB.",
+                param=part.param,
+            )
+    return sizes

@@ -3,24 +3,30 @@
 import os
 import socket
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from policies.pool import most
+from policies.prompts import Equipment
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
+from proxy.agent.windows import Windows
+from proxy.audit.ledger import Ledger
 from proxy.config import Config, ConfigError, secret, state_dir
 from proxy.fetch import Fetcher
 from proxy.files import FileStore
 from proxy.inputs import Inputs
+from proxy.keys import Key, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
+from proxy.models.prices import Prices
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
+from proxy.profiles import Profiles, build_profiles
 from proxy.runs.runs import Runs
 from proxy.services import Services
 from proxy.store.errors import StoreError
 from proxy.store.store import Store
+from proxy.text_lengths import TextLengths
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.egress.dialer import Endpoint
@@ -96,6 +102,20 @@ def build_backend(config: Config) -> Backend:
     )
 
 
+def build_keyring(config: Config) -> Keyring:
+    """All keys that clients may come with. Raises ConfigError."""
+    given = [(each.env, Key(each.name, each.profiles, each.policy)) for each in config.keys]
+    if variable := config.server.api_key_env:
+        given.insert(0, (variable, Key("default")))
+    names = [key.name for _, key in given]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"keys: the name {twice[0]!r} is there twice")
+    secrets = [(sent, key) for variable, key in given if (sent := secret(variable))]
+    if len({sent for sent, _ in secrets}) < len(secrets):
+        raise ConfigError("keys: two of them are the same")
+    return Keyring(secrets)
+
+
 def build_store(config: Config) -> Store:
     """The place for all that is kept. Raises ConfigError."""
     try:
@@ -105,39 +125,37 @@ def build_store(config: Config) -> Store:
 
 
 def build_services(
-    config: Config, model: Model, backend: Backend, listener: socket.socket | None = None
+    config: Config,
+    model: Model,
+    backend: Backend,
+    listener: socket.socket | None = None,
+    software: tuple[str, ...] = (),
 ) -> tuple[Services, Pool, WayOut]:
-    """The house, joined. Raises ConfigError."""
-    isolation = config.sandbox.isolation
+    """The house, joined; `software` is what its sandboxes have. Raises ConfigError."""
+    profiles = build_profiles(config)
+    isolation = profiles.default.isolation
     forbidden = _own_addresses(config, listener)
-    way_out = WayOut(forbidden=forbidden, secrets=os.environ)
-    try:
-        way_out.check(isolation.egress)
-    except ValueError as error:
-        raise ConfigError(f"sandbox.isolation.egress: {error}") from error
+    way_out = _build_way_out(profiles, forbidden)
     pool = Pool(backend, config.sandbox.pool, [isolation], on_lend=way_out.open)
     store = build_store(config)
     sessions = config.sessions
     max_kept = min(sessions.max_kept, most(config.sandbox.pool, isolation) // 2)
     workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
     pool.when_full(workspaces.give_back)
-    agent = Agent(
-        model,
-        workspaces,
-        partial(make_tools, config.limits),
-        limits=config.limits,
-        isolation=isolation,
-        artifact_limits=config.artifacts,
-    )
+    equipment = Equipment(software, has_shared=config.sandbox.inputs is not None)
+    windows = Windows(config.backend.context_tokens)
+    agent = Agent(model, workspaces, make_tools, equipment, windows)
     services = Services(
         model=model,
-        runs=Runs(agent, store.parked, store.runs),
+        runs=Runs(agent, store.parked, store.runs, ledger=_ledger(config)),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,
-        inputs=_inputs(config, forbidden, store),
+        inputs=_inputs(config, profiles, forbidden, store, model),
+        profiles=profiles,
+        prices=Prices(config.backend.prices),
         pool_stats=pool.stats,
-        api_key=secret(config.server.api_key_env),
+        keyring=build_keyring(config),
         public_url=config.server.public_url,
         steps=config.server.steps,
         on_disconnect=config.server.on_disconnect,
@@ -146,11 +164,41 @@ def build_services(
     return services, pool, way_out
 
 
-def _inputs(config: Config, forbidden: list[Endpoint], store: Store) -> Inputs:
+def _build_way_out(profiles: Profiles, forbidden: list[Endpoint]) -> WayOut:
+    way_out = WayOut(forbidden=forbidden, secrets=os.environ)
+    for name, profile in profiles.named.items():
+        try:
+            way_out.check(profile.isolation.egress)
+        except ValueError as error:
+            raise ConfigError(f"profiles.{name}.isolation.egress: {error}") from error
+    return way_out
 
-    fetcher = Fetcher(forbidden=forbidden)
+
+def _ledger(config: Config) -> Ledger:
+    place = audit_place(_state_dir(config))
+    return Ledger(place, keep_days=config.audit.keep_days, key=audit_key(config))
+
+
+def audit_place(state: Path) -> Path:
+    """Where the audit logs lie."""
+    return state / "audit"
+
+
+def audit_key(config: Config) -> bytes | None:
+    """What they are signed with, if with anything. Raises ConfigError."""
+    key = secret(config.audit.key_env)
+    return key.encode() if key else None
+
+
+def _inputs(
+    config: Config, profiles: Profiles, forbidden: list[Endpoint], store: Store, model: Model
+) -> Inputs:
     return Inputs(
-        config.inputs, modalities=config.backend.modalities, fetcher=fetcher, uploads=store.uploads
+        max_total_mib=max(each.inputs.max_total_mib for each in profiles.named.values()),
+        modalities=config.backend.modalities,
+        fetcher=Fetcher(forbidden=forbidden),
+        uploads=store.uploads,
+        lengths=TextLengths(model),
     )
 
 

@@ -2,10 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict
+from typing import Any
 
 from policies.limits import StopReason
-from proxy.agent.task import Result
+from proxy.agent.events import Emit, Event, OfChoice, RuleMet
+from proxy.agent.task import Result, Tally
+from proxy.agent.usage import add
 
 CLIENT_LEFT, FAILED = "client_left", "failed"
 ENDINGS = (*(str(reason) for reason in StopReason), CLIENT_LEFT, FAILED)
@@ -17,6 +21,21 @@ class RunCounts:
     def __init__(self) -> None:
         self.in_flight = 0
         self.ended = Counter[str](dict.fromkeys(ENDINGS, 0))
+        self.spent: Mapping[str, Any] = asdict(Tally())
+        """What the runs that came to a result have cost, all together."""
+        self.rules = Counter[tuple[str, str]]()
+        """Those that were met, with what came of it."""
+
+    def hearing(self, emit: Emit) -> Emit:
+        """Count the rules that a run meets."""
+
+        async def hear(event: Event) -> None:
+            bare = event.event if isinstance(event, OfChoice) else event
+            if isinstance(bare, RuleMet):
+                self.rules[(bare.rule, bare.action)] += 1
+            await emit(event)
+
+        return hear
 
     async def of(self, run: Awaitable[Result]) -> Result:
         """See a run through."""
@@ -25,6 +44,9 @@ class RunCounts:
         try:
             result = await run
             ending = str(result.stop_reason)
+            for each in (result, *result.others):
+                # What is not known of one run's cost cannot be told of all.
+                self.spent = add(self.spent, {**asdict(each.tally), "cost_usd": None})
         except asyncio.CancelledError:
             ending = CLIENT_LEFT
             raise

@@ -2,12 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+from policies.profile import Profile
 from policies.steps import StepsSetting
 from policies.storage import FileLimits
 from proxy.agent.model import Model
 from proxy.files import FileStore
 from proxy.inputs import Inputs
+from proxy.keys import Keyring
+from proxy.models.prices import Prices
+from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
 from proxy.store.store import Store
 from proxy.wire.terms import OnDisconnect
@@ -26,10 +31,13 @@ class Services:
     file_limits: FileLimits
     """What clients may put in."""
     inputs: Inputs = field(default_factory=Inputs)
+    profiles: Profiles = field(default_factory=partial(Profiles.only, Profile()))
+    """What runs are allowed and told."""
+    prices: Prices = field(default_factory=Prices)
     pool_stats: Callable[[], PoolStats] | None = None
     """How the pool stands, where there is one."""
-    api_key: str | None = None
-    """What clients must send as bearer token; None lets everyone in."""
+    keyring: Keyring = field(default_factory=Keyring)
+    """What clients must send as bearer token."""
     public_url: str | None = None
     """How clients reach this server, for links; None takes it from each request."""
     steps: StepsSetting = "auto"

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
+from policies.hosts import Target
 from policies.isolation import Isolation
 from policies.sessions import GoesOn, Session, State
 from sandbox_runtime.clock import Clock, SystemClock
-from sandbox_runtime.egress.decision import Decision, OnDecision
+from sandbox_runtime.egress.decision import Decision, OnAsk, OnDecision
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, Sandboxes, Sink
 
@@ -54,11 +55,13 @@ class Snapshots(Protocol):
 class Seat:
     """A workspace as one run has it: a lease whose computers have the files of a state."""
 
-    def __init__(self, isolation: Isolation) -> None:
+    def __init__(self, sandboxes: Sandboxes, isolation: Isolation) -> None:
         self.isolation = isolation
         self.origin: Origin = "new"
         self.listener: OnDecision | None = None
         """Who hears what programs inside reach: of the present run."""
+        self.judge: OnAsk | None = None
+        """Who is asked what they may reach: still the last run's, when that has ended."""
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
         """What gives a new computer the files of the state that the run goes on from."""
         self.leave_as: State | None = None
@@ -67,6 +70,7 @@ class Seat:
         """The last computer that was taken, once one was."""
         self.is_used = False
         """Whether the present run has taken it."""
+        self._sandboxes = sandboxes
         self._lease: Lease | None = None
         self._ends = AsyncExitStack()
         self._preparing = asyncio.Lock()
@@ -76,21 +80,23 @@ class Seat:
         """Whether there are files of earlier runs in it."""
         return self.origin != "new" or self.restore is not None
 
-    async def begin(self, sandboxes: Sandboxes) -> None:
-        """Ask for a computer."""
-        lease = sandboxes.lease(self.isolation, self._decided)
-        self._lease = await self._ends.enter_async_context(lease)
-
     async def sandbox(self) -> Sandbox:
         """See `Lease`."""
-        assert self._lease
         async with self._preparing:
-            computer = await self._lease.sandbox()
+            lease = await self.ask()
+            computer = await lease.sandbox()
             if computer is not self.computer:
                 await self._prepare(computer)
                 self.computer = computer
             self.is_used = True
             return computer
+
+    async def ask(self) -> Lease:
+        """Claim a computer, which is not waited for. Raises SandboxUnavailableError."""
+        if self._lease is None:
+            lease = self._sandboxes.lease(self.isolation, self._decided, self._asked)
+            self._lease = await self._ends.enter_async_context(lease)
+        return self._lease
 
     async def _prepare(self, computer: Sandbox) -> None:
         if self.restore is None:
@@ -109,6 +115,9 @@ class Seat:
 
     def _decided(self, decision: Decision) -> Awaitable[None] | None:
         return self.listener(decision) if self.listener else None
+
+    async def _asked(self, target: Target) -> str | None:
+        return await self.judge(target) if self.judge else None
 
 
 @dataclass(slots=True)
@@ -146,15 +155,20 @@ class Workspaces:
 
     @asynccontextmanager
     async def use(
-        self, goes_on: GoesOn | None, isolation: Isolation, on_decision: OnDecision | None = None
+        self,
+        goes_on: GoesOn | None,
+        isolation: Isolation,
+        on_decision: OnDecision | None = None,
+        on_ask: OnAsk | None = None,
     ) -> AsyncIterator[Seat]:
         """A workspace for the length of the block; it is kept if its `leave_as` is set by then.
 
-        A block that fails leaves nothing. Raises SandboxUnavailableError, SandboxStartError.
+        A block that fails leaves nothing.
         """
         parent = await self._parent(goes_on) if goes_on else None
-        seat = self._kept_seat(parent, isolation) or Seat(isolation)
+        seat = self._kept_seat(parent, isolation) or Seat(self._sandboxes, isolation)
         try:
+            seat.judge = on_ask
             await self._make_ready(seat, parent)
             seat.listener = on_decision
             yield seat
@@ -226,8 +240,6 @@ class Workspaces:
         seat.leave_as, seat.is_used = None, False
         if seat.computer:
             seat.origin = "kept"
-        else:
-            await seat.begin(self._sandboxes)
         seat.restore = None
         if parent and await self._snapshots.known(parent.session, [parent.name]):
             # Also where the computer is warm: should it be lost, the next one has the files.

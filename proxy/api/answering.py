@@ -16,7 +16,7 @@ from proxy.api.connection import services, while_connected
 from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error
 from proxy.runs.recording import Recording
-from proxy.runs.run import Listener
+from proxy.runs.run import MAX_BEHIND, Listener
 from proxy.wire.terms import Terms, read_terms
 
 SEND_TIMEOUT_S = 300
@@ -26,6 +26,9 @@ STOPPING_S = 4.5
 SHARE_OF_PATIENCE = 3
 """How many signs of life a client gets in the time that it waits in silence."""
 SHORTEST_SILENCE_S = 1.0
+KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+MANY = MAX_BEHIND // 2
+"""So many events at a time are soon enough for who waits for the end."""
 BLANK = b" \n"
 """What JSON may begin with, any number of times."""
 
@@ -76,11 +79,15 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
 
 
 def streamed(
-    request: Request, listener: Listener, frames: Frames, terms: Terms
-) -> EventSourceResponse:
-    """The answer as it comes. Leaves the listener."""
+    request: Request,
+    listener: Listener,
+    frames: Frames,
+    terms: Terms,
+    alive: ServerSentEvent = KEEP_ALIVE,
+) -> Response:
+    """The answer as it comes; `alive` is said in silence. Leaves the listener."""
     silence_s = _within_patience(services(request).keep_alive_s, terms)
-    return _StreamResponse(listener, frames, silence_s)
+    return _StreamResponse(listener, frames, silence_s, alive)
 
 
 def replayed(
@@ -100,7 +107,7 @@ def _within_patience(silence_s: float, terms: Terms) -> float:
 async def _heard_out(listener: Listener, document: Document, within_s: float | None) -> bool:
     """Listen for so long; whether the run has ended."""
     with anyio.move_on_after(within_s):
-        while events := await listener.events():
+        while events := await listener.events(MANY):
             for event in events:
                 document.event(event)
         return True
@@ -143,13 +150,17 @@ class _Events(EventSourceResponse):
     """Server-sent events for as long as the client is there."""
 
     def __init__(
-        self, content: AsyncIterator[bytes], silence_s: float, headers: Mapping[str, str]
+        self,
+        content: AsyncIterator[bytes],
+        silence_s: float,
+        headers: Mapping[str, str],
+        alive: ServerSentEvent = KEEP_ALIVE,
     ) -> None:
         super().__init__(
             content,
             send_timeout=SEND_TIMEOUT_S,
             ping=silence_s,
-            ping_message_factory=lambda: ServerSentEvent(comment="keep-alive"),
+            ping_message_factory=lambda: alive,
             sep="\n",
             shutdown_grace_period=STOPPING_S,
             headers={**headers, "Cache-Control": "no-cache"},
@@ -159,12 +170,11 @@ class _Events(EventSourceResponse):
 class _StreamResponse(_Events):
     """The answer as it comes."""
 
-    def __init__(self, listener: Listener, frames: Frames, silence_s: float) -> None:
-        super().__init__(
-            _stream(listener, frames),
-            silence_s,
-            headers(listener.run.id, listener.run.container_id),
-        )
+    def __init__(
+        self, listener: Listener, frames: Frames, silence_s: float, alive: ServerSentEvent
+    ) -> None:
+        names = headers(listener.run.id, listener.run.container_id)
+        super().__init__(_stream(listener, frames), silence_s, names, alive)
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

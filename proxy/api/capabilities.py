@@ -35,16 +35,19 @@ async def capabilities(request: Request) -> JSON:
 
 
 def _of_the_house(parts: Services) -> dict[str, Any]:
-    isolation = asdict(parts.runs.agent.isolation)
+    profile = parts.profiles.default
+    isolation = asdict(profile.isolation)
     egress = isolation.pop("egress")
     return {
         "steps": {"default": parts.steps, "profiles": list(PROFILES)},
-        "tools": [tool.name for tool in parts.runs.agent.make_tools()],
-        "limits": asdict(parts.runs.agent.limits),
+        "tools": [tool.name for tool in parts.runs.agent.make_tools(profile)],
+        "limits": asdict(profile.limits),
         "isolation": isolation,
         "egress": {"mode": egress["mode"]},
-        "files": asdict(parts.runs.agent.artifact_limits),
+        "files": asdict(profile.artifacts),
         "responses": asdict(parts.store.responses.settings),
+        "profiles": {name: each.about for name, each in parts.profiles.named.items()},
+        "profile": profile.name,
         "features": {
             "plain_suffix": PLAIN_SUFFIX,
             "passthrough": parts.model.passage is not None,

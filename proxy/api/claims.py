@@ -10,8 +10,10 @@ from starlette.requests import Request
 from policies.sessions import named
 from proxy.api.connection import owner, services
 from proxy.runs.claim import Claim
-from proxy.wire.terms import Terms
+from proxy.wire.policy_asked import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER
+from proxy.wire.terms import DOCUMENTS_HEADER, Terms
 
+WORK_HEADERS = (PROFILE_HEADER, COMPUTER_HEADER, PROMPT_HEADER, DOCUMENTS_HEADER)
 NOT_THE_WORK = ("stream", "stream_options")
 """What says how the answer is told, and not what is asked for."""
 
@@ -26,13 +28,19 @@ def claim(request: Request, body: Mapping[str, Any], terms: Terms, written: byte
     return Claim(
         owner=owner(request),
         fingerprint=hashlib.sha256(
-            f"{request.url.path}\n{chat}\n".encode(errors="surrogatepass") + written
+            f"{request.url.path}\n{chat}\n{_terms(request)}\n".encode(errors="surrogatepass")
+            + written
         ).hexdigest(),
         key=terms.idempotency_key,
         retry_count=terms.retry_count,
         stream=bool(body.get("stream")),
         detach=(terms.on_disconnect or services(request).on_disconnect) == "detach",
     )
+
+
+def _terms(request: Request) -> str:
+    """What headers say of the work, which else stands in the body."""
+    return "\n".join(request.headers.get(name, "") for name in WORK_HEADERS)
 
 
 def deadline_s(request: Request, terms: Terms, claim: Claim) -> float | None:

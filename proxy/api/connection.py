@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import hmac
 import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine
@@ -12,9 +11,14 @@ from typing import Any, NoReturn, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from proxy.errors import BadRequestError, BodyTooLargeError, UnauthorizedError
+from proxy.keys import Key
 from proxy.services import Services
+from proxy.wire.shapes import request_body, text
 
 T = TypeVar("T")
+Gone = Callable[[], Coroutine[Any, Any, None]]
+"""Waits until the client has left."""
+_KEY = "sandbox_proxy.key"
 MAX_JSON_BYTES = 1 << 20
 """Of requests that bring no files."""
 
@@ -27,9 +31,8 @@ def services(request: Request) -> Services:
 
 
 def has_key(request: Request) -> bool:
-    """Whether the client sent the key, where one is needed."""
-    expected = services(request).api_key
-    return expected is None or hmac.compare_digest(_key(request).encode(), expected.encode())
+    """Whether the client sent a key, where one is needed."""
+    return services(request).keyring.find(_key(request)) is not None
 
 
 def owner(request: Request) -> str:
@@ -50,12 +53,18 @@ def _key(request: Request) -> str:
     return key.strip()
 
 
-def authorize(request: Request) -> None:
-    """Raises UnauthorizedError unless the client sent the key."""
-    if not has_key(request):
+def authorize(request: Request) -> Key:
+    """The key that the client sent. Raises UnauthorizedError."""
+    known = request.scope.get(_KEY)  # asked for more than once, and to find it takes its time
+    if isinstance(known, Key):
+        return known
+    key = services(request).keyring.find(_key(request))
+    if key is None:
         raise UnauthorizedError(
             "Incorrect or missing API key. Send it as 'Authorization: Bearer' or 'x-api-key'."
         )
+    request.scope[_KEY] = key
+    return key
 
 
 def base_url(request: Request) -> str:
@@ -73,9 +82,19 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     return bytes(body)
 
 
-async def json_body(request: Request) -> Any:
-    """The request's JSON. Raises BadRequestError, BodyTooLargeError."""
-    return parsed(await read_body(request))
+async def model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
+    """What is asked of a model: as it was written, and as it reads.
+
+    Raises UnauthorizedError, BodyTooLargeError, BadRequestError.
+    """
+    authorize(request)
+    written = await read_body(request, services(request).inputs.max_body_bytes)
+    return written, request_body(parsed(written), model=text)
+
+
+async def json_body(request: Request) -> dict[str, Any]:
+    """The fields of the request's JSON. Raises BadRequestError, BodyTooLargeError."""
+    return request_body(parsed(await read_body(request)))
 
 
 def parsed(body: bytes) -> Any:
@@ -103,9 +122,7 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
     return await unless(partial(left, request), work)
 
 
-async def unless(
-    gone: Callable[[], Coroutine[Any, Any, None]], work: Awaitable[T], *, look_after_s: float = 0.0
-) -> T:
+async def unless(gone: Gone, work: Awaitable[T], *, look_after_s: float = 0.0) -> T:
     """Do the work, or give it up as soon as that has come about; nobody looks before so many
     seconds. Raises ClientDisconnect."""
     # In this task, as asyncio.timeout does it: one more for the work was a third of a relay's cost.

@@ -1,7 +1,6 @@
 """/v1/containers/…/files: one by one for whoever has the link or the key, or all as a zip."""
 
 from collections.abc import Callable
-from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,15 +10,15 @@ from policies.file_names import type_of
 from proxy.api.connection import base_url, has_key, json_body, owner, services
 from proxy.api.downloads import download, zip_download
 from proxy.api.json_response import JSON
-from proxy.api.multipart import read_form
 from proxy.api.owned_container import no_such_container, owned_container
-from proxy.api.uploads import missing_file, owned_upload, put_upload, require_room
+from proxy.api.uploads import owned_upload, put_upload, upload_form
 from proxy.errors import BadRequestError, NotFoundError, UnauthorizedError
 from proxy.files import WHOLE
 from proxy.store.archive import zipped
 from proxy.store.records import ContainerFile
-from proxy.wire.containers import an_object, container_file_object, text
+from proxy.wire.containers import container_file_object, name_of
 from proxy.wire.listing import CONTAINERS, deleted, listing, page
+from proxy.wire.shapes import missing
 
 router = APIRouter()
 
@@ -31,7 +30,7 @@ FILE = FILES + "/{file_id}"
 async def create_container_file(request: Request, container_id: str) -> Response:
     await owned_container(request, container_id)
     if request.headers.get("content-type", "").lower().startswith("application/json"):
-        file_id = text(an_object(await json_body(request)), "file_id")
+        file_id = name_of(await json_body(request), "file_id")
         file = await _from_upload(request, container_id, file_id)
     else:
         file = await _from_form(request, container_id)
@@ -94,19 +93,14 @@ async def file_content(request: Request, container_id: str, file_id: str) -> Res
 
 async def _from_upload(request: Request, container_id: str, file_id: str | None) -> ContainerFile:
     if file_id is None:
-        raise missing_file()
+        raise missing("file")
     return await put_upload(request, container_id, await owned_upload(request, file_id, "file_id"))
 
 
 async def _from_form(request: Request, container_id: str) -> ContainerFile:
     store, limits = services(request).store, services(request).file_limits
     with store.blobs.new() as writer:
-        form = await read_form(
-            request,
-            writer,
-            max_mib=limits.max_file_mib,
-            admit=partial(require_room, request),
-        )
+        form = await upload_form(request, writer)
         file_id = form.fields.get("file_id")
         if form.filename is None:
             return await _from_upload(request, container_id, file_id)

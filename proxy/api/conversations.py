@@ -14,10 +14,10 @@ from proxy.api.said_before import is_reference, no_such_conversation, resolved
 from proxy.errors import NotFoundError
 from proxy.store.conversations import ConversationShelf
 from proxy.store.records import Conversation
-from proxy.wire.containers import an_object
 from proxy.wire.conversation_objects import conversation_object, items, metadata
 from proxy.wire.listing import CONTAINERS, deleted, listing, page
 from proxy.wire.responses_input import input_items
+from proxy.wire.shapes import request_body
 
 router = APIRouter()
 PATH = "/v1/conversations"
@@ -94,7 +94,7 @@ def _shelf(request: Request) -> ConversationShelf:
 async def _body(request: Request) -> Mapping[str, Any]:
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
-    return an_object(parsed(written) if written else {})
+    return request_body(parsed(written) if written else {})
 
 
 async def _identified(request: Request, new: list[dict[str, Any]]) -> list[dict[str, Any]]:

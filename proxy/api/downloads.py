@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from starlette.responses import FileResponse, StreamingResponse
 
+from policies.file_names import shown_name
 from proxy.files import StoredFile
 
 SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
@@ -11,6 +12,7 @@ SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "sandbox; default-src 'none'",
+    "Referrer-Policy": "no-referrer",  # a link is all that it takes to open a file
     "Cache-Control": "private, max-age=3600",
 }
 
@@ -21,7 +23,7 @@ def download(file: StoredFile) -> FileResponse:
     return FileResponse(
         file.path,
         media_type=file.mime_type,
-        filename=file.filename,
+        filename=shown_name(file.filename),
         content_disposition_type="inline" if shown else "attachment",
         headers=HEADERS,
     )

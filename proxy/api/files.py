@@ -1,7 +1,5 @@
 """/v1/files: what clients upload."""
 
-from functools import partial
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,10 +8,10 @@ from policies.file_names import type_of
 from proxy.api.connection import authorize, owner, services
 from proxy.api.downloads import download
 from proxy.api.json_response import JSON
-from proxy.api.multipart import read_form
-from proxy.api.uploads import missing_file, no_such_file, owned_upload, require_room
+from proxy.api.uploads import no_such_file, owned_upload, upload_form
 from proxy.files import StoredFile
 from proxy.wire.listing import FILES, deleted, listing, page
+from proxy.wire.shapes import missing
 from proxy.wire.uploads import expires_after_s, purpose, upload_object
 
 router = APIRouter()
@@ -26,15 +24,10 @@ async def create_file(request: Request) -> Response:
     authorize(request)
     store, limits = services(request).store, services(request).file_limits
     with store.blobs.new() as writer:
-        form = await read_form(
-            request,
-            writer,
-            max_mib=limits.max_file_mib,
-            admit=partial(require_room, request),
-        )
+        form = await upload_form(request, writer)
         asked_purpose, asked_s = purpose(form.fields), expires_after_s(form.fields)
         if form.filename is None:
-            raise missing_file()
+            raise missing("file")
         upload = await store.uploads.add(
             owner(request),
             await writer.keep(),

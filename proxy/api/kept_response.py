@@ -9,7 +9,6 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.sessions import Session, State
-from policies.steps import Steps
 from proxy.agent.events import Event
 from proxy.agent.task import Result, Task
 from proxy.api.connection import owner, services
@@ -97,12 +96,9 @@ def is_kept(body: Mapping[str, Any]) -> bool:
     return asked
 
 
-async def keep(
-    request: Request, task: Task, body: Mapping[str, Any], steps: Steps, before: Before
-) -> Task:
+async def keep(request: Request, task: Task, asked: Asked, before: Before) -> Task:
     """Keep the response that a task is to make, as one that is at work."""
     store, whose = services(request).store, owner(request)
-    asked = Asked(body, task.run_id, task.created, task.outbox.container_id, steps)
     witness = KeptResponse(store.responses, whose, asked)
     leaves = task.leaves or _as_before(task, whose, before)
     stored = StoredResponse(
@@ -115,7 +111,7 @@ async def keep(
         seen_seq=before.seen_seq,
         worker=store.worker.id,
     )
-    inputs = [i for i in input_items(body["input"], task.run_id) if not is_reference(i)]
+    inputs = [i for i in input_items(asked.body["input"], task.run_id) if not is_reference(i)]
     await store.responses.begin(whose, stored, inputs, before.chain)
     return replace(task, witness=witness)
 

@@ -12,7 +12,13 @@ from proxy.agent.model import Passage, Passing
 from proxy.api.connection import authorize, services, while_connected
 from proxy.errors import ProxyError
 from proxy.services import Services
-from proxy.wire.prometheus import MEDIA_TYPE, pool_metrics, run_metrics
+from proxy.wire.prometheus import (
+    MEDIA_TYPE,
+    efficiency_metrics,
+    pool_metrics,
+    run_metrics,
+    watch_metrics,
+)
 
 router = APIRouter()
 
@@ -30,7 +36,9 @@ async def metrics(request: Request) -> Response:
 
 
 def _ours(parts: Services) -> bytes:
-    text = run_metrics(parts.runs.counts.in_flight, parts.runs.counts.ended)
+    counts, ledger = parts.runs.counts, parts.runs.ledger
+    text = run_metrics(counts.in_flight, counts.ended) + efficiency_metrics(counts.spent)
+    text += watch_metrics(counts.rules, ledger.failures if ledger else 0)
     if parts.pool_stats:
         text += pool_metrics(asdict(parts.pool_stats()))
     return text.encode()

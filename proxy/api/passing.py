@@ -1,24 +1,22 @@
 """Requests of any kind on their way to the backend's server, their bytes passed on both ways."""
 
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policies.budgets import DailyBudget
 from proxy.agent.model import Passage, Passing
-from proxy.api.connection import left, services, unless
+from proxy.api import spending
+from proxy.api.body_stream import BodyStream
+from proxy.api.connection import Gone, left, services, unless
 from proxy.api.relay import LOOK_AFTER_S, RelayResponse, is_stream, whole
-from proxy.api.upload import Upload
 from proxy.wire.plain import as_the_backend_knows_it
 
 MAX_WHOLE_BYTES = 256 << 10
 """An answer up to this length is sent in one piece."""
-Gone = Callable[[], Coroutine[Any, Any, None]]
-"""Waits until the client has left."""
 
 
 def passage_of(request: Request) -> Passage:
@@ -30,29 +28,43 @@ def passage_of(request: Request) -> Passage:
 
 
 async def pass_on(
-    request: Request, passage: Passage, body: bytes | Upload | None, gone: Gone
+    request: Request,
+    passage: Passage,
+    body: bytes | BodyStream | None,
+    gone: Gone,
+    day: DailyBudget = DailyBudget(),
 ) -> Response:
-    """The backend's answer. Raises ClientDisconnect, BackendError."""
-    work = _passed(passage, _passing(request, body), gone)
+    """The backend's answer; `day` is what bounds its spending.
+
+    Raises ClientDisconnect, BudgetError, BackendError.
+    """
+    work = _passed(request, passage, _passing(request, body, day), gone, day)
     return await unless(gone, work, look_after_s=LOOK_AFTER_S)
 
 
-async def pass_plain(request: Request, written: bytes) -> Response:
+async def pass_plain(
+    request: Request, written: bytes, day: DailyBudget = DailyBudget()
+) -> Response:
     """The same for a request to a `:plain` model that was read already."""
     body = as_the_backend_knows_it(written) or written
-    return await pass_on(request, passage_of(request), body, partial(left, request))
+    return await pass_on(request, passage_of(request), body, partial(left, request), day)
 
 
-def _passing(request: Request, body: bytes | Upload | None) -> Passing:
+def _passing(request: Request, body: bytes | BodyStream | None, day: DailyBudget) -> Passing:
     query = request.scope["query_string"].decode("latin-1")
     headers = request.headers
     # Its length is the business of whoever writes it anew; and of two that a client gave, the one
     # that was not read by could be another's request to the backend.
-    if not isinstance(body, Upload) or "transfer-encoding" in headers:
-        raw = [line for line in headers.raw if line[0] != b"content-length"]
-        headers = Headers(raw=raw)
+    if not isinstance(body, BodyStream) or "transfer-encoding" in headers:
+        headers = _without(headers, "content-length")
+    if day.is_set:  # what is compressed tells no usage
+        headers = _without(headers, "accept-encoding")
     path = f"{written_path(request)}?{query}" if query else written_path(request)
     return Passing(request.method, path, headers, body)
+
+
+def _without(headers: Headers, name: str) -> Headers:
+    return Headers(raw=[line for line in headers.raw if line[0] != name.encode()])
 
 
 def written_path(request: Request) -> str:
@@ -61,8 +73,11 @@ def written_path(request: Request) -> str:
     return raw.decode("latin-1")
 
 
-async def _passed(passage: Passage, passing: Passing, gone: Gone) -> Response:
-    relayed = await passage.pass_on(passing)
+async def _passed(
+    request: Request, passage: Passage, passing: Passing, gone: Gone, day: DailyBudget
+) -> Response:
+    body = passing.body if isinstance(passing.body, bytes) else None
+    relayed = await spending.relayed(request, day, body, partial(passage.pass_on, passing))
     length = relayed.headers.get("content-length", "")
     is_short = length.isdecimal() and int(length) <= MAX_WHOLE_BYTES
     if is_short and not is_stream(relayed):

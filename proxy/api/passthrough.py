@@ -1,18 +1,22 @@
 """Every path that is not ours: the backend's, its bytes passed on both ways."""
 
+import json
+
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from policies.budgets import DailyBudget
 from policies.passthrough import Way, way
+from policies.routing import plain_name
 from proxy.agent.model import Passage
-from proxy.api.connection import authorize
+from proxy.api.body_stream import BodyStream
+from proxy.api.connection import authorize, services
 from proxy.api.json_response import JSON
 from proxy.api.passing import pass_on, passage_of, written_path
-from proxy.api.upload import Upload
-from proxy.errors import BadRequestError, NotFoundError, ProxyError
+from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
 from proxy.wire.plain import as_the_backend_knows_it
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
@@ -37,11 +41,11 @@ def _asks_for_one(scope: Scope) -> bool:
 
 
 async def _answer(request: Request) -> Response:
-    authorize(request)
+    key = authorize(request)
     where = way(written_path(request))
     passage = _passage(request, where)
-    upload = Upload(request)
-    body = await _body(request, upload)
+    stream = BodyStream(request)
+    body = await _body(request, stream)
     plain = as_the_backend_knows_it(body) if isinstance(body, bytes) else None
     if where == "plain only" and plain is None:
         raise NotFoundError(
@@ -49,7 +53,26 @@ async def _answer(request: Request) -> Response:
             " '<model>:plain' to have the request passed on to the backend.",
             code="unknown_url",
         )
-    return await pass_on(request, passage, plain or body, upload.left)
+    asks_a_model = request.method == "POST"
+    profile = services(request).profiles.of(key, _model(plain or body), None, {})
+    if asks_a_model and profile.computer == "always":
+        raise ForbiddenError(
+            f"computer: always holds here (profile {profile.name!r}), and what is passed on to the"
+            " backend has none.",
+            param="sandbox.computer",
+        )
+    day = profile.per_day.of_model_calls if asks_a_model else DailyBudget()
+    return await pass_on(request, passage, plain or body, stream.left, day)
+
+
+def _model(body: bytes | BodyStream | None) -> str:
+    """Whose policy holds; of what is no JSON, or too long to be looked at, the key's alone."""
+    try:
+        fields = json.loads(body) if isinstance(body, bytes) else None
+    except (ValueError, RecursionError):
+        return ""
+    model = fields.get("model") if isinstance(fields, dict) else None
+    return plain_name(model) if isinstance(model, str) else ""
 
 
 def _passage(request: Request, where: Way) -> Passage:
@@ -71,14 +94,14 @@ def _passage(request: Request, where: Way) -> Passage:
     return passage_of(request)
 
 
-async def _body(request: Request, upload: Upload) -> bytes | Upload | None:
+async def _body(request: Request, stream: BodyStream) -> bytes | BodyStream | None:
     """The body, read where it may name a model; else as it comes."""
     headers = request.headers
     if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
-        await upload.read(0)
+        await stream.read(0)
         return None
     is_json = headers.get("content-type", "").lower().startswith("application/json")
     if is_json and "content-encoding" not in headers:
-        read = await upload.read(MAX_READ_BYTES)
-        return upload if read is None else read
-    return upload
+        read = await stream.read(MAX_READ_BYTES)
+        return stream if read is None else read
+    return stream

@@ -1,7 +1,7 @@
 """Requests that go straight to the backend: bytes there, bytes back."""
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -10,8 +10,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from policies.budgets import DailyBudget
 from proxy.agent.model import Relayed
-from proxy.api.connection import left, services, unless
+from proxy.api import spending
+from proxy.api.connection import Gone, left, services, unless
 from proxy.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -21,13 +23,24 @@ LOOK_AFTER_S = 0.1
 an eighth of a short one."""
 
 
-async def relay(request: Request, body: Mapping[str, Any]) -> Response:
-    """Pass a request on. Raises BackendError when the backend cannot be reached."""
-    return await unless(partial(left, request), _relayed(request, body), look_after_s=LOOK_AFTER_S)
+ROUTE_HEADER = "x-sandbox-route"
 
 
-async def _relayed(request: Request, body: Mapping[str, Any]) -> Response:
-    relayed = await services(request).model.relay(body, request.headers)
+async def relay(request: Request, body: Mapping[str, Any], why: str, day: DailyBudget) -> Response:
+    """Pass a request on; its client is told why. Raises BudgetError, BackendError when the backend
+    cannot be reached."""
+    work = _relayed(request, body, why, day)
+    return await unless(partial(left, request), work, look_after_s=LOOK_AFTER_S)
+
+
+async def _relayed(
+    request: Request, body: Mapping[str, Any], why: str, day: DailyBudget
+) -> Response:
+    ask = partial(services(request).model.relay, body, request.headers)
+    relayed = await spending.relayed(request, day, body, ask) if day.is_set else await ask()
+    # Here, for a response's own headers are a list that is searched.
+    headers = {**relayed.headers, ROUTE_HEADER: f"plain; {why}"}
+    relayed = Relayed(relayed.status, headers, relayed.body)
     if is_stream(relayed):
         return RelayResponse(relayed, partial(left, request))
     return await whole(relayed)
@@ -48,7 +61,7 @@ async def whole(relayed: Relayed) -> Response:
 class RelayResponse(Response):
     """A backend's answer piece by piece, ended at the backend too when the client has left."""
 
-    def __init__(self, relayed: Relayed, gone: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, relayed: Relayed, gone: Gone) -> None:
         self.status_code = relayed.status
         self.background = None
         self._body = relayed.body

@@ -11,6 +11,7 @@ from proxy.api.connection import owner, services
 from proxy.errors import BadRequestError, NotFoundError
 from proxy.runs.run import Run
 from proxy.store.records import StoredResponse
+from proxy.wire.lost_files import file_ids, without_files
 from proxy.wire.response_object import run_id
 from proxy.wire.responses_shapes import item_type
 
@@ -56,6 +57,7 @@ async def resolved(request: Request, given: Sequence[Any]) -> list[Any]:
     """Items, with those that others refer to in their place, where these are found."""
     ids = [item["id"] for item in given if is_reference(item)]
     found = await services(request).store.responses.items(owner(request), ids) if ids else {}
+    found = dict(zip(found, await _with_lost_told(request, list(found.values())), strict=True))
     return [dict(found.get(item["id"], item)) if is_reference(item) else item for item in given]
 
 
@@ -85,7 +87,7 @@ async def _previous(request: Request, response_id: str) -> Before:
     latest = chain.latest
     session = Session(owner(request), latest.session)
     return Before(
-        items=[*chain.inputs, *latest.record["output"]],
+        items=await _with_lost_told(request, [*chain.inputs, *latest.record["output"]]),
         follows=GoesOn(session, chain.states, anew=True),
         previous_id=response_id,
         chain=chain.ids,
@@ -114,7 +116,14 @@ async def _conversation(request: Request, conversation_id: str) -> Before:
         raise no_such_conversation(conversation_id)
     items, seq = said
     session = Session(whose, container_named(whose, conversation_id))
-    return Before(items, GoesOn(session), conversation_id=conversation_id, seen_seq=seq)
+    told = await _with_lost_told(request, items)
+    return Before(told, GoesOn(session), conversation_id=conversation_id, seen_seq=seq)
+
+
+async def _with_lost_told(request: Request, items: Sequence[Item]) -> Sequence[Item]:
+    if not (named := file_ids(items)):
+        return items
+    return without_files(items, await services(request).inputs.lost(owner(request), named))
 
 
 def is_reference(item: Any) -> bool:

@@ -1,102 +1,112 @@
 """From a checked request to the agent's task, with what was before it and the files it brings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 
 from policies.history import without_steps
-from policies.routing import Route
+from policies.profile import Profile
+from policies.routing import forbids_tools
 from policies.sessions import GoesOn, Session, State, container_id
 from proxy.agent.choices import several
 from proxy.agent.parking import Parked, names
 from proxy.agent.task import InputFile, Outbox, Task
 from proxy.api.connection import base_url, owner, services
+from proxy.api.spending import charged
+from proxy.api.ways import Way
 from proxy.wire.chat_request import choice_count, to_task
 from proxy.wire.content_parts import read
 from proxy.wire.conversations import thread
 from proxy.wire.legacy_functions import with_ids
+from proxy.wire.terms import documents_wanted, usage_asked
 
 
 async def task_of(
     request: Request,
     body: Mapping[str, Any],
+    way: Way,
     *,
-    model: str,
     run_id: str,
     deadline_s: float | None,
     follows: GoesOn | None = None,
     is_kept: bool = False,
 ) -> Task:
-    """The task of a chat-completions request, with its further choices; `follows` and `is_kept` as
-    `thread` has them. Raises BadRequestError."""
+    """The task of a chat-completions request, with its further choices; for the model alone where
+    the sandbox is not wanted. `follows` and `is_kept` as `thread` has them.
+
+    Raises BadRequestError, BudgetError.
+    """
     whose = owner(request)
-    asked = {**body, "messages": without_steps(body["messages"])}
+    if way.is_plain:
+        outbox = _outbox(request, whose, container_id(whose, run_id), way.profile)
+        alone = replace(_alone(body, way, run_id, outbox), deadline_s=deadline_s)
+        return await charged(request, alone, runs=1)
+    asked = _asked(body)
     waiting = await _waiting(request, whose, asked)
     place = thread(
         *(whose, run_id, request.headers, asked, waiting), follows=follows, is_kept=is_kept
     )
-    put_in: list[InputFile] = []
-    if place.goes_on:
-        await services(request).files.remember(place.container_id, whose)
-        put_in = await services(request).files.put_in(place.container_id, whose)
-    task = to_task(
-        asked, model=model, run_id=run_id, outbox=_outbox(request, whose, place.container_id)
-    )
+    outbox = _outbox(request, whose, place.container_id, way.profile)
     task = replace(
-        task,
+        to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox),
+        profile=_profile(request, body, way),
+        route=way.route.reason,
         goes_on=place.goes_on,
         leaves=place.leaves,
         parks=place.parks,
         resumes=place.resumes,
         deadline_s=deadline_s,
-        inputs=put_in,
+        inputs=await _lying_there(request, whose, place.goes_on),
+        usage_of=usage_asked(body, request.headers),
     )
     task = await services(request).inputs.receive(task, whose, asked)
-    count = choice_count(body, services(request).runs.agent.limits.max_choices)
+    return await _charged_for_all(request, whose, task, body)
+
+
+async def _charged_for_all(
+    request: Request, whose: str, task: Task, body: Mapping[str, Any]
+) -> Task:
+    """The task and its further choices; last, so that a request that is wrong spends nothing."""
+    count = choice_count(body, task.profile.limits.max_choices)
+    task = await charged(request, task, runs=count)
     return several(task, count, lambda other: _own(request, whose, other))
 
 
-async def task_by(
-    way: Route,
-    request: Request,
-    body: Mapping[str, Any],
-    *,
-    run_id: str,
-    deadline_s: float | None,
-    follows: GoesOn | None = None,
-    is_kept: bool = False,
-) -> Task:
-    """The task of another dialect's request, put as a chat completion: for the model alone where
-    the sandbox is not wanted. Raises BadRequestError."""
-    if way.kind == "plain":
-        return _plain_task(request, body, model=way.model, run_id=run_id, deadline_s=deadline_s)
-    return await task_of(
-        *(request, body),
-        model=way.model,
-        run_id=run_id,
-        deadline_s=deadline_s,
-        follows=follows,
-        is_kept=is_kept,
-    )
+def _asked(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is asked for."""
+    asked = {**body, "messages": without_steps(body["messages"])}
+    if forbids_tools(body):  # there must be a run nevertheless: one without the client's
+        asked |= dict.fromkeys(("tools", "tool_choice", "functions", "function_call"))
+    return asked
 
 
-def _plain_task(
-    request: Request,
-    body: Mapping[str, Any],
-    *,
-    model: str,
-    run_id: str,
-    deadline_s: float | None,
-) -> Task:
+def _profile(request: Request, body: Mapping[str, Any], way: Way) -> Profile:
+    """What holds for the run, whose request may want its text kept. Raises BadRequestError."""
+    if documents_wanted(body, request.headers):
+        return way.profile
+    return replace(way.profile, inputs=replace(way.profile.inputs, move_text_over_tokens=None))
+
+
+def _alone(body: Mapping[str, Any], way: Way, run_id: str, outbox: Outbox) -> Task:
     """The task of a request that the model answers by itself. Raises BadRequestError."""
     messages, _ = read(body["messages"])
     asked = {**body, "messages": messages, "tools": None, "tool_choice": None}
-    whose = owner(request)
-    outbox = _outbox(request, whose, container_id(whose, run_id))
-    task = to_task(asked, model=model, run_id=run_id, outbox=outbox)
-    return replace(task, alone=True, deadline_s=deadline_s)
+    task = to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox)
+    return replace(task, profile=way.profile, alone=True)
+
+
+async def _lying_there(request: Request, whose: str, goes_on: GoesOn | None) -> Sequence[InputFile]:
+    """What is in the container that a request goes on with, beside its workspace."""
+    if goes_on is None:
+        return ()
+    files, session = services(request).files, goes_on.session
+    await files.remember(session.name, whose)
+    put_in = await files.put_in(session.name, whose)
+    if goes_on.anew or await services(request).store.workspaces.newest(session):
+        return put_in
+    return [*put_in, *await files.handed_back(session.name, whose)]
 
 
 def _own(request: Request, whose: str, choice: Task) -> Task:
@@ -104,14 +114,14 @@ def _own(request: Request, whose: str, choice: Task) -> Task:
     container = container_id(whose, choice.run_id)
     return replace(
         choice,
-        outbox=_outbox(request, whose, container),
+        outbox=_outbox(request, whose, container, choice.profile),
         leaves=None,
         parks=State(Session(whose, container), choice.run_id),
     )
 
 
-def _outbox(request: Request, whose: str, container: str) -> Outbox:
-    return services(request).files.outbox(container, base_url(request), whose)
+def _outbox(request: Request, whose: str, container: str, profile: Profile) -> Outbox:
+    return services(request).files.outbox(container, base_url(request), whose, profile.artifacts)
 
 
 async def _waiting(request: Request, whose: str, body: Mapping[str, Any]) -> Parked | None:

@@ -10,32 +10,27 @@ from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
 from proxy.agent.model import Passage, Passing
-from proxy.api.connection import authorize, parsed, read_body, services, while_connected
+from proxy.api.connection import model_request, services, while_connected
 from proxy.api.json_response import JSON
 from proxy.api.passing import pass_plain
 from proxy.api.relay import whole
-from proxy.errors import BadRequestError, NotFoundError
-from proxy.wire.messages_request import Asked, read_to_count, to_be_counted
-from proxy.wire.shapes import request_body, text
+from proxy.errors import NotFoundError
+from proxy.models.tokenizing import NOT_THERE, PATH, count_in
+from proxy.wire.messages_request import AsChat, as_chat_to_count, to_be_counted
 
 router = APIRouter()
-
-NOT_THERE = (404, 405, 501)
-"""What a server says that does not have a path."""
 
 _OF_THE_BODY = ("accept-encoding", "content-encoding", "content-length")
 _SEEN = ("text", "image_url")
 """What of a message goes to the model itself."""
 
 
-@router.post("/v1/messages/count_tokens")
+@router.route("/v1/messages/count_tokens", methods=["POST"])  # see proxy.api.chat
 async def count_tokens(request: Request) -> Response:
-    authorize(request)
-    written = await read_body(request, services(request).inputs.max_body_bytes)
-    body = request_body(parsed(written), {"model": text})
+    written, body = await model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         return await pass_plain(request, written)
-    asked = read_to_count(body)
+    asked = as_chat_to_count(body)
     passage = services(request).model.passage
     if passage is None:
         raise _uncounted()
@@ -43,15 +38,15 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _counted(
-    passage: Passage, request: Request, body: Mapping[str, Any], asked: Asked
+    passage: Passage, request: Request, body: Mapping[str, Any], asked: AsChat
 ) -> Response:
     counted = await _post(passage, request, "/v1/messages/count_tokens", to_be_counted(body, asked))
     if counted.status_code not in NOT_THERE:
         return counted
     words = {name: asked.chat[name] for name in ("model", "tools") if name in asked.chat}
     words["messages"] = [_without_files(message) for message in asked.chat["messages"]]
-    tokenized = await _post(passage, request, "/tokenize", words)
-    count = _count(bytes(tokenized.body)) if tokenized.status_code == 200 else None
+    tokenized = await _post(passage, request, PATH, words)
+    count = count_in(bytes(tokenized.body)) if tokenized.status_code == 200 else None
     if count is None:
         raise _uncounted()
     return JSON({"input_tokens": count})
@@ -70,16 +65,6 @@ def _without_files(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(content, list):
         return message
     return {**message, "content": [part for part in content if part["type"] in _SEEN]}
-
-
-def _count(tokenized: bytes) -> int | None:
-    """The length that vLLM tells of what it has made of a conversation."""
-    try:
-        told = parsed(tokenized)
-    except BadRequestError:
-        return None
-    count = told.get("count") if isinstance(told, dict) else None
-    return count if isinstance(count, int) else None
 
 
 def _uncounted() -> NotFoundError:

@@ -23,7 +23,7 @@ MAX_SEQUENCE = 2**53
 
 
 async def found(request: Request, response_id: str) -> StoredResponse:
-    """What is kept of it. Raises AuthenticationError, NotFoundError."""
+    """What is kept of it. Raises UnauthorizedError, NotFoundError."""
     authorize(request)
     stored = await services(request).store.responses.get(owner(request), response_id)
     if stored is None:

@@ -3,8 +3,9 @@
 from starlette.requests import Request
 
 from proxy.api.connection import owner, services
-from proxy.errors import BadRequestError, NotFoundError
-from proxy.store.blobs import Blob
+from proxy.api.multipart import Form, read_form
+from proxy.errors import NotFoundError
+from proxy.store.blobs import Blob, BlobWriter
 from proxy.store.records import ContainerFile, StoredUpload
 
 
@@ -33,17 +34,14 @@ async def put_upload(request: Request, container_id: str, upload: StoredUpload) 
     )
 
 
-async def require_room(request: Request, size: int) -> None:
-    """Raises QuotaError where a file of that size would be too much for the client's key."""
+async def upload_form(request: Request, writer: BlobWriter) -> Form:
+    """A form whose file, as far as there is room for it, goes to the writer. Raises ProxyError."""
     store, limits = services(request).store, services(request).file_limits
-    await store.require_room(owner(request), size, limits.quota_mib << 20)
 
+    async def admit(size: int) -> None:
+        await store.require_room(owner(request), size, limits.quota_mib << 20)
 
-def missing_file() -> BadRequestError:
-    """No file came."""
-    return BadRequestError(
-        "Missing required parameter: 'file'.", param="file", code="missing_required_parameter"
-    )
+    return await read_form(request, writer, max_mib=limits.max_file_mib, admit=admit)
 
 
 def no_such_file(file_id: str, param: str = "id") -> NotFoundError:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
-from policies.artifacts import Produced
+from policies.artifacts import LeftOut
 from policies.limits import StopReason
 from proxy.agent.events import EgressDecided, Event, OfChoice, RunFinished
-from proxy.agent.task import Artifact, Notice, Result, Tally
+from proxy.agent.task import Artifact, Compaction, Notice, Result, Tally
 from proxy.errors import ProxyError, RunCancelledError, RunLostError, internal_error
 from proxy.store.records import RunStatus
 from sandbox_runtime.egress.decision import Decision
@@ -83,8 +83,9 @@ def _result(value: Mapping[str, Any]) -> Result:
         stop_reason=StopReason(value["stop_reason"]),
         tally=Tally(**value["tally"]),
         artifacts=[Artifact(**each) for each in value["artifacts"]],
-        left_out=[Produced(**each) for each in value["left_out"]],
+        left_out=[LeftOut(**each) for each in value["left_out"]],
         notices=[Notice(**each) for each in value["notices"]],
+        compactions=[Compaction(**each) for each in value.get("compactions", ())],
         others=[_result(each) for each in value["others"]],
     )
 

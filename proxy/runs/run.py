@@ -165,6 +165,7 @@ class Listener:
         self.run = run
         self._pending = past
         self._on_taken = on_taken
+        self._wanted = 1
         self._news = asyncio.Event()
 
     def __enter__(self) -> Self:
@@ -185,15 +186,17 @@ class Listener:
     def hear(self, event: Event) -> None:
         """Something has happened."""
         self._pending.append(event)
-        self._news.set()
+        if len(self._pending) >= self._wanted:
+            self._news.set()
 
     def wake(self) -> None:
         """The run has ended."""
         self._news.set()
 
-    async def events(self) -> Sequence[Event]:
-        """What is new, as soon as there is any; nothing at the end."""
-        while not self._pending and not self.run.has_ended:
+    async def events(self, at_least: int = 1) -> Sequence[Event]:
+        """What is new, as soon as it is so many, or all that is left; nothing at the end."""
+        self._wanted = at_least
+        while len(self._pending) < at_least and not self.run.has_ended:
             self._news.clear()
             await self._news.wait()
         taken, self._pending = self._pending, []

@@ -17,7 +17,9 @@ from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event
 from proxy.agent.parking import ParkedRuns
 from proxy.agent.task import Result, Task, Witness
+from proxy.audit.ledger import Ledger
 from proxy.errors import (
+    RESTART_S,
     IdempotencyError,
     ProxyError,
     RunCancelledError,
@@ -56,11 +58,13 @@ class Runs:
         parked: ParkedRuns,
         shelf: RunShelf,
         *,
+        ledger: Ledger | None = None,
         grace_s: float = GRACE_S,
         keep_s: float = KEEP_S,
     ) -> None:
         self.agent = agent
         self.counts = RunCounts()
+        self.ledger = ledger
         self._parked = parked
         self._kept = KeptRuns(shelf, keep_s)
         self._grace_s = grace_s
@@ -139,6 +143,8 @@ class Runs:
         while self._saving:
             await asyncio.wait(self._saving.values())
         await self._kept.aclose()
+        if self.ledger:
+            await self.ledger.aclose()
 
     def _at_work(self) -> list[Run]:
         return [run for run in self._runs.values() if not run.has_ended]
@@ -220,7 +226,7 @@ class Runs:
     async def _work(self, task: Task, run: Run, emit: Emit) -> Result:
         log.info("run %s started, model %s", run.id, run.model)
         try:
-            result = await self.counts.of(choices.run(self.agent, task, emit))
+            result = await self.counts.of(self._act(task, run.claim, emit))
             for each in (*result.others, result):
                 if each.parked:
                     await self._parked.save(run.claim.owner, each.parked)
@@ -240,6 +246,7 @@ class Runs:
             if run.why_cancelled != SERVER_STOPS:
                 raise
             lost = RunLostError()
+            lost.headers["Retry-After"] = str(RESTART_S)
             _warn_of_repetition(lost, run)
             raise lost from None
         except Exception:
@@ -247,6 +254,15 @@ class Runs:
             raise
         _log_end(result)
         return result
+
+    async def _act(self, task: Task, claim: Claim, emit: Emit) -> Result:
+        """Do it, under the eyes that its profile wants."""
+        hear = self.counts.hearing(emit) if task.profile.watch.rules else emit
+        work = partial(choices.run, self.agent, task)
+        if not task.profile.audit.enabled:
+            return await work(hear)
+        assert self.ledger, "a server whose profiles want a log has a place for it"
+        return await self.ledger.follow(task, claim.owner, claim.fingerprint, work, hear)
 
     # Ending
 

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from policies.budgets import DailyBudget
+from policies.prices import Price
 from proxy.config import Config, ConfigError, ServerConfig, load, parse, secret, state_dir
 
 EXAMPLE = Path(__file__).parents[2] / "config.yaml"
@@ -36,6 +38,21 @@ def test_a_key_that_is_left_out_keeps_its_default(tmp_path: Path) -> None:
     assert (config.server.port, config.limits.max_turns) == (9000, 5)
     assert config.server.host == Config().server.host
     assert config.limits.wall_time_s == Config().limits.wall_time_s
+
+
+def test_prices_are_given_by_model() -> None:
+    given = {"input_per_mtok": 0.2, "output_per_mtok": 0.8, "cached_per_mtok": 0.02}
+    config = parse({"backend": {"prices": {"mine": given}}, "per_day": {"cost_usd": 5}}, "c.yaml")
+    assert config.backend.prices == {"mine": Price(0.2, 0.8, 0.02)}
+    assert config.per_day == DailyBudget(cost_usd=5.0)
+    for wrong in (
+        {"input_per_mtok": 1},
+        {**given, "per_call": 1},
+        {**given, "cached_per_mtok": -1},
+    ):
+        assert complaint({"backend": {"prices": {"mine": wrong}}}).startswith(
+            "c.yaml: backend.prices.mine."
+        )
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "---\n"])
@@ -85,6 +102,7 @@ def test_an_unknown_key_is_refused_with_its_path(path: str) -> None:
         ({"limits": {"max_turns": 1.5}}, "limits.max_turns"),
         ({"limits": "none"}, "limits"),
         ({"artifacts": {"max_files": []}}, "artifacts.max_files"),
+        ({"artifacts": {"deny_types": ["html"]}}, "artifacts"),
         ([], "top"),
         ("text", "top"),
     ],

@@ -17,6 +17,7 @@ from proxy.store.records import StoredResponse
 from proxy.store.response_quota import ResponseQuota
 from proxy.store.responses import ResponseShelf
 from proxy.wire.responses_answer import Asked
+from proxy.wire.responses_tools import AskedTools
 
 BODY = {"model": "fake-model", "input": "Hello."}
 
@@ -49,7 +50,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 async def begun(shelf: ResponseShelf, *, background: bool = True) -> KeptResponse:
-    asked = Asked({**BODY, "background": background}, "1", 0, "cntr_1", "reasoning")
+    asked = Asked({**BODY, "background": background}, "1", 0, "cntr_1", "reasoning", AskedTools())
     kept = KeptResponse(shelf, "me", asked)
     stored = StoredResponse("resp_1", "cntr_1", "1", kept.begun, worker="somebody")
     await shelf.begin("me", stored, [], [])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.artifacts import Produced
+from policies.artifacts import LeftOut
 from policies.limits import StopReason
 from proxy.agent.events import (
     AnswerDelta,
@@ -14,6 +14,7 @@ from proxy.agent.events import (
     OfChoice,
     ReasoningDelta,
     Refused,
+    RuleMet,
     RunFinished,
     RunStarted,
     StepsOmitted,
@@ -22,7 +23,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.task import Artifact, Notice, Result, Tally
+from proxy.agent.task import Artifact, Compaction, Notice, Result, Tally
 from proxy.errors import BackendError, ProxyError, RunCancelledError, RunLostError
 from proxy.runs.record import Record
 from proxy.store.records import RunStatus
@@ -37,6 +38,7 @@ EVENTS: list[Event] = [
     ToolCallStarted(1, "c1", "execute_bash", {"command": "ls", "timeout": 3}),
     ToolOutput(1, "stderr", "no\n"),
     EgressDecided(Decision("example.com", 443, "denied", "not allowed", 1, 2, 0.5)),
+    RuleMet("no-deletion", "deny", "command", "rm -r .", "it is mine"),
     ToolCallFinished(1, "c1", "execute_bash", "Exit code: 0", 0, 1, 0.25),
     OfChoice(1, AnswerDelta("b", {"content": None})),
     AnswerDelta("a"),
@@ -55,9 +57,10 @@ RESULT = Result(
     usage={"total_tokens": 3},
     usages=[{"total_tokens": 3}],
     segments=2,
+    compactions=[Compaction("stubs", "nearly full", 90, 50)],
     tally=Tally(llm_calls=2, wall_ms=5),
     artifacts=[Artifact("cfile_1", "cntr_1", STRANGE, 3, "image/png", "ab", "http://x", "data:")],
-    left_out=[Produced("/testbed/output/large", 9)],
+    left_out=[LeftOut("/testbed/output/large", 9, "too_large")],
     choice={"logprobs": None},
     response={"system_fingerprint": "fp"},
     origin="restored",

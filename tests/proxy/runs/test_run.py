@@ -1,33 +1,20 @@
 """A run at work and its listeners."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import anyio
 import pytest
 
 from policies.limits import StopReason
 from proxy.agent.events import Emit, Event, TurnStarted
-from proxy.agent.task import Result, Tally
+from proxy.agent.task import Result
 from proxy.errors import RunCancelledError
 from proxy.runs.claim import Claim
 from proxy.runs.run import MAX_BEHIND, Head, Listener, Run
+from tests.fakes.results import SUBMITTED
 
-RESULT = Result(
-    run_id="r1",
-    container_id="cntr_test",
-    model="m",
-    answer="42",
-    stop_reason=StopReason.ANSWERED,
-    finish_reason="stop",
-    tool_calls=[],
-    usage={},
-    segments=1,
-    tally=Tally(),
-    artifacts=[],
-    left_out=[],
-    choice={},
-    response={},
-)
+RESULT = replace(SUBMITTED, answer="42", stop_reason=StopReason.ANSWERED)
 
 
 class Counting:

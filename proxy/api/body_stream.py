@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
+from proxy.api.connection import left
 
-class Upload:
+
+class BodyStream:
     """The body, passed on piece by piece to whoever reads it, once."""
 
     def __init__(self, request: Request) -> None:
@@ -42,5 +44,4 @@ class Upload:
     async def left(self) -> None:
         """Wait until the client is gone; while it still sends, whoever reads hears of it first."""
         await self._over.wait()
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
+        await left(self._request)

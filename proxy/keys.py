@@ -1,0 +1,45 @@
+"""Who may ask: the keys that clients send, and what each is allowed."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ANYONE = "anyone"
+"""Who comes where no key is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One that was given out, or that anyone may make up."""
+
+    name: str = ANYONE
+    profiles: tuple[str, ...] = ()
+    """Those it may ask for by name; it gets the first where nothing names another."""
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """What narrows its profile."""
+
+
+_ANYONE = Key()
+
+
+class Keyring:
+    """All keys that were given out; where there are none, everyone is let in."""
+
+    def __init__(self, keys: Iterable[tuple[str, Key]] = ()) -> None:
+        """Each with what clients must send."""
+        self._keys = {_digest(secret): key for secret, key in keys}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anyone is let in."""
+        return not self._keys
+
+    def find(self, sent: str) -> Key | None:
+        """Whose key that is."""
+        # By digest: how long a comparison takes tells nothing of a key.
+        return _ANYONE if self.is_open else self._keys.get(_digest(sent))
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

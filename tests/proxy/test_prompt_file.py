@@ -1,0 +1,76 @@
+"""The reference's own words: read from a file of its format, every mistake one clear line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from policies.paper_words import NO_CALL
+from proxy.config import ConfigError, parse
+from proxy.profiles import build_profiles
+from proxy.prompt_file import read_words
+from sandbox_runtime.tools import make_tools
+from tests.fakes.paper import paper
+
+FILE = {
+    "dataset": "somewhere/else",
+    "system_prompt": "In {working_dir}, from {input_dir} to {output_dir}.",
+    "instance_prompt": "{problem_statement}!",
+    "working_dir": "/testbed",
+    "input_dir": "/testbed/input",
+    "output_dir": "/testbed",
+}
+TOOLS = [tool.schema for tool in make_tools(paper())]
+
+
+def written(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "prompts.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), "utf-8")
+    return path
+
+
+def test_its_prompts_are_used_and_name_the_directories_that_there_are(tmp_path: Path) -> None:
+    tree = {"paper": {"prompt_file": str(written(tmp_path, FILE))}}
+    manner = build_profiles(parse(tree, "c.yaml")).named["paper"].manner
+    assert manner.kind == "paper"
+    assert manner.words.system_prompt() == "In /testbed, from /testbed/documents to /testbed."
+    assert manner.words.problem("x") == "x!"
+    assert manner.words.no_call == NO_CALL
+
+
+def test_what_the_reference_has_in_its_code_can_be_supplied_too(tmp_path: Path) -> None:
+    described = [{**tool, "function": {**tool["function"], "description": "D"}} for tool in TOOLS]
+    file = {**FILE, "continue_message": "\nGo on.\n", "tools": described}
+    words = read_words(written(tmp_path, file))
+    assert words.no_call == "\nGo on.\n"
+    assert [tool.schema for tool in make_tools(paper(words))] == described
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("- a list", "valid dictionary"),
+        ("a: [", "while parsing"),
+        ({**FILE, "system_prompt": None}, "system_prompt: Input should be a valid string"),
+        ({"system_prompt": "x"}, "instance_prompt: Field required"),
+        ({**FILE, "system_prompt": "{nobody}"}, "placeholder 'nobody' that nobody fills"),
+        ({**FILE, "instance_prompt": "{problem_statement.x}"}, "that nobody fills"),
+        ({**FILE, "instance_prompt": "{"}, "Single '{' encountered"),
+        ({**FILE, "output_dir": "/out"}, "answers are looked for in /testbed/output and /testbed"),
+        ({**FILE, "tools": TOOLS[:2]}, "they must be str_replace_editor, execute_bash, submit"),
+        ({**FILE, "tools": [{}, {}, {}]}, "they must be str_replace_editor, execute_bash, submit"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_file(tmp_path: Path, content: Any, said: str) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(ConfigError) as raised:
+        read_words(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        read_words(tmp_path / "nowhere.yaml")
