@@ -111,14 +111,16 @@ async def scripted_backend(
     *,
     style: Style = "vllm",
     model: str = "fake-model",
+    window: int | None = 1_000_000,
     elsewhere: "Handler | None" = None,
 ) -> AsyncIterator[Backend]:
     """Serve a script on a free port of this loop. A function instead of a list chooses each item by
-    the request's body (see `by_history`). `elsewhere` answers on all other paths."""
+    the request's body (see `by_history`). `window` is what it lists. `elsewhere` answers on all
+    other paths."""
     backend = Backend(style, model)
     app = web.Application(client_max_size=64 * 2**20)
     app.router.add_post("/v1/chat/completions", _chat_handler(backend, script))
-    app.router.add_get("/v1/models", _models_handler(backend))
+    app.router.add_get("/v1/models", _models_handler(backend, window))
     if elsewhere is not None:
         app.router.add_route("*", "/{path:.*}", elsewhere)
     # With handler_cancellation a client that leaves cancels its handler, as in vLLM.
@@ -169,10 +171,11 @@ def _chat_handler(
     return chat
 
 
-def _models_handler(backend: Backend) -> Handler:
+def _models_handler(backend: Backend, window: int | None) -> Handler:
     async def models(request: web.Request) -> web.Response:
         entry = {"id": backend.model, "object": "model", "created": 0, "owned_by": backend.style}
-        return web.json_response({"object": "list", "data": [{**entry, "max_model_len": 4096}]})
+        size = {} if window is None else {"max_model_len": window}
+        return web.json_response({"object": "list", "data": [{**entry, **size}]})
 
     return models
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import partial
 
 from sandbox_runtime.sandbox import ExecResult, OnOutput, OutputCap, StreamName
-from tests.fakes.memory_files import Reader
+from tests.fakes.memory_files import File, Files, Reader
 from tests.fakes.memory_machine import REAL_SECOND, Io, Process, settle
-from tests.fakes.memory_output import Reading
+from tests.fakes.memory_output import Captured, Reading
 from tests.fakes.memory_terminal import Terminal
 
 
@@ -27,12 +27,18 @@ class Output:
 class RunningCommand:
     """A process and what it prints, heard in one reading after the other."""
 
-    def __init__(self, id: str, process: Process, stdin: Reader, cap: OutputCap) -> None:
+    def __init__(
+        self, id: str, process: Process, stdin: Reader, cap: OutputCap, files: Files
+    ) -> None:
         self.process = process
         self.is_job = False
         """Whether somebody was told that it goes on."""
         self._id = id
         self._cap = cap
+        self._keep_room = cap.max_kept_bytes
+        self._files = files
+        self._count = 0
+        """Of the readings that have ended."""
         self._reading = Reading(cap)
         self._told: Reading | None = None
         """The one before, until the next is asked for."""
@@ -101,10 +107,12 @@ class RunningCommand:
 
     def _end_reading(self, *, exit_code: int, running: bool = False, waiting: bool = False) -> None:
         stdout, stderr = self._reading.stdout, self._reading.stderr
+        stdout_file, stderr_file = self._keep("stdout", stdout), self._keep("stderr", stderr)
+        self._count += 1
         self._reading.result = ExecResult(
             exit_code=exit_code,
-            stdout=stdout.text(),
-            stderr=stderr.text(),
+            stdout=stdout.text(stdout_file),
+            stderr=stderr.text(stderr_file),
             timed_out=self.process.timed_out,
             truncated=stdout.truncated or stderr.truncated,
             duration_s=self.process.used_s,
@@ -113,4 +121,20 @@ class RunningCommand:
             running=running,
             waiting=waiting,
             job_id=self._id if running else "",
+            stdout_file=stdout_file,
+            stderr_file=stderr_file,
         )
+
+    def _keep(self, name: StreamName, captured: Captured) -> str:
+        """Where a stream is kept that was cut."""
+        if not (captured.truncated and captured.whole and self._keep_room):
+            return ""
+        del captured.whole[self._keep_room :]
+        self._keep_room -= len(captured.whole)
+        path = f"{self._cap.keep_in}/{self._id}-{self._count}.{name}"
+        try:
+            self._files.make_directories(path.rpartition("/")[0])
+        except OSError:
+            return ""
+        self._files.add(path, File(captured.whole))
+        return path

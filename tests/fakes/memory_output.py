@@ -3,6 +3,7 @@
 import codecs
 import re
 
+from sandbox_runtime.command_output import left_out
 from sandbox_runtime.sandbox import ExecResult, OutputCap, StreamName
 
 _CUT_CHARACTER = re.compile(rb"^[\x80-\xbf]{1,3}")
@@ -13,6 +14,9 @@ class Captured:
 
     def __init__(self, cap: OutputCap) -> None:
         self.bytes = 0
+        self.whole = bytearray()
+        """As much of it as may be kept."""
+        self._max_kept_bytes = cap.max_kept_bytes if cap.keep_in else 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._lines = 0
         self._tail_bytes = cap.max_bytes // 2
@@ -26,6 +30,7 @@ class Captured:
         """Take output in; returns the part of it that still belongs to the head."""
         self.bytes += len(data)
         self._lines += data.count(b"\n")
+        self.whole += data[: self._max_kept_bytes - len(self.whole)]
         head = b"" if self._tail else self._to_head(data)
         self._head += head
         self._tail += data[len(head) :]
@@ -54,16 +59,16 @@ class Captured:
         last = [lines.pop()] if lines[-1] == b"" else []
         return b"\n".join(lines[-self._tail_lines :] + last)
 
-    def text(self) -> str:
+    def text(self, path: str) -> str:
         tail = self._shown_tail()
-        left_out = self.bytes - len(self._head) - len(tail)
-        if left_out == 0:
+        omitted = self.bytes - len(self._head) - len(tail)
+        if omitted == 0:
             return (self._head + tail).decode(errors="replace")
         whole_characters = codecs.getincrementaldecoder("utf-8")("replace")
         head = whole_characters.decode(self._head)
         separator = "" if not head or head.endswith("\n") else "\n"
         lines = self._lines - self._head.count(b"\n") - tail.count(b"\n")
-        marker = f"[... {left_out} bytes, {lines} lines left out ...]"
+        marker = left_out(omitted, lines, path, len(self.whole), self.bytes)
         return f"{head}{separator}{marker}\n{tail.decode(errors='replace')}"
 
 

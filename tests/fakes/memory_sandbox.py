@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from policies.isolation import Isolation
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
-from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.egress.decision import OnAsk, OnDecision
+from sandbox_runtime.egress.meter import Meter
 from sandbox_runtime.errors import (
     FileMissingError,
     FileTooLargeError,
@@ -60,6 +61,7 @@ class MemorySandbox:
         self._commands: dict[str, RunningCommand] = {}
         self._command_ids = itertools.count(1)
         self._closed = False
+        self.meter = Meter()
         self._state = _first_state()
         for directory in (WORKING_DIR, INPUT_DIR, OUTPUT_DIR, "/root", "/tmp", "/dev"):
             self._files.make_directories(directory)
@@ -108,7 +110,7 @@ class MemorySandbox:
             state.exported |= set(env or {})
             process = Process(self._machine, timeout_s)
             reader = Terminal() if stdin is None else Bytes(stdin)
-            started = self._commands[id] = RunningCommand(id, process, reader, cap)
+            started = self._commands[id] = RunningCommand(id, process, reader, cap, self._files)
             keeps_state = is_shared and not cwd and not env
             shell = Shell(process, state, PROGRAMS)
             process.start(self._run(started, shell, command, cwd, keeps_state=keeps_state))
@@ -298,7 +300,10 @@ class MemorySandboxes:
 
     @asynccontextmanager
     async def lease(
-        self, isolation: Isolation, on_decision: OnDecision | None = None
+        self,
+        isolation: Isolation,
+        on_decision: OnDecision | None = None,
+        on_ask: OnAsk | None = None,
     ) -> AsyncIterator[MemoryLease]:
         """No program inside opens connections, so there are no decisions to hear of."""
         if self._failure is not None:

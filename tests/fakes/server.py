@@ -23,6 +23,7 @@ import uvicorn
 from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
+from policies.profile import Profile
 from policies.storage import FileLimits
 from proxy.__main__ import listen
 from proxy.agent.agent import Agent
@@ -30,12 +31,17 @@ from proxy.agent.model import Model
 from proxy.agent.parking import ParkedRuns
 from proxy.app import create_app
 from proxy.files import FileStore
+from proxy.http_protocol import HTTPProtocol
+from proxy.inputs import Inputs
+from proxy.keys import Key, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
+from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
 from proxy.services import Services
 from proxy.store.runs import RunShelf
 from proxy.store.store import Store
+from proxy.text_lengths import TextLengths
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
@@ -59,6 +65,10 @@ KEEP_S = 60.0
 MAX_KEPT = 8
 
 
+AT_ONCE = Profiles.only(Profile(computer="always"))
+"""Each request has a computer from its start."""
+
+
 @asynccontextmanager
 async def serve(services: Services) -> AsyncIterator[str]:
     """A server on a free port of this loop; gives its address, without /v1."""
@@ -66,7 +76,9 @@ async def serve(services: Services) -> AsyncIterator[str]:
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     app = create_app(services)
-    settings = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
+    settings = uvicorn.Config(
+        app, http=HTTPProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(settings)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -101,6 +113,11 @@ async def house(
         await model.aclose()
 
 
+def one_key(secret: str) -> Keyring:
+    """What lets in who sends it."""
+    return Keyring([(secret, Key("ours"))])
+
+
 def door_to(backend: ScriptedBackend) -> Model:
     """The backend as __main__ reaches it, but asked again at once when it fails."""
     model = OpenAIHTTPModel(backend.base_url, api_key=BACKEND_KEY, timeout_s=20)
@@ -119,13 +136,15 @@ def join(
     files = changes.pop("files", None) or FileStore(Store(state_dir), limits=ArtifactLimits())
     store = files.store
     workspaces = Workspaces(sandboxes, store.workspaces, keep_s=KEEP_S, max_kept=MAX_KEPT)
-    agent = Agent(model, workspaces, make_tools, isolation=isolation)
+    agent = Agent(model, workspaces, make_tools)
     services = Services(
         model=model,
         runs=make_runs(agent, store.parked, store.runs),
         workspaces=workspaces,
         files=files,
         file_limits=FileLimits(),
+        inputs=Inputs(uploads=store.uploads, lengths=TextLengths(model)),
+        profiles=Profiles.only(Profile(isolation=isolation)),
     )
     return replace(services, **changes)
 
