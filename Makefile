@@ -80,8 +80,10 @@ LOCKS := tests/clients/stacks/locks
 COMPILE := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	  --generate-hashes --no-header --no-annotate
 OPENWEBUI := tests/clients/openwebui
+REFERENCE := tests/reference/reference
 locks: install
 	for list in $(LOCKS)/python/*.in; do $(COMPILE) $$list --output-file $${list%.in}.txt || exit; done
+	$(COMPILE) $(REFERENCE).in --override tests/reference/without.txt --output-file $(REFERENCE).txt
 	$(COMPILE) $(OPENWEBUI)/requirements.in --override $(OPENWEBUI)/without.txt --output-file $(OPENWEBUI)/requirements.txt
 	for list in $(LOCKS)/node/*; do npm update --prefix $$list --package-lock-only --omit-lockfile-registry-resolved \
 	  --no-audit --no-fund || exit; done

@@ -1,0 +1,37 @@
+"""Runs the reference on one problem, in an environment of its own: not part of the house.
+
+Reads a job as JSON from its input; what it has in its code and we only from a file goes to its
+output.
+"""
+
+import json
+import sys
+
+from llm_in_sandbox import Agent, AgentArgs, DockerRuntime
+from llm_in_sandbox.observation import CONTINUE_MSG
+from llm_in_sandbox.tools import execute_bash_tool, str_replace_editor_tool, submit_tool
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    args = AgentArgs(
+        system_prompt=job["system_prompt"],
+        instance_prompt=job["instance_prompt"],
+        llm_name=f"openai/{job['model']}",
+        llm_base_url=job["base_url"],
+        quiet=True,
+    )
+    # Nothing here asks for a network; with an init it ends at once, and in any case some day.
+    runtime = DockerRuntime(
+        job["image"], command="sleep 300", logger=False, network_mode="none", init=True
+    )
+    try:
+        Agent(args).run(runtime, job["problem"], max_steps=100)
+    finally:
+        runtime.close()
+    tools = [str_replace_editor_tool, execute_bash_tool, submit_tool]
+    sys.stdout.write("\n" + json.dumps({"continue_message": CONTINUE_MSG, "tools": tools}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The reference and the paper's manner play the same script in the same image: the model's server
+sees the same requests from both."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import yaml
+
+from policies.paper_words import PaperWords
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.profiles import Profiles
+from proxy.prompt_file import read_words
+from sandbox_runtime.tools import make_tools
+from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.paper import paper, undescribed
+from tests.fakes.server import house, open_backend
+from tests.reference.environment import played, python
+from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
+
+pytestmark = pytest.mark.docker
+
+MODEL, PROBLEM = "m", 'Do {this}: "x"'
+PROMPTS = {
+    "system_prompt": "{command_docs}Work.{demo}",
+    "instance_prompt": "<problem>{problem_statement}</problem> {{}}",
+}
+FILE = "/testbed/a.py"
+
+
+def bash(command: str) -> dict[str, Any]:
+    return call("execute_bash", command=command)
+
+
+def editor(command: str, path: str = FILE, **arguments: Any) -> dict[str, Any]:
+    return call("str_replace_editor", command=command, path=path, **arguments)
+
+
+def written(name: str, arguments: str) -> dict[str, Any]:
+    """A call in whatever a model wrote."""
+    return {"name": name, "arguments": arguments}
+
+
+COMMANDS = [
+    "echo out; echo err >&2",
+    "exit 3",
+    "exit 124",
+    "true",
+    "nosuch --command",
+    "echo 'unclosed",
+    "seq 80; seq 81 >&2",
+    "seq 500",
+    "printf '\\033[1;31mred\\033[0m\\r\\n\\033[2J\\fpage'",
+    "printf 'x%.0s' $(seq 20000)",
+    "cd /tmp; export KEPT=1; alias ll=ls; f() { :; }; pwd",
+    'pwd; echo "[$KEPT] $0 $# $-"; type ll f; umask; env | grep ^PIP_ | sort',
+    "for i in 1 2 3; do\n  echo $i\ndone | tail -1",
+    "cat; echo end of input",
+    "kill -9 $$",
+    "printf '\\377\\0end'",
+    "",
+]
+EDITS = [
+    editor("create", file_text="def f():\n\treturn 1\n"),
+    editor("view"),
+    editor("view", view_range=[2, 3]),
+    editor("view", view_range=[2, -1]),
+    editor("view", view_range=[9, 10]),
+    editor("view", view_range=[3, 2]),
+    editor("view", view_range=[1]),
+    editor("str_replace", old_str="\treturn 1", new_str="\treturn 2\n\t# done"),
+    editor("str_replace", old_str="# done"),
+    editor("str_replace", old_str="missing", new_str="x"),
+    editor("str_replace", old_str="e", new_str="x"),
+    editor("str_replace", new_str="x"),
+    editor("insert", insert_line=1, new_str="    # one\n\t# two"),
+    editor("insert", new_str="import os"),
+    editor("insert", insert_line=99, new_str="x"),
+    editor("insert", insert_line=1),
+    bash(f"cat -A {FILE}"),
+    editor("create", file_text="again"),
+    editor("create", "/testbed/deep/er/b.rst", file_text=""),
+    editor("view", "/testbed/deep/er/b.rst"),
+    editor("create", "/testbed/deep", file_text="x"),
+    editor("create", f"{FILE}/b.py", file_text="x"),
+    editor("create", "long.py", file_text="\n".join(f"it's {n}" for n in range(2000))),
+    editor("view", "long.py"),
+    editor("insert", "long.py", insert_line=1000, new_str="x" * 12_000),
+    editor("str_replace", "long.py", old_str="it's 1500", new_str="\n".join("abcdefgh")),
+    bash(
+        "rm -rf /testbed/documents /testbed/input; ls; : > empty.py; printf 'a\\tb\\r\\n' > t.txt"
+    ),
+    editor("view", "/testbed/deep"),
+    editor("view", "/testbed/empty.py"),
+    editor("str_replace", "/testbed/empty.py", old_str="a", new_str="b"),
+    editor("insert", "/testbed/empty.py", insert_line=0, new_str="first"),
+    editor("view", "/testbed/t.txt"),
+    editor("str_replace", "/testbed/t.txt", old_str="b", new_str="c"),
+    bash("cat -A t.txt"),
+    editor("view", "/testbed/none"),
+    editor("str_replace", "/testbed/none", old_str="zzz", new_str="b"),
+    editor("frob"),
+    editor("view", ""),
+    call("str_replace_editor", path=FILE),
+]
+ODD = [
+    {"reasoning": "I think.", **tool_reply(bash("echo 1"), content="I say.")},
+    tool_reply(bash("echo 1"), bash("touch second"), call("submit")),
+    tool_reply(bash("ls second")),
+    text_reply("The answer is 42."),
+    {"reasoning": "Only thoughts.", **text_reply("")},
+    tool_reply(written("execute_bash", '{"command": "ls'), bash("ls")),
+    tool_reply(written("execute_bash", '"ls"')),
+    tool_reply(written("str_replace_editor", "[1]")),
+    tool_reply(call("execute_bash")),
+    tool_reply(call("frobnicate", a=1)),
+    tool_reply(bash("echo 42 > output/answer.txt")),
+    tool_reply(call("submit")),
+]
+REPLIES = [*(tool_reply(bash(each)) for each in COMMANDS), *map(tool_reply, EDITS), *ODD]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Path:
+    return python()
+
+
+@asynccontextmanager
+async def engine(tmp_path: Path) -> AsyncIterator[None]:
+    """Without one the test is skipped, or fails if told to."""
+    backend = open_backend("docker", tmp_path / "engine")
+    try:
+        yield
+    finally:
+        await backend.aclose()
+
+
+async def test_the_models_server_sees_the_same_requests(reference: Path, tmp_path: Path) -> None:
+    async with engine(tmp_path), scripted_backend(REPLIES) as theirs:
+        job = {"base_url": theirs.base_url, "image": DOCKER_IMAGE, "problem": PROBLEM}
+        job |= {"model": MODEL, **PROMPTS}
+        said = await asyncio.to_thread(played, reference, job, tmp_path)
+    words = supplied({**PROMPTS, **said}, tmp_path)
+    async with (
+        scripted_backend(REPLIES) as ours,
+        house(ours, "docker", tmp_path, profiles=Profiles.only(paper(words))) as url,
+        httpx.AsyncClient(timeout=100) as client,
+    ):
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": PROBLEM}]}
+        with anyio.fail_after(100):
+            response = await client.post(f"{url}/v1/chat/completions", json=asked)
+    assert response.json()["choices"][0]["message"]["content"] == "42"
+    assert len(theirs.requests) == len(REPLIES)
+    for seen, due in zip(bodies(ours), bodies(theirs), strict=True):
+        assert seen["messages"][-2:] == due["messages"][-2:]
+        assert seen == due
+    in_our_words = [undescribed(tool.schema) for tool in make_tools(paper())]
+    assert json.dumps(in_our_words) == json.dumps([undescribed(tool) for tool in said["tools"]])
+
+
+def supplied(file: dict[str, Any], tmp_path: Path) -> PaperWords:
+    """The reference's own words, as an operator has them from a file."""
+    path = tmp_path / "prompts.yaml"
+    path.write_text(yaml.safe_dump(file), encoding="utf-8")
+    return read_words(path)
+
+
+def bodies(backend: Backend) -> Iterator[dict[str, Any]]:
+    """The requests, but for what README's table says is not reproduced."""
+    for request in backend.requests:
+        yield {**request.body, "messages": [alike(each) for each in request.body["messages"]]}
+
+
+def alike(message: dict[str, Any]) -> dict[str, Any]:
+    """Without what litellm adds, and arguments that are no object as the model wrote them."""
+    told = {key: value for key, value in message.items() if key != "provider_specific_fields"}
+    if "tool_calls" in told:
+        told["tool_calls"] = [
+            {**made, "function": {**made["function"], "arguments": as_written(made)}}
+            for made in told["tool_calls"]
+        ]
+    return told
+
+
+def as_written(made: dict[str, Any]) -> str:
+    arguments: str = made["function"]["arguments"]
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return str(value.get("invalid_arguments", arguments)) if isinstance(value, dict) else arguments
