@@ -15,6 +15,8 @@ INSTALL_TIMEOUT_S = 300
 TRUSTED = Path("/etc/ssl/certs/ca-certificates.crt")
 TRUST = {"NODE_EXTRA_CA_CERTS": str(TRUSTED)} if TRUSTED.exists() else {}
 """What makes npm trust whom this host trusts, as pip and uv do."""
+ENVIRONMENT = {**TRUST, **os.environ}
+"""Of this process at its start: pytest changes its own at each test, under a thread's copying."""
 
 
 class MissingError(Exception):
@@ -68,7 +70,7 @@ def _run(command: Sequence[str], timeout_s: float) -> None:
             check=True,
             capture_output=True,
             timeout=timeout_s,
-            env={**TRUST, **os.environ},
+            env=ENVIRONMENT,
         )
     except subprocess.CalledProcessError as error:
         why = " ".join(error.stderr.decode(errors="replace").split())
