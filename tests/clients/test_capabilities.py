@@ -45,8 +45,10 @@ async def test_the_server_says_what_it_can_do(tmp_path: Path) -> None:
         "limits": asdict(Limits()),
         "isolation": isolation,
         "egress": {"mode": "none"},
-        "files": asdict(ArtifactLimits()),
+        "files": {**asdict(ArtifactLimits()), "deny_types": []},
         "responses": asdict(ResponseSettings()),
+        "profiles": {"default": ""},
+        "profile": "default",
         "features": {"plain_suffix": ":plain", "passthrough": False},
     }
     assert {"off", "reasoning"} <= set(profiles)
@@ -67,6 +69,6 @@ async def test_a_model_keeps_all_its_fields_under_both_its_names(tmp_path: Path)
         listing = (await get(model, "/v1/models", tmp_path)).json()
         plain = (await get(model, "/v1/models/fake-model:plain", tmp_path)).json()
         await model.aclose()
-    whole = {**LISTED, "max_model_len": 4096}
+    whole = {**LISTED, "max_model_len": 1_000_000}
     assert listing == {"object": "list", "data": [whole, {**whole, "id": "fake-model:plain"}]}
     assert plain == {**whole, "id": "fake-model:plain"}

@@ -12,7 +12,7 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of, refused
 from tests.fakes.backend import Held, Item, Refusal, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import KINDS, Kind, door_to, house, join, serve
+from tests.fakes.server import AT_ONCE, KINDS, Kind, door_to, house, join, serve
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 MAKE = {
@@ -112,7 +112,10 @@ async def test_one_that_fails_fails_the_request_and_leaves_nothing(tmp_path: Pat
     sandboxes = MemorySandboxes()
     async with scripted_backend(script) as backend:
         model = door_to(backend)
-        async with serve(join(model, sandboxes, tmp_path)) as url, client_of(url) as client:
+        async with (
+            serve(join(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url,
+            client_of(url) as client,
+        ):
             with anyio.fail_after(30):
                 error = await refused(client, n=2)
                 for seen in backend.requests:  # the one that was held hears that nobody waits

@@ -13,7 +13,7 @@ from policies.storage import FileLimits
 from proxy.models.scripted import call, tool_reply
 from tests.clients.test_files_sdk import KEY, MIB, sdk, served
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import house, one_key
 
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
 WORK = by_history(
@@ -177,7 +177,7 @@ async def test_a_directory_is_listed_by_its_path(tmp_path: Path) -> None:
 async def test_all_files_come_as_a_zip_by_link_or_by_key(tmp_path: Path) -> None:
     async with (
         scripted_backend(WORK) as backend,
-        house(backend, "memory", tmp_path, api_key=KEY) as url,
+        house(backend, "memory", tmp_path, keyring=one_key(KEY)) as url,
         sdk(url) as client,
         httpx.AsyncClient() as browser,
     ):
@@ -262,7 +262,7 @@ async def test_what_a_client_puts_in_counts_against_its_room(tmp_path: Path) -> 
         ({"name": "x", "memory_limit": "2g"}, "memory_limit", "invalid_value"),
         ({"name": "x", "memory_limit": []}, "memory_limit", "invalid_type"),
         ({"name": "x", "expires_after": 20}, "expires_after", "invalid_type"),
-        ({"name": "x", "expires_after": {}}, "expires_after.anchor", "invalid_value"),
+        ({"name": "x", "expires_after": {}}, "expires_after.anchor", "missing_required_parameter"),
         (
             {"name": "x", "expires_after": {"anchor": "last_active_at"}},
             "expires_after.minutes",
@@ -288,11 +288,12 @@ async def test_what_a_client_puts_in_counts_against_its_room(tmp_path: Path) -> 
         ({"name": "x", "skills": [{"type": "inline"}]}, "skills", "unsupported_parameter"),
         ({"name": "x", "skills": {}}, "skills", "unsupported_parameter"),
         ({"name": "x", "network_policy": "open"}, "network_policy", "invalid_type"),
-        ({"name": "x", "network_policy": {}}, "network_policy.type", "invalid_value"),
+        ({"name": "x", "network_policy": {}}, "network_policy.type", "missing_required_parameter"),
+        ({"name": "x", "network_policy": {"type": "open"}}, "network_policy.type", "invalid_value"),
         (
             {"name": "x", "network_policy": {"type": "allowlist", "allowed_domains": []}},
             "network_policy.allowed_domains",
-            "invalid_type",
+            "empty_array",
         ),
         (
             {"name": "x", "network_policy": {"type": "disabled", "domain_secrets": [1]}},

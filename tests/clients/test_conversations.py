@@ -1,6 +1,7 @@
 """Over several requests: files that stay, and runs that wait for the client's tools."""
 
 import base64
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,12 @@ import anyio
 import httpx
 import pytest
 
+from policies.artifacts import ArtifactLimits
+from policies.sessions import SessionSettings
+from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.store import parked
+from proxy.store.store import Store
 from tests.fakes.backend import Backend, scripted_backend
 from tests.fakes.server import Kind, house
 
@@ -23,11 +29,11 @@ NEXT = {"role": "user", "content": "Go on."}
 
 @asynccontextmanager
 async def talking(
-    backend: Backend, kind: Kind, state_dir: Path
+    backend: Backend, kind: Kind, state_dir: Path, **changes: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server that has this state."""
     async with (
-        house(backend, kind, state_dir) as url,
+        house(backend, kind, state_dir, **changes) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         yield client
@@ -92,6 +98,32 @@ async def test_an_edited_question_finds_the_files_as_they_were_before_it(tmp_pat
         assert "one" in told(backend, 5)[0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_request_alone_leaves_what_it_hands_back_to_whoever_names_its_container(
+    kind: Kind, tmp_path: Path
+) -> None:
+    script = [
+        *(
+            bash("echo one > output/a.csv; echo one > output/b.csv; touch file"),
+            text_reply("Done."),
+        ),
+        *(bash("cat output/a.csv output/b.csv; ls; echo two > output/b.csv"), text_reply("Done.")),
+        *(bash("cat output/a.csv output/b.csv"), text_reply("Seen.")),
+    ]
+    async with scripted_backend(script) as backend, talking(backend, kind, tmp_path) as client:
+        first = await ask(client, FIRST)
+        named = {"container_id": first["sandbox"]["container_id"]}
+        second = await ask(client, NEXT, sandbox=named)
+        third = await ask(client, NEXT, sandbox=named)
+        seen = [told(backend, number)[0] for number in (3, 5)]
+    handed_back = [
+        [file["filename"] for file in each["sandbox"]["files"]] for each in (first, second, third)
+    ]
+    assert handed_back == [["a.csv", "b.csv"], ["b.csv"], []]
+    assert "one\none\ndocuments\noutput" in seen[0]
+    assert "one\ntwo" in seen[1]
+
+
 async def test_a_session_is_its_keys_own_and_ends_when_it_is_deleted(tmp_path: Path) -> None:
     script = [bash("echo one > output/file"), text_reply("Done.")]
     script += [bash("ls output"), text_reply("Seen.")] * 3
@@ -138,6 +170,31 @@ async def test_a_run_goes_on_where_it_was_once_the_client_has_answered(
     assert [each["function"]["name"] for each in calls] == ["weather"]
     assert message(second)["content"] == "It rains."
     assert second["sandbox"]["container_id"] == first["sandbox"]["container_id"]
+
+
+async def test_a_run_that_waited_too_long_is_made_again_of_messages_and_files(
+    tmp_path: Path,
+) -> None:
+    both = tool_reply(
+        call("execute_bash", command="echo kept > file"), call("weather", city="Bonn")
+    )
+    script = [both, bash("cat file"), text_reply("It rains.")]
+    async with scripted_backend(script) as backend:
+        sessions = SessionSettings(keep_hours=1e6)
+        now = FileStore(Store(tmp_path, sessions), limits=ArtifactLimits())
+        async with talking(backend, "memory", tmp_path, files=now) as client:
+            first = await ask(client, FIRST, tools=[WEATHER])
+        store = Store(tmp_path, sessions, now=lambda: time.time() + parked.KEEP_S + 1)
+        later = FileStore(store, limits=ArtifactLimits())
+        async with talking(backend, "memory", tmp_path, files=later) as client:
+            (made,) = message(first)["tool_calls"]
+            result = {"role": "tool", "tool_call_id": made["id"], "content": "Rain."}
+            second = await ask(client, FIRST, message(first), result, tools=[WEATHER])
+        assert told(backend, 1) == ["Rain."]
+        assert "kept" in told(backend, 2)[1]
+    assert message(second)["content"] == "It rains."
+    assert second["sandbox"]["container_id"] == first["sandbox"]["container_id"]
+    assert second["sandbox"]["restored"] is True
 
 
 async def test_a_run_that_waits_is_its_keys_own(tmp_path: Path) -> None:
@@ -287,3 +344,30 @@ async def test_a_function_call_is_known_by_what_it_was_and_by_what_was_said_befo
 
 def _called(made: dict[str, Any]) -> dict[str, Any]:
     return {"content": None, "function_call": made["function_call"]}
+
+
+async def test_an_answer_with_files_can_be_sent_back_as_it_came(tmp_path: Path) -> None:
+    drawn = bash("printf '\\x89PNG' > output/plot.png")
+    script = [drawn, text_reply("Drawn."), text_reply("A plot.")]
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        first = message(await ask(client, FIRST))
+        await ask(client, FIRST, first, NEXT)
+    assert first["images"]
+    assert first["annotations"]
+    sent = backend.requests[2].body["messages"]
+    assert sent[2] == {"role": "assistant", "content": "Drawn.", "refusal": None}
+
+
+async def test_a_large_file_is_given_once_too(tmp_path: Path) -> None:
+    data = base64.b64encode(bytes(2 << 20)).decode()
+    part = {"type": "file", "file": {"filename": "big.txt", "file_data": data}}
+    asked = {"role": "user", "content": [part]}
+    script = [bash("echo changed > documents/big.txt"), text_reply("Done.")]
+    script += [bash("cat documents/big.txt documents/.given"), text_reply("Seen.")]
+    chat = {"X-Chat-Id": "1"}
+    async with scripted_backend(script) as backend, talking(backend, "memory", tmp_path) as client:
+        first = message(await ask(client, asked, headers=chat))
+        await ask(client, asked, first, NEXT, headers=chat)
+        _, seen = told(backend, 3)[-1].split("[stdout]\n")
+    assert seen.startswith("changed\n")
+    assert len(seen) < 1000

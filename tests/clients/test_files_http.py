@@ -12,12 +12,14 @@ import httpx
 import pytest
 
 from policies.artifacts import ArtifactLimits
+from policies.profile import Profile
 from proxy.files import FileStore
 from proxy.models.scripted import call, tool_reply
+from proxy.profiles import Profiles
 from proxy.store.store import Store
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.hand_clock import HandClock
-from tests.fakes.server import Kind, house
+from tests.fakes.server import Kind, house, one_key
 
 KEY = "sk-right"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
@@ -36,10 +38,12 @@ DENIED = {
 class Produced:
     """What a run left, and a browser that has no key."""
 
-    def __init__(self, url: str, browser: httpx.AsyncClient, files: list[dict[str, Any]]) -> None:
+    def __init__(self, url: str, browser: httpx.AsyncClient, told: dict[str, Any]) -> None:
         self.url = url
         self.browser = browser
-        self.files = files
+        self.told = told
+        """The answer's `sandbox`."""
+        self.files: list[dict[str, Any]] = told["files"]
 
     def link(self, filename: str) -> httpx.URL:
         (found,) = [file["url"] for file in self.files if file["filename"] == filename]
@@ -55,12 +59,12 @@ async def run_of(
     with anyio.fail_after(20):
         async with (
             scripted_backend(script) as backend,
-            house(backend, kind, state_dir, api_key=KEY, **changes) as url,
+            house(backend, kind, state_dir, keyring=one_key(KEY), **changes) as url,
             httpx.AsyncClient() as browser,
         ):
             path = f"{url}/v1/chat/completions"
             answer = await browser.post(path, json=BODY, headers=WITH_KEY)
-            yield Produced(url, browser, answer.json()["sandbox"]["files"])
+            yield Produced(url, browser, answer.json()["sandbox"])
 
 
 @asynccontextmanager
@@ -133,8 +137,9 @@ async def test_a_signature_opens_its_own_file_alone(tmp_path: Path) -> None:
 async def test_a_link_expires_also_when_its_file_is_still_there(tmp_path: Path) -> None:
     clock, began = HandClock(), time.time()
     store = Store(tmp_path, now=lambda: began + clock.time())
-    files = FileStore(store, limits=ArtifactLimits(keep_hours=1))
-    async with produced({"note.txt": "hello\n"}, tmp_path, files=files) as made:
+    limits = ArtifactLimits(keep_hours=1)
+    files, profiles = FileStore(store, limits=limits), Profiles.only(Profile(artifacts=limits))
+    async with produced({"note.txt": "hello\n"}, tmp_path, files=files, profiles=profiles) as made:
         link = made.link("note.txt")
         clock.advance(1800)
         container = link.path.partition("/files/")[0]
@@ -242,26 +247,29 @@ async def test_a_part_beyond_the_end_cannot_be_had(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "filename",
+    ("filename", "shown"),
     [
-        "with space.txt",
-        "gr\N{LATIN SMALL LETTER U WITH DIAERESIS}n \N{SNOWMAN}.txt",
-        'say "hi".txt',
-        "it's; filename=evil.txt",
-        "new\nline\r\nSet-Cookie: a=b.txt",
-        "back\\slash.txt",
-        "%2e%2e%2fpercent.txt",
-        "tab\tbell\a.txt",
-        "..txt",
-        "-rf.txt",
-        f"{'long' * 60}.txt",
+        ("with space.txt", "with space.txt"),
+        *[(name, name) for name in ("gr\N{LATIN SMALL LETTER U WITH DIAERESIS}n \N{SNOWMAN}.txt",)],
+        ('say "hi".txt', 'say "hi".txt'),
+        ("it's; filename=evil.txt", "it's; filename=evil.txt"),
+        ("new\nline\r\nSet-Cookie: a=b.txt", "new_line__Set-Cookie: a=b.txt"),
+        ("back\\slash.txt", "back_slash.txt"),
+        ("%2e%2e%2fpercent.txt", "%2e%2e%2fpercent.txt"),
+        ("tab\tbell\a.txt", "tab_bell_.txt"),
+        ("photo\N{RIGHT-TO-LEFT OVERRIDE}txt.exe", "photo_txt.exe"),
+        ("..txt", "..txt"),
+        ("-rf.txt", "-rf.txt"),
+        (f"{'long' * 60}.txt", f"{'long' * 60}.txt"),
     ],
 )
-async def test_an_oddly_named_file_opens_under_its_name(filename: str, tmp_path: Path) -> None:
+async def test_an_oddly_named_file_opens_under_its_name_as_far_as_that_is_safe(
+    filename: str, shown: str, tmp_path: Path
+) -> None:
     async with produced({filename: "hello\n"}, tmp_path) as made:
-        answer = await made.browser.get(made.link(filename))
+        answer = await made.browser.get(made.link(shown))
     assert (answer.status_code, answer.content) == (200, b"hello\n")
-    assert disposition(answer)[1] == filename
+    assert disposition(answer)[1] == shown
     assert "set-cookie" not in answer.headers
 
 
@@ -281,6 +289,7 @@ async def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
         "/testbed/output/x/same.txt",
         "/testbed/output/y/same.txt",
     ]
+    assert [file["filename"] for file in made.files] == ["same.txt", "same-2.txt"]
     assert texts == ["one", "two"]
 
 

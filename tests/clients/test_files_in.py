@@ -13,10 +13,12 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from policies.isolation import Isolation
+from policies.profile import Profile
 from policies.workspace import INPUT_DIR, InputLimits
 from proxy.fetch import Fetcher
 from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.profiles import Profiles
 from tests.clients.errors import client_of, refused
 from tests.fakes.backend import Backend, by_history, scripted_backend
 from tests.fakes.server import KINDS, REAL_KINDS, Kind, house
@@ -136,6 +138,17 @@ async def test_what_the_model_takes_in_decides_what_it_is_sent(tmp_path: Path) -
     assert [part for part in hears if part["type"] != "text"] == [audio]
 
 
+async def test_a_drawing_that_no_model_takes_in_is_a_file(tmp_path: Path) -> None:
+    drawing = image_part("data:image/svg+xml;utf8,<svg/>")
+    async with (
+        scripted_backend(by_history([SUBMIT])) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        await ask(url, user(drawing))
+    told = f"[Given file: {INPUT_DIR}/file-1.svg (image/svg+xml, 6 bytes)]"
+    assert heard(backend) == [{"type": "text", "text": told}]
+
+
 async def test_a_request_straight_to_the_model_is_not_touched(tmp_path: Path) -> None:
     messages = user(ASK, file_part(filename="a.csv"), {"type": "input_text", "text": BOOK})
     async with (
@@ -213,11 +226,11 @@ async def test_a_part_that_is_wrong_is_named(
 
 
 async def test_files_too_large_are_refused_alone_and_together(tmp_path: Path) -> None:
-    inputs = Inputs(InputLimits(max_file_mib=1, max_total_mib=2))
+    profiles = Profiles.only(Profile(inputs=InputLimits(max_file_mib=1, max_total_mib=2)))
     mebibyte = bytes(1 << 20)
     async with (
         scripted_backend([SUBMIT]) as backend,
-        house(backend, "memory", tmp_path, inputs=inputs) as url,
+        house(backend, "memory", tmp_path, profiles=profiles) as url,
         client_of(url) as client,
     ):
         alone = await refused(client, messages=user(file_part(mebibyte + b".")))
@@ -229,15 +242,19 @@ async def test_files_too_large_are_refused_alone_and_together(tmp_path: Path) ->
         assert error.param == f"messages[0].content[{place}].file.file_data"
 
 
-@pytest.mark.parametrize("file_ids", ["file-1", [1]])
-async def test_ids_beside_the_messages_are_strings(file_ids: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file_ids", "param"), [("file-1", "sandbox.file_ids"), ([1], "sandbox.file_ids[0]")]
+)
+async def test_ids_beside_the_messages_are_strings(
+    file_ids: Any, param: str, tmp_path: Path
+) -> None:
     async with (
         scripted_backend([]) as backend,
         house(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
         error = await refused(client, extra_body={"sandbox": {"file_ids": file_ids}})
-    assert (error.status_code, error.param) == (400, "sandbox.file_ids")
+    assert (error.status_code, error.param) == (400, param)
 
 
 async def test_uploaded_files_are_found_by_whoever_sent_them(tmp_path: Path) -> None:
@@ -338,11 +355,12 @@ async def test_a_stream_has_begun_before_the_web_has_answered(tmp_path: Path) ->
 async def test_nothing_is_fetched_where_that_is_switched_off(tmp_path: Path) -> None:
     internet = Internet()
     fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-    inputs = Inputs(InputLimits(fetch_urls=False), fetcher=fetcher)
+    inputs = Inputs(fetcher=fetcher)
+    profiles = Profiles.only(Profile(inputs=InputLimits(fetch_urls=False)))
     image = image_part("http://allowed.example/p.png")
     async with (
         scripted_backend([SUBMIT]) as backend,
-        house(backend, "memory", tmp_path, inputs=inputs) as url,
+        house(backend, "memory", tmp_path, inputs=inputs, profiles=profiles) as url,
     ):
         await ask(url, user(image))
     note = "[http://allowed.example/p.png was not fetched: URLs are not fetched here]"

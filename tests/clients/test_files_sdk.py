@@ -13,7 +13,7 @@ import pytest
 
 from policies.storage import FileLimits
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import house, one_key
 
 MIB = 1 << 20
 LIMITS = FileLimits(max_file_mib=1, quota_mib=2)
@@ -321,7 +321,10 @@ async def test_a_list_that_cannot_be_had_is_refused(
 
 
 async def test_without_the_key_nothing_is_told_and_nothing_kept(tmp_path: Path) -> None:
-    async with served(tmp_path, api_key=KEY) as url, sdk(url, "sk-wrong") as client:
+    async with (
+        served(tmp_path, keyring=one_key(KEY)) as url,
+        sdk(url, "sk-wrong") as client,
+    ):
         for work in (client.files.retrieve, client.files.content, client.files.delete):
             with pytest.raises(openai.AuthenticationError):
                 await work("file-1")

@@ -82,6 +82,7 @@ def outcome(run_id: str, url: str) -> Frame:
     ended = {
         "container_id": container_id(owner_of(""), run_id),
         "stop_reason": "submitted",
+        "route": "computer: auto",
         "steps": 2,
     }
     return {"v": 1, "run_id": run_id, **ended, "files": [file]}

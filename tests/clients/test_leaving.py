@@ -15,7 +15,7 @@ import pytest
 from policies.isolation import Isolation
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.runs.runs import Runs
-from sandbox_runtime.egress.decision import OnDecision
+from sandbox_runtime.egress.decision import OnAsk, OnDecision
 from tests.clients.chat import (
     ASKED,
     FIRST,
@@ -30,7 +30,7 @@ from tests.clients.chat import (
 from tests.e2e.leftovers import gone, tasks
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
-from tests.fakes.server import door_to, house, join, serve
+from tests.fakes.server import AT_ONCE, door_to, house, join, serve
 
 NEVER = "Never said."
 KEY = {"Idempotency-Key": "order-1"}
@@ -74,9 +74,12 @@ class SlowToClose(MemorySandboxes):
 
     @asynccontextmanager
     async def lease(
-        self, isolation: Isolation, on_decision: OnDecision | None = None
+        self,
+        isolation: Isolation,
+        on_decision: OnDecision | None = None,
+        on_ask: OnAsk | None = None,
     ) -> AsyncIterator[MemoryLease]:
-        async with super().lease(isolation, on_decision) as lease:
+        async with super().lease(isolation, on_decision, on_ask) as lease:
             try:
                 yield lease
             finally:
@@ -87,7 +90,9 @@ async def test_who_comes_back_while_the_run_is_being_ended_gets_another(tmp_path
     script = [Held(text_reply(NEVER), asyncio.Event()), text_reply("42")]
     async with scripted_backend(script) as backend:
         sandboxes, model = SlowToClose(), door_to(backend)
-        services = join(model, sandboxes, tmp_path, make_runs=partial(Runs, grace_s=0))
+        services = join(
+            model, sandboxes, tmp_path, make_runs=partial(Runs, grace_s=0), profiles=AT_ONCE
+        )
         with anyio.fail_after(20):
             async with serve(services) as url, client(url) as http:
                 seen = await leave_after(backend, 1, url, KEY)
@@ -187,7 +192,7 @@ async def test_a_run_can_be_cancelled_by_its_owner(stream: bool, tmp_path: Path)
     async with scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend:
         sandboxes, model = MemorySandboxes(), door_to(backend)
         async with (
-            serve(join(model, sandboxes, tmp_path)) as url,
+            serve(join(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url,
             client(url) as http,
             anyio.create_task_group() as group,
         ):
@@ -277,7 +282,7 @@ async def test_a_detached_run_ends_with_the_server(tmp_path: Path) -> None:
         at_first = tasks()
         sandboxes, model = MemorySandboxes(), door_to(backend)
         with anyio.fail_after(20):
-            async with serve(join(model, sandboxes, tmp_path)) as url:
+            async with serve(join(model, sandboxes, tmp_path, profiles=AT_ONCE)) as url:
                 seen = await leave_after(backend, 1, url, DETACH)
             await seen.gone.wait()
             await model.aclose()

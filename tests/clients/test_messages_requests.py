@@ -17,7 +17,7 @@ from sandbox_runtime.errors import SandboxUnavailableError
 from tests.clients.messages import ASKED, COMPUTER, PATH, WARMTH, asking, events, texts
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import KINDS, Kind, door_to, house, join, serve
+from tests.fakes.server import KINDS, Kind, door_to, house, join, one_key, serve
 from tests.fakes.uploads import DirectoryUploads
 
 GIF = base64.b64encode(b"GIF89a;").decode()
@@ -59,7 +59,9 @@ async def test_an_upload_lies_in_the_sandbox(tmp_path: Path) -> None:
     script: list[Any] = [tool_reply(call("execute_bash", command="cat documents/a.txt")), *DONE]
     uploads = DirectoryUploads(tmp_path)
     upload = {"type": "container_upload", "file_id": uploads.add("mine", "a.txt", b"forty-two")}
-    async with asking(script, tmp_path, inputs=Inputs(uploads=uploads), api_key="mine") as client:
+    async with asking(
+        script, tmp_path, inputs=Inputs(uploads=uploads), keyring=one_key("mine")
+    ) as client:
         key = {"x-api-key": "mine"}
         await client.message(key, messages=said(upload), tools=[COMPUTER])
         missing = await client.error(key, messages=said({**upload, "file_id": "file-0"}))
@@ -250,7 +252,7 @@ async def test_one_call_that_takes_too_long_fails_in_time(tmp_path: Path) -> Non
 
 
 async def test_the_key_is_taken_where_anthropics_clients_send_it(tmp_path: Path) -> None:
-    async with asking(list(DONE), tmp_path, api_key="sk-ours") as client:
+    async with asking(list(DONE), tmp_path, keyring=one_key("sk-ours")) as client:
         own = await client.ask({"x-api-key": "sk-ours"})
         bearer = await client.ask({"Authorization": "Bearer sk-ours"})
         refused = await client.error({"x-api-key": "sk-other"})

@@ -13,7 +13,7 @@ from aiohttp import web
 from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.pool.pool import Pool
 from tests.fakes.backend import Handler, Held, Refusal, scripted_backend
-from tests.fakes.server import door_to, house, join, open_sandboxes, serve
+from tests.fakes.server import door_to, house, join, one_key, open_sandboxes, serve
 
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
 THEIRS = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 2.0'
@@ -146,7 +146,7 @@ async def test_the_pool_is_counted(tmp_path: Path) -> None:
 async def test_the_numbers_are_for_who_has_the_key(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path, api_key="sk-ours") as url,
+        house(backend, "memory", tmp_path, keyring=one_key("sk-ours")) as url,
         httpx.AsyncClient() as client,
     ):
         assert (await client.get(f"{url}/metrics")).status_code == 401

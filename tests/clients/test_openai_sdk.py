@@ -125,6 +125,7 @@ async def check(outcome: Outcome, url: str) -> None:
         "run_id": run_id,
         "container_id": container,
         "stop_reason": "submitted",
+        "route": "computer: auto",
         "steps": 2,
         "files": [
             told(dot, "dot.gif", DOT, "image/gif"),
@@ -346,4 +347,4 @@ async def test_every_model_is_listed_and_found_also_as_plain(
         assert [model.id for model in listed] == ["fake-model", "fake-model:plain"]
         for model in listed:
             found = await client.models.retrieve(model.id)
-            assert (found, found.model_extra) == (model, {"max_model_len": 4096})
+            assert (found, found.model_extra) == (model, {"max_model_len": 1_000_000})

@@ -10,7 +10,7 @@ import pytest
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of, failed_stream, refused
 from tests.fakes.backend import Backend, Frames, Refusal, chunk, frames, scripted_backend
-from tests.fakes.server import ATTEMPTS, house
+from tests.fakes.server import ATTEMPTS, house, one_key
 
 # The request is wrong
 
@@ -99,7 +99,7 @@ async def test_what_is_no_json_object_is_refused(content: bytes, tmp_path: Path)
 async def test_a_wrong_key_is_refused_before_anything_else(ask: Any, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path, api_key="sk-right") as url,
+        house(backend, "memory", tmp_path, keyring=one_key("sk-right")) as url,
         client_of(url, "sk-wrong") as client,
     ):
         with anyio.fail_after(10), pytest.raises(openai.AuthenticationError) as caught:
@@ -114,7 +114,7 @@ async def test_a_wrong_key_is_refused_before_anything_else(ask: Any, tmp_path: P
 async def test_the_right_key_opens(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("Hello you.")]) as backend,
-        house(backend, "memory", tmp_path, api_key="sk-right") as url,
+        house(backend, "memory", tmp_path, keyring=one_key("sk-right")) as url,
         client_of(url, "sk-right") as client,
     ):
         completion = await client.chat.completions.create(model="fake-model", messages=ASKED)

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from proxy.agent.toolbox import MAX_LOSSES
-from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.models.scripted import call, tool_reply
 from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
 from tests.clients.errors import ASKED, client_of, failed_stream, refused
 from tests.fakes.backend import Held, scripted_backend
@@ -81,7 +81,8 @@ async def test_a_pool_that_is_full_says_when_to_come_again(tmp_path: Path) -> No
 async def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_the_inside(
     stream: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with scripted_backend([text_reply("Hello.")]) as backend:
+    steps = tool_reply(call("execute_bash", command="true"))
+    async with scripted_backend([steps]) as backend:
         model = door_to(backend)
         broken: Any = object()  # a place for sandboxes that is none
         services = join(model, broken, tmp_path)

@@ -276,7 +276,7 @@ async def test_a_sandbox_reaches_what_its_operator_says_or_the_client_hears_of_i
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, 400, "tools[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "&"}]}]},
             400,

@@ -19,6 +19,9 @@ LOOKUP = {"type": "function", "name": "lookup", "parameters": {"type": "object"}
 FREE_TEXT = {"type": "custom", "name": "lookup"}
 SHELL = {"type": "shell", "environment": {"type": "container_auto"}}
 CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
+NAMESPACE = {"type": "namespace", "name": "own", "description": "", "tools": [LOOKUP, FREE_TEXT]}
+GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "x"}
+SEARCH = {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}}
 CALL = tool_reply(call("lookup", input="x"))
 THINK = {**tool_reply(call("execute_bash", command="echo one; echo two >&2")), "reasoning": "Hm."}
 MAKE = tool_reply(call("execute_bash", command="printf 'GIF89a;' > output/dot.gif"))
@@ -49,6 +52,19 @@ RUNS: dict[str, tuple[list[Item], dict[str, Any]]] = {
     "all included": (STEPS, {"tools": [CODE], **ALL_INCLUDED}),
     "function": ([CALL], {"tools": [LOOKUP]}),
     "free text": ([CALL], {"tools": [FREE_TEXT]}),
+    "namespace": ([tool_reply(call("own__lookup", input="x"))], {"tools": [NAMESPACE]}),
+    "grammar": ([CALL], {"tools": [{**FREE_TEXT, "format": GRAMMAR}]}),
+    "search": ([tool_reply(call("tool_search", query="x"))], {"tools": [SEARCH]}),
+    "local shell": (
+        [tool_reply(call("shell", commands=["ls"]))],
+        {"tools": [{"type": "shell", "environment": {"type": "local"}}]},
+    ),
+    "older local shell": (
+        [tool_reply(call("local_shell", command=["ls"]))],
+        {"tools": [{"type": "local_shell"}]},
+    ),
+    "patch": ([tool_reply(call("apply_patch", path="x"))], {"tools": [{"type": "apply_patch"}]}),
+    "left out": ([text_reply("42")], {"tools": [{"type": "web_search"}]}),
     "mixed": ([MAKE, CALL], {"tools": [SHELL, LOOKUP]}),
     "form": ([SUBMIT, text_reply('{"a": 1}')], FORM),
     "form not held": ([SUBMIT, text_reply("?"), text_reply("?")], FORM),

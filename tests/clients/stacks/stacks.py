@@ -22,14 +22,21 @@ class Way:
     thinks: frozenset[Steps] = frozenset({"reasoning"})
     """The profiles in which steps are among the thinking."""
     late: str = ""
-    """What is raised instead once something was shown, where that is another."""
+    """What is raised instead once something was shown, where that is another.
 
-    def raises_at(self, profile: Steps) -> Mapping[str, str]:
-        """The same where steps show in that profile."""
+    A client that knows the two apart waits a moment of its own (AI SDK 7: 50 ms) after the
+    stream has begun. A fault that comes before anything is shown may come after that moment.
+    """
+
+    def raises_at(self, profile: Steps) -> Mapping[str, frozenset[str]]:
+        """What may be raised where steps show in that profile, by scenario."""
         if not self.late:
-            return self.raises
+            return {fault: frozenset({kind}) for fault, kind in self.raises.items()}
         shown = ("cut", "unavailable") if profile in self.thinks else ("cut",)
-        return {**self.raises, **dict.fromkeys(shown, self.late)}
+        return {
+            fault: frozenset({self.late} if fault in shown else {kind, self.late})
+            for fault, kind in self.raises.items()
+        }
 
     @property
     def streams(self) -> bool:

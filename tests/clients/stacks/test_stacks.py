@@ -99,8 +99,9 @@ def test_what_fails_is_raised_as_the_clients_own_error(
 ) -> None:
     seen = seen_by(stack)
     raised = {fault: seen[profile, f"{fault} {way.name}"]["raised"] for fault in FAULTS}
-    assert {fault: error["kind"] for fault, error in raised.items()} == way.raises_at(profile)
+    may_be = way.raises_at(profile)
     for fault, words in FAULTS.items():
+        assert raised[fault]["kind"] in may_be[fault], fault
         assert words in raised[fault]["words"]
 
 

@@ -1,0 +1,100 @@
+"""The house with a budget for each key's day, and a clock that a test sets."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+
+from policies.artifacts import ArtifactLimits
+from policies.budgets import DAY_S, DailyBudget, Expense
+from policies.limits import Limits
+from policies.prices import Price
+from policies.profile import Profile
+from proxy.files import FileStore
+from proxy.keys import Key, Keyring
+from proxy.models.prices import Prices
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.profiles import Profiles
+from proxy.store.store import Store
+from tests.fakes.backend import Backend, Item, by_history, scripted_backend
+from tests.fakes.server import house
+
+MORNING = 20_000 * DAY_S + 3600.0
+ASK = {"role": "user", "content": "Hello."}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [ASK]},
+    "/v1/responses": {"input": "Hello."},
+    "/v1/messages": {"messages": [ASK], "max_tokens": 100},
+}
+COUNTED = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
+STEP = {**tool_reply(call("execute_bash", command="echo a")), "usage": COUNTED}
+SUBMIT = {**tool_reply(call("submit", answer="42")), "usage": COUNTED}
+LAST = {**text_reply("About 42."), "usage": COUNTED}
+RUN = [STEP, SUBMIT]
+"""Costs 2,000 tokens and one command."""
+PRICES = Prices({"fake-model": Price(1000.0, 1000.0)})
+
+
+KEYRING = Keyring([("mine", Key("mine")), ("yours", Key("yours"))])
+
+
+class Clock:
+    """The time of day, set by hand."""
+
+    def __init__(self) -> None:
+        self.now = MORNING
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class House:
+    """The house, as a test asks it."""
+
+    url: str
+    http: httpx.AsyncClient
+    backend: Backend
+    store: Store
+    clock: Clock
+
+    async def ask(
+        self, path: str = "/v1/chat/completions", key: str = "mine", **body: Any
+    ) -> httpx.Response:
+        asked = {"model": "fake-model", **BODIES[path], **body}
+        headers = {"authorization": f"Bearer {key}"}
+        return await self.http.post(path, json=asked, headers=headers)
+
+    async def spent(self, key: str = "mine") -> Expense:
+        return await self.store.spending.spent(key)
+
+
+@asynccontextmanager
+async def opened(
+    state_dir: Path,
+    per_day: DailyBudget,
+    script: list[Item] | Any = RUN,
+    limits: Limits = Limits(),
+    elsewhere: Any = None,
+    keyring: Keyring = KEYRING,
+) -> AsyncIterator[House]:
+    clock = Clock()
+    store = Store(state_dir, now=clock)
+    play = by_history(script) if isinstance(script, list) else script
+    changes = {
+        "files": FileStore(store, limits=ArtifactLimits()),
+        "profiles": Profiles.only(Profile(limits=limits, per_day=per_day)),
+        "prices": PRICES,
+        "keyring": keyring,
+    }
+    with anyio.fail_after(30):
+        async with (
+            scripted_backend(play, elsewhere=elsewhere) as backend,
+            house(backend, "memory", state_dir, **changes) as url,
+            httpx.AsyncClient(base_url=url, timeout=None) as http,
+        ):
+            yield House(url, http, backend, store, clock)

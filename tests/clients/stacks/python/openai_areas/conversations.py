@@ -1,0 +1,48 @@
+"""Conversations: their items, and responses that go on from them."""
+
+from typing import Any
+
+import openai
+import pytest
+from kept_responses import ask, texts
+from model import Dictation, bash, of, submits
+
+HELLO: Any = {"role": "user", "content": "Hello."}
+ANSWER: Any = {"role": "assistant", "content": "Good day."}
+
+
+def test_a_conversation_is_made_changed_and_deleted(client: Any) -> None:
+    made = client.conversations.create(metadata={"topic": "primes"}, items=[HELLO])
+    assert client.conversations.retrieve(made.id) == made
+    changed = client.conversations.update(made.id, metadata={"topic": "squares"})
+    assert (changed.id, changed.metadata) == (made.id, {"topic": "squares"})
+    assert client.conversations.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.retrieve(made.id)
+
+
+def test_items_are_added_listed_found_and_taken_out(client: Any) -> None:
+    made = client.conversations.create(items=[HELLO])
+    items = client.conversations.items
+    (added,) = items.create(made.id, items=[ANSWER]).data
+    assert texts(items.list(made.id, limit=1)) == ["Good day.", "Hello."]
+    assert texts(items.list(made.id, order="asc")) == ["Hello.", "Good day."]
+    assert items.retrieve(added.id, conversation_id=made.id) == added
+    items.delete(added.id, conversation_id=made.id)
+    assert texts(items.list(made.id)) == ["Hello."]
+    with pytest.raises(openai.NotFoundError):
+        items.retrieve(added.id, conversation_id=made.id)
+
+
+def test_responses_add_to_a_conversation_and_share_its_files(client: Any) -> None:
+    made = client.conversations.create(items=[HELLO])
+    begins = Dictation(bash("echo one > f"), submits("Written."))
+    goes_on = Dictation(bash("cat f"), submits("One."))
+    first = ask(client, begins, conversation=made.id)
+    second = ask(client, goes_on, conversation={"id": made.id})
+    assert first.conversation.id == second.conversation.id == made.id
+    assert goes_on.observed() == [of("one")]
+    heard = [said["content"] for said in goes_on.asked()[0]["messages"][1:]]
+    assert heard == ["Hello.", begins.words, "Written.", goes_on.words]
+    kept = client.conversations.items.list(made.id, order="asc")
+    assert texts(item for item in kept if item.type == "message") == [*heard, "One."]

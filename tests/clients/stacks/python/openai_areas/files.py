@@ -1,0 +1,151 @@
+"""Files: uploads, files in a message, and those that a run has made."""
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import openai
+import pytest
+from chat import answer, ask, told
+from model import Dictation, bash, of, submits
+
+TABLE = b"".join(b"%d\n" % number for number in range(10_000))
+GIF = b"GIF89a;"
+READ = submits("Read.")
+
+
+def data_url(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def file(**of_it: str) -> dict[str, Any]:
+    return {"type": "file", "file": of_it}
+
+
+def test_an_upload_is_listed_read_and_deleted(client: Any) -> None:
+    made = client.files.create(file=("a.csv", b"n\n1\n"), purpose="user_data")
+    assert (made.filename, made.bytes, made.status) == ("a.csv", 4, "processed")
+    assert client.files.retrieve(made.id) == made
+    assert list(client.files.list()) == [made]
+    assert client.files.content(made.id).read() == b"n\n1\n"
+    assert client.files.wait_for_processing(made.id) == made
+    assert client.files.delete(made.id).deleted
+    assert list(client.files.list()) == []
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(made.id)
+
+
+@pytest.mark.parametrize("form", ["bytes", "stream", "path", "with its type"])
+def test_an_upload_may_come_in_every_form_and_be_read_in_pieces(
+    client: Any, form: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(TABLE)
+    forms: dict[str, Any] = {
+        "bytes": TABLE,
+        "stream": io.BytesIO(TABLE),
+        "path": path,
+        "with its type": ("a.csv", TABLE, "text/csv"),
+    }
+    made = client.files.create(file=forms[form], purpose="user_data")
+    assert made.filename == ("a.csv" if form in ("path", "with its type") else "upload")
+    with client.files.with_streaming_response.content(made.id) as response:
+        assert b"".join(response.iter_bytes(1000)) == TABLE
+
+
+@pytest.mark.parametrize("purpose", ["assistants", "batch", "evals", "fine-tune", "vision"])
+def test_uploads_are_listed_by_purpose(client: Any, purpose: str) -> None:
+    client.files.create(file=("a", b"a"), purpose="user_data")
+    made = client.files.create(file=("b", b"b"), purpose=purpose)
+    assert (made.purpose, list(client.files.list(purpose=purpose))) == (purpose, [made])
+
+
+def test_uploads_are_listed_in_parts_in_either_order(client: Any) -> None:
+    for name in "abc":
+        client.files.create(file=(name, b"x"), purpose="user_data")
+    assert [each.filename for each in client.files.list(limit=1)] == ["c", "b", "a"]
+    assert [each.filename for each in client.files.list(limit=2, order="asc")] == ["a", "b", "c"]
+
+
+def test_a_client_says_when_an_upload_ends(client: Any) -> None:
+    until: Any = {"anchor": "created_at", "seconds": 3600}
+    made = client.files.create(file=("a", b"x"), purpose="user_data", expires_after=until)
+    assert made.expires_at == made.created_at + 3600
+
+
+def test_an_unknown_purpose_is_refused(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.files.create(file=("a", b"x"), purpose="fun")
+    assert (caught.value.param, caught.value.code) == ("purpose", "invalid_value")
+
+
+def test_another_key_s_upload_is_not_found(connect: Any) -> None:
+    made = connect().files.create(file=("a", b"x"), purpose="user_data")
+    other = connect()
+    with pytest.raises(openai.NotFoundError):
+        other.files.retrieve(made.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(other, Dictation(READ), file(file_id=made.id))
+    assert caught.value.param == "messages[0].content[0].file.file_id"
+
+
+def test_every_file_of_a_message_lies_in_the_computer(client: Any) -> None:
+    upload = client.files.create(file=("up.txt", b"uploaded"), purpose="user_data")
+    said = Dictation(bash("cd documents; cat up.txt in.csv image-1.gif audio-1.wav"), READ)
+    ask(
+        client,
+        said,
+        file(file_id=upload.id),
+        file(filename="in.csv", file_data=data_url("text/csv", b"n\n7\n")),
+        {"type": "image_url", "image_url": {"url": data_url("image/gif", GIF)}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    )
+    assert said.observed() == [of("uploadedn\n7\nGIF89a;RIFF")]
+    user = said.asked()[0]["messages"][-1]["content"]
+    shown = [part["image_url"]["url"] for part in user if part["type"] == "image_url"]
+    assert shown == [data_url("image/gif", GIF)]
+    notes = [part["text"] for part in user if part["type"] == "text"]
+    assert notes[0] == "[Given file: /testbed/documents/up.txt (text/plain, 8 bytes)]"
+
+
+def test_files_beside_the_messages_lie_there_too(client: Any) -> None:
+    upload = client.files.create(file=("up.txt", b"uploaded"), purpose="assistants")
+    said = Dictation(bash("cat documents/up.txt"), READ)
+    ask(client, said, extra_body={"sandbox": {"file_ids": [upload.id]}})
+    assert said.observed() == [of("uploaded")]
+
+
+def test_bad_data_is_refused_where_it_stands(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, Dictation(READ), file(filename="a", file_data="data:text/csv;base64,%"))
+    assert caught.value.param == "messages[0].content[0].file.file_data"
+
+
+def test_what_was_made_is_linked_cited_and_opens_without_the_key(client: Any) -> None:
+    said = Dictation(
+        bash("echo 1 > output/t.csv; printf 'GIF89a;' > output/p.gif"),
+        submits("Here: [t.csv](sandbox:/testbed/output/t.csv)."),
+    )
+    done = ask(client, said)
+    files = {each["filename"]: each for each in told(done)["files"]}
+    assert {name: each["bytes"] for name, each in files.items()} == {"t.csv": 2, "p.gif": 7}
+    url = files["t.csv"]["url"]
+    assert answer(done) == f"Here: [t.csv]({url})."
+    with urlopen(url) as opened:
+        assert opened.read() == b"1\n"
+    message = done.choices[0].message
+    cited = {note.url_citation.title: note.url_citation.url for note in message.annotations}
+    assert cited == {name: each["url"] for name, each in files.items()}
+    (picture,) = message.model_extra["images"]
+    assert picture["image_url"]["url"] == data_url("image/gif", GIF)
+
+
+def test_what_was_made_is_told_at_the_end_of_a_stream(client: Any) -> None:
+    said = Dictation(bash("echo 1 > output/t.csv"), submits("Made."))
+    *_, last = ask(client, said, stream=True)
+    assert last.choices[0].finish_reason == "stop"
+    (made,) = told(last)["files"]
+    with urlopen(made["url"]) as opened:
+        assert opened.read() == b"1\n"

@@ -1,0 +1,171 @@
+"""Tools of the client's own beside those of the computer, in one run."""
+
+from typing import Any
+
+import openai
+import pytest
+from chat import answer, ask, asked, result, told
+from model import NAME, OF_NOTHING, Dictation, bash, calls, of, says, submits
+from pydantic import BaseModel
+
+WARMTH: Any = {
+    "type": "function",
+    "function": {
+        "name": "warmth",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+BASH: Any = {"type": "function", "function": {"name": "execute_bash", "parameters": {}}}
+MIXED = calls(("execute_bash", {"command": "echo one > f"}), ("warmth", {"city": "Bonn"}))
+TOOLS: Any = {"tools": [WARMTH]}
+
+
+def called(completion: Any) -> Any:
+    (choice,) = completion.choices
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    return call
+
+
+def offered(said: Dictation, number: int = 0) -> list[str]:
+    """The tools that the model was told of."""
+    return [tool["function"]["name"] for tool in said.asked()[number].get("tools", [])]
+
+
+@pytest.mark.parametrize("remembers", ["all", "its own part", "nothing"])
+def test_a_mixed_turn_comes_back_as_the_client_s_call_and_goes_on_from_its_result(
+    client: Any, remembers: str
+) -> None:
+    said = Dictation(MIXED, bash("cat f"), submits("21 degrees."))
+    first = ask(client, said, **TOOLS)
+    call = called(first)
+    assert (call.function.name, call.function.arguments) == ("warmth", '{"city": "Bonn"}')
+    sent = {
+        "all": [*asked(said)["messages"], first.choices[0].message.to_dict()],
+        "its own part": [first.choices[0].message.to_dict()],
+        "nothing": [],
+    }[remembers]
+    second = client.chat.completions.create(
+        model=NAME, messages=[*sent, result(call, "21")], **TOOLS
+    )
+    assert (answer(second), second.choices[0].finish_reason) == ("21 degrees.", "stop")
+    assert said.observed() == [OF_NOTHING, "21", of("one")]
+    assert told(second)["container_id"] == told(first)["container_id"]
+    begun, resumed, _ = [body["messages"] for body in said.asked()]
+    assert resumed[: len(begun)] == begun
+
+
+def test_two_calls_are_answered_together(client: Any) -> None:
+    two = calls(("warmth", {"city": "Bonn"}), ("warmth", {"city": "Rome"}))
+    said = Dictation(two, submits("21 and 30."))
+    first = ask(client, said, **TOOLS).choices[0].message
+    cities = [call.function.arguments for call in first.tool_calls]
+    assert cities == ['{"city": "Bonn"}', '{"city": "Rome"}']
+    results = [result(call, f"{number}") for number, call in enumerate(first.tool_calls)]
+    second = client.chat.completions.create(model=NAME, messages=results[::-1], **TOOLS)
+    assert (answer(second), said.observed()) == ("21 and 30.", ["0", "1"])
+
+
+def test_a_streamed_turn_tells_the_call_and_resumes_streamed(client: Any) -> None:
+    said = Dictation(MIXED, bash("cat f"), submits("21 degrees."))
+    name, arguments, ids = "", "", []
+    for chunk in ask(client, said, stream=True, **TOOLS):
+        (choice,) = chunk.choices
+        for call in choice.delta.tool_calls or []:
+            name += call.function.name or ""
+            arguments += call.function.arguments or ""
+            ids += [call.id] if call.id else []
+    assert (name, arguments, len(ids)) == ("warmth", '{"city": "Bonn"}', 1)
+    assert choice.finish_reason == "tool_calls"
+    messages: Any = [{"role": "tool", "tool_call_id": ids[0], "content": "21"}]
+    stream = client.chat.completions.create(model=NAME, messages=messages, stream=True, **TOOLS)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "21 degrees."
+    assert said.observed() == [OF_NOTHING, "21", of("one")]
+
+
+def test_the_helper_parses_the_arguments(client: Any) -> None:
+    class Warmth(BaseModel):
+        city: str
+
+    said = Dictation(calls(("Warmth", {"city": "Bonn"})))
+    tools = [openai.pydantic_function_tool(Warmth)]
+    with client.chat.completions.stream(**asked(said), tools=tools) as stream:
+        kinds = [event.type for event in stream]
+        call = called(stream.get_final_completion())
+    assert "tool_calls.function.arguments.done" in kinds
+    assert call.function.parsed_arguments == Warmth(city="Bonn")
+
+
+def test_no_tools_asks_the_model_itself(client: Any) -> None:
+    said = Dictation(says("Hello."))
+    done = ask(client, said, tool_choice="none", **TOOLS)
+    assert answer(done) == "Hello."
+    assert "sandbox" not in done.model_extra
+    (body,) = said.asked()
+    assert (body["tool_choice"], offered(said)) == ("none", ["warmth"])
+
+
+def test_a_required_tool_is_one_of_the_client_s(client: Any) -> None:
+    said = Dictation(bash("true"), calls(("warmth", {"city": "Bonn"})), submits("21 degrees."))
+    call = called(ask(client, said, tool_choice="required", **TOOLS))
+    assert said.asked()[0]["tool_choice"] == "required"
+    assert "submit" not in offered(said)
+    done = client.chat.completions.create(
+        model=NAME, messages=[result(call, "21")], tool_choice="auto", **TOOLS
+    )
+    assert answer(done) == "21 degrees."
+    assert "submit" in offered(said, 2)
+
+
+def test_a_named_tool_is_the_one_that_is_called(client: Any) -> None:
+    named: Any = {"type": "function", "function": {"name": "warmth"}}
+    said = Dictation(calls(("warmth", {"city": "Bonn"})))
+    call = called(ask(client, said, tool_choice=named, **TOOLS))
+    assert call.function.name == "warmth"
+    assert said.asked()[0]["tool_choice"] == named
+
+
+def test_a_tool_that_is_not_there_cannot_be_named(client: Any) -> None:
+    named: Any = {"type": "function", "function": {"name": "coldness"}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, Dictation(says("Hello.")), tool_choice=named, **TOOLS)
+    assert caught.value.param == "tool_choice.function.name"
+
+
+def test_a_tool_keeps_its_name_where_it_is_one_of_ours(client: Any) -> None:
+    said = Dictation(
+        calls(("sandbox_execute_bash", {"command": "echo ours"})),
+        calls(("execute_bash", {"command": "theirs"})),
+        submits("Both."),
+    )
+    call = called(ask(client, said, tools=[BASH]))
+    assert (call.function.name, call.function.arguments) == (
+        "execute_bash",
+        '{"command": "theirs"}',
+    )
+    done = client.chat.completions.create(model=NAME, messages=[result(call, "done")], tools=[BASH])
+    assert (answer(done), said.observed()) == ("Both.", [of("ours"), "done"])
+
+
+def test_the_deprecated_functions_are_called_and_answered(client: Any) -> None:
+    said = Dictation(MIXED, bash("cat f"), submits("21 degrees."))
+    functions = [WARMTH["function"]]
+    first = ask(client, said, functions=functions)
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "function_call"
+    assert message.function_call.name == "warmth"
+    second = client.chat.completions.create(
+        model=NAME,
+        messages=[
+            *asked(said)["messages"],
+            message.to_dict(),
+            {"role": "function", "name": "warmth", "content": "21"},
+        ],
+        functions=functions,
+    )
+    assert answer(second) == "21 degrees."
+    assert said.observed() == [OF_NOTHING, "21", of("one")]

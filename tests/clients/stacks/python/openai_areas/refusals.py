@@ -1,0 +1,91 @@
+"""Requests that fail: the SDK's own class, and where in the request the fault lies."""
+
+import os
+from typing import Any
+
+import openai
+import pytest
+from chat import answer, ask
+from model import NAME, Dictation, bash, says
+
+HELLO = Dictation(says("Hello."))
+LOCKED: Any = {"base_url": os.environ["LOCKED_URL"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"temperature": 9}, "temperature", "decimal_above_max_value"),
+        ({"n": 0}, "n", "integer_below_min_value"),
+        ({"messages": []}, "messages", "empty_array"),
+        ({"messages": [{"content": "Hello."}]}, "messages[0].role", "missing_required_parameter"),
+        ({"stream": "yes"}, "stream", "invalid_type"),
+        ({"sandbox": {"steps": "all"}}, "sandbox.steps", "invalid_value"),
+    ],
+)
+def test_a_bad_value_is_named(client: Any, body: Any, param: str, code: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, HELLO, extra_body=body)
+    error = caught.value
+    assert (error.status_code, error.param, error.code) == (400, param, code)
+    assert error.type == "invalid_request_error"
+
+
+def test_an_unknown_model_is_not_found(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("another")
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("route", "work"),
+    [
+        (
+            "GET /v1/chat/completions/chatcmpl-1",
+            lambda c: c.chat.completions.retrieve("chatcmpl-1"),
+        ),
+        ("POST /v1/responses/compact", lambda c: c.responses.compact(model=NAME, input="Hello.")),
+        (
+            "POST /v1/responses/input_tokens",
+            lambda c: c.responses.input_tokens.count(model=NAME, input="Hello."),
+        ),
+    ],
+)
+def test_what_is_not_served_is_not_found_and_says_so(client: Any, route: str, work: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match=f"{route} is not served with a sandbox"):
+        work(client)
+
+
+def test_the_key_is_asked_for_where_there_is_one(connect: Any) -> None:
+    for work in (lambda wrong: ask(wrong, HELLO), lambda wrong: wrong.files.list()):
+        with pytest.raises(openai.AuthenticationError) as caught:
+            work(connect(**LOCKED))
+        assert (caught.value.status_code, caught.value.code) == (401, "invalid_api_key")
+    right = connect(api_key=os.environ["LOCKED_KEY"], **LOCKED)
+    assert answer(ask(right, Dictation(says("Come in.")))) == "Come in."
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, openai.BadRequestError),
+        (404, openai.NotFoundError),
+        (429, openai.RateLimitError),
+        (500, openai.InternalServerError),
+    ],
+)
+def test_what_the_backend_refuses_keeps_its_status_and_its_words(
+    client: Any, status: int, kind: type[openai.APIStatusError]
+) -> None:
+    fault = {"message": "not like this", "status": status, "code": "odd", "retry_after_s": 0}
+    with pytest.raises(kind, match="not like this") as caught:
+        ask(client, Dictation({"error": fault}))
+    assert (caught.value.status_code, caught.value.code) == (status, "odd")
+
+
+@pytest.mark.parametrize("steps", [[], [bash("echo begun")]])
+def test_a_failure_ends_a_stream_in_an_error(client: Any, steps: list[Any]) -> None:
+    said = Dictation(*steps, {"error": {"message": "not like this", "status": 400, "code": "odd"}})
+    with pytest.raises(openai.APIError, match="not like this") as caught:
+        list(ask(client, said, stream=True))
+    assert caught.value.code == "odd"

@@ -1,0 +1,95 @@
+"""Requests that come again, and clients that wait only so long."""
+
+import uuid
+from typing import Any
+
+import openai
+import pytest
+from chat import answer, ask, told
+from model import NAME, Dictation, bash, held, says, submits
+
+FAULT: Any = {"error": {"message": "the engine died", "status": 500}}
+ATTEMPTS = 3
+"""How often the house asks a backend that fails."""
+
+
+def key() -> dict[str, Any]:
+    return {"extra_headers": {"Idempotency-Key": uuid.uuid4().hex}}
+
+
+def test_a_retry_of_the_sdk_joins_the_run_that_it_left(connect: Any) -> None:
+    said = Dictation(bash("echo once"), held(submits("Once.")))
+
+    def on_request(request: Any) -> None:
+        if request.headers["x-stainless-retry-count"] != "0":
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"))
+            said.release()
+
+    client = connect(max_retries=1, timeout=0.5, on_request=on_request)
+    # What it says; what it does is to hang up half a second after.
+    done = ask(client, said, extra_headers={"x-stainless-read-timeout": "600"})
+    assert (answer(done), len(said.asked())) == ("Once.", 2)
+
+
+def test_the_same_key_has_one_run_and_one_answer(client: Any) -> None:
+    said, once = Dictation(bash("echo once"), submits("Once.")), key()
+    first = ask(client, said, **once)
+    assert ask(client, said, **once) == first
+    assert len(said.asked()) == 2
+
+
+def test_a_key_s_answer_is_streamed_to_who_asks_for_a_stream(client: Any) -> None:
+    said, once = Dictation(bash("echo once"), submits("Once.")), key()
+    first = ask(client, said, **once)
+    chunks = list(ask(client, said, stream=True, **once))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Once."
+    assert {chunk.id for chunk in chunks} == {first.id}
+    assert len(said.asked()) == 2
+
+
+def test_a_key_s_response_is_made_once(client: Any) -> None:
+    said, once = Dictation(bash("echo once"), submits("Once.")), key()
+    first = client.responses.create(model=NAME, input=said.words, **once)
+    second = client.responses.create(model=NAME, input=said.words, **once)
+    assert (second, second.output_text, len(said.asked())) == (first, "Once.", 2)
+
+
+def test_a_key_that_names_another_request_is_refused(client: Any) -> None:
+    once = key()
+    ask(client, Dictation(says("One.")), **once)
+    with pytest.raises(openai.UnprocessableEntityError):
+        ask(client, Dictation(says("Two.")), **once)
+
+
+def test_what_failed_before_the_model_spoke_is_asked_again(connect: Any) -> None:
+    said = Dictation(FAULT)
+    with pytest.raises(openai.InternalServerError, match="the engine died"):
+        ask(connect(max_retries=1), said)
+    assert len(said.asked()) == 2 * ATTEMPTS
+
+
+def test_what_failed_after_the_model_spoke_is_not(connect: Any) -> None:
+    said = Dictation(bash("echo once"), FAULT)
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(connect(max_retries=1), said)
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert len(said.asked()) == 1 + ATTEMPTS
+
+
+def test_the_timeout_of_the_sdk_bounds_the_run(connect: Any) -> None:
+    said = Dictation(held(says("About 42.")))
+    done = ask(connect(timeout=4), said)
+    assert (answer(done), told(done)["stop_reason"]) == ("About 42.", "deadline")
+
+
+def test_a_run_that_was_left_goes_on_where_that_was_asked_for(client: Any) -> None:
+    said = Dictation(bash("echo on"), held(submits("To the end.")))
+    leaving: Any = {"extra_body": {"sandbox": {"on_disconnect": "detach"}}}
+    stream = ask(client, said, stream=True, **leaving)
+    run_id = next(iter(stream)).id.removeprefix("chatcmpl-")
+    said.asked(2)
+    stream.close()
+    said.release()
+    while (run := client.get(f"/runs/{run_id}", cast_to=object))["status"] == "running":
+        pass
+    assert run["completion"]["choices"][0]["message"]["content"] == "To the end."

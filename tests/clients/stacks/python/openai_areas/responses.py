@@ -1,0 +1,258 @@
+"""Responses: whole, as events, by the helper, in a form, with the computer and tools beside it."""
+
+import base64
+from typing import Any
+
+import openai
+import pytest
+from given import MAJOR
+from model import NAME, OF_NOTHING, Dictation, bash, calls, of, says, submits
+from pydantic import BaseModel
+
+SHELL: Any = {"type": "shell", "environment": {"type": "container_auto"}}
+INTERPRETER: Any = {"type": "code_interpreter", "container": {"type": "auto"}}
+WARMTH: Any = {
+    "type": "function",
+    "name": "warmth",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+BYTES = base64.b64encode(b"n\n7\n").decode()
+PIXEL = "data:image/gif;base64,R0lGODlhOw=="
+
+
+class Place(BaseModel):
+    city: str
+    degrees: int
+
+
+def kinds(response: Any) -> list[str]:
+    return [item.type for item in response.output]
+
+
+def test_a_response_answers_with_what_was_found_in_the_computer(client: Any) -> None:
+    said = Dictation(bash("echo $((6 * 7))"), submits("It is 42."))
+    made = client.responses.create(
+        model=NAME, input=said.words, instructions="Be brief.", metadata={"topic": "products"}
+    )
+    assert (made.status, made.output_text, made.error) == ("completed", "It is 42.", None)
+    assert (made.instructions, made.metadata) == ("Be brief.", {"topic": "products"})
+    assert said.observed() == [of("42")]
+    assert "Be brief." in said.asked()[0]["messages"][0]["content"]
+
+
+def test_the_events_of_a_response_add_up_to_it(client: Any) -> None:
+    said = Dictation(bash("echo made"), says("It is made."))
+    events = list(client.responses.create(model=NAME, input=said.words, stream=True))
+    for event in events:
+        type(event).model_validate(event.to_dict())
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.completed"
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == events[-1].response.output_text == "It is made."
+    items = [event.item for event in events if event.type == "response.output_item.done"]
+    assert items == events[-1].response.output
+
+
+def test_the_helper_adds_them_up_itself(client: Any) -> None:
+    said = Dictation(bash("echo made"), says("It is made."))
+    with client.responses.stream(model=NAME, input=said.words) as stream:
+        snapshots = [e.snapshot for e in stream if e.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert snapshots[-1] == final.output_text == "It is made."
+    assert client.responses.retrieve(final.id).output_text == "It is made."
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_in_a_form_is_parsed(client: Any, streamed: bool) -> None:
+    said = Dictation(
+        bash("echo 21"), submits("Warm."), says("In Bonn."), says('{"city": "Bonn", "degrees": 21}')
+    )
+    asked: Any = {"model": NAME, "input": said.words, "text_format": Place}
+    if streamed:
+        with client.responses.stream(**asked) as stream:
+            made = stream.get_final_response()
+    else:
+        made = client.responses.parse(**asked)
+    assert made.output_parsed == Place(city="Bonn", degrees=21)
+    formed = ["response_format" in body for body in said.asked()]
+    assert formed == [False, False, True, True]
+    form = said.asked()[-1]["response_format"]["json_schema"]
+    assert (form["name"], form["strict"]) == ("Place", True)
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_function_is_called_beside_the_computer_and_its_result_used(
+    client: Any, by_id: bool
+) -> None:
+    both = calls(("execute_bash", {"command": "echo one > f"}), ("warmth", {"city": "Bonn"}))
+    said = Dictation(both, bash("cat f"), submits("21 degrees."))
+    asked: Any = {"model": NAME, "tools": [WARMTH]}
+    first = client.responses.create(input=said.words, **asked)
+    (called,) = [item for item in first.output if item.type == "function_call"]
+    assert (called.name, called.arguments) == ("warmth", '{"city": "Bonn"}')
+    result: Any = {"type": "function_call_output", "call_id": called.call_id, "output": "21"}
+    if by_id:
+        second = client.responses.create(input=[result], previous_response_id=first.id, **asked)
+    else:
+        before = [{"role": "user", "content": said.words}, *first.output]
+        second = client.responses.create(input=[*before, result], **asked)
+    assert second.output_text == "21 degrees."
+    assert said.observed() == [OF_NOTHING, "21", of("one")]
+
+
+def test_a_function_s_arguments_are_parsed(client: Any) -> None:
+    class Warmth(BaseModel):
+        city: str
+
+    said = Dictation(calls(("Warmth", {"city": "Bonn"})))
+    tools: Any = [openai.pydantic_function_tool(Warmth)]
+    made = client.responses.parse(model=NAME, input=said.words, tools=tools)
+    (called,) = [item for item in made.output if item.type == "function_call"]
+    assert called.parsed_arguments == Warmth(city="Bonn")
+
+
+def test_a_tool_that_takes_free_text_is_called_with_it(client: Any) -> None:
+    said = Dictation(calls(("sql", {"input": "select 1"})), submits("One."))
+    asked: Any = {"model": NAME, "tools": [{"type": "custom", "name": "sql"}]}
+    first = client.responses.create(input=said.words, **asked)
+    called = first.output[-1]
+    assert (called.type, called.input) == ("custom_tool_call", "select 1")
+    result: Any = {"type": "custom_tool_call_output", "call_id": called.call_id, "output": "1"}
+    second = client.responses.create(input=[result], previous_response_id=first.id, **asked)
+    assert (second.output_text, said.observed()) == ("One.", ["1"])
+
+
+def test_a_shell_shows_each_command_and_what_came_of_it(client: Any) -> None:
+    said = Dictation(bash("echo out; echo err >&2; exit 3"), submits("It failed."))
+    made = client.responses.create(model=NAME, input=said.words, tools=[SHELL])
+    assert kinds(made) == ["shell_call", "shell_call_output", "message"]
+    called, output, _ = made.output
+    assert called.action.commands == ["echo out; echo err >&2; exit 3"]
+    assert output.call_id == called.call_id
+    (shown,) = output.output
+    assert (shown.stdout, shown.stderr, shown.outcome.exit_code) == ("out\n", "err\n", 3)
+
+
+def test_a_shell_tells_of_a_command_and_its_output_as_they_come(client: Any) -> None:
+    said = Dictation(bash("echo out"), submits("Seen."))
+    asked: Any = {"model": NAME, "input": said.words, "tools": [SHELL]}
+    events = list(client.responses.create(**asked, stream=True))
+    told = [e.to_dict(warnings=False) for e in events if "shell_call" in e.type]
+    kinds = [event["type"].removeprefix("response.shell_call_") for event in told]
+    command, output = ["command.added", "command.delta", "command.done"], "output_content"
+    assert kinds == [*command, f"{output}.delta", f"{output}.done"]
+    assert [told[1]["delta"], told[3]["delta"]] == ["echo out", {"stdout": "out\n"}]
+    if MAJOR > 2:  # before that it has no classes of these events
+        for event in events:
+            type(event).model_validate(event.to_dict())
+
+
+def test_a_code_interpreter_shows_its_code_and_its_outputs_where_they_are_included(
+    client: Any,
+) -> None:
+    said = Dictation(bash("echo 42"), submits("42."))
+    made = client.responses.create(
+        model=NAME,
+        input=said.words,
+        tools=[INTERPRETER],
+        include=["code_interpreter_call.outputs"],
+    )
+    assert kinds(made) == ["code_interpreter_call", "message"]
+    called = made.output[0]
+    (logs,) = called.outputs
+    assert (called.code, logs.type, logs.logs.strip()) == ("echo 42", "logs", "42")
+
+
+def test_a_file_that_was_made_is_cited_and_read_in_its_container(client: Any) -> None:
+    said = Dictation(
+        bash("echo 1 > output/t.csv"), submits("Here: [t.csv](/testbed/output/t.csv).")
+    )
+    made = client.responses.create(model=NAME, input=said.words, tools=[SHELL])
+    (note,) = made.output[-1].content[0].annotations
+    assert (note.type, note.filename) == ("container_file_citation", "t.csv")
+    content = client.containers.files.content.retrieve(note.file_id, container_id=note.container_id)
+    assert content.read() == b"1\n"
+
+
+def test_files_and_pictures_of_the_input_lie_in_the_computer(client: Any) -> None:
+    upload = client.files.create(file=("up.txt", b"uploaded"), purpose="user_data")
+    said = Dictation(bash("cd documents; cat up.txt in.csv; wc -c < image-1.gif"), submits("Read."))
+    content: Any = [
+        {"type": "input_text", "text": said.words},
+        {"type": "input_file", "file_id": upload.id},
+        {
+            "type": "input_file",
+            "filename": "in.csv",
+            "file_data": f"data:text/csv;base64,{BYTES}",
+        },
+        {"type": "input_image", "image_url": PIXEL, "detail": "auto"},
+    ]
+    client.responses.create(model=NAME, input=[{"role": "user", "content": content}])
+    assert said.observed() == [of("uploadedn\n7\n7")]
+    user = said.asked()[0]["messages"][-1]["content"]
+    assert [part["image_url"]["url"] for part in user if part["type"] == "image_url"] == [PIXEL]
+
+
+def test_a_container_is_named_in_place_of_a_new_one(client: Any) -> None:
+    box = client.containers.create(name="box")
+    client.containers.files.create(box.id, file=("a.txt", b"put in"))
+    said = Dictation(bash("cat documents/a.txt"), submits("Read."))
+    shell: Any = {
+        "type": "shell",
+        "environment": {"type": "container_reference", "container_id": box.id},
+    }
+    made = client.responses.create(model=NAME, input=said.words, tools=[shell])
+    assert said.observed() == [of("put in")]
+    assert made.output[0].environment.container_id == box.id
+
+
+def test_what_only_openai_has_a_use_for_reaches_no_backend(client: Any) -> None:
+    """The newest of it; before 3 the SDK does not have it."""
+    said = Dictation(says("Hello."))
+    given: Any = {
+        "background_options": {"completion_window": "soonest"},
+        "access_programs": {},
+        "image": {"context_compression": "auto"},
+    }
+    if MAJOR > 2:
+        made = client.responses.create(model=NAME, input=said.words, **given)
+    else:
+        made = client.responses.create(model=NAME, input=said.words, extra_body=given)
+    assert made.output_text == "Hello."
+    assert set(said.asked()[0]) == {"model", "messages", "tools"}
+
+
+def test_an_answer_cut_short_is_incomplete(client: Any) -> None:
+    said = Dictation(*[says("It is", finish_reason="length")] * 3)
+    made = client.responses.create(model=NAME, input=said.words, max_output_tokens=20)
+    assert (made.status, made.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "param"),
+    [
+        ({"tools": [{"type": "image_generation"}]}, openai.BadRequestError, "tools[0].type"),
+        ({"temperature": 9}, openai.BadRequestError, "temperature"),
+        ({"previous_response_id": "resp_no"}, openai.BadRequestError, "previous_response_id"),
+        ({"conversation": "conv_no"}, openai.NotFoundError, "conversation_id"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(
+    client: Any, asked: Any, kind: type[openai.APIStatusError], param: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        client.responses.create(model=NAME, input="Hello.", **asked)
+    assert caught.value.param == param
+
+
+def test_a_failure_ends_a_stream_in_the_sdk_s_error(client: Any) -> None:
+    said = Dictation({"error": {"message": "no such grammar", "status": 400}})
+    with pytest.raises(openai.APIError, match="no such grammar"):
+        list(client.responses.create(model=NAME, input=said.words, stream=True))

@@ -1,0 +1,65 @@
+"""The SDK's own loop around responses, which came with its third major version."""
+
+from typing import Any
+
+import pytest
+from blocking import Blocking
+from model import NAME, OF_NOTHING, Dictation, bash, calls, of, submits
+from openai.lib.responses_tool_runner import (
+    AsyncRegisteredFunction,
+    AsyncResponsesToolLedger,
+    AsyncResponsesToolRunner,
+    RegisteredFunction,
+    ResponsesToolLedger,
+    ResponsesToolRunner,
+)
+from responses import INTERPRETER, WARMTH
+
+CITIES = {"Bonn": "21 degrees", "Rome": "30 degrees"}
+
+
+def warmth(arguments: Any) -> str:
+    return CITIES[arguments["city"]]
+
+
+async def warmth_async(arguments: Any) -> str:
+    return warmth(arguments)
+
+
+def run(client: Any, said: Dictation, saved: list[Any], tools: list[Any], **how: Any) -> Any:
+    """The last response of a loop that notes every step it takes."""
+    asked: Any = {"model": NAME, "input": said.words, "tools": tools}
+
+    async def save(checkpoint: Any) -> None:
+        saved.append(checkpoint)
+
+    if isinstance(client, Blocking):
+        their_own = AsyncRegisteredFunction(WARMTH, warmth_async, independent=True)
+        loop = client.beside(AsyncResponsesToolRunner(functions=[their_own]))
+        return loop.run(client.it, asked, ledger=AsyncResponsesToolLedger("run", save), **how)
+    own = RegisteredFunction(WARMTH, warmth, independent=True)
+    ledger = ResponsesToolLedger("run", saved.append)
+    return ResponsesToolRunner(functions=[own]).run(client, asked, ledger=ledger, **how)
+
+
+@pytest.mark.parametrize("tools", [[], [INTERPRETER]], ids=["alone", "interpreter"])
+@pytest.mark.parametrize("how", [{}, {"stream": True}, {"stream": True, "eager": True}])
+def test_it_runs_its_functions_between_the_steps_of_the_computer(
+    client: Any, tools: list[Any], how: Any
+) -> None:
+    said = Dictation(
+        {**bash("echo one > f"), "reasoning": "First a file."},
+        calls(("execute_bash", {"command": "echo two >> f"}), ("warmth", {"city": "Bonn"})),
+        bash("cat f"),
+        calls(("warmth", {"city": "Rome"})),
+        submits("21 and 30."),
+    )
+    saved: list[Any] = []
+    made = run(client, said, saved, tools, **how)
+    assert made.output_text == "21 and 30."
+    assert said.observed() == [
+        *(OF_NOTHING, OF_NOTHING, "21 degrees"),
+        *(of("one\ntwo"), "30 degrees"),
+    ]
+    assert len(said.asked()) == 5
+    assert saved

@@ -1,0 +1,54 @@
+"""The openai SDK in Python, sync and async, in every area of what it can ask the house for."""
+
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from proxy.runs.runs import Runs
+from tests.clients.stacks.dictated import DictatedModel
+from tests.clients.stacks.environments import HERE, python_of, variables
+from tests.clients.stacks.session import MODEL
+from tests.fakes.backend import scripted_backend
+from tests.fakes.server import house, one_key
+
+STORIES = HERE / "python" / "openai_areas"
+OPTIONS = (
+    "-qc/dev/null",
+    f"--rootdir={STORIES}",
+    "--noconftest",
+    "-pno:cacheprovider",
+    "--tb=short",
+    "-pgiven",
+    "-opython_files=*.py",
+)
+TIMEOUT_S = 600
+KEY = "sk-of-the-house"
+PATIENT = partial(Runs, grace_s=3600)
+"""However slow the machine is, a client that asks again comes in time."""
+
+
+@pytest.mark.parametrize("major", ["openai-2", "openai-3"])
+async def test_every_story_of_the_sdk_comes_true(major: str, tmp_path: Path) -> None:
+    model = DictatedModel()
+    command = [str(python_of(major)), "-m", "pytest", *OPTIONS, str(STORIES)]
+    async with (
+        scripted_backend(model.answer, model=MODEL, elsewhere=model.elsewhere) as backend,
+        house(backend, "bubblewrap", tmp_path / "open", make_runs=PATIENT) as url,
+        house(backend, "memory", tmp_path / "locked", keyring=one_key(KEY)) as locked,
+    ):
+        here = {
+            **variables(tmp_path),
+            "PYTHONPATH": str(STORIES),
+            "BASE_URL": f"{url}/v1",
+            "LOCKED_URL": f"{locked}/v1",
+            "LOCKED_KEY": KEY,
+            "MODEL_URL": backend.base_url.removesuffix("/v1"),
+            "MODEL": MODEL,
+        }
+        with anyio.fail_after(TIMEOUT_S):
+            done = await anyio.run_process(command, check=False, env=here)
+    said = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0, said
+    assert "skipped" not in said

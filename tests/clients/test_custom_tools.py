@@ -1,0 +1,130 @@
+"""OpenAI's custom tools, which take free text: functions to the model, themselves to the client."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import openai
+import pytest
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.clients.errors import ASKED, client_of
+from tests.fakes.backend import Backend, Item, scripted_backend
+from tests.fakes.server import house
+
+SQL: Any = {"type": "custom", "custom": {"name": "sql", "description": "Runs SQL."}}
+LOOKUP: Any = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
+ASKS = tool_reply(call("sql", input="select 1"))
+
+
+@asynccontextmanager
+async def asking(
+    script: Sequence[Item], state_dir: Path
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, Backend]]:
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", state_dir) as url,
+        client_of(url) as client,
+    ):
+        with anyio.fail_after(30):
+            yield client, backend
+
+
+async def test_a_custom_tool_is_called_and_answered(tmp_path: Path) -> None:
+    async with asking([ASKS, text_reply("One.")], tmp_path) as (client, backend):
+        first = await client.chat.completions.create(
+            model="fake-model", messages=ASKED, tools=[SQL, LOOKUP]
+        )
+        message = first.choices[0].message
+        assert message.tool_calls
+        (wanted,) = message.tool_calls
+        assert wanted.type == "custom"
+        assert (wanted.custom.name, wanted.custom.input) == ("sql", "select 1")
+        assert first.choices[0].finish_reason == "tool_calls"
+        result: Any = {"role": "tool", "tool_call_id": wanted.id, "content": "1"}
+        again: Any = [*ASKED, message, result]
+        second = await client.chat.completions.create(
+            model="fake-model", messages=again, tools=[SQL, LOOKUP]
+        )
+    assert second.choices[0].message.content == "One."
+    told = {tool["function"]["name"]: tool for tool in backend.requests[0].body["tools"]}
+    assert told["lookup"] == LOOKUP
+    assert told["sql"] == {
+        "type": "function",
+        "function": {
+            "name": "sql",
+            "description": "Runs SQL.",
+            "parameters": {
+                "type": "object",
+                "properties": {"input": {"type": "string"}},
+                "required": ["input"],
+            },
+        },
+    }
+    assert backend.requests[1].body["messages"][-1]["content"] == "1"
+
+
+async def test_its_call_is_streamed_as_one(tmp_path: Path) -> None:
+    async with asking([ASKS], tmp_path) as (client, _):
+        stream = await client.chat.completions.create(
+            model="fake-model", messages=ASKED, tools=[SQL], stream=True
+        )
+        deltas = [chunk.choices[0].delta async for chunk in stream if chunk.choices]
+    (calls,) = (delta.tool_calls for delta in deltas if delta.tool_calls)
+    made = calls[0].model_dump(exclude_unset=True)
+    assert made.pop("id").startswith("call_")
+    assert made == {"index": 0, "type": "custom", "custom": {"name": "sql", "input": "select 1"}}
+
+
+async def test_a_model_that_writes_no_argument_has_written_the_text(tmp_path: Path) -> None:
+    bare = tool_reply(call("sql") | {"arguments": "select 1"})
+    async with asking([bare], tmp_path) as (client, _):
+        first = await client.chat.completions.create(
+            model="fake-model", messages=ASKED, tools=[SQL]
+        )
+    assert first.choices[0].message.tool_calls
+    assert first.choices[0].message.tool_calls[0].model_dump()["custom"]["input"] == "select 1"
+
+
+async def test_in_a_history_of_another_server_its_calls_are_told_as_well(tmp_path: Path) -> None:
+    called = {"id": "call_1", "type": "custom", "custom": {"name": "sql", "input": "select 1"}}
+    messages: Any = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "1"},
+    ]
+    async with asking([text_reply("One.")], tmp_path) as (client, backend):
+        await client.chat.completions.create(model="fake-model", messages=messages)
+    (made,) = backend.requests[0].body["messages"][2]["tool_calls"]
+    assert (made["id"], made["type"], made["function"]["name"]) == ("call_1", "function", "sql")
+    assert json.loads(made["function"]["arguments"]) == {"input": "select 1"}
+
+
+async def test_the_model_is_told_the_grammar_of_one(tmp_path: Path) -> None:
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "select .+"}}
+    tool: Any = {"type": "custom", "custom": {**SQL["custom"], "format": grammar}}
+    async with asking([ASKS], tmp_path) as (client, backend):
+        await client.chat.completions.create(model="fake-model", messages=ASKED, tools=[tool])
+    assert backend.requests[0].body["tools"][-1]["function"]["description"] == (
+        "Runs SQL.\n\nIts input must be as this grammar says (regex):\nselect .+"
+    )
+
+
+NAMED: Any = {"type": "custom", "custom": {"name": "sql"}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_it_can_be_chosen(mode: Any, tmp_path: Path) -> None:
+    some: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [NAMED]}}
+    async with asking([ASKS, ASKS], tmp_path) as (client, backend):
+        for choice in (NAMED, some):
+            await client.chat.completions.create(
+                model="fake-model", messages=ASKED, tools=[SQL, LOOKUP], tool_choice=choice
+            )
+    one, allowed = (seen.body for seen in backend.requests)
+    assert one["tool_choice"] == {"type": "function", "function": {"name": "sql"}}
+    assert allowed.get("tool_choice") == (None if mode == "auto" else "required")
+    assert "lookup" not in [tool["function"]["name"] for tool in allowed["tools"]]

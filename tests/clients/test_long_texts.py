@@ -1,0 +1,264 @@
+"""Documents in long texts lie in the sandbox, and what is said of them is little and true."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from aiohttp import web
+
+from policies.profile import Profile
+from policies.token_estimate import estimate
+from policies.workspace import INPUT_DIR, InputLimits
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.profiles import Profiles
+from tests.fakes.backend import Backend, by_history, scripted_backend
+from tests.fakes.server import REAL_KINDS, Kind, house
+
+SUBMIT = tool_reply(call("submit", answer="done"))
+BOOK = "".join(f"Line {number} of the book.\n" for number in range(3000))
+SAID = f"<document title='a.txt'>\n{BOOK}</document>\nWho wrote it?"
+PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+WORDS = (
+    "report",
+    "says",
+    "that",
+    "costs",
+    "and",
+    "revenue",
+    "of",
+    "every",
+    "plant",
+    "in",
+    "spring",
+)
+FACT = "The plant in Orlu paid 4,731 crowns for its turbine."
+
+
+def library() -> dict[str, str]:
+    """Four documents of 25,000 tokens each, one of which has the fact."""
+    chance = random.Random(5)
+    documents = {
+        f"report-{place}.txt": [" ".join(chance.choices(WORDS, k=12)) + "." for _ in range(2000)]
+        for place in ("north", "south", "east", "west")
+    }
+    documents["report-east.txt"][1234] = FACT
+    return {name: "\n".join(lines) + "\n" for name, lines in documents.items()}
+
+
+def asked(path: str, text: str, **more: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": "fake-model", **more}
+    if path == "/v1/responses":
+        return {**body, "input": text}
+    limit = {"max_tokens": 100} if path == "/v1/messages" else {}
+    return {**body, **limit, "messages": [{"role": "user", "content": text}]}
+
+
+async def ask(
+    url: str, body: dict[str, Any], path: str = PATHS[0], headers: dict[str, str] | None = None
+) -> Any:
+    with anyio.fail_after(60):
+        async with httpx.AsyncClient(base_url=url, timeout=None) as http:
+            answer = await http.post(path, json=body, headers=headers)
+    return answer.json()
+
+
+def heard(backend: Backend, number: int = -1) -> str:
+    """What the model was told in the user's name."""
+    messages = backend.requests[number].body["messages"]
+    return "".join(str(said["content"]) for said in messages if said["role"] == "user")
+
+
+@pytest.mark.parametrize("kind", REAL_KINDS)
+async def test_a_fact_in_four_documents_is_found_for_an_eighth_of_the_tokens(
+    kind: Kind, tmp_path: Path
+) -> None:
+    def play(body: dict[str, Any]) -> dict[str, Any]:
+        """Greps, reads around what it found, and hands in the amount."""
+        seen = [said["content"] for said in body["messages"] if said["role"] == "tool"]
+        if not body.get("tools"):
+            return text_reply(re.findall(r"Orlu paid (\S+)", heard(backend))[0])
+        if not seen:
+            return tool_reply(call("execute_bash", command=f"grep -n Orlu {INPUT_DIR}/*"))
+        path, line = re.findall(rf"({INPUT_DIR}/\S+?):(\d+):", seen[0])[0]
+        around = f"sed -n {int(line)},{int(line) + 1}p {path}"
+        if len(seen) == 1:
+            return tool_reply(call("execute_bash", command=around))
+        return tool_reply(call("submit", answer=re.findall(r"Orlu paid (\S+)", seen[1])[0]))
+
+    documents = library()
+    told = [f"<document title='{name}'>\n{text}</document>\n" for name, text in documents.items()]
+    text = "".join([*told, "What did Orlu pay?"])
+    async with scripted_backend(play) as backend, house(backend, kind, tmp_path) as url:
+        answers = [
+            (await ask(url, {**asked(PATHS[0], text), "model": model}))["choices"][0]["message"]
+            for model in ("fake-model:plain", "fake-model")
+        ]
+    assert [answer["content"] for answer in answers] == ["4,731", "4,731"]
+    plain, *ours = (
+        estimate(json.dumps(seen.body, ensure_ascii=False)) for seen in backend.requests
+    )
+    assert plain > 100_000
+    assert len(ours) == 3
+    assert 8 * sum(ours) <= plain
+    for name, content in documents.items():
+        assert f"{INPUT_DIR}/{name}: 2,000 lines, {len(content):,} characters" in heard(backend)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_what_is_kept_out_of_the_prompt_is_in_the_usage(path: str, tmp_path: Path) -> None:
+    script = [tool_reply(call("execute_bash", command=f"cat {INPUT_DIR}/a.txt")), SUBMIT]
+    async with scripted_backend(script) as backend, house(backend, "memory", tmp_path) as url:
+        usage = (await ask(url, asked(path, SAID), path))["usage"]["sandbox"]
+        short = (await ask(url, asked(path, "Hello."), path)).get("usage", {}).get("sandbox", {})
+    each = estimate(SAID) - estimate(heard(backend, 0))
+    assert (usage["documents_tokens"], usage["documents_tokens_saved"]) == (each, 2 * each)
+    assert short.get("documents_tokens_saved", 0) == 0
+    assert "Line 0 of the book." in str(backend.requests[1].body["messages"][-1])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("headers", "sandbox"),
+    [({}, {"documents": False}), ({"X-Sandbox-Documents": "off"}, {})],
+    ids=["by body", "by header"],
+)
+async def test_a_request_can_keep_its_text(
+    path: str, headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend(lambda body: SUBMIT) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        kept = await ask(url, asked(path, SAID, sandbox=sandbox), path, headers)
+        said = heard(backend)
+        await ask(url, asked(path, SAID, sandbox={"documents": True}), path, headers)
+    assert said == SAID
+    assert kept["usage"]["sandbox"]["documents_tokens"] == 0
+    assert f"{INPUT_DIR}/a.txt" in heard(backend)
+
+
+@pytest.mark.parametrize(
+    ("headers", "sandbox", "param"),
+    [({}, {"documents": "no"}, "sandbox.documents"),
+     ({"X-Sandbox-Documents": "maybe"}, {}, "X-Sandbox-Documents")],
+)  # fmt: skip
+async def test_another_word_for_it_is_refused(
+    headers: dict[str, str], sandbox: dict[str, Any], param: str, tmp_path: Path
+) -> None:
+    async with scripted_backend([]) as backend, house(backend, "memory", tmp_path) as url:
+        answer = await ask(url, asked(PATHS[0], SAID, sandbox=sandbox), headers=headers)
+    assert answer["error"]["param"] == param
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize(
+    "more", [{"model": "fake-model:plain"}, {"tool_choice": "none"}, {"max_tokens": 5}]
+)
+async def test_a_model_without_a_computer_gets_all_of_the_text(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([text_reply("Nobody.")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        await ask(url, {**asked(PATHS[0], SAID), **more})
+    assert heard(backend) == SAID
+
+
+async def test_what_is_not_said_by_the_user_stays(tmp_path: Path) -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    tool = {"name": "f", "description": BOOK, "parameters": {"type": "object"}}
+    messages = [
+        {"role": "system", "content": SAID},
+        {"role": "user", "content": SAID},
+        {"role": "assistant", "content": SAID, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": SAID},
+        {"role": "user", "content": "And now?"},
+    ]
+    body = {"model": "m", "messages": messages, "tools": [{"type": "function", "function": tool}]}
+    async with scripted_backend([SUBMIT]) as backend, house(backend, "memory", tmp_path) as url:
+        await ask(url, body)
+    sent = backend.requests[0].body
+    assert sent["messages"][0]["content"].endswith(SAID)
+    assert len(sent["messages"][1]["content"]) < 1000
+    assert [said["content"] for said in sent["messages"][2:]] == [SAID, SAID, "And now?"]
+    assert sent["tools"][-1]["function"]["description"] == BOOK
+
+
+async def test_a_conversation_that_grows_keeps_its_beginning_and_its_files(tmp_path: Path) -> None:
+    other = SAID.replace("book", "play")
+    first: list[dict[str, Any]] = [{"role": "user", "content": SAID}]
+    second = [*first, {"role": "assistant", "content": "Anon."}, {"role": "user", "content": other}]
+    heads = "; ".join(f"cat {INPUT_DIR}/{name} | head -c 20" for name in ("a.txt", "a-2.txt"))
+    look = tool_reply(call("execute_bash", command=heads))
+    async with (
+        scripted_backend(by_history([SUBMIT, look, SUBMIT])) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        await ask(url, {"model": "m", "messages": first})
+        await ask(url, {"model": "m", "messages": second})
+    before, after, seen = (request.body["messages"] for request in backend.requests)
+    assert after[: len(before)] == before
+    assert re.findall(r"/a\S*\.txt", heard(backend)) == ["/a.txt", "/a-2.txt"]
+    assert seen[-1]["content"].split("\n")[2:4] == ["Line 0 of the book.", "Line 0 of the play."]
+
+
+def tokenizer(count: Callable[[], web.Response], asked_for: list[Any]) -> Any:
+    async def tokenize(request: web.Request) -> web.Response:
+        assert request.path == "/tokenize"
+        asked_for.append(await request.json())
+        return count()
+
+    return tokenize
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_moved"), [(12_000, False), (12_001, True)], ids=["up to", "over"]
+)
+async def test_the_backends_tokenizer_decides_where_an_estimate_cannot(
+    tokens: int, is_moved: bool, tmp_path: Path
+) -> None:
+    said: list[Any] = []
+    elsewhere = tokenizer(lambda: web.json_response({"count": tokens, "tokens": []}), said)
+    async with (
+        scripted_backend(lambda body: SUBMIT, elsewhere=elsewhere) as backend,
+        house(backend, "memory", tmp_path) as url,
+    ):
+        await ask(url, asked(PATHS[0], "Hello."))
+        await ask(url, asked(PATHS[0], SAID * 10))
+        assert said == []
+        for _ in range(2):
+            await ask(url, asked(PATHS[0], SAID))
+    assert said == [{"model": "fake-model", "prompt": SAID, "add_special_tokens": False}]
+    assert (heard(backend) != SAID) is is_moved
+
+
+@pytest.mark.parametrize(
+    ("answer", "times"),
+    [
+        (web.Response, 2),
+        (lambda: web.Response(status=500), 2),
+        (lambda: web.json_response({"count": "many"}), 2),
+        (lambda: web.Response(status=404), 1),
+    ],
+    ids=["no JSON", "a failure", "no number", "no such path"],
+)
+async def test_where_the_backend_cannot_count_an_estimate_holds(
+    answer: Callable[[], web.Response], times: int, tmp_path: Path
+) -> None:
+    said: list[Any] = []
+    over = Profile(inputs=InputLimits(move_text_over_tokens=estimate(SAID) - 1))
+    async with (
+        scripted_backend(lambda body: SUBMIT, elsewhere=tokenizer(answer, said)) as backend,
+        house(backend, "memory", tmp_path, profiles=Profiles.only(over)) as url,
+    ):
+        for _ in range(2):
+            await ask(url, asked(PATHS[0], SAID))
+    assert len(said) == times
+    assert f"{INPUT_DIR}/a.txt" in heard(backend)

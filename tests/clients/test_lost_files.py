@@ -1,0 +1,51 @@
+"""Files of what was said before that are kept no more."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.artifacts import ArtifactLimits
+from proxy.files import FileStore
+from proxy.inputs import Inputs
+from proxy.models.scripted import text_reply
+from proxy.store.store import Store
+from proxy.wire.lost_files import LOST
+from tests.clients.responses import MODEL, at, refused, told
+from tests.fakes.backend import scripted_backend
+from tests.fakes.server import house
+
+
+@pytest.mark.parametrize("by", ["previous_response_id", "conversation", "item_reference"])
+async def test_who_goes_on_by_a_name_does_so_without_a_file_that_was_deleted(
+    by: str, tmp_path: Path
+) -> None:
+    files = FileStore(Store(tmp_path), limits=ArtifactLimits())
+    inputs = Inputs(uploads=files.store.uploads)
+    with anyio.fail_after(30):
+        async with (
+            scripted_backend([text_reply("A table.")] * 3) as backend,
+            house(backend, "memory", tmp_path, files=files, inputs=inputs) as url,
+            at(url, "mine") as mine,
+        ):
+            file = await mine.files.create(file=("a.csv", b"a,b\n"), purpose="user_data")
+            part: Any = {"type": "input_file", "file_id": file.id}
+            ask = {"type": "input_text", "text": "What is it?"}
+            said: Any = [{"id": "msg_x", "role": "user", "content": [part, ask]}]
+            begin: dict[str, Any] = {}
+            if by == "conversation":
+                begin["conversation"] = (await mine.conversations.create()).id
+            first = await mine.responses.create(model=MODEL, input=said, **begin)
+            await mine.files.delete(file.id)
+            more: Any = {"role": "user", "content": "And now?"}
+            go_on: dict[str, Any] = {**begin, "input": [more]}
+            if by == "previous_response_id":
+                go_on["previous_response_id"] = first.id
+            elif by == "item_reference":
+                go_on["input"] = [{"type": "item_reference", "id": "msg_x"}, more]
+            second = await mine.responses.create(model=MODEL, **go_on)
+            assert second.output_text == "A table."
+            again = await refused(mine.responses.create(model=MODEL, input=said))
+            assert again.param == "input[0].content[0].file_id"
+    assert told(backend, 1)[0] == ("user", f"{LOST}\nWhat is it?")

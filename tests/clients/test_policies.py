@@ -1,0 +1,251 @@
+"""What holds for a request is decided by profile, model, key and request, in this order."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from aiohttp import web
+
+from proxy.config import Config, parse
+from proxy.keys import Key, Keyring
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.profiles import build_profiles
+from tests.clients.chat import ASKED, ask, client
+from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.server import house
+
+TREE: dict[str, Any] = {
+    "models": {
+        "weak*": {"policy": {"computer": "never"}},
+        "watched": {"policy": {"computer": "always"}},
+    },
+    "keys": [
+        {
+            "name": "student",
+            "env": "STUDENT_KEY",
+            "profiles": ["default", "research"],
+            "policy": {"limits": {"max_turns": 2}},
+        },
+    ],
+}
+KEYS = [
+    ("sk-student", Key("student", ("default", "research"), {"limits": {"max_turns": 2}})),
+    ("sk-bound", Key("bound", policy={"computer": "always"})),
+]
+STUDENT = {"authorization": "Bearer sk-student"}
+STEPS = tool_reply(call("execute_bash", command="true"))
+
+
+@asynccontextmanager
+async def served(
+    state_dir: Path, *replies: Any, **more: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Backend]]:
+    config: Config = parse(TREE, "c.yaml")
+    async with (
+        scripted_backend(list(replies), **more) as backend,
+        house(
+            backend,
+            "memory",
+            state_dir,
+            profiles=build_profiles(config),
+            keyring=Keyring([*KEYS, ("sk-other", Key("other"))]),
+        ) as url,
+        client(url) as http,
+    ):
+        http.headers["authorization"] = "Bearer sk-other"
+        yield http, backend
+
+
+def error(response: httpx.Response) -> tuple[int, str | None, str | None, str]:
+    told = response.json()["error"]
+    return response.status_code, told["code"], told["param"], told["message"]
+
+
+async def test_a_key_bounds_its_requests_whatever_the_profile(tmp_path: Path) -> None:
+    async with served(tmp_path, STEPS, STEPS, text_reply("Enough.")) as (http, _):
+        response = await ask(http, {**STUDENT, "x-sandbox-profile": "research"})
+    assert response.json()["sandbox"]["stop_reason"] == "max_turns"
+
+
+async def test_a_request_may_have_less_than_its_key_allows(tmp_path: Path) -> None:
+    async with served(tmp_path, STEPS, text_reply("Enough.")) as (http, _):
+        response = await ask(http, STUDENT, sandbox={"limits": {"max_turns": 1}})
+    assert response.json()["sandbox"]["stop_reason"] == "max_turns"
+    assert response.json()["usage"]["sandbox"]["tool_calls"] == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "param", "words"),
+    [
+        (
+            STUDENT,
+            {"sandbox": {"limits": {"max_turns": 3}}},
+            "sandbox.limits.max_turns",
+            "limits.max_turns: 3 is more than key 'student' allows (2).",
+        ),
+        (
+            {"x-sandbox-profile": "research"},
+            {},
+            "sandbox.profile",
+            "Profile 'research' needs a key that lists it, for it allows more than 'default':",
+        ),
+        (
+            {},
+            {"sandbox": {"isolation": {"egress": {"mode": "allowlist", "allow": ["pypi"]}}}},
+            "sandbox.isolation.egress",
+            "isolation.egress: allowlist is more than profile 'default' allows (none).",
+        ),
+        (
+            {"x-sandbox-computer": "never"},
+            {"model": "watched"},
+            "sandbox.computer",
+            "computer: never is more than model 'watched' allows (always).",
+        ),
+        (
+            {},
+            {"model": "watched:plain"},
+            "sandbox.computer",
+            "computer: always holds here (profile 'default'), and this request can only be answered"
+            " without one: the model's name ends in :plain.",
+        ),
+    ],
+)
+async def test_what_is_more_than_allowed_is_a_403_that_names_the_rule(
+    headers: dict[str, str], fields: dict[str, Any], param: str, words: str, tmp_path: Path
+) -> None:
+    async with served(tmp_path) as (http, backend):
+        status, code, told_param, message = error(await ask(http, headers, **fields))
+    assert (status, code, told_param) == (403, "policy_violation", param)
+    assert message.startswith(words)
+    assert not backend.requests
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "param"),
+    [
+        ({"x-sandbox-profile": "fast"}, {}, "sandbox.profile"),
+        ({}, {"sandbox": {"profile": 7}}, "sandbox.profile"),
+        ({}, {"sandbox": {"limits": {"max_turn": 3}}}, "sandbox.limits.max_turn"),
+        ({}, {"sandbox": {"limits": {"max_turns": -3}}}, "sandbox.limits.max_turns"),
+        ({"x-sandbox-computer": "maybe"}, {}, "sandbox.computer"),
+        ({}, {"sandbox": "none"}, "sandbox"),
+        ({}, {"sandbox": {"computr": "never"}}, "sandbox.computr"),
+        ({}, {"sandbox": {"isolation": {"memory_mib": 0}}}, "sandbox.isolation"),
+        (
+            {},
+            {"sandbox": {"artifacts": {"deny_types": ["."] * 257}}},
+            "sandbox.artifacts.deny_types",
+        ),
+        ({}, {"sandbox": {"watch": {"rules": []}}}, "sandbox.watch"),
+    ],
+)
+async def test_what_means_nothing_is_a_400_that_names_the_field(
+    headers: dict[str, str], fields: dict[str, Any], param: str, tmp_path: Path
+) -> None:
+    async with served(tmp_path) as (http, _):
+        status, _, told_param, _ = error(await ask(http, headers, **fields))
+    assert (status, told_param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("headers", "model", "why"),
+    [
+        ({}, "weak-1", "plain; computer: never"),
+        ({"x-sandbox-computer": "never"}, "m", "plain; computer: never"),
+        ({}, "m:plain", "plain; the model's name ends in :plain"),
+    ],
+)
+async def test_who_has_no_computer_gets_the_backends_answer_and_hears_why(
+    headers: dict[str, str], model: str, why: str, tmp_path: Path
+) -> None:
+    async with served(tmp_path, text_reply("Hello you.")) as (http, backend):
+        response = await ask(http, headers, model=model)
+    assert response.headers["x-sandbox-route"] == why
+    assert "sandbox" not in response.json()
+    assert "tools" not in backend.requests[0].body
+
+
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}])
+async def test_who_must_have_one_gets_it_and_no_tool_that_is_forbidden(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    theirs = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
+    async with served(tmp_path, STEPS, text_reply("Done.")) as (http, backend):
+        response = await ask(http, model="watched", tools=[theirs], **fields)
+    assert response.json()["sandbox"]["route"] == "computer: always"
+    names = [tool["function"]["name"] for tool in backend.requests[0].body["tools"]]
+    assert ("lookup" in names) is ("tool_choice" not in fields)
+    assert "execute_bash" in names
+
+
+async def elsewhere(_: web.Request) -> web.Response:
+    return web.json_response({"data": []})
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "status"),
+    [("sk-bound", "m", 403), ("sk-other", "watched", 403), ("sk-other", "m", 200)],
+)
+async def test_who_must_have_one_cannot_ask_a_model_past_it(
+    key: str, model: str, status: int, tmp_path: Path
+) -> None:
+    headers = {"authorization": f"Bearer {key}"}
+    async with served(tmp_path, elsewhere=elsewhere) as (http, _):
+        body = {"model": model, "prompt": "How many?"}
+        asked = await http.post("/v1/completions", json=body, headers=headers)
+        listed = await http.get("/v1/batches", headers=headers)
+    assert (asked.status_code, listed.status_code) == (status, 200)
+    if status == 403:
+        _, code, param, message = error(asked)
+        assert (code, param) == ("policy_violation", "sandbox.computer")
+        assert message.startswith("computer: always holds here")
+
+
+async def test_an_idempotency_key_stands_for_one_profile(tmp_path: Path) -> None:
+    key = {"idempotency-key": "order-1"}
+    async with served(tmp_path, text_reply("42")) as (http, backend):
+        first = await ask(http, key)
+        again = await ask(http, key)
+        other = await ask(http, {**key, "x-sandbox-profile": "strict"})
+    assert (first.status_code, again.json()) == (200, first.json())
+    assert error(other)[:3] == (422, "idempotency_key_reused", "Idempotency-Key")
+    assert len(backend.requests) == 1
+
+
+async def test_an_answer_says_which_way_it_came(tmp_path: Path) -> None:
+    async with served(tmp_path, text_reply("Hello you.")) as (http, _):
+        response = await ask(http)
+    assert response.json()["sandbox"]["route"] == "computer: auto"
+
+
+async def test_every_dialect_is_bound_by_the_same(tmp_path: Path) -> None:
+    async with served(tmp_path) as (http, _):
+        address = str(http.base_url).rstrip("/")
+        asked = {"x-sandbox-profile": "research"}
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="sk-other") as one:
+            with pytest.raises(openai.PermissionDeniedError, match="needs a key that lists it"):
+                await one.responses.create(model="m", input="How many?", extra_headers=asked)
+            with pytest.raises(openai.PermissionDeniedError, match="computer: always holds here"):
+                await one.responses.create(model="watched:plain", input="How many?")
+        message = {**ASKED, "max_tokens": 100}
+        response = await http.post("/v1/messages", json=message, headers=asked)
+        plain = await http.post("/v1/messages", json={**message, "model": "watched:plain"})
+    assert (response.status_code, plain.status_code) == (403, 403)
+    assert response.json()["error"]["type"] == "permission_error"
+
+
+async def test_a_key_that_was_not_given_out_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as (http, _):
+        response = await ask(http, {"authorization": "Bearer sk-nobody"})
+    assert error(response)[:2] == (401, "invalid_api_key")
+
+
+async def test_capabilities_tell_which_profiles_there_are(tmp_path: Path) -> None:
+    async with served(tmp_path) as (http, _):
+        told = (await http.get("/v1/capabilities")).json()
+    assert told["profile"] == "default"
+    assert told["profiles"].keys() >= {"default", "offline", "research", "strict", "finance"}

@@ -1,0 +1,125 @@
+"""Whatever a model has produced, a browser that opens it lets it do nothing to this origin: over
+every route that serves such bytes."""
+
+import io
+import zipfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from email.message import Message
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+
+from policies.artifacts import ArtifactLimits
+from policies.profile import Profile
+from proxy.profiles import Profiles
+from tests.clients.test_files_http import WITH_KEY, produced
+
+SCRIPT = "<script>fetch('/v1/files').then(alert)</script>"
+PAGES = {
+    "page.html": SCRIPT,
+    "page.HTM": SCRIPT,
+    "page.xhtml": f'<html xmlns="http://www.w3.org/1999/xhtml">{SCRIPT}</html>',
+    "chart.svg": f'<svg xmlns="http://www.w3.org/2000/svg">{SCRIPT}</svg>',
+    "feed.xml": f'<x xmlns:h="http://www.w3.org/1999/xhtml"><h:script/>{SCRIPT}</x>',
+    "style.xsl": SCRIPT,
+    "paper.pdf": "%PDF-1.7 /OpenAction << /S /JavaScript /JS (app.alert(1)) >>",
+    "page.mhtml": SCRIPT,
+    "worker.js": "self.onfetch = () => {}",
+    "no-extension": SCRIPT,
+    "page.html\n": SCRIPT,
+}
+HARMLESS = {"note.txt": SCRIPT, "picture.png": SCRIPT}
+ROUTES = ("link", "key", "range", "ranges", "head", "upload", "put in", "zip by link", "zip by key")
+
+
+@asynccontextmanager
+async def answers(
+    route: str, texts: dict[str, str], state_dir: Path
+) -> AsyncIterator[list[httpx.Response]]:
+    """What a browser gets of each file."""
+    with anyio.fail_after(20):
+        async with produced(texts, state_dir) as made:
+            links = [httpx.URL(file["url"]) for file in made.files]
+            fetch = made.browser.get
+            bare = [link.copy_with(query=None) for link in links]
+            files = f"{made.url}/v1/files"
+            match route:
+                case "link":
+                    yield [await fetch(link) for link in links]
+                case "head":
+                    yield [await made.browser.head(link) for link in links]
+                case "key":
+                    yield [await fetch(link, headers=WITH_KEY) for link in bare]
+                case "range" | "ranges":
+                    asked = {"range": "bytes=0-3" if route == "range" else "bytes=0-3,6-8"}
+                    yield [await fetch(link, headers=asked) for link in links]
+                case "upload" | "put in":
+                    place = files if route == "upload" else bare[0].path.rpartition("/cfile")[0]
+                    sent = [
+                        await made.browser.post(
+                            httpx.URL(made.url).join(place),
+                            headers=WITH_KEY,
+                            data={"purpose": "user_data"},
+                            files={"file": (name, text.encode(), "text/html")},
+                        )
+                        for name, text in texts.items()
+                    ]
+                    places = [f"{answer.request.url}/{answer.json()['id']}" for answer in sent]
+                    yield [await fetch(f"{each}/content", headers=WITH_KEY) for each in places]
+                case _:
+                    container = str(bare[0]).partition("/files/")[0]
+                    told = (await fetch(container, headers=WITH_KEY)).json()
+                    by_key = await fetch(f"{container}/files/content", headers=WITH_KEY)
+                    yield [by_key if route == "zip by key" else await fetch(told["zip_url"])]
+
+
+def way(answer: httpx.Response) -> str:
+    message = Message()
+    message["content-disposition"] = answer.headers["content-disposition"]
+    return str(message.get_content_disposition())
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_page_is_a_download_that_may_do_nothing(route: str, tmp_path: Path) -> None:
+    async with answers(route, PAGES, tmp_path) as found:
+        assert len(found) == (1 if route.startswith("zip") else len(PAGES))
+        for answer in found:
+            assert answer.status_code in (200, 206)
+            assert way(answer) == "attachment"
+            assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["cache-control"].startswith("private")
+        if route.startswith("zip"):
+            assert len(zipfile.ZipFile(io.BytesIO(found[0].content)).namelist()) == len(PAGES)
+
+
+@pytest.mark.parametrize("route", ["link", "key", "upload", "put in"])
+async def test_what_is_shown_is_taken_for_nothing_but_what_it_says(
+    route: str, tmp_path: Path
+) -> None:
+    async with answers(route, HARMLESS, tmp_path) as found:
+        assert {answer.headers["content-type"] for answer in found} == {
+            "text/plain; charset=utf-8",
+            "image/png",
+        }
+        for answer in found:
+            assert way(answer) == "inline"
+            assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_what_is_not_to_go_back_is_named_with_the_reason(tmp_path: Path) -> None:
+    limits = ArtifactLimits(max_files=1, deny_types=("text/html", ".svg"))
+    texts = {"a.html": "x", "b.svg": "x", "c.csv": "x", "d.csv": "xyz"}
+    async with produced(texts, tmp_path, profiles=Profiles.only(Profile(artifacts=limits))) as made:
+        assert [file["filename"] for file in made.files] == ["c.csv"]
+        assert made.told["files_left_out_count"] == 3
+        assert made.told["files_left_out"] == [
+            {"path": "/testbed/output/a.html", "bytes": 1, "why": "type_not_allowed"},
+            {"path": "/testbed/output/b.svg", "bytes": 1, "why": "type_not_allowed"},
+            {"path": "/testbed/output/d.csv", "bytes": 3, "why": "too_many"},
+        ]

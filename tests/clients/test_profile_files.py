@@ -1,0 +1,119 @@
+"""The files that go in and come back are those that the request's own profile lets."""
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from policies.artifacts import ArtifactLimits
+from proxy.config import parse
+from proxy.fetch import Fetcher
+from proxy.files import FileStore
+from proxy.inputs import Inputs
+from proxy.models.scripted import call, tool_reply
+from proxy.profiles import build_profiles
+from proxy.store.store import Store
+from tests.clients.chat import ask, client
+from tests.fakes.backend import by_history, scripted_backend
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.server import house
+from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
+
+TREE: dict[str, Any] = {
+    "profiles": {
+        "small": {
+            "inputs": {"max_file_mib": 1, "max_total_mib": 2},
+            "artifacts": {"inline_image_kib": 0, "keep_hours": 1},
+        },
+    },
+}
+SMALL, STRICT = {"x-sandbox-profile": "small"}, {"x-sandbox-profile": "strict"}
+PICTURE = call(
+    "str_replace_editor", command="create", path="/testbed/output/a.png", file_text="pixels"
+)
+SUBMIT = call("submit", answer="Done.")
+LINKED = {"type": "image_url", "image_url": {"url": "http://allowed.example/p.png"}}
+
+
+@asynccontextmanager
+async def served(state_dir: Path, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        scripted_backend(by_history([tool_reply(PICTURE, SUBMIT)])) as backend,
+        house(
+            backend,
+            "memory",
+            state_dir,
+            profiles=build_profiles(parse(TREE, "c.yaml")),
+            **changes,
+        ) as url,
+        client(url) as http,
+    ):
+        yield http
+
+
+def user(*parts: Any) -> list[Any]:
+    return [{"role": "user", "content": [{"type": "text", "text": "Look."}, *parts]}]
+
+
+def file(kib: int, fill: bytes = b"x") -> dict[str, Any]:
+    data = base64.b64encode(fill * (kib << 10)).decode()
+    return {"type": "file", "file": {"filename": "a.bin", "file_data": data}}
+
+
+@pytest.mark.parametrize(
+    ("headers", "files", "status"),
+    [
+        (SMALL, [file(1024)], 200),
+        (SMALL, [file(1025)], 413),
+        (SMALL, [file(1024), file(1024, b"y"), file(1, b"z")], 413),
+        ({}, [file(1025)], 200),
+    ],
+)
+async def test_a_file_is_as_large_as_the_requests_profile_lets(
+    headers: dict[str, str], files: list[Any], status: int, tmp_path: Path
+) -> None:
+    async with served(tmp_path) as http:
+        response = await ask(http, headers, messages=user(*files))
+    assert response.status_code == status
+    if status == 413:
+        words = response.json()["error"]["message"]
+        assert "may have 1 MiB, and all together 2 MiB" in words
+
+
+async def test_what_is_on_the_web_is_fetched_where_the_profile_says_so(tmp_path: Path) -> None:
+    fetched: list[bytes] = []
+
+    async def site(reader: Reader, writer: Writer) -> None:
+        fetched.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 2\r\n\r\nok")
+
+    internet = Internet({"allowed.example": ["93.184.215.14"]})
+    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
+    async with (
+        internet.server(site),
+        served(tmp_path, inputs=Inputs(fetcher=fetcher)) as http,
+    ):
+        strict = await ask(http, STRICT, messages=user(LINKED))
+        assert (strict.status_code, fetched) == (200, [])
+        await ask(http, messages=user(LINKED))
+        assert len(fetched) == 1
+    fetcher.close()
+
+
+async def test_pictures_and_links_are_as_the_requests_profile_has_them(tmp_path: Path) -> None:
+    clock = HandClock()
+    files = FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
+    async with served(tmp_path, files=files) as http:
+        small, usual = [(await ask(http, headers)).json() for headers in (SMALL, {})]
+    now = int(clock.time())
+    assert [lives_until(told) - now for told in (small, usual)] == [3600, 24 * 3600]
+    assert "images" not in small["choices"][0]["message"]
+    assert len(usual["choices"][0]["message"]["images"]) == 1
+
+
+def lives_until(told: Any) -> int:
+    return int(httpx.URL(told["sandbox"]["files"][0]["url"]).params["exp"])

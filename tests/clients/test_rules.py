@@ -1,0 +1,159 @@
+"""Rules over commands, files and hosts: what is denied is not done, and everybody is told."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from policies.egress import Egress
+from policies.isolation import Isolation
+from policies.profile import Profile
+from policies.watch import Action, Rule, Watch
+from proxy.models.scripted import call, tool_reply
+from tests.clients.chat import ask
+from tests.clients.watching import PATIENCE_S, answered, observations, ruled, watched
+from tests.fakes.backend import Held, scripted_backend
+
+DONE = tool_reply(call("submit", answer="Done."))
+
+
+def bash(command: str, **more: Any) -> dict[str, Any]:
+    return tool_reply(call("execute_bash", command=command, **more))
+
+
+def edit(command: str, path: str, **more: Any) -> dict[str, Any]:
+    return tool_reply(call("str_replace_editor", command=command, path=path, **more))
+
+
+def rules_in(response: httpx.Response) -> list[dict[str, Any]]:
+    events = response.json()["sandbox"]["events"]
+    return [{**event, "run": ""} for event in events if event["kind"] == "rule"]
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ("deny", "Nothing was done: rule notes forbids this: they are mine."),
+        (
+            "ask",
+            "Nothing was done: rule notes forbids this: it needs a person's consent, and nobody"
+            " can be asked while a run goes on; they are mine.",
+        ),
+    ],
+)
+async def test_a_command_that_is_denied_is_not_run_and_the_model_is_told_why(
+    tmp_path: Path, action: Action, told: str
+) -> None:
+    rule = Rule("notes", "command", r"\bnotes\b", action, "they are mine")
+    script = [bash("echo a > notes"), bash("ls"), DONE]
+    async with scripted_backend(script) as backend:
+        response = await answered(backend, tmp_path, ruled(rule), sandbox={"steps": "events"})
+        assert observations(backend) == [told, "Exit code: 0\n[stdout]\ndocuments\noutput"]
+    assert rules_in(response) == [
+        {
+            "v": 1,
+            "run": "",
+            "kind": "rule",
+            "rule": "notes",
+            "action": action,
+            "over": "command",
+            "subject": "echo a > notes",
+            "reason": "they are mine",
+        }
+    ]
+
+
+async def test_what_is_flagged_is_done_recorded_and_counted(tmp_path: Path) -> None:
+    rules = (Rule("shouting", "command", "(?i)HELLO", "flag"), Rule("all", "command", ".", "deny"))
+    async with scripted_backend([bash("echo hello"), bash("ls"), DONE]) as backend:
+        async with watched(backend, tmp_path, ruled(*rules)) as http:
+            with anyio.fail_after(PATIENCE_S):
+                response = await ask(http, sandbox={"steps": "events"})
+                metrics = (await http.get("/metrics")).text
+        heard, denied = observations(backend)
+    assert heard == "Exit code: 0\n[stdout]\nhello"
+    assert denied == "Nothing was done: rule all forbids this."
+    assert [event["rule"] for event in rules_in(response)] == ["shouting", "all"]
+    assert 'sandbox_rules_met_total{rule="shouting",action="flag"} 1' in metrics
+    assert 'sandbox_rules_met_total{rule="all",action="deny"} 1' in metrics
+
+
+async def test_what_is_typed_into_a_job_is_a_command(tmp_path: Path) -> None:
+    rule = Rule("secret", "command", "opensesame", "deny")
+    async with scripted_backend([bash("opensesame", job_id="1"), DONE]) as backend:
+        await answered(backend, tmp_path, ruled(rule))
+        assert observations(backend) == ["Nothing was done: rule secret forbids this."]
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../etc/passwd", "/testbed//../etc/./passwd"])
+async def test_the_editor_opens_no_file_that_is_denied_however_it_is_named(
+    tmp_path: Path, path: str
+) -> None:
+    rule = Rule("etc", "file", "^/etc/", "deny")
+    script = [edit("view", path), edit("create", "a.txt", file_text="a"), DONE]
+    async with scripted_backend(script) as backend:
+        await answered(backend, tmp_path, ruled(rule))
+        refused, made = observations(backend)
+    assert refused == "Nothing was done: rule etc forbids this."
+    assert made == "Created /testbed/a.txt (1 bytes, 1 lines)."
+
+
+async def test_a_produced_file_that_is_denied_does_not_leave_and_the_answer_says_so(
+    tmp_path: Path,
+) -> None:
+    rules = (Rule("keys", "file", r"\.pem$", "deny"), Rule("tables", "file", r"\.csv$", "flag"))
+    submit = tool_reply(call("submit", answer="[k](/testbed/output/k.pem) [t](output/t.csv)"))
+    script = [bash("printf k > output/k.pem; printf t > output/t.csv"), submit]
+    async with scripted_backend(script) as backend:
+        response = await answered(backend, tmp_path, ruled(*rules))
+    sandbox = response.json()["sandbox"]
+    assert [file["filename"] for file in sandbox["files"]] == ["t.csv"]
+    assert sandbox["warnings"] == [
+        {
+            "code": "file_withheld",
+            "message": "The file /testbed/output/k.pem is not handed back: rule keys forbids this.",
+        }
+    ]
+    assert "[k](/testbed/output/k.pem)" in response.json()["choices"][0]["message"]["content"]
+
+
+async def test_a_host_that_is_denied_is_not_reached_though_the_allowlist_names_it(
+    tmp_path: Path,
+) -> None:
+    ask_for = (
+        "p=${http_proxy##*:}; exec 3<>/dev/tcp/127.0.0.1/${p%/};"
+        " printf 'CONNECT orders.example.com:443 HTTP/1.1\\r\\n\\r\\n' >&3; timeout 5 cat <&3"
+    )
+    rule = Rule("orders", "egress", r"^orders\.", "deny", "nothing is bought here")
+    egress = Egress("allowlist", ("*.example.com",))
+    profile = Profile(isolation=Isolation(egress=egress), watch=Watch((rule,)))
+    async with scripted_backend([bash(ask_for), DONE]) as backend:
+        with anyio.fail_after(2 * PATIENCE_S):
+            async with watched(backend, tmp_path, profile, "bubblewrap") as http:
+                response = await ask(http, sandbox={"steps": "events"})
+        (told,) = observations(backend)
+    assert "403" in told
+    assert "rule orders forbids this: nothing is bought here" in told
+    (met,) = rules_in(response)
+    assert (met["rule"], met["subject"]) == ("orders", "orders.example.com:443")
+    (tried,) = [e for e in response.json()["sandbox"]["events"] if e["kind"] == "egress"]
+    assert (tried["verdict"], tried["host"]) == ("denied", "orders.example.com")
+
+
+async def test_each_choice_is_held_to_the_rules(tmp_path: Path) -> None:
+    rule = Rule("notes", "command", "notes", "deny")
+
+    def script(body: dict[str, Any]) -> dict[str, Any] | Held:
+        said = any(message["role"] == "assistant" for message in body["messages"])
+        return DONE if said else bash("touch notes")
+
+    async with (
+        scripted_backend(script) as backend,
+        watched(backend, tmp_path, ruled(rule)) as http,
+    ):
+        with anyio.fail_after(PATIENCE_S):
+            await ask(http, n=2)
+            metrics = (await http.get("/metrics")).text
+    assert 'sandbox_rules_met_total{rule="notes",action="deny"} 2' in metrics
