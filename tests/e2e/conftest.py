@@ -1,6 +1,7 @@
 """What the tests of the whole house share."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,12 @@ import pytest
 from sandbox_runtime.errors import SandboxStartError
 from tests.e2e.leftovers import Engine
 from tests.e2e.proxy_process import state_dir
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """What a shell starts in the background ignores SIGINT, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

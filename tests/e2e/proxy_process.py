@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,20 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(home: Path, kind: Kind, backend_url: str) -> AsyncIterator[Server]:
-    """`serve` on a free port, ended with the block."""
-    config = configured(home, {"sandbox": {"docker": {"image": DOCKER_IMAGE}}})
+async def serving(
+    home: Path,
+    kind: Kind,
+    backend_url: str,
+    more: Mapping[str, Any] | None = None,
+    **variables: str,
+) -> AsyncIterator[Server]:
+    """`serve` on a free port, ended with the block; `more` goes into its config.yaml."""
+    config = configured(home, {"sandbox": {"docker": {"image": DOCKER_IMAGE}}, **(more or {})})
     where = ("--port", "0", "--sandbox", kind, "--backend-url", backend_url)
     process = await anyio.open_process(
         [sys.executable, "-m", "proxy", "serve", "--config", config, *where],
         cwd=home,
-        env=environment(home),
+        env=environment(home, **variables),
     )
     try:
         yield Server(process, await _address(process))

@@ -1,9 +1,7 @@
 """A model reaches what its rules name and nothing else, and is told so; the log shows both."""
 
-import ipaddress
 import logging
 import shutil
-import socket
 from pathlib import Path
 
 import anyio
@@ -13,6 +11,7 @@ import pytest
 from policies.egress import PRESETS, Egress
 from policies.isolation import Isolation
 from proxy.models.scripted import call, tool_reply
+from tests.e2e.networks import addresses_of
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import Kind, house
 
@@ -21,15 +20,7 @@ PATIENCE_S = 240.0
 
 def preset(name: str) -> Egress:
     """The preset, whatever this network's addresses for its hosts look like."""
-    networks = set()
-    try:
-        for host in PRESETS[name]:
-            for *_, address in socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM):
-                ip = ipaddress.ip_address(address[0])
-                networks |= set() if ip.is_global else {f"{ip}/{ip.max_prefixlen}"}
-    except OSError as error:
-        pytest.skip(f"this machine does not reach {name}: {error}")
-    return Egress("allowlist", (name,), tuple(sorted(networks)))
+    return Egress("allowlist", (name,), addresses_of(PRESETS[name]))
 
 
 async def observations(kind: Kind, egress: Egress, state_dir: Path, *commands: str) -> list[str]:

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.models.scripted import call, tool_reply
+from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.backends.docker import INSTALL_LABEL, OWNER_LABEL
 from tests.e2e.leftovers import Engine, cgroups_of, command_line, descendants, running
 from tests.e2e.proxy_process import Server, serving, state_dir
@@ -87,6 +87,21 @@ async def test_a_server_says_where_it_is_and_answers_there(kind: Kind, tmp_path:
             async with httpx.AsyncClient() as browser:
                 assert (await browser.get(file["url"])).text == "42\n"
     assert completion.choices[0].message.content == f"See [it]({file['url']})."
+
+
+async def test_a_request_keeps_its_body_where_the_client_offers_http_2(tmp_path: Path) -> None:
+    """As java.net.http.HttpClient does with whoever it has not talked to."""
+    body = {"model": "fake-model", "messages": ASKED}
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEA"}
+    with anyio.fail_after(30):
+        async with (
+            scripted_backend([text_reply("Done.")]) as backend,
+            serving(tmp_path, "bubblewrap", backend.base_url) as server,
+            httpx.AsyncClient() as client,
+        ):
+            url = f"{server.url}/v1/chat/completions"
+            answer = await client.post(url, json=body, headers=offer)
+    assert answer.json()["choices"][0]["message"]["content"] == "Done."
 
 
 async def test_a_server_whose_backend_does_not_answer_yet_serves_all_the_same(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import anyio
 import httpx
+import pytest
+from aiohttp import web
 
 from proxy.models.scripted import text_reply
 from tests.clients.chat import PATH, client
@@ -12,6 +14,7 @@ from tests.e2e.proxy_process import serving
 from tests.fakes.backend import Held, scripted_backend
 
 ASKED = {"model": "fake-model", "messages": [{"role": "user", "content": "How many?"}]}
+PLAIN = {**ASKED, "model": "fake-model:plain"}
 DETACH = {"X-Sandbox-On-Disconnect": "detach"}
 
 
@@ -46,6 +49,66 @@ async def test_who_listens_when_the_server_stops_is_told_in_the_shape_of_its_ans
             found = (await http.get(f"/v1/runs/{run}")).json()
     error = told[False].json()["error"]
     assert (told[False].status_code, error["code"]) == (503, "run_lost")
+    assert told[False].headers["retry-after"] == "5"
     assert '"code": "run_lost"' in told[True].text
     assert told[True].text.endswith("data: [DONE]\n\n")
     assert (found["status"], found["error"]["code"]) == ("failed", "run_lost")
+
+
+async def test_who_waits_for_the_backend_when_the_server_stops_is_told_to_ask_again(
+    tmp_path: Path,
+) -> None:
+    held = Held(text_reply("Never said."), asyncio.Event())
+    told: dict[str, httpx.Response] = {}
+    arrivals = asyncio.Semaphore(0)
+
+    async def never(request: web.Request) -> web.Response:
+        arrivals.release()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        scripted_backend([held, held], elsewhere=never) as backend,
+        serving(tmp_path, "bubblewrap", backend.base_url) as server,
+        client(server.url) as http,
+        anyio.create_task_group() as group,
+    ):
+
+        async def ask(name: str, path: str, body: dict[str, object]) -> None:
+            told[name] = await http.post(path, json=body)
+
+        group.start_soon(ask, "whole", PATH, PLAIN)
+        group.start_soon(ask, "stream", PATH, {**PLAIN, "stream": True})
+        group.start_soon(ask, "responses", "/v1/responses", PLAIN)
+        group.start_soon(ask, "messages", "/v1/messages", PLAIN)
+        group.start_soon(ask, "passed on", "/v1/embeddings", {"input": "Hello."})
+        with anyio.fail_after(60):
+            await backend.arrived(2)
+            for _ in range(3):
+                await arrivals.acquire()
+            server.process.terminate()
+            await server.ended()
+    for response in told.values():
+        assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+    assert told.pop("messages").json()["error"]["type"] == "overloaded_error"
+    codes = {name: response.json()["error"]["code"] for name, response in told.items()}
+    assert codes == dict.fromkeys(["whole", "stream", "responses", "passed on"], "server_stopped")
+
+
+async def test_a_relayed_stream_under_way_breaks_off_when_the_server_stops(tmp_path: Path) -> None:
+    held = Held(text_reply("Said, and not said."), asyncio.Event(), after_pieces=1)
+    async with (
+        scripted_backend([held]) as backend,
+        serving(tmp_path, "bubblewrap", backend.base_url) as server,
+        client(server.url) as http,
+    ):
+        async with http.stream("POST", PATH, json={**PLAIN, "stream": True}) as response:
+            pieces = response.aiter_bytes()
+            with anyio.fail_after(60):
+                assert (await anext(pieces)).startswith(b"data: {")
+                server.process.terminate()
+                with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+                    await anext(pieces)
+        with anyio.fail_after(60):
+            await server.ended()
+            await backend.requests[0].gone.wait()

@@ -20,7 +20,7 @@ import anyio
 import httpx
 
 from tests.fakes.backend import scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import house, one_key
 from tests.openapi.description import BASE_PATH, Tree, amended, cut, streamed
 from tests.openapi.strict_backend import strict
 
@@ -81,9 +81,10 @@ async def drive_streams(directory: Path, *options: str) -> Outcome:
 
 async def _drive(directory: Path, part: Callable[[Tree], Tree], options: Sequence[str]) -> Outcome:
     description = amended()
+    keyring = one_key(KEY)
     async with (
         scripted_backend(strict(description)) as backend,
-        house(backend, "memory", directory / "state", api_key=KEY) as url,
+        house(backend, "memory", directory / "state", keyring=keyring) as url,
     ):
         async with httpx.AsyncClient(headers=WITH_KEY) as client:
             able = (await client.get(f"{url}/v1/capabilities")).json()

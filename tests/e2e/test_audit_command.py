@@ -1,0 +1,48 @@
+"""`sandbox-proxy audit verify`, after servers that ended well and servers that were killed."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from proxy.models.scripted import call, text_reply, tool_reply
+from tests.clients.chat import PATH, ask, client
+from tests.e2e.proxy_process import run, serving, state_dir
+from tests.fakes.backend import Held, scripted_backend
+
+ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "How many?"}]}
+AUDITED = {"audit": {"enabled": True, "key_env": "AUDIT_KEY"}}
+KEY = {"AUDIT_KEY": "known to few"}
+
+
+async def test_a_killed_server_leaves_an_unfinished_log_and_a_flipped_byte_is_found(
+    tmp_path: Path,
+) -> None:
+    bash = tool_reply(call("execute_bash", command="echo a"))
+    done = tool_reply(call("submit", answer="Done."))
+    script = [bash, done, bash, Held(text_reply("Never said."), asyncio.Event())]
+    async with (
+        scripted_backend(script) as backend,
+        serving(tmp_path, "bubblewrap", backend.base_url, AUDITED, **KEY) as server,
+        client(server.url) as http,
+    ):
+        with anyio.fail_after(60):
+            whole = (await ask(http)).headers["x-sandbox-run"]
+            async with http.stream("POST", PATH, json={**ASKED, "stream": True}) as begun:
+                await backend.arrived(4)
+                server.process.kill()
+                await server.ended()
+    killed = begun.headers["x-sandbox-run"]
+    verify = ("audit", "verify", "--config", str(tmp_path / "config.yaml"))
+    told = await run(tmp_path, *verify, **KEY)
+    lines = told.stdout.decode().splitlines()
+    assert told.returncode == 0
+    assert sorted(line.split()[0] for line in lines) == ["ok", "ok", "unfinished"]
+    assert any(f"{killed}  3 lines: the run is at work, or was killed" in line for line in lines)
+    (log,) = (state_dir(tmp_path) / "audit").glob(f"*/{whole}.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"echo a", b"echo b"))
+    told = await run(tmp_path, *verify, whole, **KEY)
+    assert told.returncode == 1
+    assert told.stdout.decode().startswith("WRONG ")
+    assert "line 2 is not what its hash was made of" in told.stdout.decode()

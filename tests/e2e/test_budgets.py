@@ -1,0 +1,96 @@
+"""Budgets of what real computers use: processor time, and what passes their way out."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from aiohttp import web
+
+from policies.budgets import DailyBudget
+from policies.egress import Egress
+from policies.isolation import Isolation
+from policies.limits import Limits
+from policies.profile import Profile
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.profiles import Profiles
+from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.server import REAL_KINDS, Kind, house
+
+BURN = "python3 -c 'sum(range(3_000_000))'"
+KIB = 1 << 10
+BLOB = b"x" * 600 * KIB
+
+
+def turn(command: str) -> dict[str, Any]:
+    return tool_reply(call("execute_bash", command=command))
+
+
+async def blob(_: web.Request) -> web.Response:
+    return web.Response(body=BLOB)
+
+
+async def answered(
+    kind: Kind, state_dir: Path, command: str, limits: Limits, per_day: DailyBudget
+) -> tuple[Any, Backend]:
+    """What comes of a model that does the same over and over; `{url}` is a server's."""
+
+    def script(body: dict[str, Any]) -> dict[str, Any]:
+        url = backend.base_url.removesuffix("/v1")
+        return turn(command.format(url=url)) if "tools" in body else text_reply("About 42.")
+
+    async with scripted_backend(script, elsewhere=blob) as backend:
+        host = backend.base_url.removeprefix("http://").removesuffix("/v1")
+        egress = Egress("allowlist", (host,), ("127.0.0.0/8",))
+        profile = Profile(limits=limits, per_day=per_day, isolation=Isolation(egress=egress))
+        with anyio.fail_after(120):
+            async with (
+                house(backend, kind, state_dir, profiles=Profiles.only(profile)) as url,
+                httpx.AsyncClient(base_url=url, timeout=None) as http,
+            ):
+                body = {"model": "m", "messages": [{"role": "user", "content": "Go on."}]}
+                made = await http.post("/v1/chat/completions", json=body)
+        return made.json(), backend
+
+
+@pytest.mark.parametrize("kind", REAL_KINDS)
+@pytest.mark.parametrize(
+    ("limits", "per_day", "reason"),
+    [
+        (Limits(5, max_cpu_s=0.01), DailyBudget(), "cpu_budget"),
+        (Limits(5), DailyBudget(cpu_s=0.01), "daily_cpu_budget"),
+    ],
+)
+async def test_processor_time_that_is_used_up_ends_the_run(
+    kind: Kind, limits: Limits, per_day: DailyBudget, reason: str, tmp_path: Path
+) -> None:
+    made, backend = await answered(kind, tmp_path, BURN, limits, per_day)
+    assert made["choices"][0]["message"]["content"] == "About 42."
+    assert (made["sandbox"]["stop_reason"], len(backend.requests)) == (reason, 2)
+    assert made["usage"]["sandbox"]["cpu_ms"] >= 10
+
+
+@pytest.mark.parametrize("kind", REAL_KINDS)
+@pytest.mark.parametrize(
+    ("limits", "per_day", "reason"),
+    [
+        (Limits(5, max_egress_mib=1), DailyBudget(), "egress_budget"),
+        (Limits(5), DailyBudget(egress_mib=1), "daily_egress_budget"),
+    ],
+)
+async def test_traffic_stops_where_the_budget_ends_and_so_does_the_run(
+    kind: Kind, limits: Limits, per_day: DailyBudget, reason: str, tmp_path: Path
+) -> None:
+    # What is at a loopback address is asked for without a proxy, unless told otherwise.
+    get = "env -u no_proxy -u NO_PROXY curl -sS {url}/blob | wc -c"
+    made, backend = await answered(kind, tmp_path, get, limits, per_day)
+    assert made["sandbox"]["stop_reason"] == reason
+    assert made["usage"]["sandbox"]["egress_bytes"] == 1 << 20
+    first, second = (
+        message["content"]
+        for message in backend.requests[-1].body["messages"]
+        if message["role"] == "tool"
+    )
+    assert str(len(BLOB)) in first
+    assert str(len(BLOB)) not in second

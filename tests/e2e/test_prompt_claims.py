@@ -1,0 +1,172 @@
+"""What the model is told of its computer is so: each claim is tried in a real sandbox."""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policies.egress import Egress
+from policies.isolation import Isolation, Level
+from policies.limits import Limits
+from policies.profile import Profile
+from policies.prompts import Equipment, system_prompt
+from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
+from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.image_check import MODULES, PROGRAMS, installed
+from sandbox_runtime.tools import make_tools
+from sandbox_runtime.tools.base import Observation
+from tests.fakes.server import REAL_KINDS, Kind, open_sandboxes
+
+in_every_sandbox = pytest.mark.parametrize("kind", REAL_KINDS)
+at_every_level = pytest.mark.parametrize("level", ["standard", "strict"])
+SMALL = Isolation(memory_mib=256, cpus=0.5, disk_mib=64)
+HEAVY = "python3 -c 'b = bytearray(400 << 20); print(len(b))'"
+BUSY = "for i in 1 2 3; do timeout 1 sh -c 'while :; do :; done' & done; wait"
+DIAL = 'import socket; socket.create_connection(("192.0.2.1", 80), 2)'
+
+Bash = Callable[..., Awaitable[Observation]]
+
+
+@asynccontextmanager
+async def told(kind: Kind, state_dir: Path, profile: Profile) -> AsyncIterator[tuple[str, Bash]]:
+    """What the model is told, and its shell."""
+    _, tool, _ = make_tools(profile)
+    async with (
+        open_sandboxes(kind, state_dir) as sandboxes,
+        sandboxes.lease(profile.isolation) as lease,
+    ):
+
+        async def bash(command: str, **arguments: object) -> Observation:
+            limit_s = profile.limits.command_timeout_s
+            return await tool.run(lease, {"command": command, **arguments}, timeout_s=limit_s)
+
+        software = await installed(await lease.sandbox())
+        yield system_prompt(profile, Equipment(software)), bash
+
+
+@in_every_sandbox
+@at_every_level
+async def test_the_directories_are_there_and_can_be_written_to(
+    kind: Kind, level: Level, tmp_path: Path
+) -> None:
+    profile = Profile(isolation=Isolation(level=level))
+    async with told(kind, tmp_path, profile) as (words, bash):
+        assert f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR};" in words
+        assert (await bash("pwd")).text.endswith(f"\n{WORKING_DIR}")
+        made = await bash(f"mkdir -p {OUTPUT_DIR} && echo 1 > {OUTPUT_DIR}/a && ls -d {OUTPUT_DIR}")
+    assert made.exit_code == 0
+
+
+@in_every_sandbox
+async def test_root_is_who_is_told_so(kind: Kind, tmp_path: Path) -> None:
+    async with told(kind, tmp_path, Profile()) as (words, bash):
+        assert "- You are root. " in words
+        assert (await bash("id -u")).text.endswith("\n0")
+
+
+@in_every_sandbox
+async def test_who_is_not_root_writes_where_it_is_told_and_nowhere_in_the_system(
+    kind: Kind, tmp_path: Path
+) -> None:
+    profile = Profile(isolation=Isolation(level="strict"))
+    async with told(kind, tmp_path, profile) as (words, bash):
+        assert f"You are not root and the system is read-only: write below {WORKING_DIR}," in words
+        mine = await bash('touch /testbed/x /tmp/x "$HOME/x" && [ "$(id -u)" != 0 ]')
+        assert mine.exit_code == 0
+        for place in ("/", "/usr", "/etc", "/bin", "/var", "/root"):
+            assert (await bash(f"touch {place}/x")).exit_code != 0, place
+
+
+@in_every_sandbox
+async def test_there_is_as_much_memory_as_it_says(kind: Kind, tmp_path: Path) -> None:
+    async with told(kind, tmp_path, Profile(isolation=SMALL)) as (words, bash):
+        assert "All your processes together have 256 MiB of memory and 0.5 processors" in words
+        assert "out of memory" in (await bash(HEAVY)).text
+    enough = Profile(isolation=replace(SMALL, memory_mib=1024))
+    async with told(kind, tmp_path, enough) as (_, bash):
+        assert (await bash(HEAVY)).exit_code == 0
+
+
+@in_every_sandbox
+async def test_there_are_as_many_processors_as_it_says(kind: Kind, tmp_path: Path) -> None:
+    async with told(kind, tmp_path, Profile(isolation=SMALL)) as (_, bash):
+        seen = await bash(f"TIMEFORMAT=%R; time {{ {BUSY}; }}")
+    took_s = float(re.findall(r"^([0-9.]+)$", seen.text, re.MULTILINE)[-1])
+    # Three that never rest; half as much again, for what is accounted in periods.
+    assert 0 < seen.cpu_s <= 0.5 * took_s * 1.5
+
+
+@in_every_sandbox
+async def test_no_more_can_be_written_than_it_says(kind: Kind, tmp_path: Path) -> None:
+    async with told(kind, tmp_path, Profile(isolation=SMALL)) as (words, bash):
+        assert "you can write 64 MiB in all." in words
+        assert (await bash("head -c 20M /dev/zero > /testbed/a")).exit_code == 0
+        filling = bash("for i in $(seq 100); do head -c 4M /dev/zero > /testbed/b$i; done")
+        if kind == "bubblewrap":
+            assert "No space left on device" in (await filling).text
+        else:  # whose disk is watched, and who fills it is stopped
+            with pytest.raises(SandboxLostError, match="disk"):
+                await filling
+
+
+@in_every_sandbox
+@at_every_level
+async def test_the_shells_state_carries_over_and_its_background_goes_on(
+    kind: Kind, level: Level, tmp_path: Path
+) -> None:
+    profile = Profile(isolation=Isolation(level=level))
+    async with told(kind, tmp_path, profile) as (words, bash):
+        assert "The shell's directory, variables and functions carry over between commands" in words
+        await bash("cd /tmp; x=forty; two() { echo two; }; sleep 100 & echo $! > /testbed/pid")
+        seen = await bash('echo "$PWD $x $(two)"; kill -0 "$(cat /testbed/pid)" && echo alive')
+    assert seen.text.endswith("/tmp forty two\nalive")
+
+
+@in_every_sandbox
+async def test_a_command_takes_as_long_as_it_says_and_goes_on_as_a_job(
+    kind: Kind, tmp_path: Path
+) -> None:
+    limits = Limits(command_timeout_s=1, max_command_timeout_s=60, command_wait_s=30)
+    async with told(kind, tmp_path, Profile(limits=limits)) as (words, bash):
+        assert "One command may take 1 s, or up to 60 s if you say so; after 30 s it goes" in words
+        assert "(timed out)" in (await bash("sleep 100")).text
+        longer = await bash("sleep 1.5; echo done", timeout_s=50)
+        assert longer.text.endswith("done")
+    waits = replace(limits, command_wait_s=0.2, command_timeout_s=60)
+    async with told(kind, tmp_path, Profile(limits=waits)) as (_, bash):
+        assert "as job" in (await bash("sleep 50")).text
+
+
+@in_every_sandbox
+@at_every_level
+async def test_without_a_network_nothing_is_reached(
+    kind: Kind, level: Level, tmp_path: Path
+) -> None:
+    profile = Profile(isolation=Isolation(level=level))
+    async with told(kind, tmp_path, profile) as (words, bash):
+        assert "The sandbox has no network." in words
+        seen = await bash(f"python3 -c '{DIAL}'")
+    assert "OSError: [Errno 101] Network is unreachable" in seen.text
+
+
+@in_every_sandbox
+async def test_programs_hear_of_a_host_that_is_not_listed(kind: Kind, tmp_path: Path) -> None:
+    egress = Egress("allowlist", allow=("data.example.org",))
+    async with told(kind, tmp_path, Profile(isolation=Isolation(egress=egress))) as (words, bash):
+        assert "HTTP and HTTPS reach these hosts: data.example.org; nothing else does." in words
+        assert "Programs find the way by the proxy variables that are set." in words
+        seen = await bash("curl -sS http://other.example.com/")
+    assert "other.example.com is not in this sandbox's allowlist" in seen.text
+
+
+@in_every_sandbox
+async def test_what_is_installed_can_be_called_and_imported(kind: Kind, tmp_path: Path) -> None:
+    async with told(kind, tmp_path, Profile()) as (words, bash):
+        listed = words.split("Installed: ")[1].split(".\n")[0].split(", ")
+        for name in listed:
+            how = f"command -v {name}" if name in PROGRAMS else f"python3 -c 'import {name}'"
+            assert (await bash(how)).exit_code == 0, name
+    assert {"bash", "python3"} <= set(listed) <= {*PROGRAMS, *MODULES}
