@@ -15,6 +15,7 @@ from bench import (
     commands,
     cycles,
     density,
+    documents,
     files,
     imports,
     loop,
@@ -43,6 +44,7 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[Part]]]] = {
     "runs": runs.measure,
     "relay": relay.measure,
     "imports": imports.measure,
+    "documents": documents.measure,
 }
 
 

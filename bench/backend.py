@@ -7,7 +7,8 @@ short answer, streamed in 64 chunks on demand. Bare asyncio, so that no relay is
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 CHUNKS = 64
@@ -19,6 +20,8 @@ PRINT = "python3 -c 'print(6 * 7)'"
 RUN = f"python3 {FILE}"
 PROGRAM = "print(6 * 7)\n"
 Call = tuple[str, dict[str, Any]]
+Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
+"""Writes the answer to a request's body."""
 SUBMIT: Call = ("submit", {})
 
 
@@ -39,7 +42,8 @@ SCRIPTS: Mapping[str, tuple[Call, ...]] = {
 }
 
 
-def _completion(message: dict[str, Any], reason: str) -> dict[str, Any]:
+def completion(message: dict[str, Any], reason: str) -> dict[str, Any]:
+    """A reply."""
     return {
         "id": "chatcmpl-bench",
         "object": "chat.completion",
@@ -50,14 +54,16 @@ def _completion(message: dict[str, Any], reason: str) -> dict[str, Any]:
     }
 
 
-def _turn(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def turn(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A reply that calls one tool."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"call_{name}", "type": "function", "function": function}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    return _completion(message, "tool_calls")
+    return completion(message, "tool_calls")
 
 
-def _whole(value: Any) -> bytes:
+def whole(value: Any) -> bytes:
+    """An answer in one piece."""
     body = json.dumps(value).encode()
     return HEAD + b"application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
@@ -70,19 +76,19 @@ def _piece(event: str) -> bytes:
 def _chunk(number: int) -> bytes:
     choice = {"index": 0, "delta": {"content": f"word {number} "}, "finish_reason": None}
     return _piece(
-        json.dumps({**_completion({}, ""), "object": "chat.completion.chunk", "choices": [choice]})
+        json.dumps({**completion({}, ""), "object": "chat.completion.chunk", "choices": [choice]})
     )
 
 
-MODELS = _whole({"object": "list", "data": [{"id": name, "object": "model"} for name in SCRIPTS]})
-TURNS = {name: [_whole(_turn(*turn)) for turn in script] for name, script in SCRIPTS.items()}
-SHORT = _whole(_completion({"role": "assistant", "content": "word " * CHUNKS}, "stop"))
+MODELS = whole({"object": "list", "data": [{"id": name, "object": "model"} for name in SCRIPTS]})
+TURNS = {name: [whole(turn(*each)) for each in script] for name, script in SCRIPTS.items()}
+SHORT = whole(completion({"role": "assistant", "content": "word " * CHUNKS}, "stop"))
 STREAM_HEAD = HEAD + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM = [_chunk(number) for number in range(CHUNKS)]
 STREAM_END = _piece("[DONE]") + b"0\r\n\r\n"
 
 
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve(answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """One connection, kept alive."""
     try:
         while True:
@@ -91,7 +97,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                 writer.write(MODELS)
                 continue
             length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-            await _answer(json.loads(await reader.readexactly(length)), writer)
+            await answer(json.loads(await reader.readexactly(length)), writer)
     except (asyncio.IncompleteReadError, ConnectionError):
         return
     finally:
@@ -114,7 +120,7 @@ async def _answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
 
 
 async def _main(port: int) -> None:
-    server = await asyncio.start_server(_serve, "127.0.0.1", port, backlog=1024)
+    server = await asyncio.start_server(partial(serve, _answer), "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
 

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["ms", "s", "req/s", "runs/min", "commands/s", "MB/s", "CPU ms", "MiB", "x", ""]
+Unit = Literal[
+    "ms", "s", "req/s", "runs/min", "commands/s", "MB/s", "CPU ms", "MiB", "x", "tokens", ""
+]
 RATES: tuple[Unit, ...] = ("req/s", "runs/min", "commands/s", "MB/s")
 HEADINGS = (
     *("", "n", "median", "min", "p90", "p99", "", "target"),

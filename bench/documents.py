@@ -1,0 +1,147 @@
+"""What a question about four documents, 100,000 tokens in all, costs in tokens sent to the model.
+
+Asked once with all of it in the prompt (`:plain`) and once with the documents in a sandbox, where
+the scripted model greps for the fact, reads around it and hands it in. All that the backend gets
+counts, whole requests with their JSON and tools, by OpenAI's o200k tokenizer.
+"""
+
+import asyncio
+import json
+import os
+import random
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+
+from bench.backend import completion, serve, turn, whole
+from bench.places import Kind, places
+from bench.plan import Plan
+from bench.servers import Server, free_port, proxy
+from bench.table import Part, Row
+from policies.workspace import INPUT_DIR
+from proxy.models.litellm_model import LiteLLMModel
+
+MODEL = "reader"
+COUNTER = "openai/gpt-4o"
+"""Whose tokenizer counts; it is in a package of ours."""
+MOST_OF_PLAIN = 1 / 8
+PLACES = ("north", "south", "east", "west")
+SENTENCES = 1100
+FACT, ANSWER = "The mill at Orlu was sold to its workers for 4,731 crowns.", "4,731"
+QUESTION = "For how much was the mill at Orlu sold?"
+_SOLD = re.compile(r"Orlu was sold to its workers for ([\d,]+) crowns")
+_FOUND = re.compile(rf"({INPUT_DIR}/[\w.-]+):(\d+):")
+
+
+def library() -> dict[str, str]:
+    """The documents, the same each time; one has the fact."""
+    chance = random.Random(26)
+    made: dict[str, str] = {}
+    for place in PLACES:
+        lines = [_sentence(chance) for _ in range(SENTENCES)]
+        if place == "east":
+            lines[chance.randrange(SENTENCES)] = FACT
+        made[f"survey-{place}.txt"] = "\n".join(lines) + "\n"
+    return made
+
+
+def question() -> str:
+    """All of it in one message."""
+    documents = (
+        f'<document title="{name}">\n{text}</document>\n' for name, text in library().items()
+    )
+    return f"{''.join(documents)}\n{QUESTION}"
+
+
+def _sentence(chance: random.Random) -> str:
+    town = "".join(chance.choices("aeiou", k=1) + chance.choices("bdklmnrst", k=3)).title()
+    trade, state = chance.choice(_TRADES), chance.choice(_STATES)
+    year, count = chance.randrange(1850, 1950), chance.randrange(3, 900)
+    return f"In {year} the {trade} of {town} had {count} hands, and its books were {state}."
+
+
+_TRADES = ("mill", "foundry", "tannery", "brewery", "printing works", "glass house", "ropery")
+_STATES = ("in good order", "kept by the owner's son", "lost in a fire", "open to its creditors")
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Every kind of sandbox beside the model alone."""
+    async with AsyncExitStack() as opened:
+        async with places(plan.image, agents=("native",)) as found:
+            pass
+        reader = _Reader()
+        model = await opened.enter_async_context(_listening(reader))
+        plain, rows = 0, list[Row]()
+        for kind in found.kinds:
+            ours = proxy(model, sandbox=kind, image=plan.image, idle=0)
+            server = await opened.enter_async_context(ours)
+            if not plain:
+                plain = await _tokens(reader, server, f"{MODEL}:plain")
+                rows.append(Row(":plain", [plain], "tokens"))
+            rows += _rows(kind, await _tokens(reader, server, MODEL), plain)
+    name = f"documents: tokens the backend gets for one question, by {COUNTER}'s tokenizer"
+    return [Part(name, [*rows, *found.missing])]
+
+
+def _rows(kind: Kind, tokens: int, plain: int) -> list[Row]:
+    share = Row(f"{kind}: its share of :plain's", [tokens / plain], "", MOST_OF_PLAIN)
+    return [Row(f"{kind}: all calls of the run", [tokens], "tokens"), share]
+
+
+async def _tokens(reader: "_Reader", server: Server, model: str) -> int:
+    """How many the backend was sent for the right answer. Raises RuntimeError for a wrong one."""
+    reader.bodies.clear()
+    asked = {"model": model, "messages": [{"role": "user", "content": question()}]}
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:
+        response = await client.post("/chat/completions", json=asked)
+    if response.status_code != 200:
+        raise RuntimeError(f"{model}: {response.status_code} {response.text[:500]}")
+    answer = response.json()["choices"][0]["message"]["content"]
+    if answer != ANSWER:
+        raise RuntimeError(f"{model} answered {answer!r}")
+    counter = LiteLLMModel([COUNTER], timeout_s=60)
+    written = (json.dumps(body, ensure_ascii=False) for body in reader.bodies)
+    counts = [await counter.count_tokens(COUNTER, body) for body in written]
+    return sum(count or 0 for count in counts)
+
+
+class _Reader:
+    """A model that knows how to grep."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        """What it was sent."""
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Take the next step."""
+        self.bodies.append(body)
+        seen = [str(said["content"]) for said in body["messages"] if said["role"] == "tool"]
+        if not body.get("tools"):
+            sold = _SOLD.search(body["messages"][-1]["content"])
+            said = {"role": "assistant", "content": sold[1] if sold else "I do not know."}
+            writer.write(whole(completion(said, "stop")))
+            return
+        writer.write(whole(turn(*_step(seen))))
+
+
+def _step(seen: list[str]) -> tuple[str, dict[str, Any]]:
+    if not seen:
+        return "execute_bash", {"command": f"grep -n Orlu {INPUT_DIR}/*"}
+    found, sold = _FOUND.search(seen[0]), _SOLD.search(seen[-1])
+    if len(seen) == 1 and found:
+        line = int(found[2])
+        return "execute_bash", {"command": f"sed -n {max(1, line - 3)},{line + 3}p {found[1]}"}
+    return "submit", {"answer": sold[1] if sold else "I do not know."}
+
+
+@asynccontextmanager
+async def _listening(reader: _Reader) -> AsyncIterator[Server]:
+    """The model, in this process."""
+    port = free_port()
+    serving = await asyncio.start_server(partial(serve, reader.answer), "127.0.0.1", port)
+    async with serving:
+        yield Server(os.getpid(), port, 0)
