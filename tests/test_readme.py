@@ -3,17 +3,22 @@
 import json
 import re
 from contextlib import redirect_stdout
+from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 
 import anyio
 import pytest
+import yaml
 
-from policies.limits import StopReason
+from policies.budgets import DailyBudget
+from policies.limits import Limits, StopReason
+from policies.redaction import BUILT_IN
 from proxy.agent.events import (
     EgressDecided,
     Event,
     FileProduced,
+    RuleMet,
     RunFinished,
     RunStarted,
     StepsOmitted,
@@ -21,8 +26,11 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
+from proxy.config import parse
 from proxy.demo import SCRIPT
 from proxy.models.scripted import ScriptedModel
+from proxy.profile_table import table
+from proxy.profiles import build_profiles
 from proxy.wire.parameters import PARAMETERS
 from proxy.wire.step_events import StepEvents
 from sandbox_runtime.egress.decision import Decision
@@ -30,6 +38,11 @@ from tests.fakes.server import join, open_sandboxes, serve
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_settings_of_all_profiles_are_those_there_are() -> None:
+    there = build_profiles(parse({}, "none"))
+    assert "\n".join(table(there.named, there.default)) in README
 
 
 async def test_the_client_in_the_readme_gets_its_answer_and_files(tmp_path: Path) -> None:
@@ -66,6 +79,15 @@ def test_every_file_that_is_named_is_there(path: str) -> None:
     assert path.startswith(("demo-output/", ".stacks/", "v1/")) or (ROOT / path).exists()
 
 
+def test_every_budget_and_every_way_to_end_is_told_of() -> None:
+    section = README.split("## Budgets\n")[1].split("\n## ")[0]
+    told = set(re.findall(r"`(\w+)`", section))
+    assert set(StopReason) <= told
+    assert {field.name for field in fields(DailyBudget)} <= told
+    bounds = {field.name for field in fields(Limits) if field.name.startswith("max_")}
+    assert bounds - {"max_command_timeout_s", "max_choices"} <= told
+
+
 def test_the_events_of_steps_are_those_that_are_sent() -> None:
     (block,) = re.findall(r"```json\n(\{\"v\".*?)```", README, re.DOTALL)
     told = StepEvents("5f")
@@ -78,12 +100,26 @@ def test_the_events_of_steps_are_those_that_are_sent() -> None:
         ToolCallStarted(1, "c", "execute_bash", {"command": "make"}),
         ToolOutput(1, "stdout", "cc -o a a.c\n"),
         EgressDecided(decision),
+        RuleMet("no-force", "deny", "command", "git push -f", "it is shared"),
         ended,
         StepsOmitted(12),
         FileProduced("cfile_1", "/testbed/output/a", 880),
         RunFinished(StopReason.SUBMITTED),
     ]
     assert [json.loads(line) for line in block.splitlines()] == [told.of(event) for event in events]
+
+
+def test_the_rules_in_the_readme_are_rules() -> None:
+    (block,) = re.findall(r"```yaml\n(watch:.*?)```", README, re.DOTALL)
+    watch = parse(yaml.safe_load(block), "README").watch
+    assert [rule.name for rule in watch.rules] == ["no-force", "keys", "uploads"]
+    assert watch.met("command", "git push -f") == watch.rules[0]
+    assert watch.met("egress", "files.example.com:443") == watch.rules[2]
+
+
+def test_every_secret_that_is_built_in_is_named() -> None:
+    (line,) = re.findall(r"\*\*Secrets\*\*.*?;", README, re.DOTALL)
+    assert set(BUILT_IN) <= set(re.findall(r"`(\w+)`", line))
 
 
 def test_every_target_that_is_named_is_in_the_makefile() -> None:
