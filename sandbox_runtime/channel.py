@@ -7,6 +7,7 @@ killed, and only that guest: its sandbox's callers get SandboxLostError.
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
 import anyio
 
@@ -32,12 +33,17 @@ from sandbox_runtime.protocol import (
     json_frame,
     parse_object,
 )
-from sandbox_runtime.streams import PATIENCE_S, Connection, OnConnection, Stream
+from sandbox_runtime.streams import Connection, OnConnection, Stream
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 """Of programs inside, at one time."""
+PATIENCE_S = 10.0
+"""How long the agent may be silent while something is asked of it, before it must show that it is
+alive; and how long it has for that."""
+HOLD_BYTES = 1 << 16
+"""No more is held back to go out together."""
 FAREWELL_S = 5.0
 """How long an operation of a lost guest waits to hear whether the guest is really gone."""
 
@@ -45,13 +51,19 @@ FAREWELL_S = 5.0
 class Channel:
     """The link to one guest."""
 
-    def __init__(self, guest: Guest) -> None:
+    def __init__(self, guest: Guest, patience_s: float = PATIENCE_S) -> None:
         self.lost: str | None = None
         """Why the guest is gone."""
         self.guest = guest
         self.on_connection: OnConnection | None = None
         """What becomes of connections that programs inside open; None: they are refused."""
+        self._patience_s = patience_s
+        self._heard_at = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._decoder = Decoder(MAX_REPORT_BYTES)
+        self._held = b""
+        """What goes out with whatever is written next: each write costs more than its bytes."""
         self._streams: dict[int, Stream | Connection] = {}
         self._next = 1
         self._last_from_inside = 0
@@ -81,14 +93,17 @@ class Channel:
             await self.close()
             raise SandboxStartError(self.lost)
 
-    async def open(self, request: Mapping[str, object]) -> Stream:
-        """Begin an operation."""
+    async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
+        """Begin an operation; `more` as in `send`."""
         if self.lost:
             raise self.lost_error()
+        if self._watch is None and not self._asking:
+            self._heard_at = asyncio.get_running_loop().time()
+            self._look_in(self._patience_s)
         number = self._next
         self._next += 2
         stream = self._streams[number] = Stream(self, number)
-        await self.send(json_frame(number, OPEN, request))
+        await self.send(json_frame(number, OPEN, request), more=more)
         return stream
 
     def reset(self, stream: Stream) -> None:
@@ -113,8 +128,8 @@ class Channel:
             raise self.lost_error()
 
     def acknowledge(self, command_id: str) -> None:
-        """Let the agent forget a command whose outcome has arrived."""
-        self.write(frame(0, ACK, command_id.encode()))
+        """Let the agent forget a command whose outcome has arrived; there is no hurry."""
+        self._held += frame(0, ACK, command_id.encode())
 
     def lost_error(self) -> SandboxLostError:
         """What its users are told once it is lost."""
@@ -128,21 +143,27 @@ class Channel:
     def write(self, data: bytes) -> None:
         """Queue for the guest without waiting; nothing when it is lost."""
         if not self.lost:
-            self.guest.write(data)
+            self.guest.write(self._with_held(data))
 
-    async def send(self, data: bytes) -> None:
-        """Write to the guest. Raises SandboxLostError."""
+    async def send(self, data: bytes, *, more: bool = False) -> None:
+        """Write to the guest; where `more` is about to follow, perhaps with that, as MSG_MORE of
+        send(2) has it. Raises SandboxLostError."""
         if self.lost:
             raise self.lost_error()
+        data = self._with_held(data)
+        if more and len(data) < HOLD_BYTES:
+            self._held = data
+            return
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self.guest.send(data)
-        except TimeoutError:
-            await self.fail("it does not read")
-            raise self.lost_error() from None
+            await self.guest.send(data)
         except OSError as error:
             self._lose(f"its input is closed: {error}")
             raise self.lost_error() from error
+
+    def _with_held(self, data: bytes) -> bytes:
+        if self._held:
+            data, self._held = self._held + data, b""
+        return data
 
     async def fail(self, why: str) -> None:
         """Kill the guest because it cannot be trusted or reached any more."""
@@ -153,7 +174,9 @@ class Channel:
         """Kill the guest. Safe to call twice; finishes when cancelled."""
         with anyio.CancelScope(shield=True):
             self._lose("it was closed")
-            others = {task for task in (self._reader, *self._connections) if task}
+            if self._watch:
+                self._watch.cancel()
+            others = {task for task in (self._reader, self._asking, *self._connections) if task}
             others -= {asyncio.current_task()}
             for task in others:
                 task.cancel()
@@ -166,6 +189,7 @@ class Channel:
         why = ""
         try:
             while data := await self.guest.receive():
+                self._heard_at = asyncio.get_running_loop().time()
                 for number, kind, payload in self._decoder.feed(data):
                     self._dispatch(number, kind, payload)
         except ProtocolError as error:
@@ -179,6 +203,28 @@ class Channel:
         except TimeoutError:
             pass
         self._wake_all()
+
+    def _look_in(self, seconds: float) -> None:
+        self._watch = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Whether an agent of which something is asked has been silent too long. One look for all
+        that goes on: most operations are over long before."""
+        self._watch = None
+        if self.lost or not self._streams:
+            return
+        silent_s = asyncio.get_running_loop().time() - self._heard_at
+        if silent_s < self._patience_s:
+            self._look_in(self._patience_s - silent_s)
+        else:
+            self._asking = asyncio.create_task(self._ask(), name=f"silence of {self.guest.id}")
+
+    async def _ask(self) -> None:
+        with suppress(SandboxLostError):  # who asked for something hears of it
+            await self.ping(self._patience_s)
+        self._asking = None
+        if not self.lost:
+            self._look_in(self._patience_s)
 
     def _dispatch(self, number: int, kind: int, payload: bytes) -> None:
         if number == 0:

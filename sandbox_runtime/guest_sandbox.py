@@ -256,9 +256,9 @@ class GuestSandbox:
         }
 
     async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
-        async with self._operation({"op": "put", "path": path}) as stream:
+        async with self._operation({"op": "put", "path": path}, more=True) as stream:
             async for data in source:
-                await stream.send(data)
+                await stream.send(data, more=True)
             await stream.finish_input()
             while await stream.receive():
                 await self._distrust("it sent data where none was asked for")
@@ -329,9 +329,11 @@ class GuestSandbox:
             self._ref = replace(self._ref, generation=of.generation + 1)
 
     @asynccontextmanager
-    async def _operation(self, request: Mapping[str, object]) -> AsyncIterator[Stream]:
-        """One of the agent's, given up if it is not over with the block."""
-        stream = await self._channel.open(request)
+    async def _operation(
+        self, request: Mapping[str, object], *, more: bool = False
+    ) -> AsyncIterator[Stream]:
+        """One of the agent's, given up if it is not over with the block; `more` to send follows."""
+        stream = await self._channel.open(request, more=more)
         try:
             yield stream
         finally:

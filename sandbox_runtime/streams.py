@@ -27,8 +27,6 @@ from sandbox_runtime.protocol import (
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
 CREDIT_BYTES = WINDOW_BYTES // 2
 """Credit is given for so much at a time: most operations are over before any is due."""
-PATIENCE_S = 10.0
-"""How long the agent may be silent, or not read, before it must show that it is alive."""
 
 
 class Link(Protocol):
@@ -39,11 +37,9 @@ class Link(Protocol):
 
     def lost_error(self) -> SandboxLostError: ...
 
-    async def send(self, data: bytes) -> None: ...
+    async def send(self, data: bytes, *, more: bool = False) -> None: ...
 
     def write(self, data: bytes) -> None: ...
-
-    async def ping(self, timeout_s: float) -> None: ...
 
     def leave(self, number: int) -> None: ...
 
@@ -72,7 +68,7 @@ class _Flow:
         self._arrived.clear()
         await self._arrived.wait()
 
-    async def _send(self, data: bytes) -> None:
+    async def _send(self, data: bytes, *, more: bool = False) -> None:
         for start in range(0, len(data), MAX_DATA_BYTES):
             piece = data[start : start + MAX_DATA_BYTES]
             while self._credit < len(piece) and not self._over:
@@ -80,7 +76,7 @@ class _Flow:
             if self._over:
                 return
             self._credit -= len(piece)
-            await self._link.send(frame(self._number, DATA, piece))
+            await self._link.send(frame(self._number, DATA, piece), more=more)
 
     async def _next(self) -> tuple[int, bytes]:
         kind, data = self._frames.popleft()
@@ -112,9 +108,10 @@ class Stream(_Flow):
         super().__init__(link, number)
         self._report: dict[str, object] | None = None
 
-    async def send(self, data: bytes) -> None:
-        """Send input, as fast as the guest takes it; nothing once the operation is over."""
-        await self._send(data)
+    async def send(self, data: bytes, *, more: bool = False) -> None:
+        """Send input, as fast as the guest takes it; nothing once the operation is over. Where
+        `more` is about to follow, or the end, it may go out with that."""
+        await self._send(data, more=more)
 
     async def finish_input(self) -> None:
         """Say that the input is complete."""
@@ -133,13 +130,6 @@ class Stream(_Flow):
         """The outcome; there once `receive` has returned None."""
         assert self._report is not None
         return self._report
-
-    async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await super()._wait()
-        except TimeoutError:
-            await self._link.ping(PATIENCE_S)
 
     def accept(self, kind: int, payload: bytes) -> bool:
         """Take a frame from inside; returns whether it was the last. Raises ProtocolError."""

@@ -12,13 +12,16 @@ from sandbox_runtime.channel import Channel
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
+    ACK,
     CREDIT,
     DATA,
     END,
+    EOF,
     HEADER,
     HELLO,
     MAX_REPORT_BYTES,
     OPEN,
+    PING,
     PONG,
     RESET,
     STDERR,
@@ -30,6 +33,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap, SandboxRef
+from sandbox_runtime.tools.contents import write
 from tests.sandbox_runtime.transfer import read
 
 REPORT = {
@@ -63,6 +67,9 @@ class PuppetGuest:
             json_frame(0, HELLO, {"version": VERSION}) if hello is None else hello
         )
         self.kinds: list[int] = []
+        self.writes = 0
+        self.pings_until_done = 0
+        """After so many, all answered, it ends the first operation; 0: it answers none."""
         self.killed = 0
 
     async def receive(self) -> bytes:
@@ -72,10 +79,15 @@ class PuppetGuest:
         self.kinds += [kind for _, kind, _ in self._decoder.feed(data)]
 
     async def send(self, data: bytes) -> None:
+        self.writes += 1
         for stream, kind, _ in self._decoder.feed(data):
             self.kinds.append(kind)
             if kind == OPEN and (answer := self._answer(stream)):
                 self._output.put_nowait(answer)
+            elif kind == PING and self.pings_until_done:
+                self._output.put_nowait(frame(0, PONG))
+                if self.kinds.count(PING) == self.pings_until_done:
+                    self._output.put_nowait(_report()(1))
 
     async def kill(self) -> bool:
         self.killed += 1
@@ -224,3 +236,32 @@ async def test_a_guest_that_does_not_answer_a_ping_is_lost() -> None:
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="no answer"):
         await channel.ping(timeout_s=0.01)
     assert guest.killed
+
+
+async def test_a_guest_that_falls_silent_in_an_operation_is_lost() -> None:
+    guest = PuppetGuest(lambda n: frame(n, STDERR, b"working"))
+    channel = Channel(guest, patience_s=0.01)
+    await channel.connect(timeout_s=5)
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match=r"no answer in 0\.01 s"):
+        await GuestSandbox(channel, SandboxRef("puppet", guest.id)).exec("true", timeout_s=100)
+    assert guest.killed
+
+
+async def test_a_guest_that_is_silent_but_answers_may_take_its_time() -> None:
+    guest = PuppetGuest(lambda n: b"")
+    guest.pings_until_done = 5
+    channel = Channel(guest, patience_s=0.01)
+    await channel.connect(timeout_s=5)
+    sandbox = GuestSandbox(channel, SandboxRef("puppet", guest.id))
+    with anyio.fail_after(5):
+        assert (await sandbox.exec("true", timeout_s=100)).exit_code == 0
+    assert guest.kinds.count(PING) == 5
+
+
+async def test_a_small_file_and_what_waited_for_company_go_out_in_one_write() -> None:
+    sandbox, guest = await _sandbox(_report(bytes=2))
+    await sandbox.exec("true", timeout_s=5)
+    writes = guest.writes
+    await write(sandbox, "/testbed/file", b"42")
+    assert guest.writes == writes + 1
+    assert guest.kinds == [OPEN, ACK, OPEN, DATA, EOF]
