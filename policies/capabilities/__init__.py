@@ -51,7 +51,9 @@ def _of_edit(arguments: Mapping[str, object]) -> frozenset[Capability]:
 
 def _of_code(code: tuple[Code, ...]) -> frozenset[Capability]:
     found = frozenset[Capability]()
-    for _ in range(_MAX_DEPTH):
+    depth = 0
+    while code and depth < _MAX_DEPTH:
+        depth += 1
         use = together([_READERS[each.language](each.text) for each in code])
         found |= use.capabilities
         code = use.code

@@ -42,6 +42,8 @@ COMPUTATION = Use(frozenset({Capability.COMPUTATION}))
 
 def together(uses: "list[Use]") -> Use:
     """What several pieces use."""
+    if len(uses) == 1:
+        return uses[0]
     capabilities = frozenset[Capability]().union(*(use.capabilities for use in uses))
     return Use(capabilities, tuple(code for use in uses for code in use.code))
 

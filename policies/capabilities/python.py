@@ -7,9 +7,9 @@ library counts where it is used, not where it is only imported to see whether it
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from keyword import kwlist
+from typing import NamedTuple
 
 from policies.capabilities.kinds import COMPUTATION, EXTERNAL, FILES, Code, Use, together
 from policies.capabilities.libraries import (
@@ -51,8 +51,7 @@ _MAX_ARGUMENTS = 64
 _MAX_PARTS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
 

@@ -5,8 +5,9 @@ What bash would refuse is read as far as it makes sense.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 _BARE = re.compile(
     r"""(?P<blank>[ \t\r]++|\\\n)
@@ -124,29 +125,6 @@ class _Reader:
         self._frames = [_Frame()]
         self._drafts: list[_Draft] = []
         self._heredocs: list[tuple[_Draft, str]] = []
-        self._takers: dict[str | None, Callable[[str], None]] = {
-            "blank": self._blank,
-            "newline": self._newline,
-            "comment": self._comment,
-            "single": self._single,
-            "ansi": self._ansi,
-            "double": self._double,
-            "end": self._end,
-            "escape": self._escape,
-            "quoted_escape": self._quoted_escape,
-            "sum": self._sum,
-            "inner": self._inner,
-            "tick": self._tick,
-            "herestring": self._await,
-            "heredoc": self._heredoc,
-            "redirect": self._redirect,
-            "pipe": self._pipe,
-            "separator": self._separator,
-            "open": self._open,
-            "close": self._close,
-            "plain": self._add,
-            "dollar": self._add,
-        }
 
     def read(self) -> list[Command]:
         while self._at < len(self._text) and len(self._frames) < _MAX_FRAMES:
@@ -154,7 +132,7 @@ class _Reader:
             token = pattern.match(self._text, self._at)
             assert token is not None
             self._at = token.end()
-            self._takers[token.lastgroup](token.group())
+            self._takers[token.lastgroup](self, token.group())
         while self._frames:
             self._end_command()
             self._frames.pop()
@@ -299,3 +277,30 @@ class _Reader:
             self._blank("")
             if self._frames[-1].draft.words[-1:] != [_INNER_WORD]:
                 self._end_command()  # `name()` before a function's body, or an array
+
+    # Tokens
+
+    _takers: ClassVar[Mapping[str | None, Callable[["_Reader", str], None]]] = {
+        "blank": _blank,
+        "newline": _newline,
+        "comment": _comment,
+        "single": _single,
+        "ansi": _ansi,
+        "double": _double,
+        "end": _end,
+        "escape": _escape,
+        "quoted_escape": _quoted_escape,
+        "sum": _sum,
+        "inner": _inner,
+        "tick": _tick,
+        "herestring": _await,
+        "heredoc": _heredoc,
+        "redirect": _redirect,
+        "pipe": _pipe,
+        "separator": _separator,
+        "open": _open,
+        "close": _close,
+        "plain": _add,
+        "dollar": _add,
+    }
+    """What is done at each token."""
