@@ -105,17 +105,21 @@ def _or(price: float | None, usual: float) -> float:
 
 
 def _details(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    found = (usage.get(name) for name in names)
-    return next((each for each in found if isinstance(each, Mapping)), {})
+    for name in names:
+        if isinstance(found := usage.get(name), Mapping):
+            return found
+    return {}
 
 
 def _first(usage: Mapping[str, Any], *names: str) -> int:
-    found = (usage.get(name) for name in names)
-    return next((max(0, int(each)) for each in found if _is_amount(each)), 0)
+    for name in names:
+        if _is_amount(found := usage.get(name)):
+            return int(found)
+    return 0
 
 
 def _is_amount(value: Any) -> TypeGuard[float]:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = type(value) in (int, float)  # and not bool, which is an int too
     return is_number and 0 <= value < _BEYOND_ANY
 
 

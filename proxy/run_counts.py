@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from policies.limits import StopReason
@@ -21,7 +20,7 @@ class RunCounts:
     def __init__(self) -> None:
         self.in_flight = 0
         self.ended = Counter[str](dict.fromkeys(ENDINGS, 0))
-        self.spent: Mapping[str, Any] = asdict(Tally())
+        self.spent: Mapping[str, Any] = Tally().counts()
         """What the runs that came to a result have cost, all together."""
         self.rules = Counter[tuple[str, str]]()
         """Those that were met, with what came of it."""
@@ -46,7 +45,7 @@ class RunCounts:
             ending = str(result.stop_reason)
             for each in (result, *result.others):
                 # What is not known of one run's cost cannot be told of all.
-                self.spent = add(self.spent, {**asdict(each.tally), "cost_usd": None})
+                self.spent = add(self.spent, {**each.tally.counts(), "cost_usd": None})
         except asyncio.CancelledError:
             ending = CLIENT_LEFT
             raise

@@ -16,7 +16,7 @@ from policies.prompts import NO_BUDGET, NO_MORE_CALLS, NOT_RUN, WHY_NO_MORE_TOOL
 from proxy.agent.answer import AnswerWriter, answer_file
 from proxy.agent.budget import Budget, Paying
 from proxy.agent.conversation import Conversation
-from proxy.agent.efficiency import CapabilityUse, with_times, with_tokens
+from proxy.agent.efficiency import CapabilityUse, tally_of
 from proxy.agent.egress_watch import EgressWatch
 from proxy.agent.ending import Ending
 from proxy.agent.events import (
@@ -38,7 +38,7 @@ from proxy.agent.observation_files import ObservationFiles
 from proxy.agent.outputs import Outputs, given_files, remove_answers
 from proxy.agent.parking import NO_RESULT, answers
 from proxy.agent.submit_stream import recovered_answer
-from proxy.agent.task import Result, Tally, Task
+from proxy.agent.task import Result, Task
 from proxy.agent.tool_calls import ToolCall, Turn, understand
 from proxy.agent.toolbox import Toolbox
 from proxy.agent.windows import Window, Windows
@@ -95,7 +95,8 @@ class _Run:
         profile = task.profile
         self._manner = manner_of(profile)
         self._task = task = self._manner.posed(task)
-        self._emit = emit = self._use = CapabilityUse(emit)
+        self._emit = emit
+        self._use = CapabilityUse()
         self._times = time_plan(profile.limits.wall_time_s, task.deadline_s)
         self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
         self._seat = seat
@@ -168,6 +169,7 @@ class _Run:
         left = self._limits.max_turns - self.budget.turns
         self._manner.before_turn(self._talk.history, left)
         self.budget.turns += 1
+        self._use.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))
         await self._writer.begin()
         live = self._manner.prose_ends and not self._task.final_only
@@ -274,6 +276,7 @@ class _Run:
         if answer:  # it is there, though its JSON is cut off or wrongly escaped
             call = replace(call, arguments={"answer": answer}, mistake=None)
         timeout_s = min(self._limits.command_timeout_s, self._time_left_s())
+        self._use.note(self._toolbox.proper_name(call.name), call.arguments)
         observation = await self._toolbox.run(call, timeout_s, self._time_left_s())
         if not is_submit:
             await self.budget.after_command(observation)
@@ -340,7 +343,7 @@ class _Run:
             usages=self._talk.usages,
             segments=len(self._talk.compactions) + 1,
             compactions=self._talk.compactions,
-            tally=self._tally(),
+            tally=tally_of(self._task, self._talk, self.budget, self._toolbox, self._use),
             artifacts=handed_back.artifacts,
             left_out=handed_back.left_out,
             choice=self._ending.choice,
@@ -350,25 +353,6 @@ class _Run:
             origin=self._seat.origin,
             route=self._task.route,
             parked=handed_over.parked(self._talk.history, began=self._toolbox.computer is not None),
-        )
-
-    def _tally(self) -> Tally:
-        tally = replace(
-            with_tokens(self._talk.tally, self._talk.usage),
-            turns=self.budget.turns,
-            tool_calls=self._toolbox.steps,
-            cpu_ms=int(self.budget.cpu_s * 1000),
-            peak_mem_bytes=self._toolbox.peak_memory_bytes,
-            commands=self.budget.commands,
-            egress_bytes=self.budget.egress_bytes,
-            cost_usd=self.budget.cost_usd,
-            capability_turns=dict(self._use.turns),
-        )
-        return with_times(
-            tally,
-            wall_s=self.budget.wall_time_s,
-            model_s=self._talk.waited.spent_s,
-            sandbox_s=self._toolbox.waited.spent_s,
         )
 
     def _finish_reason(self, stop: StopReason, answer: str) -> str:

@@ -2,11 +2,10 @@
 
 import asyncio
 import time
-from dataclasses import replace
 
 from policies.limits import StopReason
 from proxy.agent.budget import Budget, Paying
-from proxy.agent.efficiency import with_times, with_tokens
+from proxy.agent.efficiency import times, token_counts
 from proxy.agent.events import (
     AnswerDelta,
     Emit,
@@ -64,9 +63,15 @@ async def answer(model: Model, task: Task, emit: Emit) -> Result:
 def _tally(reply: Reply, budget: Budget, model_s: float) -> Tally:
     prompt = tokens(reply.usage, "prompt_tokens")
     said = prompt + tokens(reply.usage, "completion_tokens")
-    tally = Tally(llm_calls=1, turns=1, context_tokens=prompt, trajectory_tokens=said)
-    tally = with_tokens(replace(tally, cost_usd=budget.cost_usd), reply.usage)
-    return with_times(tally, wall_s=budget.wall_time_s, model_s=model_s, sandbox_s=0)
+    return Tally(
+        llm_calls=1,
+        turns=1,
+        context_tokens=prompt,
+        trajectory_tokens=said,
+        cost_usd=budget.cost_usd,
+        **token_counts(reply.usage),
+        **times(wall_s=budget.wall_time_s, model_s=model_s, sandbox_s=0),
+    )
 
 
 async def _asked(model: Answering, task: Task, emit: Emit, waited: Stopwatch) -> Reply:

@@ -60,7 +60,8 @@ class AnswerWriter:
         if not answer.startswith(self.given.rstrip()):
             await self.begin()
         if missing := answer[len(self.given) :]:
-            await self.write(missing, sandbox)
+            # Without a path in it there is nothing to look for in the sandbox.
+            await self.write(missing, sandbox if "/" in answer else None)
         await self._end()
 
     async def dead_links(self) -> list[str]:

@@ -1,7 +1,7 @@
 """What is said between us and the model, and what it costs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from policies.limits import StopReason
@@ -15,7 +15,7 @@ from proxy.agent.model import Answering, Message, Reply
 from proxy.agent.observation_files import ObservationFiles
 from proxy.agent.parking import INSTRUCTING, leading
 from proxy.agent.stopwatch import Stopwatch
-from proxy.agent.task import Compaction, Tally, Task
+from proxy.agent.task import Compaction, Task
 from proxy.agent.usage import add, tokens
 from proxy.agent.windows import Window
 from proxy.errors import ContextOverflowError
@@ -26,6 +26,20 @@ class PaidModel(Answering, Protocol):
 
     async def allows(self, messages: Sequence[Message]) -> bool:
         """Whether there is room for a call beside the turn's own."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """All that was said, each token counted once however often it was sent."""
+
+    llm_calls: int = 0
+    tokens: int = 0
+    env_tokens: int = 0
+    """How much of it we told the model after its turns: mostly the sandbox's output."""
+    context_tokens: int = 0
+    """The last prompt's length."""
+    known_tokens: int = 0
+    """That prompt's and what the model answered to it."""
 
 
 class Conversation:
@@ -48,10 +62,9 @@ class Conversation:
         self.usage: dict[str, Any] = {}
         self.usages: list[Mapping[str, Any]] = []
         """Of each call."""
-        self.tally = Tally(documents_tokens=task.documents_tokens)
+        self.trajectory = Trajectory()
         self.waited = Stopwatch()
         """For the model; what is done with its words while it speaks is our time."""
-        self._known_tokens = 0
         self._known_stubs = 0
         self._is_last = False
         self._while_it_fits = task.while_it_fits
@@ -72,7 +85,7 @@ class Conversation:
         with_tools: dict[str, Any] = {"tools": self._tools}
         if self._task.must_call:
             with_tools["tool_choice"] = "required"
-        elif self._task.tool_choice is not None and self.tally.llm_calls == 0:
+        elif self._task.tool_choice is not None and self.trajectory.llm_calls == 0:
             # A forced call holds for the first turn; repeated, the run would never end.
             with_tools["tool_choice"] = self._task.tool_choice
         if self._task.parallel_tool_calls is not None:
@@ -145,24 +158,19 @@ class Conversation:
         self.usages.append(reply.usage)
         prompt = tokens(reply.usage, "prompt_tokens")
         completion = tokens(reply.usage, "completion_tokens")
-        is_first = self.tally.llm_calls == 0
+        said = self.trajectory
         # What the prompt grew by, beyond the model's own words, is what we told it.
-        told = self._newly_told(prompt) if self._known_tokens else 0
-        self._known_tokens = prompt + completion
-        said = completion + (prompt if is_first else told)
-        self.tally = replace(
-            self.tally,
-            llm_calls=self.tally.llm_calls + 1,
-            context_tokens=prompt,
-            env_tokens=self.tally.env_tokens + told,
-            documents_tokens_saved=self.tally.documents_tokens_saved + self._task.documents_tokens,
-            trajectory_tokens=self.tally.trajectory_tokens + said,
-        )
+        told = self._newly_told(prompt) if said.known_tokens else 0
+        said.tokens += completion + (told if said.llm_calls else prompt)
+        said.env_tokens += told
+        said.context_tokens = prompt
+        said.known_tokens = prompt + completion
+        said.llm_calls += 1
 
     def _newly_told(self, prompt: int) -> int:
         stubs = sum(each.kind == "stubs" for each in self.compactions)
         if stubs == self._known_stubs:
-            return max(0, prompt - self._known_tokens)
+            return max(0, prompt - self.trajectory.known_tokens)
         # What became shorter hides what came: that is told after the model's last words.
         self._known_stubs = stubs
         turns = self.history.turns()

@@ -1,42 +1,88 @@
 """What a run has cost and what it used its computer for."""
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from policies.capabilities import Capability, capabilities_of
-from proxy.agent.events import Emit, Event, ToolCallStarted, TurnStarted
-from proxy.agent.task import Tally
+from proxy.agent.budget import Budget
+from proxy.agent.conversation import Conversation
+from proxy.agent.task import Tally, Task
+from proxy.agent.toolbox import Toolbox
 from proxy.agent.usage import tokens
 
 
 class CapabilityUse:
-    """Hears a run before its listeners do, and counts in how many turns it used what.
+    """In how many turns a run used what.
 
     As in the paper a turn counts once for each capability, however many of its calls use it.
     """
 
-    def __init__(self, emit: Emit) -> None:
-        self.turns = Counter[str](dict.fromkeys(map(str, Capability), 0))
-        self._emit = emit
+    def __init__(self) -> None:
+        self.turns = dict.fromkeys(map(str, Capability), 0)
         self._in_this_turn = frozenset[Capability]()
 
-    async def __call__(self, event: Event) -> None:
-        """Hear an event and pass it on."""
-        if isinstance(event, TurnStarted):
-            self._in_this_turn = frozenset()
-        elif isinstance(event, ToolCallStarted):
-            used = capabilities_of(event.name, event.arguments)
-            self.turns.update(map(str, used - self._in_this_turn))
-            self._in_this_turn |= used
-        await self._emit(event)
+    def begin_turn(self) -> None:
+        """What is noted from now on belongs to another turn."""
+        self._in_this_turn = frozenset()
+
+    def note(self, tool: str, arguments: object) -> None:
+        """A call that is made, by the tool's proper name."""
+        used = capabilities_of(tool, arguments)
+        for capability in used - self._in_this_turn:
+            self.turns[capability] += 1
+        self._in_this_turn |= used
 
 
-def with_tokens(tally: Tally, usage: Mapping[str, Any]) -> Tally:
-    """The tally with the tokens of all model calls, by their summed usage."""
-    return replace(
-        tally,
+def tally_of(
+    task: Task, talk: Conversation, budget: Budget, toolbox: Toolbox, use: CapabilityUse
+) -> Tally:
+    """What a run has cost."""
+    said = talk.trajectory
+    return Tally(
+        llm_calls=said.llm_calls,
+        turns=budget.turns,
+        tool_calls=toolbox.steps,
+        commands=budget.commands,
+        context_tokens=said.context_tokens,
+        env_tokens=said.env_tokens,
+        trajectory_tokens=said.tokens,
+        documents_tokens=task.documents_tokens,
+        documents_tokens_saved=task.documents_tokens * said.llm_calls,
+        cost_usd=budget.cost_usd,
+        cpu_ms=int(budget.cpu_s * 1000),
+        peak_mem_bytes=toolbox.peak_memory_bytes,
+        egress_bytes=budget.egress_bytes,
+        capability_turns=use.turns,
+        **token_counts(talk.usage),
+        **times(
+            wall_s=budget.wall_time_s,
+            model_s=talk.waited.spent_s,
+            sandbox_s=toolbox.waited.spent_s,
+        ),
+    )
+
+
+class TokenCounts(TypedDict):
+    """Of all model calls, as a Tally has them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    cached_tokens: int
+
+
+class Times(TypedDict):
+    """What a run's time went to, as a Tally has it."""
+
+    wall_ms: int
+    model_ms: int
+    sandbox_ms: int
+    own_ms: int
+
+
+def token_counts(usage: Mapping[str, Any]) -> TokenCounts:
+    """By the summed usage of the calls."""
+    return TokenCounts(
         prompt_tokens=tokens(usage, "prompt_tokens"),
         completion_tokens=tokens(usage, "completion_tokens"),
         reasoning_tokens=tokens(_details(usage, "completion_tokens_details"), "reasoning_tokens"),
@@ -44,11 +90,11 @@ def with_tokens(tally: Tally, usage: Mapping[str, Any]) -> Tally:
     )
 
 
-def with_times(tally: Tally, *, wall_s: float, model_s: float, sandbox_s: float) -> Tally:
-    """The tally with what the run's time went to: what neither model nor sandbox took is ours."""
+def times(*, wall_s: float, model_s: float, sandbox_s: float) -> Times:
+    """What neither model nor sandbox took is ours."""
     wall_ms, model_ms, sandbox_ms = (int(each * 1000) for each in (wall_s, model_s, sandbox_s))
     own_ms = max(0, wall_ms - model_ms - sandbox_ms)
-    return replace(tally, wall_ms=wall_ms, model_ms=model_ms, sandbox_ms=sandbox_ms, own_ms=own_ms)
+    return Times(wall_ms=wall_ms, model_ms=model_ms, sandbox_ms=sandbox_ms, own_ms=own_ms)
 
 
 def _details(usage: Mapping[str, Any], key: str) -> Mapping[str, Any]:

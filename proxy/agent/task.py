@@ -191,6 +191,10 @@ class Tally:
     capability_turns: Mapping[str, int] = field(default_factory=dict)
     """Turns that used each of the paper's meta-capabilities."""
 
+    def counts(self) -> dict[str, Any]:
+        """Each by its name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 @dataclass(frozen=True, slots=True)
 class Compaction:

@@ -19,7 +19,7 @@ def add(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) in (int, float)  # and not bool, which is an int too
 
 
 def tokens(usage: Mapping[str, Any], key: str) -> int:

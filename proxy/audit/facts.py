@@ -99,7 +99,7 @@ def _choice(result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "answer": _hash(result.answer),
         "usage": result.usage,
-        "tally": asdict(result.tally),
+        "tally": result.tally.counts(),
         "files": files,
         "left_out": [file.path for file in result.left_out],
         "warnings": [notice.code for notice in result.notices],

@@ -109,12 +109,12 @@ def usage(result: Result) -> dict[str, Any]:
         "total_tokens": 0,
         **_DETAILS,
     }
-    tally = asdict(result.tally)
+    tally = result.tally.counts()
     largest = {key: tally[key] for key in _LARGEST}
     for each in (result, *result.others):
         counted = add(counted, each.usage)
     for other in result.others:
-        more = asdict(other.tally)
+        more = other.tally.counts()
         tally = add(tally, more)
         largest = {key: max(largest[key], more[key]) for key in _LARGEST}
     if any(each.tally.cost_usd is None for each in (result, *result.others)):

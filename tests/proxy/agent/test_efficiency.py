@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from policies.limits import Limits
-from proxy.agent.efficiency import with_times
+from proxy.agent.efficiency import times
 from proxy.agent.stopwatch import Stopwatch
 from proxy.agent.task import Tally
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
@@ -87,7 +87,7 @@ async def test_a_run_without_tools_is_one_turn_that_uses_nothing() -> None:
 
 
 def test_what_neither_model_nor_sandbox_took_is_ours() -> None:
-    tally = with_times(Tally(), wall_s=2.0, model_s=1.25, sandbox_s=0.5)
+    tally = Tally(**times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
     assert tally == Tally(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
 
 
