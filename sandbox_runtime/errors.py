@@ -56,6 +56,10 @@ class FileMissingError(SandboxFileError):
     """Nothing has that path."""
 
 
+class FileThereError(SandboxFileError):
+    """Something has that path already."""
+
+
 class NotARegularFileError(SandboxFileError):
     """A directory, link, FIFO, socket or device has that path."""
 

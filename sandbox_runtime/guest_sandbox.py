@@ -17,6 +17,7 @@ from sandbox_runtime.command_output import KINDS, CommandOutput
 from sandbox_runtime.egress.meter import Meter
 from sandbox_runtime.errors import (
     FileMissingError,
+    FileThereError,
     FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
@@ -43,6 +44,7 @@ MAX_LISTING_BYTES = 32 << 20
 MAX_COUNT_CHARS = 20
 FILE_ERRORS: Mapping[object, type[SandboxFileError]] = {
     "missing": FileMissingError,
+    "exists": FileThereError,
     "not_regular": NotARegularFileError,
     "too_large": FileTooLargeError,
 }
@@ -255,8 +257,9 @@ class GuestSandbox:
             "pids_refused": now.pids_refused - before.pids_refused,
         }
 
-    async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
-        async with self._operation({"op": "put", "path": path}, more=True) as stream:
+    async def put(self, path: str, source: AsyncIterable[bytes], *, new: bool = False) -> int:
+        request = {"op": "put", "path": path, "new": new}
+        async with self._operation(request, more=True) as stream:
             async for data in source:
                 await stream.send(data, more=True)
             await stream.finish_input()

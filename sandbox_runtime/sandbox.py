@@ -180,10 +180,11 @@ class Sandbox(Protocol):
         Raises JobMissingError.
         """
 
-    async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
+    async def put(self, path: str, source: AsyncIterable[bytes], *, new: bool = False) -> int:
         """Write a file in full or not at all, parents included, and return its size.
 
-        An existing file keeps its mode. Raises SandboxFileError.
+        An existing file keeps its mode. Raises SandboxFileError; of these, where `new`,
+        FileThereError if anything has that path.
         """
 
     async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:

@@ -345,6 +345,8 @@ def _code(error: Exception) -> str:
         return "unknown"
     if isinstance(error, FileNotFoundError):
         return "missing"
+    if isinstance(error, FileExistsError):
+        return "exists"
     if isinstance(error, OverflowError):
         return "too_large"
     if isinstance(error, (IsADirectoryError, NotADirectoryError)):

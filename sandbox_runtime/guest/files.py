@@ -30,10 +30,15 @@ class Put:
         self._stream = stream
         self._path = request["path"]
         self._bytes = 0
+        if request.get("new") and os.path.lexists(self._path):
+            raise FileExistsError(f"{self._path} exists")
         if os.path.isdir(self._path):
             raise IsADirectoryError(f"{self._path} is a directory")
         parent = os.path.dirname(self._path) or "."
-        os.makedirs(parent, exist_ok=True)
+        try:
+            os.makedirs(parent, exist_ok=True)
+        except FileExistsError as error:
+            raise NotADirectoryError(f"{parent} is no directory") from error
         self._part = f"{parent}/.put-{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(self._part, flags, 0o644)

@@ -18,10 +18,10 @@ async def read(sandbox: Sandbox, path: str) -> bytes:
     return bytes(data)
 
 
-async def write(sandbox: Sandbox, path: str, data: bytes) -> None:
-    """Raises SandboxFileError."""
+async def write(sandbox: Sandbox, path: str, data: bytes, *, new: bool = False) -> None:
+    """Raises SandboxFileError; of these, where `new`, FileThereError if anything is there."""
 
     async def whole() -> AsyncIterator[bytes]:
         yield data
 
-    await sandbox.put(path, whole())
+    await sandbox.put(path, whole(), new=new)

@@ -14,6 +14,7 @@ from policies.observation import ObservationLimits, printable
 from policies.workspace import WORKING_DIR
 from sandbox_runtime.errors import (
     FileMissingError,
+    FileThereError,
     FileTooLargeError,
     NotARegularFileError,
     SandboxFileError,
@@ -140,12 +141,13 @@ class StrReplaceEditor:
         return view_file(path, data, view_range, self._limits)
 
     async def _create(self, sandbox: Sandbox, path: str, data: bytes) -> str:
-        if await _exists(sandbox, path):
+        try:
+            await self._write(sandbox, Version(path, None), data)
+        except FileThereError as error:
             raise Mistake(
                 f"Nothing was written: {printable(path)} exists, and create does not overwrite."
                 " Use str_replace to edit it, or remove it with bash first."
-            )
-        await self._write(sandbox, Version(path, None), data)
+            ) from error
         return f"Created {printable(path)} ({len(data)} bytes, {len(lines_of(data))} lines)."
 
     async def _replace(self, sandbox: Sandbox, path: str, old: bytes, new: bytes) -> str:
@@ -181,7 +183,7 @@ class StrReplaceEditor:
                 f"Nothing was written: {len(data)} bytes are more than this tool's"
                 f" {MAX_FILE_BYTES}; use bash."
             )
-        await write(sandbox, before.path, data)
+        await write(sandbox, before.path, data, new=before.data is None)
         self._history.remember(before)
 
 
@@ -219,19 +221,6 @@ async def _read_to_edit(sandbox: Sandbox, path: str) -> bytes:
         except SandboxFileError:
             raise Mistake(_link_or_special(path)) from error
         raise Mistake(f"Nothing was changed: {printable(path)} is a directory.") from error
-
-
-async def _exists(sandbox: Sandbox, path: str) -> bool:
-    async def sink(piece: bytes) -> None:
-        """Whether there is something is all that matters."""
-
-    try:
-        await sandbox.get(path, sink, max_bytes=0)
-    except FileMissingError:
-        return False
-    except (FileTooLargeError, NotARegularFileError):
-        return True
-    return True
 
 
 MAX_COMPARED_CHARS = 64

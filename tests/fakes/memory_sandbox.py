@@ -20,6 +20,7 @@ from sandbox_runtime.egress.decision import OnAsk, OnDecision
 from sandbox_runtime.egress.meter import Meter
 from sandbox_runtime.errors import (
     FileMissingError,
+    FileThereError,
     FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
@@ -171,7 +172,7 @@ class MemorySandbox:
             raise self._gone()
         return result
 
-    async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
+    async def put(self, path: str, source: AsyncIterable[bytes], *, new: bool = False) -> int:
         self._check_alive()
         data = bytearray()
         async for piece in source:
@@ -180,6 +181,8 @@ class MemorySandbox:
         self._check_alive()
         place = self._files.locate(path, follow=False)
         old = self._files.nodes.get(place)
+        if new and old is not None:
+            raise FileThereError(f"{path} exists")
         if isinstance(old, Directory):
             raise NotARegularFileError(f"{path} is a directory")
         try:

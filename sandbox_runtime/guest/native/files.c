@@ -38,7 +38,7 @@ int make_directories(const char *path)
             break;
     }
     if (!error && (stat(made, &facts) < 0 || !S_ISDIR(facts.st_mode)))
-        error = EEXIST;
+        error = ENOTDIR;
     free(made);
     return error;
 }
@@ -154,8 +154,9 @@ void put_begin(struct stream *stream, struct json **request)
         return;
     struct put *put = allocate(sizeof *put);
     *put = (struct put){.stream = stream, .path = format("%s", path), .fd = -1};
-    bool is_directory = stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
-    int error = is_directory ? EISDIR : open_part(put);
+    bool is_taken = json_flag(*request, "new") && lstat(path, &facts) == 0;
+    bool is_directory = !is_taken && stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+    int error = is_taken ? EEXIST : is_directory ? EISDIR : open_part(put);
     if (error) {
         stream_fail_errno(stream, error, path);
         put_free(put);

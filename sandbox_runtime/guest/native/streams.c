@@ -130,6 +130,8 @@ static const char *code_of(int error)
     switch (error) {
     case ENOENT:
         return "missing";
+    case EEXIST:
+        return "exists";
     case EISDIR:
     case ENOTDIR:
     case ELOOP: /* a link */

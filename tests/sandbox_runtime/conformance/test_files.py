@@ -8,6 +8,7 @@ import pytest
 
 from sandbox_runtime.errors import (
     FileMissingError,
+    FileThereError,
     FileTooLargeError,
     NotARegularFileError,
     SandboxFileError,
@@ -88,6 +89,15 @@ async def test_putting_over_a_directory_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxFileError):
         await sandbox.put("/testbed/output", pieces(b"x"))
     assert await output(sandbox, "[ -d output ] && ls -A") == "documents\noutput\n"
+
+
+async def test_putting_what_is_to_be_new_where_anything_is_is_refused(sandbox: Sandbox) -> None:
+    await output(sandbox, "printf old > file; ln -s nowhere link; mkdir directory")
+    for name in ("file", "link", "directory"):
+        with pytest.raises(FileThereError):
+            await sandbox.put(f"/testbed/{name}", pieces(b"x"), new=True)
+    await sandbox.put("/testbed/fresh/file", pieces(b"x"), new=True)
+    assert await output(sandbox, "cat file fresh/file") == "oldx"
 
 
 async def test_putting_below_a_file_is_refused(sandbox: Sandbox) -> None:

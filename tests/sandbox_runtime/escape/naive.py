@@ -23,7 +23,7 @@ PLENTY = OutputCap(max_bytes=1 << 30, max_lines=1 << 30)
 class NaiveFiles(GuestSandbox):
     """Looks first whether a path is a link, and uses it then."""
 
-    async def put(self, path: str, source: AsyncIterable[bytes]) -> int:
+    async def put(self, path: str, source: AsyncIterable[bytes], *, new: bool = False) -> int:
         data = b"".join([piece async for piece in source])
         await self._shell('[ -L "$FILE" ] || cat > "$FILE"', path, stdin=data)
         return len(data)
