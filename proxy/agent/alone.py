@@ -89,7 +89,7 @@ async def _asked(model: Answering, task: Task, emit: Emit, waited: Stopwatch) ->
         **task.final_only,
         **task.final_budget,
     }
-    with waited.running():
+    with waited:
         reply = await model.complete(body, waited.standing(hear) if task.stream else None)
     if not task.stream:
         await think_aloud(reply, emit)

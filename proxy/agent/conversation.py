@@ -141,7 +141,7 @@ class Conversation:
         return reply
 
     async def _answered(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
-        with self.waited.running():
+        with self.waited:
             return await self._model.complete(body, on_delta)
 
     def _body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:

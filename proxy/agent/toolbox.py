@@ -102,7 +102,7 @@ class Toolbox:
         started = time.monotonic()
         try:
             async with asyncio.timeout(left_s + GRACE_S):
-                with self.waited.running():
+                with self.waited:
                     observation = await self._observe(call, step, timeout_s)
         except TimeoutError:
             observation = Observation("Given up: the time is up.")

@@ -9,10 +9,10 @@ def add(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     summed = dict(total)
     for key, value in more.items():
         before = summed.get(key)
-        if isinstance(value, Mapping):
-            summed[key] = add(before if isinstance(before, Mapping) else {}, value)
-        elif _is_number(value) and _is_number(before):
+        if _is_number(value) and _is_number(before):
             summed[key] = before + value
+        elif isinstance(value, Mapping):
+            summed[key] = add(before if isinstance(before, Mapping) else {}, value)
         elif value is not None:
             summed[key] = value
     return summed

@@ -1,8 +1,7 @@
 """A backend's HTTP answer, read piece by piece, its failures in our words."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,17 +21,25 @@ _DRAIN_TIMEOUT_S = 0.5
 """For the end of a stream that has said [DONE]."""
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn aiohttp's failures into ours."""
-    try:
-        yield
-    except aiohttp.ClientPayloadError as error:
-        raise cut_off() from error
-    except TimeoutError as error:
-        raise timed_out(_reason(error)) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise unreachable(_reason(error)) from error
+class _Translated:
+    """Turns aiohttp's failures into ours."""
+
+    def __enter__(self) -> None:
+        """All that fails inside."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        match error:
+            case None:
+                return
+            case aiohttp.ClientPayloadError():
+                raise cut_off() from error
+            case TimeoutError():
+                raise timed_out(_reason(error)) from error
+            case aiohttp.ClientError() | OSError():
+                raise unreachable(_reason(error)) from error
+
+
+TRANSLATED = _Translated()
 
 
 class HTTPAnswer:
@@ -48,7 +55,7 @@ class HTTPAnswer:
 
     async def __anext__(self) -> bytes:
         try:
-            with translated():
+            with TRANSLATED:
                 piece = await self._response.content.readany()
         except BackendError:
             self._response.close()
@@ -69,7 +76,7 @@ class HTTPAnswer:
 
     async def json(self) -> Any:
         """The whole answer, decoded. Raises BackendError."""
-        with translated():
+        with TRANSLATED:
             body = await self._response.read()
         return parsed(body)
 

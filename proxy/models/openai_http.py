@@ -14,7 +14,7 @@ from proxy.agent.model import Passing, Relayed, Reply
 from proxy.errors import BackendError
 from proxy.models.assembly import deltas_of, reply_of
 from proxy.models.backend_errors import backend_error, bad_response, is_error
-from proxy.models.http_answer import HTTPAnswer, translated
+from proxy.models.http_answer import TRANSLATED, HTTPAnswer
 from proxy.models.relay import (
     end_to_end_headers,
     passed_response_headers,
@@ -93,7 +93,7 @@ class OpenAIHTTPModel:
         base = self._base_url if is_below else self._root_url
         path = passing.path.removeprefix(_VERSION) if is_below else passing.path
         body = passing.body
-        with translated():
+        with TRANSLATED:
             response = await self._connections().request(
                 passing.method,
                 URL(base + path, encoded=True),
@@ -173,7 +173,7 @@ class OpenAIHTTPModel:
         headers: dict[str, str],
         data: bytes | io.BytesIO | None = None,
     ) -> HTTPAnswer:
-        with translated():
+        with TRANSLATED:
             response = await self._connections().request(
                 method,
                 self._base_url + path,

@@ -64,8 +64,9 @@ class StepText:
         return ""
 
     def _said(self, text: str) -> str:
-        if text:
-            self._at_line_start = text.endswith("\n")
+        if not text:
+            return ""
+        self._at_line_start = text.endswith("\n")
         return text.encode(errors="replace").decode()  # half a surrogate pair is no text
 
 

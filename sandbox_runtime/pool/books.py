@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from enum import Enum, auto
+from enum import StrEnum, auto
 
 from policies.isolation import Isolation
 from policies.pool import Load, Recipe
 from sandbox_runtime.guest_sandbox import GuestSandbox
 
 
-class State(Enum):
+class State(StrEnum):
     """Where a sandbox is between its beginning and its end."""
 
     STARTING = auto()

@@ -105,7 +105,7 @@ async def test_a_stopwatch_stands_still_while_something_else_is_done() -> None:
     async def work(seconds: float) -> None:
         clock.advance(seconds)
 
-    with watch.running():
+    with watch:
         clock.advance(2)
         await watch.standing(work)(5)
         clock.advance(1)
@@ -121,7 +121,7 @@ async def test_a_stopwatch_counts_what_failed_too() -> None:
         clock.advance(seconds)
         raise TimeoutError
 
-    with pytest.raises(TimeoutError), watch.running():
+    with pytest.raises(TimeoutError), watch:
         await fail(4)
     with pytest.raises(TimeoutError):
         await watch.standing(fail)(1)
