@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import json
-import re
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -24,8 +22,8 @@ from sandbox_runtime.errors import (
     SandboxFileError,
 )
 from sandbox_runtime.kept_output import PRUNE, KeptFiles, KeptOutput
+from sandbox_runtime.listing import entries_in
 from sandbox_runtime.sandbox import (
-    Entry,
     ExecResult,
     Listing,
     OnOutput,
@@ -59,7 +57,6 @@ REPORTED = (
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
 """Nobody inside may own what it unpacks but the one user there is."""
-SHA256 = re.compile("[0-9a-f]{64}|")
 
 
 class GuestSandbox:
@@ -296,14 +293,10 @@ class GuestSandbox:
                 if len(text) > MAX_LISTING_BYTES:
                     await self._distrust("it sent an endless listing")
         self._raise_file_error(stream.report)
-        entries = [_entry(line) for line in bytes(text).split(b"\n") if line]
-        known = [entry for entry in entries if entry]
-        if len(known) < len(entries) or len(known) > max_entries:
+        entries = entries_in(bytes(text))
+        if entries is None or len(entries) > max_entries:
             await self._distrust("it sent a malformed listing")
-        return Listing(
-            tuple(sorted(known, key=lambda entry: entry.path)),
-            truncated=stream.report.get("truncated") is True,
-        )
+        return Listing(entries, truncated=stream.report.get("truncated") is True)
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
         size = 0
@@ -380,22 +373,3 @@ class _Job:
 
 def _not_started(message: str) -> ExecResult:
     return ExecResult(126, "", f"{message}\n", False, False, 0.0, 0, len(message) + 1)
-
-
-def _entry(line: bytes) -> Entry | None:
-    """One line of a listing, if it is one that can be trusted."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    match value:
-        case [str(path), "file" | "directory" | "other" as kind, int(size), *rest] if size >= 0:
-            parts = path.split("/")
-            if "" in parts or ".." in parts or "." in parts:
-                return None
-            match rest:
-                case []:
-                    return Entry(path, kind, size)
-                case [str(digest)] if kind == "file" and SHA256.fullmatch(digest):
-                    return Entry(path, kind, size, digest)
-    return None
