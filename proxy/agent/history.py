@@ -42,27 +42,20 @@ class History:
         tells of those that are not what their role says."""
         self.ours_from = len(messages) if ours_from is None else ours_from
         told = marks or {}
-        self._segments: list[list[Entry]] = [
-            [
-                Entry(each, "theirs" if n < self.ours_from else told.get(n, _untold(each)))
-                for n, each in enumerate(messages)
-            ]
+        self._entries = [
+            Entry(each, "theirs" if n < self.ours_from else told.get(n, _untold(each)))
+            for n, each in enumerate(messages)
         ]
 
     @property
     def entries(self) -> Sequence[Entry]:
         """The current segment."""
-        return self._segments[-1]
+        return self._entries
 
     @property
     def messages(self) -> list[Message]:
         """The current segment, as the model gets it."""
         return [entry.message for entry in self.entries]
-
-    @property
-    def segments(self) -> list[list[Message]]:
-        """All of them, the current one last."""
-        return [[entry.message for entry in segment] for segment in self._segments]
 
     @property
     def marks(self) -> dict[int, Kind]:
@@ -72,11 +65,11 @@ class History:
 
     def append(self, *messages: Message) -> None:
         """Add what was said, or observed."""
-        self._segments[-1].extend(Entry(each, _untold(each)) for each in messages)
+        self._entries.extend(Entry(each, _untold(each)) for each in messages)
 
     def ask(self, words: str) -> None:
         """Add what the model is asked by us."""
-        self._segments[-1].append(Entry({"role": "user", "content": words}, "asked"))
+        self._entries.append(Entry({"role": "user", "content": words}, "asked"))
 
     def end_with(self, text: str) -> None:
         """Add to the last message, of which the model has not been told yet."""
@@ -87,14 +80,14 @@ class History:
         else:
             content += text
         message = {**last.message, "content": content}
-        self._segments[-1][-1] = replace(last, message=message, ending=text)
+        self._entries[-1] = replace(last, message=message, ending=text)
 
     def shorten(self, stubs: Mapping[int, str]) -> None:
         """Begin a segment in which each of these observations is replaced by other words."""
         segment = list(self.entries)
         for n, words in stubs.items():
             segment[n] = replace(segment[n], message={**segment[n].message, "content": words})
-        self._segments.append(segment)
+        self._entries = segment
 
     def sum_up(self, summary: str, latest: Sequence[Sequence[Entry]]) -> None:
         """Begin a segment with the client's own messages, a summary and the `latest` turns alone.
@@ -109,7 +102,7 @@ class History:
         asked = [each for each in lost if each.kind == "asked"]
         self.ours_from = len(head)
         told = _told(summary, head, is_followed_by_user=bool(asked))
-        self._segments.append([*head, *told, *(entry for turn in latest for entry in turn), *asked])
+        self._entries = [*head, *told, *(entry for turn in latest for entry in turn), *asked]
         if not asked and (ending := "".join(each.ending for each in lost)):
             self.end_with(ending)
 
