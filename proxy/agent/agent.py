@@ -1,6 +1,7 @@
 """The loop: ask the model, do what it calls for, tell it what came of that, until it is done."""
 
 import asyncio
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -115,6 +116,7 @@ class _Run:
             max_calls=task.max_tool_calls,
         )
         words = self._manner.words(profile, agent.equipment, self._toolbox.names)
+        self._prompt = hashlib.sha256(words.encode()).hexdigest() if words else ""
         tools = self._toolbox.schemas_but("submit" if task.must_call else "")
         self.budget = Budget(task, self._limits, began)
         files = ObservationFiles(task.run_id, self._computer)
@@ -127,7 +129,7 @@ class _Run:
         self._nudged = False
 
     async def go(self) -> Result:
-        await self._emit(RunStarted(self._task.run_id))
+        await self._emit(RunStarted(self._task.run_id, self._prompt))
         stop = None
         while stop is None:
             stop = await self.budget.before_turn(self._talk.history.messages)

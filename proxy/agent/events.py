@@ -12,6 +12,8 @@ from sandbox_runtime.egress.decision import Decision
 @dataclass(frozen=True, slots=True)
 class RunStarted:
     run_id: str
+    prompt: str = ""
+    """The SHA-256 of what the model is told by us before the client's own words; "" for nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from proxy.agent.events import (
     Event,
     OfChoice,
     RuleMet,
+    RunStarted,
     ToolCallFinished,
     ToolCallStarted,
 )
@@ -47,6 +48,8 @@ def happened(event: Event) -> Fields | None:
         case OfChoice(index, of):
             told = happened(of)
             return {**told, "choice": index} if told else None
+        case RunStarted(_, prompt) if prompt:
+            return {"kind": "prompt", "sha256": prompt}
         case ToolCallStarted(step, call_id, name, arguments):
             told = {each: _argument(each, value) for each, value in arguments.items()}
             call = {"step": step, "call": call_id, "tool": name}

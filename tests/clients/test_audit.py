@@ -64,12 +64,14 @@ async def test_a_run_is_written_down_from_its_request_to_its_files(tmp_path: Pat
         response = await answered(backend, tmp_path, profile, tools=[tool])
     run_id = response.headers["x-sandbox-run"]
     (file,) = response.json()["sandbox"]["files"]
-    request, ran, rule, outcome, submit, submitted, result = entries(tmp_path, run_id)
+    request, prompt, ran, rule, outcome, submit, submitted, result = entries(tmp_path, run_id)
     assert (request["kind"], request["run"], request["model"], request["profile"]) == (
         ("request", run_id, "fake-model", "default")
     )
     assert request["client_tools"] == ["mine"]
     assert "How many?" not in json.dumps(request)
+    told = backend.requests[0].body["messages"][0]["content"]
+    assert (prompt["kind"], prompt["sha256"]) == ("prompt", sha256(told))
     assert (ran["kind"], ran["tool"], ran["arguments"]) == (
         ("call", "execute_bash", {"command": COMMAND})
     )
@@ -85,7 +87,7 @@ async def test_a_run_is_written_down_from_its_request_to_its_files(tmp_path: Pat
     (kept,) = told["files"]
     assert (kept["path"], kept["sha256"]) == ("/testbed/output/a.txt", file["sha256"])
     (finding,) = findings(tmp_path)
-    assert (finding.state, finding.words) == ("ok", "7 lines, submitted")
+    assert (finding.state, finding.words) == ("ok", "8 lines, submitted")
 
 
 async def test_nothing_is_written_unless_it_is_asked_for(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ async def test_many_runs_at_once_have_a_log_each(tmp_path: Path) -> None:
     ):
         with anyio.fail_after(PATIENCE_S):
             await asyncio.gather(*(ask(http) for _ in range(12)))
-    assert [finding.words for finding in findings(tmp_path)] == ["8 lines, submitted"] * 12
+    assert [finding.words for finding in findings(tmp_path)] == ["9 lines, submitted"] * 12
 
 
 async def test_the_choices_of_a_request_are_in_one_log(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ async def test_a_run_that_fails_says_so_at_its_end(tmp_path: Path) -> None:
     async with scripted_backend([bash("ls"), Refusal(400, "no")]) as backend:
         await answered(backend, tmp_path, audited())
     (finding,) = findings(tmp_path)
-    assert (finding.state, finding.words) == ("ok", "4 lines, failed: BackendError")
+    assert (finding.state, finding.words) == ("ok", "5 lines, failed: BackendError")
 
 
 async def test_a_run_whose_client_leaves_says_so_at_its_end(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ async def test_a_run_whose_client_leaves_says_so_at_its_end(tmp_path: Path) -> N
             async with http.stream("POST", PATH, json=asked(stream=True)):
                 await backend.arrived(1)
     (finding,) = findings(tmp_path)
-    assert (finding.state, finding.words) == ("ok", "2 lines, failed: CancelledError")
+    assert (finding.state, finding.words) == ("ok", "3 lines, failed: CancelledError")
 
 
 async def test_the_models_own_answer_is_written_down_too(tmp_path: Path) -> None:

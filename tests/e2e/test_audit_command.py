@@ -39,10 +39,10 @@ async def test_a_killed_server_leaves_an_unfinished_log_and_a_flipped_byte_is_fo
     lines = told.stdout.decode().splitlines()
     assert told.returncode == 0
     assert sorted(line.split()[0] for line in lines) == ["ok", "ok", "unfinished"]
-    assert any(f"{killed}  3 lines: the run is at work, or was killed" in line for line in lines)
+    assert any(f"{killed}  4 lines: the run is at work, or was killed" in line for line in lines)
     (log,) = (state_dir(tmp_path) / "audit").glob(f"*/{whole}.jsonl")
     log.write_bytes(log.read_bytes().replace(b"echo a", b"echo b"))
     told = await run(tmp_path, *verify, whole, **KEY)
     assert told.returncode == 1
     assert told.stdout.decode().startswith("WRONG ")
-    assert "line 2 is not what its hash was made of" in told.stdout.decode()
+    assert "line 3 is not what its hash was made of" in told.stdout.decode()

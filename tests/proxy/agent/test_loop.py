@@ -1,5 +1,6 @@
 """The loop on its straight way: ask, do, tell, until the model is done."""
 
+import hashlib
 import itertools
 import json
 
@@ -35,13 +36,19 @@ async def test_submit_ends_the_run_with_its_answer() -> None:
     assert len(model.requests) == 1
 
 
+def prompt_of(model: ScriptedModel) -> str:
+    """The digest of what it was told before the client's own words."""
+    return hashlib.sha256(model.requests[0]["messages"][0]["content"].encode()).hexdigest()
+
+
 async def test_a_whole_run_is_told_in_order() -> None:
     steps = tool_reply(bash("echo 1 > output/a.csv; echo done"), content="Counting.")
     submit = tool_reply(call("submit", answer="See /testbed/output/a.csv.\n"))
-    run = Run(ScriptedModel([{**steps, "reasoning": "Hm."}, submit]))
+    model = ScriptedModel([{**steps, "reasoning": "Hm."}, submit])
+    run = Run(model)
     await run.go()
     assert run.events == [
-        RunStarted("r1"),
+        RunStarted("r1", prompt_of(model)),
         TurnStarted(1),
         ReasoningDelta("Hm."),
         Narration("Counting."),
@@ -168,7 +175,7 @@ async def test_prose_that_shows_the_model_is_done_is_the_answer() -> None:
     result = await run.go()
     assert (result.answer, result.stop_reason) == ("There are 42.", StopReason.ANSWERED)
     assert run.events == [
-        RunStarted("r1"),
+        RunStarted("r1", prompt_of(model)),
         TurnStarted(1),
         AnswerDelta("There are 42."),
         RunFinished(StopReason.ANSWERED, {}),
