@@ -160,8 +160,8 @@ async def test_clients_that_leave_at_random_moments_leave_nothing_behind(
                 crowd = Crowd(url, seed=2)
                 await crowd.come(leaving=count, at_a_time=at_a_time)
                 await quiet(kind, marker, tmp_path)
-                await model.aclose()  # the connections it keeps for the next call
                 await gone(lambda: tasks() - at_work)
+                await model.aclose()  # the connections it keeps for the next call
                 await gone(lambda: open_files() - files)
             await gone(lambda: open_files() - at_first)
     assert crowd.left >= count
