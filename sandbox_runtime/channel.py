@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 256
 """Of programs inside, at one time."""
 PATIENCE_S = 10.0
-"""How long the agent may be silent while something is asked of it, before it must show that it is
+"""How long the agent may be silent while it has something to do, before it must show that it is
 alive; and how long it has for that."""
 HOLD_BYTES = 1 << 16
 """No more is held back to go out together."""
@@ -97,9 +97,7 @@ class Channel:
         """Begin an operation; `more` as in `send`."""
         if self.lost:
             raise self.lost_error()
-        if self._watch is None and not self._asking:
-            self._heard_at = asyncio.get_running_loop().time()
-            self._look_in(self._patience_s)
+        self._expect_life()
         number = self._next
         self._next += 2
         stream = self._streams[number] = Stream(self, number)
@@ -204,11 +202,16 @@ class Channel:
             pass
         self._wake_all()
 
+    def _expect_life(self) -> None:
+        if self._watch is None and not self._asking:
+            self._heard_at = asyncio.get_running_loop().time()
+            self._look_in(self._patience_s)
+
     def _look_in(self, seconds: float) -> None:
         self._watch = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Whether an agent of which something is asked has been silent too long. One look for all
+        """Whether an agent that has something to do has been silent too long. One look for all
         that goes on: most operations are over long before."""
         self._watch = None
         if self.lost or not self._streams:
@@ -245,6 +248,7 @@ class Channel:
         if self.on_connection is None or len(self._connections) >= MAX_CONNECTIONS:
             self.write(frame(number, RESET))
             return
+        self._expect_life()
         connection = self._streams[number] = Connection(self, number)
         task = asyncio.ensure_future(self.on_connection(connection))
         self._connections.add(task)
