@@ -11,23 +11,23 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.disk_watch import DiskWatch, Usage
 from sandbox_runtime.backends.docker_agent import AgentVolumes
+from sandbox_runtime.backends.docker_api import Facts, MissingError
 from sandbox_runtime.backends.docker_attach import attach
 from sandbox_runtime.backends.docker_check import findings
 from sandbox_runtime.backends.docker_container import AGENT_PATH, Blueprint, Image, is_runsc
 from sandbox_runtime.backends.docker_disk import DockerDisk
-from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, Facts, MissingError, said
+from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
 from sandbox_runtime.backends.docker_guest import DockerGuest
 from sandbox_runtime.backends.guest_user import guest_user
 from sandbox_runtime.backends.memory_disk import FILES_PER_MIB
@@ -65,15 +65,15 @@ class _Removals:
         self.pending: set[str] = set()
         """Ours, from before the engine is asked for one until after it was asked to remove it."""
 
-    def hasten(self, name: str) -> None:
+    async def hasten(self, name: str) -> None:
         if self._leftovers:
-            self._leftovers.kill(name)
+            await asyncio.to_thread(self._leftovers.kill, name)
 
-    def over(self, name: str) -> None:
+    async def over(self, name: str) -> None:
         self.pending.discard(name)
         self._watch.discard(name)
         if self._leftovers:
-            self._leftovers.end(name)
+            await asyncio.to_thread(self._leftovers.end, name)
 
 
 class DockerBackend:
@@ -122,9 +122,9 @@ class DockerBackend:
         guest = DockerGuest(name, self._engine, self._runtime, self._removals)
         self._removals.pending.add(name)
         try:
-            agent = await _to_its_end(self._create, name, isolation)
+            agent = await _to_its_end(self._create(name, isolation))
             guest.attachment = await attach(self._engine.url, self._engine.api_version, name)
-            await anyio.to_thread.run_sync(self._engine.start, name)
+            await self._engine.start(name)
             await guest.send(agent)
         except (*ENGINE_ERRORS, OSError) as error:
             self._agents.forget()
@@ -141,28 +141,34 @@ class DockerBackend:
 
     async def fingerprint(self) -> str:
         try:
-            return (await anyio.to_thread.run_sync(self._inspect_image)).id
+            return (await self._inspect_image()).id
         except ENGINE_ERRORS as error:
             raise SandboxStartError(f"cannot use {self._image!r}: {said(error)}") from error
 
     async def sweep(self) -> int:
         try:
-            return await anyio.to_thread.run_sync(self._sweep)
+            return await self._sweep()
         except ENGINE_ERRORS as error:
             logger.warning("leftovers could not be swept, the next sweep will: %s", said(error))
             return 0
 
     async def check(self) -> list[Check]:
-        return await anyio.to_thread.run_sync(self._check)
+        facts = self._engine.facts
+        disk = "disk by the storage driver" if self._has_quota else "disk watched, and stopped"
+        return [
+            Check("docker engine", True, f"{facts['ServerVersion']} at {self._engine.url}"),
+            await self._check_image(),
+            *findings(facts, self._runtime, disk),
+        ]
 
     async def aclose(self) -> None:
         await self._watch.aclose()
-        self._engine.close()
+        await self._engine.aclose()
         self._owner.release()
 
-    def _create(self, name: str, isolation: Isolation) -> bytes:
+    async def _create(self, name: str, isolation: Isolation) -> bytes:
         """Make a container; returns what its agent is to be told first."""
-        image = self._inspect_image()
+        image = await self._inspect_image()
         config = self._guest_config(isolation)
         native = native_agent(image.machine, self._agent)
         blueprint = Blueprint(
@@ -172,23 +178,23 @@ class DockerBackend:
             labels=self._labels | self._expiry(),
             runtime=self._runtime,
             inputs=self._inputs,
-            agent_volume=self._agents.name(native, image) if native else None,
+            agent_volume=await self._agents.name(native, image) if native else None,
         )
-        container_id = self._make(name, blueprint)
+        container_id = await self._make(name, blueprint)
         if self._leftovers:
-            self._leftovers.note(name, container_id)
-        return native_input(config) if native else program(config)
+            await asyncio.to_thread(self._leftovers.note, name, container_id)
+        return native_input(config) if native else await asyncio.to_thread(program, config)
 
-    def _make(self, name: str, blueprint: Blueprint) -> str:
+    async def _make(self, name: str, blueprint: Blueprint) -> str:
         if self._has_quota:
             try:
-                return self._engine.create(name, replace(blueprint, quota=True).config())
+                return await self._engine.create(name, replace(blueprint, quota=True).config())
             except ENGINE_ERRORS as error:
                 if "quota" not in said(error):
                     raise
                 logger.info("the storage driver bounds no disk, so disks are watched: %s", error)
                 self._has_quota = False
-        return self._engine.create(name, blueprint.config())
+        return await self._engine.create(name, blueprint.config())
 
     def _guest_config(self, isolation: Isolation) -> GuestConfig:
         config = GuestConfig(lifetime_s=self._lifetime_s)
@@ -206,20 +212,24 @@ class DockerBackend:
             mib = isolation.disk_mib
             self._watch.add(guest.id, Usage(mib << 20, mib * FILES_PER_MIB), guest.stop)
 
-    def _inspect_image(self) -> Image:
-        facts = self._engine.image(self._image)
+    async def _inspect_image(self) -> Image:
+        facts = await self._engine.image(self._image)
         machine = _MACHINES.get(facts.get("Architecture", ""), "")
         return Image(facts["Id"], machine, tuple(facts["Config"].get("Volumes") or ()))
 
-    def _sweep(self) -> int:
-        found = self._engine.containers(f"{INSTALL_LABEL}={self._owner.install_id}")
-        removed = sum(self._remove_leftover(each) for each in found)
+    async def _sweep(self) -> int:
+        label = f"{INSTALL_LABEL}={self._owner.install_id}"
+        found = await asyncio.to_thread(self._engine.containers, label)
+        removed = sum([await self._remove_leftover(each) for each in found])
         if self._leftovers:
-            self._leftovers.sweep(lambda name: self._owner.is_dead(name.split("-")[1]))
-        self._owner.forget_dead()
+            await asyncio.to_thread(self._leftovers.sweep, self._is_of_the_dead)
+        await asyncio.to_thread(self._owner.forget_dead)
         return removed
 
-    def _remove_leftover(self, container: Facts) -> bool:
+    def _is_of_the_dead(self, name: str) -> bool:
+        return self._owner.is_dead(name.split("-")[1])
+
+    async def _remove_leftover(self, container: Facts) -> bool:
         """Remove a container if nobody has it: its owner is dead, its time is over, or we have lost
         it to an engine that did not answer."""
         labels, name = container["Labels"], container["Names"][0].strip("/")
@@ -228,24 +238,15 @@ class DockerBackend:
         if not expired and not lost and not self._owner.is_dead(labels.get(OWNER_LABEL, "")):
             return False
         try:
-            self._engine.remove(container["Id"])
+            await self._engine.remove(container["Id"])
         except ENGINE_ERRORS as error:
             logger.warning("%s could not be swept: %s", container["Id"], said(error))
             return False
         return True
 
-    def _check(self) -> list[Check]:
-        facts = self._engine.facts
-        disk = "disk by the storage driver" if self._has_quota else "disk watched, and stopped"
-        return [
-            Check("docker engine", True, f"{facts['ServerVersion']} at {self._engine.url}"),
-            self._check_image(),
-            *findings(facts, self._runtime, disk),
-        ]
-
-    def _check_image(self) -> Check:
+    async def _check_image(self) -> Check:
         try:
-            image = self._inspect_image()
+            image = await self._inspect_image()
         except MissingError:
             return Check(
                 "docker image",
@@ -257,9 +258,9 @@ class DockerBackend:
         return Check("docker image", True, f"{self._image} {image.id[7:19]}, {agent} agent")
 
 
-async def _to_its_end(work: Callable[[str, Isolation], T], name: str, isolation: Isolation) -> T:
-    """Have something done in a thread, and come back only when it is over, also when cancelled."""
-    doing = asyncio.ensure_future(asyncio.to_thread(work, name, isolation))
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Have something done, and come back only when it is over, also when cancelled."""
+    doing = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(doing)
     except asyncio.CancelledError:

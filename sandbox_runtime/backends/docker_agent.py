@@ -4,10 +4,10 @@ It travels over the engine's own connection, so a remote engine is served as wel
 named after the program: another program has another volume, and nothing is ever overwritten.
 """
 
+import asyncio
 import hashlib
 import io
 import tarfile
-import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,25 +25,23 @@ class AgentVolumes:
         self._engine = engine
         self._labels = labels
         self._filled: dict[Path, str] = {}
-        self._filling = threading.Lock()
+        self._filling = asyncio.Lock()
 
-    def name(self, program: Path, image: Image) -> str:
-        """The volume that holds a program; it blocks, and most of all the first time.
-
-        Raises one of ENGINE_ERRORS.
-        """
-        with self._filling:
+    async def name(self, program: Path, image: Image) -> str:
+        """The volume that holds a program. Raises one of ENGINE_ERRORS."""
+        async with self._filling:
             if program not in self._filled:
-                self._filled[program] = self._fill(program.read_bytes(), image)
+                content = await asyncio.to_thread(program.read_bytes)
+                self._filled[program] = await self._fill(content, image)
             return self._filled[program]
 
     def forget(self) -> None:
         """Look again at the next start: somebody may have removed one."""
         self._filled.clear()
 
-    def _fill(self, program: bytes, image: Image) -> str:
+    async def _fill(self, program: bytes, image: Image) -> str:
         volume = f"{_NAME}-{hashlib.sha256(program).hexdigest()[:12]}"
-        self._engine.make_volume(volume)
+        await self._engine.make_volume(volume)
         helper = f"{_NAME}-{uuid.uuid4().hex[:12]}"
         mount = {"Type": "volume", "Source": volume, "Target": AGENT_DIR}
         config = {
@@ -52,12 +50,12 @@ class AgentVolumes:
             "Labels": dict(self._labels),
             "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
         }
-        self._engine.create(helper, config)  # never started: files can be put in all the same
+        await self._engine.create(helper, config)  # never started: files can be put in all the same
         try:
-            if not self._engine.has_file(helper, AGENT_PATH):
-                self._engine.put(helper, AGENT_DIR, _tar(Path(AGENT_PATH).name, program))
+            if not await self._engine.has_file(helper, AGENT_PATH):
+                await self._engine.put(helper, AGENT_DIR, _tar(Path(AGENT_PATH).name, program))
         finally:
-            self._engine.remove(helper)
+            await self._engine.remove(helper)
         return volume
 
 

@@ -108,7 +108,7 @@ async def _connect(base_url: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
         return await asyncio.open_unix_connection(url.path, limit=READ_BYTES)
     if url.scheme == "https":
         return await asyncio.open_connection(
-            url.hostname, url.port, ssl=_tls_context(), limit=READ_BYTES
+            url.hostname, url.port, ssl=tls_context(), limit=READ_BYTES
         )
     if url.scheme in ("tcp", "http"):
         return await asyncio.open_connection(url.hostname, url.port, limit=READ_BYTES)
@@ -117,7 +117,7 @@ async def _connect(base_url: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
     )
 
 
-def _tls_context() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     """What the Docker command line does with DOCKER_CERT_PATH and DOCKER_TLS_VERIFY."""
     certificates = Path(os.environ.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
     context = ssl.create_default_context()

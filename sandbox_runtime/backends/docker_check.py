@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 
 from sandbox_runtime.backends.base import Check
+from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_container import is_runsc
-from sandbox_runtime.backends.docker_engine import Facts
 
 _LIMITS = {"memory": "MemoryLimit", "swap": "SwapLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
 _NEEDED = ("memory", "pids")

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox_runtime.backends.disk_watch import Usage
-from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, Facts
+from sandbox_runtime.backends.docker_api import Facts
+from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine
 
 logger = logging.getLogger(__name__)
 

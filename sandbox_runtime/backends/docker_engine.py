@@ -1,13 +1,13 @@
-"""A Docker engine: the calls we make of it, each blocking, each raising one of ENGINE_ERRORS.
+"""A Docker engine: the calls we make of it, each raising one of ENGINE_ERRORS.
 
-The one door to the SDK. Configurations go to the engine as its API has them: the SDK's own
-builders know less than the engine does.
+The one door to the SDK, whose calls block; what every container's life is made of goes without it.
+Configurations go to the engine as its API has them: the SDK's own builders know less than the
+engine does.
 """
 
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
 from typing import Any
 
 import docker
@@ -16,16 +16,22 @@ import requests
 import requests.exceptions
 from docker.utils import kwargs_from_env
 
+from sandbox_runtime.backends.docker_api import (
+    API_ERRORS,
+    ConflictError,
+    DockerAPI,
+    Facts,
+    MissingError,
+)
 from sandbox_runtime.errors import SandboxStartError
 
-ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException)
-MissingError = docker.errors.NotFound
-"""The engine knows no such container, image or volume."""
+ENGINE_ERRORS = (
+    docker.errors.DockerException,
+    requests.exceptions.RequestException,
+    *API_ERRORS,
+)
 _TIMEOUT_S = 30
 _REASON_CHARS = 500
-
-Facts = Mapping[str, Any]
-"""What the engine says, in its own names."""
 
 
 def connect(host: str | None = None) -> tuple[Any, str]:
@@ -61,27 +67,69 @@ class Engine:
         except ENGINE_ERRORS as error:
             self._client.close()
             raise SandboxStartError(f"the engine at {self.url} does not answer: {error}") from error
+        self._api = DockerAPI(self.url, self.api_version, timeout_s=_TIMEOUT_S)
 
     @property
     def api_version(self) -> str:
         version: str = self._client.api_version
         return version
 
-    def image(self, name: str) -> Facts:
-        facts: Facts = self._client.inspect_image(name)
-        return facts
+    async def image(self, name: str) -> Facts:
+        return await self._api.call("GET", f"images/{name}/json")
 
-    def create(self, name: str, config: Facts) -> str:
+    async def create(self, name: str, config: Facts) -> str:
         """Make a container; returns its id."""
-        made: Facts = self._client.create_container_from_config(config, name)
+        made = await self._api.call("POST", "containers/create", params={"name": name}, body=config)
         return str(made["Id"])
 
-    def start(self, name: str) -> None:
-        self._client.start(name)
+    async def start(self, name: str) -> None:
+        await self._api.call("POST", f"containers/{name}/start")
+
+    async def update(self, name: str, limits: Facts) -> None:
+        """Change a running container's limits."""
+        await self._api.call("POST", f"containers/{name}/update", body=limits)
+
+    async def remove(self, name: str) -> None:
+        """End and remove a container; nothing happens when there is none."""
+        with contextlib.suppress(MissingError):  # which is what we want
+            try:
+                await self._api.call(
+                    "DELETE", f"containers/{name}", params={"force": "1", "v": "1"}
+                )
+            except ConflictError:  # the engine removes it already, by itself
+                gone = {"condition": "removed"}
+                await self._api.call("POST", f"containers/{name}/wait", params=gone)
+
+    async def has_file(self, container: str, path: str) -> bool:
+        """Whether a container, running or not, has something at that path."""
+        try:
+            await self._api.call("HEAD", f"containers/{container}/archive", params={"path": path})
+        except MissingError:
+            return False
+        return True
+
+    async def put(self, container: str, directory: str, tar: bytes) -> None:
+        """Unpack a tar in a container, running or not."""
+        where = {"path": directory}
+        await self._api.call("PUT", f"containers/{container}/archive", params=where, data=tar)
+
+    async def make_volume(self, name: str) -> None:
+        """Make a volume, if there is none of that name."""
+        await self._api.call("POST", "volumes/create", body={"Name": name})
+
+    # By the SDK: each blocks
 
     def container(self, name: str, *, size: bool = False) -> Facts:
         """About a container; with `size` also what it has written to its disk (`SizeRw`)."""
-        facts: Facts = self._call("get", f"containers/{name}/json", {"size": int(size)}).json()
+        url = f"{self._client.base_url}/v{self.api_version}/containers/{name}/json"
+        answer: requests.Response = self._client.get(
+            url, params={"size": int(size)}, timeout=_TIMEOUT_S
+        )
+        try:
+            answer.raise_for_status()
+        except requests.exceptions.HTTPError as error:
+            docker.errors.create_api_error_from_http_exception(error)
+        facts: Facts = answer.json()
         return facts
 
     def containers(self, label: str) -> list[Facts]:
@@ -89,63 +137,21 @@ class Engine:
         found: list[Facts] = self._client.containers(all=True, filters={"label": label})
         return found
 
-    def update(self, name: str, limits: Facts) -> None:
-        """Change a running container's limits."""
-        self._call("post", f"containers/{name}/update", json=limits)
-
-    def remove(self, name: str) -> None:
-        """End and remove a container; nothing happens when there is none."""
-        with contextlib.suppress(MissingError):  # which is what we want
-            try:
-                self._client.remove_container(name, force=True, v=True)
-            except docker.errors.APIError as error:
-                if error.status_code != requests.codes.conflict:
-                    raise
-                # The engine removes it already, by itself.
-                self._client.wait(name, condition="removed")
-
     def exit_code(self, name: str, wait_s: float) -> int | None:
         """With what a container's main process has ended; None while it runs."""
         try:
             answer: Facts = self._client.wait(name, timeout=wait_s)
+        except docker.errors.NotFound as error:
+            raise MissingError(said(error)) from error
         except requests.exceptions.ConnectionError:  # as the SDK also calls a time that is up
             if self.container(name)["State"]["Running"]:
                 return None
             raise
         return int(answer["StatusCode"])
 
-    def has_file(self, container: str, path: str) -> bool:
-        """Whether a container, running or not, has something at that path."""
-        try:
-            self._call("head", f"containers/{container}/archive", {"path": path})
-        except MissingError:
-            return False
-        return True
-
-    def put(self, container: str, directory: str, tar: bytes) -> None:
-        """Unpack a tar in a container, running or not."""
-        self._client.put_archive(container, directory, tar)
-
-    def make_volume(self, name: str) -> None:
-        """Make a volume, if there is none of that name."""
-        self._client.create_volume(name)
-
-    def close(self) -> None:
+    async def aclose(self) -> None:
+        await self._api.aclose()
         self._client.close()
-
-    def _call(
-        self, method: str, path: str, params: Facts | None = None, json: Facts | None = None
-    ) -> requests.Response:
-        """What the SDK has no method for, or one that leaves out what we need."""
-        url = f"{self._client.base_url}/v{self.api_version}/{path}"
-        answer: requests.Response = self._client.request(
-            method, url, params=params, json=json, timeout=_TIMEOUT_S
-        )
-        try:
-            answer.raise_for_status()
-        except requests.exceptions.HTTPError as error:
-            docker.errors.create_api_error_from_http_exception(error)
-        return answer
 
 
 def said(error: Exception) -> str:

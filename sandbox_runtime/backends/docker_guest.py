@@ -10,9 +10,10 @@ import anyio.to_thread
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Pressure
+from sandbox_runtime.backends.docker_api import MissingError
 from sandbox_runtime.backends.docker_attach import Attachment
 from sandbox_runtime.backends.docker_container import limits
-from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, MissingError, said
+from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
 from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
@@ -24,12 +25,12 @@ _KILLED = 128 + signal.SIGKILL
 
 
 class Removal(Protocol):
-    """What is to be done about a container's end beside asking the engine; both may block."""
+    """What is to be done about a container's end beside asking the engine."""
 
-    def hasten(self, name: str) -> None:
+    async def hasten(self, name: str) -> None:
         """The engine takes long to remove it."""
 
-    def over(self, name: str) -> None:
+    async def over(self, name: str) -> None:
         """It is removed, or could not be."""
 
 
@@ -75,7 +76,7 @@ class DockerGuest:
     async def limit(self, isolation: Isolation) -> None:
         bounds = limits(isolation, self._runtime)
         try:
-            await anyio.to_thread.run_sync(self._engine.update, self._name, bounds)
+            await self._engine.update(self._name, bounds)
         except ENGINE_ERRORS as error:
             raise SandboxStartError(
                 f"the limits of sandbox {self._name} cannot be changed: {said(error)}"
@@ -96,20 +97,20 @@ class DockerGuest:
     async def _end(self) -> bool:
         if self.attachment:
             self.attachment.close()
-        removing = asyncio.ensure_future(asyncio.to_thread(self._remove))
+        removing = asyncio.ensure_future(self._remove())
         done, _ = await asyncio.wait([removing], timeout=_REMOVAL_PATIENCE_S)
         if not done:
-            await anyio.to_thread.run_sync(self._removal.hasten, self._name)
+            await self._removal.hasten(self._name)
         return await removing
 
-    def _remove(self) -> bool:
+    async def _remove(self) -> bool:
         try:
-            self._engine.remove(self._name)
+            await self._engine.remove(self._name)
         except ENGINE_ERRORS as error:
             logger.warning("%s could not be removed, a sweep will: %s", self._name, said(error))
             return False
         finally:
-            self._removal.over(self._name)
+            await self._removal.over(self._name)
         return True
 
     async def _find_cause(self) -> str:

@@ -110,14 +110,14 @@ async def test_the_native_agents_volume_is_filled_once_and_again_when_somebody_r
     engine = Engine()
     volumes = AgentVolumes(engine, {})
     for _ in range(2):
-        name = await asyncio.to_thread(volumes.name, program, image)
-        assert await asyncio.to_thread(volumes.name, program, image) == name
+        name = await volumes.name(program, image)
+        assert await volumes.name(program, image) == name
         run = ["docker", "run", "--rm", "-v", f"{name}:/.agent", image.id, "/.agent/agent"]
         printed = await anyio.run_process(run)
         assert printed.stdout.decode() in program.read_text()
         await anyio.run_process(["docker", "volume", "rm", name])
         volumes.forget()
-    engine.close()
+    await engine.aclose()
 
 
 async def test_a_start_that_is_given_up_leaves_no_container(

@@ -11,8 +11,9 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.disk_watch import Usage
 from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_disk import DockerDisk
-from sandbox_runtime.backends.docker_engine import Engine, Facts
+from sandbox_runtime.backends.docker_engine import Engine
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
@@ -116,4 +117,4 @@ async def test_an_engine_that_is_far_away_is_asked_how_much_was_written(
     assert disk.filled() != Usage()  # for all that one can know
     await sandbox.close()
     assert await asyncio.to_thread(disk.used, sandbox.id, Usage()) is None
-    engine.close()
+    await engine.aclose()

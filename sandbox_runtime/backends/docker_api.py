@@ -1,0 +1,118 @@
+"""A Docker engine's API over asyncio: the calls that every container's life is made of.
+
+Through the SDK each of them took a thread and several times the processor time.
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+from yarl import URL
+
+from sandbox_runtime.backends.docker_attach import tls_context
+
+Facts = Mapping[str, Any]
+"""What the engine says, in its own names."""
+
+
+class RefusedError(Exception):
+    """The engine says no, and why."""
+
+
+class MissingError(RefusedError):
+    """It knows no such container, image or volume."""
+
+
+class ConflictError(RefusedError):
+    """It is at it already."""
+
+
+API_ERRORS = (RefusedError, aiohttp.ClientError)
+
+
+class DockerAPI:
+    """Connections to the engine at one address, opened in the loop that calls first.
+
+    `timeout_s` bounds every wait for the engine's next words.
+    """
+
+    def __init__(self, url: str, version: str, *, timeout_s: float) -> None:
+        self._address = urlsplit(url)
+        self._version = version
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=timeout_s, sock_read=timeout_s
+        )
+        self._session: aiohttp.ClientSession | None = None
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Facts | None = None,
+        data: bytes | None = None,
+    ) -> Facts:
+        """Ask for something; returns what the engine says of it, which may be nothing.
+
+        Raises one of API_ERRORS.
+        """
+        written = f"{self._base()}/v{self._version}/{quote(path, safe='/:')}"
+        url = URL(written, encoded=True).with_query(params)
+        sent = io.BytesIO(data) if data is not None else None  # aiohttp would warn of large bytes
+        async with self._opened().request(method, url, json=body, data=sent) as answer:
+            said = await answer.read()
+        if answer.status >= 400:
+            raise _refused(answer.status, said)
+        return _facts(said) if said else {}
+
+    async def aclose(self) -> None:
+        """Close all connections; the next call would open new ones."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=self._timeout,
+                connector=self._connector(),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        match self._address.scheme:
+            case "unix" | "http+docker":
+                return aiohttp.UnixConnector(self._address.path)
+            case "https":
+                return aiohttp.TCPConnector(ssl=tls_context())
+        return aiohttp.TCPConnector()
+
+    def _base(self) -> str:
+        match self._address.scheme:
+            case "unix" | "http+docker":
+                return "http://docker"
+            case "https":
+                return f"https://{self._address.netloc}"
+        return f"http://{self._address.netloc}"
+
+
+def _facts(said: bytes) -> Facts:
+    try:
+        facts: Facts = json.loads(said)
+    except ValueError as error:
+        raise RefusedError(f"it answers with what is no JSON: {error}") from error
+    return facts
+
+
+def _refused(status: int, said: bytes) -> RefusedError:
+    try:
+        why = str(json.loads(said)["message"])
+    except (ValueError, KeyError, TypeError):
+        why = said.decode(errors="replace").strip() or f"its status is {status}"
+    kinds: dict[int, type[RefusedError]] = {404: MissingError, 409: ConflictError}
+    return kinds.get(status, RefusedError)(why)
