@@ -24,7 +24,8 @@ _ROUND_S = 0.5
 _RESERVE_BYTES = 1 << 30
 """What is kept free on the host's disk, if it must be at the expense of sandboxes."""
 _FULL_ROUND = 8
-"""How many looks apart everybody is measured where something is freed, which hides writing."""
+"""How many looks apart everybody is measured where anything is written or freed: what one frees
+hides what another writes at the same time."""
 _LARGE_BYTES = 16 << 20
 """Stopping a sandbox with less would not help the host."""
 
@@ -88,7 +89,7 @@ class DiskWatch:
         self._filled = Usage()
         self._looks = 0
         self._free: int | None = None
-        self._was_freed = False
+        self._has_changed = False
         self._watching: asyncio.Task[None] | None = None
 
     def add(self, name: str, limit: Usage, stop: Callable[[str], None]) -> None:
@@ -135,14 +136,14 @@ class DiskWatch:
         return reasons
 
     def _is_full_round(self) -> bool:
-        """Whether something was freed of late, which may have hidden what somebody wrote."""
+        """Whether more may have been written of late than the disk shows."""
         before, self._free = self._free, self._disk.free_bytes()
-        if before is not None and self._free is not None and self._free > before:
-            self._was_freed = True
+        if before is not None and self._free != before:
+            self._has_changed = True
         self._looks += 1
-        if self._looks % _FULL_ROUND or not self._was_freed:
+        if self._looks % _FULL_ROUND or not self._has_changed:
             return False
-        self._was_freed = False
+        self._has_changed = False
         return True
 
     def _measure(self, due: dict[str, _Watched], filled: Usage) -> None:

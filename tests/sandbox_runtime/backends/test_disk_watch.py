@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import anyio
+import pytest
 
 from sandbox_runtime.backends.disk_watch import DiskWatch, Usage
 from tests.fakes.waiting import until
@@ -111,7 +112,8 @@ async def test_who_was_measured_is_left_alone_until_that_much_more_was_written()
     await sandboxes.watch.aclose()
 
 
-async def test_what_somebody_frees_does_not_hide_what_another_writes() -> None:
+@pytest.mark.parametrize("seen_bytes", [MIB, -MIB])
+async def test_what_somebody_frees_does_not_hide_what_another_writes(seen_bytes: int) -> None:
     disk = PretendDisk()
     disk.free = 1000 * MIB
     sandboxes = Sandboxes(disk)
@@ -120,7 +122,7 @@ async def test_what_somebody_frees_does_not_hide_what_another_writes() -> None:
     disk.by_others = Usage(-101 * MIB, -10)
     await a_few_looks(disk)
     assert not sandboxes.stopped
-    disk.free += MIB
+    disk.free += seen_bytes
     assert "exceeded" in await sandboxes.is_stopped("hidden")
     await sandboxes.watch.aclose()
 
