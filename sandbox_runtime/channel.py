@@ -186,14 +186,9 @@ class Channel:
     async def _read(self) -> None:
         why = ""
         try:
-            while data := await self.guest.receive():
-                self._heard_at = asyncio.get_running_loop().time()
-                for number, kind, payload in self._decoder.feed(data):
-                    self._dispatch(number, kind, payload)
+            await self.guest.listen(self._take)
         except ProtocolError as error:
             why = f"it broke the protocol: {error}"
-        except OSError as error:
-            why = f"its output failed: {error}"
         self._lose(why or self.guest.last_words() or "it ended")
         try:
             async with asyncio.timeout(FAREWELL_S):
@@ -201,6 +196,11 @@ class Channel:
         except TimeoutError:
             pass
         self._wake_all()
+
+    def _take(self, data: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        for number, kind, payload in self._decoder.feed(data):
+            self._dispatch(number, kind, payload)
 
     def _expect_life(self) -> None:
         if self._watch is None and not self._asking:

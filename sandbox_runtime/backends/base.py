@@ -1,5 +1,6 @@
 """What a backend is: a byte stream to an agent in an isolated place, and a kill()."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +24,11 @@ class Guest(Protocol):
     def id(self) -> str:
         """The backend's own name for it."""
 
-    async def receive(self) -> bytes:
-        """The next bytes the agent wrote; b"" when it is gone."""
+    async def listen(self, take: Callable[[bytes], None]) -> None:
+        """Hand over the bytes that the agent writes as they come; returns when it is gone.
+
+        Raises the ProtocolError that `take` raises.
+        """
 
     def write(self, data: bytes) -> None:
         """Queue for the agent without waiting; lost when it is gone."""

@@ -266,11 +266,10 @@ def _installed() -> Check:
 
 async def _read_all(guest: ProcessGuest) -> bytes:
     """What it prints until it ends; nothing if it does not end in time."""
-    printed = b""
+    printed = bytearray()
     try:
         async with asyncio.timeout(_TRIAL_TIMEOUT_S):
-            while data := await guest.receive():
-                printed += data
+            await guest.listen(printed.extend)
     except TimeoutError:
         return b""
-    return printed
+    return bytes(printed)

@@ -11,40 +11,34 @@ import struct
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sandbox_runtime.backends.duplex import Duplex, Take
 from sandbox_runtime.errors import SandboxStartError
 
 HEADER = struct.Struct(">BxxxI")
 STDOUT = 1
-MAX_HEAD_BYTES = 16 * 1024
-READ_BYTES = 256 * 1024
 LAST_WORDS_BYTES = 4096
 
 
 class Attachment:
     """Bytes to and from a container's main process."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, duplex: Duplex) -> None:
+        self._duplex = duplex
         self._buffer = bytearray()
         self._errors = b""
 
-    async def receive(self) -> bytes:
-        """The next bytes of standard output; b"" at the end. Standard error is kept aside."""
-        while True:
-            output = self._demultiplex()
-            if output:
-                return output
-            try:
-                data = await self._reader.read(READ_BYTES)
-            except ConnectionError:
-                return b""
-            if not data:
-                return b""
-            self._buffer += data
+    async def listen(self, take: Take) -> None:
+        """Hand over standard output until its end. Standard error is kept aside."""
 
-    def _demultiplex(self) -> bytes:
-        """Take what is there of standard output, whole frames or parts of one."""
+        def demultiplex(data: bytes) -> None:
+            self._buffer += data
+            if output := self._output():
+                take(output)
+
+        await self._duplex.listen(demultiplex)
+
+    def _output(self) -> bytes:
+        """Take what is there of standard output: whole frames."""
         output = bytearray()
         while len(self._buffer) >= HEADER.size:
             stream, length = HEADER.unpack_from(self._buffer)
@@ -60,16 +54,15 @@ class Attachment:
 
     def write(self, data: bytes) -> None:
         """Queue for standard input without waiting."""
-        self._writer.write(data)
+        self._duplex.write(data)
 
     async def send(self, data: bytes) -> None:
         """Write to standard input. Raises OSError when the connection is gone."""
-        self._writer.write(data)
-        await self._writer.drain()
+        await self._duplex.send(data)
 
     def close(self) -> None:
         """Hang up; the container's standard input ends with it (`StdinOnce`)."""
-        self._writer.transport.abort()  # nothing is worth waiting for a peer that may be gone
+        self._duplex.abort()  # nothing is worth waiting for a peer that may be gone
 
     def last_words(self) -> str:
         """The end of standard error."""
@@ -79,42 +72,41 @@ class Attachment:
 async def attach(base_url: str, api_version: str, container_id: str) -> Attachment:
     """Attach to a container that is not started yet. Raises SandboxStartError."""
     try:
-        reader, writer = await _connect(base_url)
+        duplex = await _connect(base_url)
     except OSError as error:
         raise SandboxStartError(f"cannot reach the engine at {base_url}: {error}") from error
-    attachment = Attachment(reader, writer)
     try:
-        await attachment.send(
+        await duplex.send(
             f"POST /v{api_version}/containers/{container_id}/attach"
             "?stream=1&stdin=1&stdout=1&stderr=1 HTTP/1.1\r\n"
             "Host: docker\r\nUpgrade: tcp\r\nConnection: Upgrade\r\n"
             "Content-Length: 0\r\n\r\n".encode()
         )
-        head = await reader.readuntil(b"\r\n\r\n")
+        head = await duplex.until(b"\r\n\r\n")
         if head.split(b" ", 2)[1] not in (b"101", b"200"):
             raise SandboxStartError(f"the engine refused to attach: {head[:200]!r}")
-    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-        attachment.close()
+    except (OSError, ValueError, IndexError) as error:
+        duplex.abort()
         raise SandboxStartError(f"cannot attach to container {container_id}: {error}") from error
     except BaseException:  # refused or cancelled
-        attachment.close()
+        duplex.abort()
         raise
-    return attachment
+    return Attachment(duplex)
 
 
-async def _connect(base_url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(base_url: str) -> Duplex:
     url = urlsplit(base_url)
+    loop = asyncio.get_running_loop()
     if url.scheme in ("unix", "http+docker"):
-        return await asyncio.open_unix_connection(url.path, limit=READ_BYTES)
-    if url.scheme == "https":
-        return await asyncio.open_connection(
-            url.hostname, url.port, ssl=tls_context(), limit=READ_BYTES
+        _, duplex = await loop.create_unix_connection(Duplex, url.path)
+    elif url.scheme in ("tcp", "http", "https"):
+        tls = tls_context() if url.scheme == "https" else None
+        _, duplex = await loop.create_connection(Duplex, url.hostname or "", url.port or 0, ssl=tls)
+    else:
+        raise SandboxStartError(
+            f"DOCKER_HOST scheme {url.scheme!r} is not supported: forward it to tcp"
         )
-    if url.scheme in ("tcp", "http"):
-        return await asyncio.open_connection(url.hostname, url.port, limit=READ_BYTES)
-    raise SandboxStartError(
-        f"DOCKER_HOST scheme {url.scheme!r} is not supported: forward it to tcp"
-    )
+    return duplex
 
 
 def tls_context() -> ssl.SSLContext:

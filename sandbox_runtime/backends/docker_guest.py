@@ -14,6 +14,7 @@ from sandbox_runtime.backends.docker_api import MissingError
 from sandbox_runtime.backends.docker_attach import Attachment
 from sandbox_runtime.backends.docker_container import limits
 from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
+from sandbox_runtime.backends.duplex import Take
 from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
@@ -50,12 +51,11 @@ class DockerGuest:
     def id(self) -> str:
         return self._name
 
-    async def receive(self) -> bytes:
+    async def listen(self, take: Take) -> None:
         assert self.attachment
-        data = await self.attachment.receive()
-        if not data and self._ending is None and not self._cause:
+        await self.attachment.listen(take)
+        if self._ending is None and not self._cause:
             self._cause = await self._find_cause()
-        return data
 
     def write(self, data: bytes) -> None:
         assert self.attachment

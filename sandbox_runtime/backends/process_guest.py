@@ -13,18 +13,14 @@ from pathlib import Path
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Pressure
 from sandbox_runtime.backends.cgroups import Cgroup
+from sandbox_runtime.backends.duplex import Duplex, Take
 from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 1 << 16
-_BUFFER_BYTES = 1 << 20
 _LAST_WORDS_BYTES = 4096
 _LAST_WORDS_WAIT_S = 1.0
 _END_WAIT_S = 10.0
-
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class LastWords(asyncio.Protocol):
@@ -63,13 +59,13 @@ class ProcessGuest:
         id: str,
         process: subprocess.Popen[bytes],
         pidfd: int,
-        streams: Streams,
+        stdio: Duplex,
         stderr: Stderr,
         cgroup: Cgroup | None,
     ) -> None:
         self._id = id
         self._process = process
-        self._reader, self._writer = streams
+        self._stdio = stdio
         self._stderr, self._last_words = stderr
         self._cgroup = cgroup
         self._ended = asyncio.Event()
@@ -86,22 +82,17 @@ class ProcessGuest:
 
     def write(self, data: bytes) -> None:
         """Queue `data` without waiting."""
-        self._writer.write(data)
+        self._stdio.write(data)
 
     async def send(self, data: bytes) -> None:
-        if self._writer.is_closing():
-            raise BrokenPipeError(f"sandbox {self._id} is gone")
-        self._writer.write(data)
-        await self._writer.drain()
-
-    async def receive(self) -> bytes:
         try:
-            data = await self._reader.read(_READ_BYTES)
-        except OSError:
-            data = b""
-        if not data:
-            await self._last_words.wait()
-        return data
+            await self._stdio.send(data)
+        except BrokenPipeError as error:
+            raise BrokenPipeError(f"sandbox {self._id} is gone") from error
+
+    async def listen(self, take: Take) -> None:
+        await self._stdio.listen(take)
+        await self._last_words.wait()
 
     async def limit(self, isolation: Isolation) -> None:
         if self._cgroup is None:
@@ -127,7 +118,7 @@ class ProcessGuest:
                 await self._ended.wait()
         except TimeoutError:
             logger.warning("sandbox %s: process %d does not end", self._id, self._process.pid)
-        self._writer.transport.abort()
+        self._stdio.abort()
         # Process 1 of the sandbox holds the other end: its end is the end of all.
         await self._last_words.wait()
         self._stderr.close()
@@ -156,7 +147,7 @@ async def spawn(
     Call it in a thread that lives as long as the guest: the kernel ends one with the other.
     """
     with ExitStack() as undo, ExitStack() as theirs:
-        streams, stdio = await _connect_stdio(undo, theirs)
+        ours, stdio = await _connect_stdio(undo, theirs)
         stderr, write_end = await _connect_stderr(undo, theirs)
         # Nothing below waits, so no cancellation leaves a process without an owner.
         try:
@@ -176,16 +167,17 @@ async def spawn(
         except OSError as error:
             raise SandboxStartError(f"cannot start {command[0]!r}: {error}") from error
         undo.pop_all()
-    return ProcessGuest(id, process, pidfd, streams, stderr, cgroup)
+    return ProcessGuest(id, process, pidfd, ours, stderr, cgroup)
 
 
-async def _connect_stdio(undo: ExitStack, theirs: ExitStack) -> tuple[Streams, int]:
+async def _connect_stdio(undo: ExitStack, theirs: ExitStack) -> tuple[Duplex, int]:
     """Our end of a socket, and theirs."""
     ours, stdio = socket.socketpair()
     theirs.enter_context(stdio)
-    reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_BUFFER_BYTES)
-    undo.callback(writer.close)
-    return (reader, writer), stdio.fileno()
+    connect = asyncio.get_running_loop().create_unix_connection
+    _, duplex = await connect(Duplex, sock=ours)
+    undo.callback(duplex.abort)
+    return duplex, stdio.fileno()
 
 
 async def _connect_stderr(undo: ExitStack, theirs: ExitStack) -> tuple[Stderr, int]:

@@ -50,8 +50,9 @@ class PuppetGuest:
         if backend.greets:
             self._output.put_nowait(json_frame(0, HELLO, {"version": VERSION, "agent": "puppet"}))
 
-    async def receive(self) -> bytes:
-        return await self._output.get()
+    async def listen(self, take: Callable[[bytes], None]) -> None:
+        while data := await self._output.get():
+            take(data)
 
     def write(self, data: bytes) -> None:
         for stream, kind, _ in self._decoder.feed(data):

@@ -72,8 +72,9 @@ class PuppetGuest:
         """After so many, all answered, it ends the first operation; 0: it answers none."""
         self.killed = 0
 
-    async def receive(self) -> bytes:
-        return await self._output.get()
+    async def listen(self, take: Callable[[bytes], None]) -> None:
+        while data := await self._output.get():
+            take(data)
 
     def write(self, data: bytes) -> None:
         self.kinds += [kind for _, kind, _ in self._decoder.feed(data)]

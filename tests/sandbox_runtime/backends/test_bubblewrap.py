@@ -27,6 +27,7 @@ from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.backends import probes
+from tests.sandbox_runtime.backends.listening import first_words
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 needs_cgroups = pytest.mark.skipif(find_cgroups() is None, reason="no cgroup can be written here")
@@ -73,7 +74,7 @@ async def test_no_payload_is_root_on_the_host_and_none_has_capabilities() -> Non
     guest = await BubblewrapBackend(state_dir=NOWHERE).start(SMALL)
     try:
         with anyio.fail_after(10):
-            assert await guest.receive()
+            assert await first_words(guest)
         pids = [guest.pid, *descendants(guest.pid)]
         assert len(pids) == 2
         for pid in pids:

@@ -19,6 +19,7 @@ from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.backends.process_guest import ProcessGuest
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.lending import start_sandbox
+from tests.sandbox_runtime.backends.listening import first_words
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 needs_cgroups = pytest.mark.skipif(find_cgroups() is None, reason="no cgroup can be written here")
@@ -54,11 +55,11 @@ def all_end(pidfds: list[int]) -> bool:
 async def test_killing_ends_all_processes_and_leaves_no_cgroup() -> None:
     guest = await BubblewrapBackend(state_dir=NOWHERE).start(SMALL)
     with anyio.fail_after(10):
-        assert await guest.receive()
+        assert await first_words(guest)
         pidfds = [os.pidfd_open(pid) for pid in (guest.pid, *descendants(guest.pid))]
         await guest.kill()
         await guest.kill()
-        assert await guest.receive() == b""
+        assert await first_words(guest) == b""
         with pytest.raises(OSError, match="gone"):
             await guest.send(b"more")
     assert all_end(pidfds)
@@ -90,7 +91,7 @@ async def test_many_start_side_by_side() -> None:
             for _ in range(8):
                 group.start_soon(start)
         for guest in guests:
-            assert b"version" in await guest.receive()
+            assert b"version" in await first_words(guest)
             await guest.kill()
     assert len({guest.id for guest in guests}) == 8
 
@@ -109,7 +110,9 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 async def main():
     guest = await BubblewrapBackend(state_dir=Path("/nonexistent")).start(Isolation())
-    await guest.receive()
+    heard = asyncio.Event()
+    listening = asyncio.create_task(guest.listen(lambda data: heard.set()))
+    await heard.wait()
     print(guest.pid, guest.id, flush=True)
     await asyncio.get_running_loop().create_future()
 asyncio.run(main())

@@ -1,0 +1,117 @@
+"""A byte stream in both directions, whose bytes are handed over as they arrive.
+
+asyncio's own streams have a task wait for them, and wake it for every piece.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from sandbox_runtime.protocol import ProtocolError
+
+Take = Callable[[bytes], None]
+"""What becomes of bytes that have come. Raises ProtocolError for those that should not."""
+
+_EARLY_BYTES = 1 << 20
+"""How much is read before anybody listens."""
+
+
+class Duplex(asyncio.Protocol):
+    """Our end of one, as the protocol of a transport."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
+        self._early = bytearray()
+        self._came = asyncio.Event()
+        """Set by bytes that nobody listened to, and at the end."""
+        self._take: Take | None = None
+        self._refused: ProtocolError | None = None
+        self._ended = asyncio.Event()
+        self._is_lost = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    async def listen(self, take: Take) -> None:
+        """Hand over all that comes, until its end. Raises ProtocolError."""
+        self._take = take
+        try:
+            if self._early:
+                take(self._drawn(len(self._early)))
+            self._transport.resume_reading()
+            await self._ended.wait()
+        finally:
+            self._take = None
+        if self._refused:
+            raise self._refused
+
+    async def until(self, mark: bytes) -> bytes:
+        """What comes before anybody listens, to this mark. Raises ConnectionError, and ValueError
+        where there is no mark in a megabyte."""
+        while (at := self._early.find(mark)) < 0:
+            if self._ended.is_set():
+                raise ConnectionResetError("it ended before it had said all")
+            if len(self._early) >= _EARLY_BYTES:
+                raise ValueError(f"no {mark!r} in its first {len(self._early)} bytes")
+            self._came.clear()
+            await self._came.wait()
+        return self._drawn(at + len(mark))
+
+    def write(self, data: bytes) -> None:
+        """Queue without waiting."""
+        self._transport.write(data)
+
+    async def send(self, data: bytes) -> None:
+        """Write, and wait while more is queued than should be. Raises ConnectionError."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+            if not self._writable.is_set():
+                await self._writable.wait()
+        if self._is_lost or self._transport.is_closing():
+            raise BrokenPipeError("nobody is at the other end any more")
+
+    def abort(self) -> None:
+        """Close it without waiting for anything."""
+        self._transport.abort()
+
+    # As a transport calls it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._take is None:
+            self._early += data
+            self._came.set()
+            if len(self._early) >= _EARLY_BYTES:
+                self._transport.pause_reading()
+            return
+        try:
+            self._take(data)
+        except ProtocolError as error:
+            self._refused = error
+            self._take = None
+            self._end()
+
+    def eof_received(self) -> bool:
+        self._end()
+        return True  # it may still be written to
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_lost = True
+        self._writable.set()
+        self._end()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def _end(self) -> None:
+        self._came.set()
+        self._ended.set()
+
+    def _drawn(self, count: int) -> bytes:
+        drawn = bytes(self._early[:count])
+        del self._early[:count]
+        return drawn

@@ -1,0 +1,23 @@
+"""What a guest says, for tests without a channel."""
+
+import asyncio
+
+from sandbox_runtime.backends.base import Guest
+
+
+async def first_words(guest: Guest) -> bytes:
+    """The next bytes that it says; b"" when it is gone."""
+    heard = bytearray()
+    something = asyncio.Event()
+
+    def take(data: bytes) -> None:
+        heard.extend(data)
+        something.set()
+
+    listening = asyncio.create_task(guest.listen(take))
+    hearing = asyncio.create_task(something.wait())
+    await asyncio.wait((listening, hearing), return_when=asyncio.FIRST_COMPLETED)
+    listening.cancel()
+    hearing.cancel()
+    await asyncio.wait((listening, hearing))
+    return bytes(heard)
