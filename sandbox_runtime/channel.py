@@ -38,7 +38,9 @@ from sandbox_runtime.streams import Connection, OnConnection, Stream
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
-"""Of programs inside, at one time."""
+"""Of programs inside, at one time: the agent opens no more."""
+MAX_HANDLERS = 2 * MAX_CONNECTIONS
+"""Whoever decides on one that is over already needs a moment to end."""
 PATIENCE_S = 10.0
 """How long the agent may be silent while it has something to do, before it must show that it is
 alive; and how long it has for that."""
@@ -245,7 +247,7 @@ class Channel:
         if number != self._last_from_inside + 2:
             raise ProtocolError(f"stream {number} opened after {self._last_from_inside}")
         self._last_from_inside = number
-        if self.on_connection is None or len(self._connections) >= MAX_CONNECTIONS:
+        if self.on_connection is None or len(self._connections) >= MAX_HANDLERS:
             self.write(frame(number, RESET))
             return
         self._expect_life()

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from policies.isolation import Isolation
-from sandbox_runtime.channel import Channel
+from sandbox_runtime.channel import MAX_CONNECTIONS, Channel
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
@@ -33,6 +33,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap, SandboxRef
+from sandbox_runtime.streams import Connection
 from sandbox_runtime.tools.contents import write
 from tests.sandbox_runtime.transfer import read
 
@@ -266,3 +267,40 @@ async def test_a_small_file_and_what_waited_for_company_go_out_in_one_write() ->
     await write(sandbox, "/testbed/file", b"42")
     assert guest.writes == writes + 1
     assert guest.kinds == [OPEN, ACK, OPEN, DATA, EOF]
+
+
+def _opened(number: int) -> bytes:
+    return frame(number, OPEN)
+
+
+async def _connecting(frames: bytes) -> tuple[GuestSandbox, PuppetGuest, list[Connection]]:
+    """A sandbox whose programs open connections, with those that somebody got to decide on."""
+    sandbox, guest = await _sandbox(lambda n: frames + _report()(n))
+    decided: list[Connection] = []
+
+    async def decide(connection: Connection) -> None:
+        decided.append(connection)
+        await asyncio.Event().wait()
+
+    sandbox.let_out(decide)
+    await sandbox.exec("true", timeout_s=5)
+    return sandbox, guest, decided
+
+
+async def test_a_connection_that_is_over_makes_room_at_once_for_another() -> None:
+    all_there_may_be = range(2, 2 * MAX_CONNECTIONS + 2, 2)
+    frames = b"".join(map(_opened, all_there_may_be))
+    one_for_another = frame(2, RESET) + _opened(2 * MAX_CONNECTIONS + 2)
+    sandbox, guest, decided = await _connecting(frames + one_for_another)
+    assert guest.kinds.count(RESET) == 0
+    assert len(decided) == MAX_CONNECTIONS + 1
+    await sandbox.close()
+
+
+async def test_who_opens_connections_without_end_has_most_of_them_refused() -> None:
+    sandbox, guest, decided = await _connecting(
+        b"".join(_opened(number) + frame(number, RESET) for number in range(2, 20_002, 2))
+    )
+    assert len(decided) == 2 * MAX_CONNECTIONS
+    assert guest.kinds.count(RESET) == 10_000 - len(decided)
+    await sandbox.close()
