@@ -5,7 +5,8 @@ Through the SDK each of them took a thread and several times the processor time.
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -40,8 +41,8 @@ class DockerAPI:
     """
 
     def __init__(self, url: str, version: str, *, timeout_s: float) -> None:
-        self._address = urlsplit(url)
-        self._version = version
+        base, self._connect = _door(url)
+        self._root = f"{base}/v{version}"
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=timeout_s, sock_read=timeout_s
         )
@@ -60,8 +61,7 @@ class DockerAPI:
 
         Raises one of API_ERRORS.
         """
-        written = f"{self._base()}/v{self._version}/{quote(path, safe='/:')}"
-        url = URL(written, encoded=True).with_query(params)
+        url = URL(f"{self._root}/{quote(path, safe='/:')}", encoded=True).with_query(params)
         sent = io.BytesIO(data) if data is not None else None  # aiohttp would warn of large bytes
         async with self._opened().request(method, url, json=body, data=sent) as answer:
             said = await answer.read()
@@ -79,26 +79,21 @@ class DockerAPI:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=self._timeout,
-                connector=self._connector(),
+                connector=self._connect(),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 
-    def _connector(self) -> aiohttp.BaseConnector:
-        match self._address.scheme:
-            case "unix" | "http+docker":
-                return aiohttp.UnixConnector(self._address.path)
-            case "https":
-                return aiohttp.TCPConnector(ssl=tls_context())
-        return aiohttp.TCPConnector()
 
-    def _base(self) -> str:
-        match self._address.scheme:
-            case "unix" | "http+docker":
-                return "http://docker"
-            case "https":
-                return f"https://{self._address.netloc}"
-        return f"http://{self._address.netloc}"
+def _door(engine_url: str) -> tuple[str, Callable[[], aiohttp.BaseConnector]]:
+    """What its URLs begin with, and what connects to it."""
+    address = urlsplit(engine_url)
+    match address.scheme:
+        case "unix" | "http+docker":
+            return "http://docker", partial(aiohttp.UnixConnector, address.path)
+        case "https":
+            return f"https://{address.netloc}", lambda: aiohttp.TCPConnector(ssl=tls_context())
+    return f"http://{address.netloc}", aiohttp.TCPConnector
 
 
 def _facts(said: bytes) -> Facts:
