@@ -90,7 +90,8 @@ def _door(engine_url: str) -> tuple[str, Callable[[], aiohttp.BaseConnector]]:
     address = urlsplit(engine_url)
     match address.scheme:
         case "unix" | "http+docker":
-            return "http://docker", partial(aiohttp.UnixConnector, address.path)
+            # A socket of this host is opened in no time, so none is kept.
+            return "http://docker", partial(aiohttp.UnixConnector, address.path, force_close=True)
         case "https":
             return f"https://{address.netloc}", lambda: aiohttp.TCPConnector(ssl=tls_context())
     return f"http://{address.netloc}", aiohttp.TCPConnector

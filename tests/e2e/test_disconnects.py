@@ -122,7 +122,7 @@ def whims(seed: int, marker: str) -> Any:
 
 KEPT: dict[Kind, Counter[str]] = {
     "bubblewrap": Counter({"/memfd:agent (deleted)": 1}),  # what every sandbox is started from
-    # The SDK keeps some for each URL that it knows, aiohttp fewer; all are closed with the engine.
+    # The Docker SDK keeps some for each URL that it knows; all are closed with it.
     "docker": Counter({"/var/run/docker.sock": DEFAULT_NUM_POOLS * DEFAULT_MAX_POOL_SIZE}),
 }
 
