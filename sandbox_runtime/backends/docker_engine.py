@@ -123,7 +123,10 @@ class Engine:
         """About a container; with `size` also what it has written to its disk (`SizeRw`)."""
         url = f"{self._client.base_url}/v{self.api_version}/containers/{name}/json"
         answer: requests.Response = self._client.get(
-            url, params={"size": int(size)}, timeout=_TIMEOUT_S
+            url,
+            params={"size": int(size)},
+            headers={"connection": "close"},  # the SDK would keep one for each URL
+            timeout=_TIMEOUT_S,
         )
         try:
             answer.raise_for_status()
