@@ -2,7 +2,8 @@
 
 For disks whose driver sets no bound. Nobody can have written more than the whole disk has been
 filled by since one last looked; so a sandbox is measured only when that might have brought it over
-its limit. While nothing is written, all this costs one question to the file system a second.
+its limit, and now and then on a disk that changes. While nothing is written, all this costs one
+question to the file system a second.
 """
 
 import asyncio
