@@ -6,6 +6,9 @@ from typing import Protocol
 
 from policies.isolation import Isolation
 
+Take = Callable[[bytes], None]
+"""What becomes of bytes that have come. Raises ProtocolError for those that should not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
@@ -24,7 +27,7 @@ class Guest(Protocol):
     def id(self) -> str:
         """The backend's own name for it."""
 
-    async def listen(self, take: Callable[[bytes], None]) -> None:
+    async def listen(self, take: Take) -> None:
         """Hand over the bytes that the agent writes as they come; returns when it is gone.
 
         Raises the ProtocolError that `take` raises.

@@ -11,7 +11,8 @@ import struct
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sandbox_runtime.backends.duplex import Duplex, Take
+from sandbox_runtime.backends.base import Take
+from sandbox_runtime.backends.duplex import Duplex
 from sandbox_runtime.errors import SandboxStartError
 
 HEADER = struct.Struct(">BxxxI")

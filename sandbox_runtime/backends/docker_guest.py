@@ -9,12 +9,11 @@ import anyio
 import anyio.to_thread
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Pressure
+from sandbox_runtime.backends.base import Pressure, Take
 from sandbox_runtime.backends.docker_api import MissingError
 from sandbox_runtime.backends.docker_attach import Attachment
 from sandbox_runtime.backends.docker_container import limits
 from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
-from sandbox_runtime.backends.duplex import Take
 from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)

@@ -4,12 +4,9 @@ asyncio's own streams have a task wait for them, and wake it for every piece.
 """
 
 import asyncio
-from collections.abc import Callable
 
+from sandbox_runtime.backends.base import Take
 from sandbox_runtime.protocol import ProtocolError
-
-Take = Callable[[bytes], None]
-"""What becomes of bytes that have come. Raises ProtocolError for those that should not."""
 
 _EARLY_BYTES = 1 << 20
 """How much is read before anybody listens."""

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Pressure
+from sandbox_runtime.backends.base import Pressure, Take
 from sandbox_runtime.backends.cgroups import Cgroup
-from sandbox_runtime.backends.duplex import Duplex, Take
+from sandbox_runtime.backends.duplex import Duplex
 from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
