@@ -12,7 +12,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api import (
@@ -67,11 +67,11 @@ def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
 
 def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     """All its routes."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    # As they are: include_router makes each anew, when its first request comes.
+    routes: list[BaseRoute] = list(_routes())
+    app = FastAPI(routes=routes, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
     app.state.endpoints = _endpoints()
-    for surface in SURFACES:
-        app.include_router(surface.router)
     app.router.default = passthrough.unmatched
     app.add_exception_handler(ProxyError, _told)
     app.add_exception_handler(HTTPException, _no_route)

@@ -79,9 +79,10 @@ async def _opened(line: Mapping[str, Any]) -> Any:
     text = json.dumps({name: line[name] for name in line if name not in ("profile", "scenario")})
     async with httpx.AsyncClient() as browser:
         for link in sorted(set(LINK.findall(text)), key=len, reverse=True):
-            text = text.replace(link, _name((await browser.get(link)).content))
+            text = text.replace(link, _name(await browser.get(link)))
     return json.loads(text)
 
 
-def _name(content: bytes) -> str:
-    return {TABLE: "<table.csv>", DOT: "<dot.gif>"}.get(content, "<something else>")
+def _name(found: httpx.Response) -> str:
+    names = {TABLE: "<table.csv>", DOT: "<dot.gif>"}
+    return names.get(found.content, f"<{found.status_code}: {found.content.hex()}>")
