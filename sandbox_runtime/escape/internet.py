@@ -46,7 +46,18 @@ class Internet:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self._port = server.sockets[0].getsockname()[1]
         async with server:
-            yield
+            try:
+                yield
+            finally:
+                await self._all_let_in()
+
+    async def _all_let_in(self) -> None:
+        """Return when whoever has called is let in: asyncio loses those whom it accepts while a
+        server closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write_eof()
+        await reader.read()  # nothing, but not before its turn has come
+        writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -100,8 +100,25 @@ class NaiveWayOut:
     ) -> None:
         self._resolve = resolve
         self._connect = connect
+        self._serving: set[asyncio.Task[Any]] = set()
 
     async def serve(self, connection: Connection) -> None:
+        serving = asyncio.current_task()
+        assert serving
+        self._serving.add(serving)
+        try:
+            await self._serve(connection)
+        finally:
+            self._serving.discard(serving)
+            connection.abort()
+
+    async def aclose(self) -> None:
+        if ending := set(self._serving):
+            for serving in ending:
+                serving.cancel()
+            await asyncio.wait(ending)
+
+    async def _serve(self, connection: Connection) -> None:
         with contextlib.suppress(ConnectionError, OSError, ValueError):
             host, port, rest = await self._asked(connection)
             reader, writer = await self._connect(await self._address(host), port)
@@ -110,10 +127,6 @@ class NaiveWayOut:
                 await asyncio.gather(_up(connection, writer), _down(reader, connection))
             finally:
                 writer.close()
-        connection.abort()
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
 
     async def _asked(self, connection: Connection) -> tuple[str, int, bytes]:
         data = await connection.receive()
@@ -147,9 +160,9 @@ class NaiveRoom(NaiveWayOut):
         super().__init__(egress, **options)
         self._room = asyncio.Semaphore(egress.max_connections)
 
-    async def serve(self, connection: Connection) -> None:
+    async def _serve(self, connection: Connection) -> None:
         async with self._room:
-            await super().serve(connection)
+            await super()._serve(connection)
 
 
 def _host_and_port(authority: str) -> tuple[str, int]:
