@@ -1,0 +1,17 @@
+"""The stand-in for the internet, as it ends."""
+
+import asyncio
+import socket
+
+from sandbox_runtime.escape.internet import PUBLIC, Internet
+
+
+async def test_whoever_has_called_is_let_in_before_it_closes() -> None:
+    internet = Internet()
+    async with internet.serving():
+        _, writer = await internet.connect(PUBLIC, 80)
+        late = socket.create_connection(writer.get_extra_info("peername"))
+        writer.close()
+    reader, writer = await asyncio.open_connection(sock=late)
+    assert await reader.read() == b""  # hung up on in good order: else its connection is reset
+    writer.close()
