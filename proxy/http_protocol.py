@@ -1,8 +1,12 @@
 """How HTTP is read: by httptools, which takes half of h11's time, with what it lacks beside it."""
 
+import asyncio
+
 import httptools
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from proxy.coalescing import CoalescingTransport
 
 MAX_IDLE_BYTES = 64 * 1024
 """Of a head, or of trailers, that does not come to an end; as h11 has it."""
@@ -13,6 +17,10 @@ class HTTPProtocol(HttpToolsProtocol):
 
     _idle_bytes = 0
     """What has come since anything did that a request is made of."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """See asyncio."""
+        super().connection_made(CoalescingTransport(transport))
 
     def data_received(self, data: bytes) -> None:
         """Take in what the client sends."""

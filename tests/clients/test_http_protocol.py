@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +23,9 @@ BODY = json.dumps(
 ).encode()
 LENGTH = b"Content-Length: %d\r\n\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+DATA_SEGMENTS_IN = slice(152, 156)
+"""Where `struct tcp_info` of linux/tcp.h has `tcpi_data_segs_in`."""
+TCP_INFO_BYTES = DATA_SEGMENTS_IN.stop
 FLOOD = b"X: " + b"a" * 8000 + b"\r\n"
 
 
@@ -43,6 +48,12 @@ class Wire:
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
         length = int(head.lower().partition("content-length: ")[2].split()[0])
         return int(head.split()[1]), (await self._reader.readexactly(length)).decode()
+
+    def packets(self) -> int:
+        """How many packets with anything in them have come."""
+        connection = self._writer.get_extra_info("socket")
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        return int.from_bytes(told[DATA_SEGMENTS_IN], sys.byteorder)
 
     async def is_closed(self) -> bool:
         """Whether the server hangs up."""
@@ -101,3 +112,11 @@ async def test_a_large_head_that_ends_is_read(tmp_path: Path) -> None:
     async with wired(tmp_path) as wire:
         await wire.send(POST, *[FLOOD] * 7, LENGTH + BODY)
         assert (await wire.answer())[0] == 200
+
+
+@pytest.mark.parametrize("offer", [b"", OFFER], ids=["http/1.1", "http/2 offered"])
+async def test_an_answers_head_and_body_come_in_one_packet(offer: bytes, tmp_path: Path) -> None:
+    async with wired(tmp_path) as wire:
+        await wire.send(POST + offer + LENGTH + BODY)
+        assert (await wire.answer())[0] == 200
+        assert wire.packets() == 1
