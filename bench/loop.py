@@ -2,13 +2,15 @@
 
 Python by bash, a file by the editor, run, the answer written, submit: on a model that takes no time
 and in sandboxes that are there already. The same four commands in a sandbox, with no loop and no
-proxy, are what the model and the client would wait for anyway.
+proxy, are what the model and the client would wait for anyway. The least loop that there can be on
+the same libraries and sandboxes says what of the processor time is theirs.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from statistics import median
 
@@ -17,7 +19,7 @@ from bench.load import burst, post
 from bench.places import Kind, Place, places
 from bench.plan import Plan, Way, interleave, milliseconds
 from bench.sandboxes import filled
-from bench.servers import Server, model_backend, proxy
+from bench.servers import Server, free_port, model_backend, proxy, running
 from bench.table import Part, Row
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
@@ -54,7 +56,9 @@ async def measure(plan: Plan) -> list[Part]:
             pool = Pool(place.backend, PoolSettings(idle=1), [Isolation()])
             opened.push_async_callback(pool.aclose)
             ways[place.kind] = partial(_runs, place.kind, server)
-            ways[f"{place.kind}, busy"] = partial(_busy, place.kind, server)
+            ways[f"{place.kind}, busy"] = partial(_busy, _cpu(place.kind), server)
+            least = await opened.enter_async_context(_least_loop(model, place.kind, plan.image))
+            ways[f"{place.kind}, least"] = partial(_busy, _least_cpu(place.kind), least)
             ways[f"{place.kind}, commands"] = partial(_commands, place, pool)
             ways[f"{place.kind}, nothing"] = partial(_nothing, place)
         measured = await interleave(plan.rounds or ROUNDS, ways)
@@ -72,7 +76,8 @@ def _rows(kind: Kind, measured: Mapping[str, list[float]]) -> list[Row]:
         Row(_run(kind), run_s, "s", WARM_S),
         Row(_alone(kind), commands_ms),
         Row(f"{kind}: added to each turn by proxy and loop", added, "ms", ADDED_MS),
-        Row(_cpu(kind), cpu, "CPU ms"),
+        Row(_cpu(kind), cpu, "CPU ms", peers=(_least_cpu(kind),)),
+        Row(_least_cpu(kind), measured[_least_cpu(kind)], "CPU ms"),
         Row(_ends_cpu(kind), ends_cpu, "CPU ms"),
         Row(f"{kind}: the rest, the loop's own", own_cpu, "CPU ms", CPU_MS),
     ]
@@ -90,8 +95,20 @@ def _cpu(kind: Kind) -> str:
     return f"{kind}: the proxy's CPU for a run"
 
 
+def _least_cpu(kind: Kind) -> str:
+    return f"{kind}: the least loop's CPU for a run"
+
+
 def _ends_cpu(kind: Kind) -> str:
-    return f"{kind}: of that, for the making and the end of its sandbox"
+    return f"{kind}: of the proxy's, for the making and the end of its sandbox"
+
+
+@asynccontextmanager
+async def _least_loop(model: Server, kind: Kind, image: str) -> AsyncIterator[Server]:
+    port = free_port()
+    command = [sys.executable, "-m", "bench.peers.loop", model.base_url, str(port), kind, image]
+    async with running(command, port, path="/health") as server:
+        yield server
 
 
 async def _model(model: Server) -> Mapping[str, float]:
@@ -108,11 +125,11 @@ async def _runs(kind: Kind, server: Server) -> Mapping[str, float]:
     return {_run(kind): median(took_ms) / 1000}
 
 
-async def _busy(kind: Kind, server: Server) -> Mapping[str, float]:
+async def _busy(figure: str, server: Server) -> Mapping[str, float]:
     before_s = server.cpu_s()
     await burst(server.port, ASKED, count=BUSY_RUNS, at_once=1, holding=ANSWERED)
     await asyncio.sleep(SETTLE_S)
-    return {_cpu(kind): (server.cpu_s() - before_s) * 1000 / BUSY_RUNS}
+    return {figure: (server.cpu_s() - before_s) * 1000 / BUSY_RUNS}
 
 
 async def _commands(place: Place, pool: Pool) -> Mapping[str, float]:

@@ -1,0 +1,110 @@
+"""The least loop on the same libraries and sandboxes: `python -m bench.peers.loop BASE_URL PORT
+KIND IMAGE`.
+
+Asks the model, does what it calls for, and answers with what is in the file then. It has no limits
+and no rules, checks nothing, tells nobody what it does and keeps nothing of it.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from bench.backend import completion
+from bench.places import KINDS, make_backend
+from policies.isolation import Isolation
+from policies.pool import PoolSettings
+from policies.workspace import ANSWER_FILES
+from sandbox_runtime.pool.pool import Pool
+from sandbox_runtime.sandbox import Sandbox
+
+COMMAND_S = 10
+MAX_ANSWER_BYTES = 1 << 20
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("execute_bash", "str_replace_editor", "submit")
+]
+
+
+async def chat(request: Request) -> Response:
+    """One run, in a sandbox of its own."""
+    body = await request.json()
+    messages = body["messages"]
+    asked = {"model": body["model"], "messages": messages, "tools": TOOLS}
+    async with request.app.state.pool.lease(Isolation()) as lease:
+        sandbox = await lease.sandbox()
+        answer = None
+        while answer is None:
+            async with request.app.state.session.post("chat/completions", json=asked) as reply:
+                message = (await reply.json())["choices"][0]["message"]
+            messages.append(message)
+            for call in message["tool_calls"]:
+                if call["function"]["name"] == "submit":
+                    answer = await _read(sandbox, ANSWER_FILES[0])
+                else:
+                    told = await _act(sandbox, json.loads(call["function"]["arguments"]))
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": told})
+    said = {"role": "assistant", "content": answer}
+    return Response(json.dumps(completion(said, "stop")), media_type="application/json")
+
+
+async def health(request: Request) -> Response:
+    """Whether it is there."""
+    return PlainTextResponse("ok")
+
+
+async def _act(sandbox: Sandbox, arguments: Mapping[str, str]) -> str:
+    if "path" in arguments:
+        await sandbox.put(arguments["path"], _whole(arguments["file_text"]))
+        return "Created."
+    command = arguments["command"]
+    return (await sandbox.exec(command, timeout_s=COMMAND_S, stdin=None)).stdout
+
+
+async def _whole(text: str) -> AsyncIterator[bytes]:
+    yield text.encode()
+
+
+async def _read(sandbox: Sandbox, path: str) -> str:
+    content = bytearray()
+
+    async def take(piece: bytes) -> None:
+        content.extend(piece)
+
+    await sandbox.get(path, take, max_bytes=MAX_ANSWER_BYTES)
+    return content.decode()
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    """What all runs share."""
+    base_url, _, kind, image = sys.argv[1:]
+    [known] = (each for each in KINDS if each == kind)
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        backend = make_backend(known, "native", image=image, state_dir=Path(directory))
+        app.state.pool = pool = Pool(backend, PoolSettings(), [Isolation()])
+        pool.start()
+        async with aiohttp.ClientSession(f"{base_url}/") as app.state.session:
+            yield
+        await pool.aclose()
+        await backend.aclose()
+
+
+def main() -> None:
+    """Serve until told to end."""
+    routes = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/health", health)]
+    app = Starlette(routes=routes, lifespan=lifespan)
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), access_log=False)
+
+
+if __name__ == "__main__":
+    main()
