@@ -7,10 +7,9 @@ the same libraries and sandboxes says what of the processor time is theirs.
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from functools import partial
 from statistics import median
 
@@ -19,7 +18,7 @@ from bench.load import burst, post
 from bench.places import Kind, Place, places
 from bench.plan import Plan, Way, interleave, milliseconds
 from bench.sandboxes import filled
-from bench.servers import Server, free_port, model_backend, proxy, running
+from bench.servers import Server, model_backend, module, proxy
 from bench.table import Part, Row
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
@@ -57,8 +56,9 @@ async def measure(plan: Plan) -> list[Part]:
             opened.push_async_callback(pool.aclose)
             ways[place.kind] = partial(_runs, place.kind, server)
             ways[f"{place.kind}, busy"] = partial(_busy, _cpu(place.kind), server)
-            least = await opened.enter_async_context(_least_loop(model, place.kind, plan.image))
-            ways[f"{place.kind}, least"] = partial(_busy, _least_cpu(place.kind), least)
+            least = module("bench.peers.loop", model.base_url, place.kind, plan.image)
+            server = await opened.enter_async_context(least)
+            ways[f"{place.kind}, least"] = partial(_busy, _least_cpu(place.kind), server)
             ways[f"{place.kind}, commands"] = partial(_commands, place, pool)
             ways[f"{place.kind}, nothing"] = partial(_nothing, place)
         measured = await interleave(plan.rounds or ROUNDS, ways)
@@ -77,9 +77,9 @@ def _rows(kind: Kind, measured: Mapping[str, list[float]]) -> list[Row]:
         Row(_alone(kind), commands_ms),
         Row(f"{kind}: added to each turn by proxy and loop", added, "ms", ADDED_MS),
         Row(_cpu(kind), cpu, "CPU ms", peers=(_least_cpu(kind),)),
-        Row(_least_cpu(kind), measured[_least_cpu(kind)], "CPU ms"),
         Row(_ends_cpu(kind), ends_cpu, "CPU ms"),
         Row(f"{kind}: the rest, the loop's own", own_cpu, "CPU ms", CPU_MS),
+        Row(_least_cpu(kind), measured[_least_cpu(kind)], "CPU ms"),
     ]
 
 
@@ -100,15 +100,7 @@ def _least_cpu(kind: Kind) -> str:
 
 
 def _ends_cpu(kind: Kind) -> str:
-    return f"{kind}: of the proxy's, for the making and the end of its sandbox"
-
-
-@asynccontextmanager
-async def _least_loop(model: Server, kind: Kind, image: str) -> AsyncIterator[Server]:
-    port = free_port()
-    command = [sys.executable, "-m", "bench.peers.loop", model.base_url, str(port), kind, image]
-    async with running(command, port, path="/health") as server:
-        yield server
+    return f"{kind}: of that, for the making and the end of its sandbox"
 
 
 async def _model(model: Server) -> Mapping[str, float]:

@@ -3,24 +3,21 @@
 import asyncio
 import json
 import secrets
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.load import burst, post
 from bench.plan import Plan, Way, interleave
-from bench.servers import Server, free_port, model_backend, proxy, running
+from bench.servers import Server, free_port, model_backend, module, proxy, running
 from bench.table import Part, Row
 from bench.venvs import PeerMissingError, peer_python
 
 ROUNDS = 9
 OURS, LEAST, BACKEND, LITELLM = "proxy", "starlette + aiohttp", "backend itself", "LiteLLM proxy"
-PEER = Path(__file__).parent / "peers" / "relay.py"
 PATH = "/v1/chat/completions"
 COUNTS = {("whole", 1): 300, ("stream", 1): 100, ("whole", 64): 1000, ("stream", 64): 400}
 """Requests in one round, by kind of answer and how many at once."""
@@ -39,7 +36,7 @@ async def measure(plan: Plan) -> list[Part]:
         ours = proxy(model, sandbox="bubblewrap", image=plan.image)
         servers = {
             OURS: await opened.enter_async_context(ours),
-            LEAST: await opened.enter_async_context(_least_relay(model)),
+            LEAST: await opened.enter_async_context(module("bench.peers.relay", model.base_url)),
             BACKEND: model,
         }
         missing = []
@@ -105,14 +102,6 @@ def _part(
         if name != BACKEND:  # too little for the kernel's clock
             rows.append(Row(_cpu(name), measured[_cpu(name)], "CPU ms"))
     return Part(f"relay: `:plain`, {kind}, {at_once} at once", [*rows, *missing])
-
-
-@asynccontextmanager
-async def _least_relay(model: Server) -> AsyncIterator[Server]:
-    port = free_port()
-    command = [sys.executable, str(PEER), model.base_url, str(port)]
-    async with running(command, port, path="/health") as server:
-        yield server
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -105,12 +105,17 @@ async def running(
 
 
 @asynccontextmanager
-async def model_backend() -> AsyncIterator[Server]:
-    """The language model that takes no time."""
+async def module(name: str, *arguments: str, path: str = "/health") -> AsyncIterator[Server]:
+    """A server on the same libraries as ours: `python -m NAME PORT ARGUMENTS...`."""
     port = free_port()
-    command = [sys.executable, "-m", "bench.backend", str(port)]
-    async with running(command, port, path="/v1/models") as server:
+    command = [sys.executable, "-m", name, str(port), *arguments]
+    async with running(command, port, path=path) as server:
         yield server
+
+
+def model_backend() -> AbstractAsyncContextManager[Server]:
+    """The language model that takes no time."""
+    return module("bench.backend", path="/v1/models")
 
 
 @asynccontextmanager

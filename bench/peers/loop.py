@@ -1,5 +1,6 @@
-"""The least loop on the same libraries and sandboxes: `python -m bench.peers.loop BASE_URL PORT
-KIND IMAGE`.
+"""The least loop on the same libraries and sandboxes.
+
+`python -m bench.peers.loop PORT BASE_URL KIND IMAGE`
 
 Asks the model, does what it calls for, and answers with what is in the file then. It has no limits
 and no rules, checks nothing, tells nobody what it does and keeps nothing of it.
@@ -9,7 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -20,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from bench.backend import completion
-from bench.places import KINDS, make_backend
+from bench.places import Kind, make_backend
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from policies.workspace import ANSWER_FILES
@@ -84,27 +85,27 @@ async def _read(sandbox: Sandbox, path: str) -> str:
     return content.decode()
 
 
-@asynccontextmanager
-async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """What all runs share."""
-    base_url, _, kind, image = sys.argv[1:]
-    [known] = (each for each in KINDS if each == kind)
-    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        backend = make_backend(known, "native", image=image, state_dir=Path(directory))
-        app.state.pool = pool = Pool(backend, PoolSettings(), [Isolation()])
-        pool.start()
-        async with aiohttp.ClientSession(f"{base_url}/") as app.state.session:
+def create_app(base_url: str, kind: Kind, image: str) -> Starlette:
+    """An application with a pool of its own."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as opened:
+            directory = opened.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
+            backend = make_backend(kind, "native", image=image, state_dir=Path(directory))
+            opened.push_async_callback(backend.aclose)
+            app.state.pool = Pool(backend, PoolSettings(), [Isolation()])
+            opened.push_async_callback(app.state.pool.aclose)
+            app.state.pool.start()
+            session = aiohttp.ClientSession(f"{base_url}/")
+            app.state.session = await opened.enter_async_context(session)
             yield
-        await pool.aclose()
-        await backend.aclose()
 
-
-def main() -> None:
-    """Serve until told to end."""
     routes = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/health", health)]
-    app = Starlette(routes=routes, lifespan=lifespan)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), access_log=False)
+    return Starlette(routes=routes, lifespan=lifespan)
 
 
 if __name__ == "__main__":
-    main()
+    port, base_url, kind, image = sys.argv[1:]
+    app = create_app(base_url, "docker" if kind == "docker" else "bubblewrap", image)
+    uvicorn.run(app, host="127.0.0.1", port=int(port), access_log=False)

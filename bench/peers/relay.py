@@ -1,4 +1,7 @@
-"""The least that relays chat completions on the same libraries: `relay.py BASE_URL PORT`."""
+"""The least that relays chat completions on the same libraries.
+
+`python -m bench.peers.relay PORT BASE_URL`
+"""
 
 import sys
 from collections.abc import AsyncIterator
@@ -42,4 +45,4 @@ def create_app(base_url: str) -> Starlette:
 
 
 if __name__ == "__main__":
-    uvicorn.run(create_app(sys.argv[1]), host="127.0.0.1", port=int(sys.argv[2]), access_log=False)
+    uvicorn.run(create_app(sys.argv[2]), host="127.0.0.1", port=int(sys.argv[1]), access_log=False)
