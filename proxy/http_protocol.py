@@ -1,4 +1,5 @@
-"""How HTTP is read: by httptools, which takes half of h11's time, with what it lacks beside it."""
+"""How HTTP is read and written: by httptools, which takes half of h11's time, with what it lacks
+beside it."""
 
 import asyncio
 
