@@ -7,7 +7,14 @@ one of them has the computer that is still warm, the others a new one with the s
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -226,9 +233,11 @@ class Workspaces:
         return State(session, newest) if newest else None
 
     async def _settled_all(self, session: Session) -> None:
-        tasks = [task for state, task in self._settling.items() if state.session == session]
-        if tasks:
-            await asyncio.wait(tasks)
+        if settling := self._settling_of(session):
+            await asyncio.wait(settling)
+
+    def _settling_of(self, session: Session) -> list[asyncio.Task[None]]:
+        return [task for state, task in self._settling.items() if state.session == session]
 
     def _kept_seat(self, state: State | None, isolation: Isolation) -> Seat | None:
         kept = self._kept.get(state) if state else None
@@ -258,7 +267,9 @@ class Workspaces:
     # Leaving
 
     def _leave(self, parent: State | None, state: State, seat: Seat) -> None:
-        settling = self._settling[state] = asyncio.create_task(self._settle(parent, state, seat))
+        before = self._settling_of(state.session)
+        work = self._settle(parent, state, seat, before)
+        settling = self._settling[state] = asyncio.create_task(work)
         self._tasks.add(settling)
         settling.add_done_callback(self._tasks.discard)
         settling.add_done_callback(partial(self._settled, state))
@@ -267,8 +278,16 @@ class Workspaces:
         if self._settling.get(state) is settling:  # no other run has left the same state meanwhile
             del self._settling[state]
 
-    async def _settle(self, parent: State | None, state: State, seat: Seat) -> None:
+    async def _settle(
+        self,
+        parent: State | None,
+        state: State,
+        seat: Seat,
+        before: Collection[asyncio.Task[None]],
+    ) -> None:
         """Keep the state that a run has left, and its computer for a while."""
+        if before:  # the newest is what was left last, however long it takes to keep
+            await asyncio.wait(before)
         is_lost = False
         try:
             if seat.is_used:

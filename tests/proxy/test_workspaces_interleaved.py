@@ -160,6 +160,20 @@ async def test_the_next_question_finds_what_the_one_before_has_left(disturbance:
             await stage.end()
 
 
+async def test_who_leaves_last_leaves_the_newest_files_however_long_they_take_to_keep() -> None:
+    for order in orders(a=4, b=4, x=1):
+        if order.index("b") < order.index("a"):
+            continue  # they are alike
+        stage = Stage()
+        await stage.begin()
+        a, b = stage.run("a", "1"), stage.run("b", "1")
+        with anyio.fail_after(10):
+            await walk(order, {"a": a.steps, "b": b.steps, "x": [stage.expire]})
+            last = max("ab", key=lambda name: place(order, name, LEAVE))
+            assert await stage.files() == f"1\n{last}\n", order
+            await stage.end()
+
+
 async def test_the_same_question_twice_at_once_leaves_one_of_both_whole() -> None:
     for order in orders(a=4, b=4, x=1):
         if order.index("b") < order.index("a"):
