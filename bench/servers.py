@@ -127,7 +127,7 @@ async def proxy(
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         config: dict[str, Any] = {
             "server": {"port": port, "state_dir": directory},
-            "backend": {"base_url": model.base_url},
+            "backend": {"base_url": model.base_url, "tool_support": "always"},
             "sandbox": {"backend": sandbox, "docker": {"image": image}, "pool": {"idle": idle}},
         }
         file = Path(directory, "config.yaml")

@@ -30,15 +30,20 @@ ANY_OBJECT = AnswerForm({"type": "object"})
 ANY_JSON = AnswerForm(True)
 
 
-def form_of(response_format: Any, structured_outputs: Any) -> AnswerForm | None:
-    """What can be checked of the form that was asked for, in OpenAI's words or in vLLM's."""
+def form_of(
+    response_format: Any, structured_outputs: Any, json_schema: Any = None
+) -> AnswerForm | None:
+    """What can be checked of the form that was asked for, in OpenAI's words, in vLLM's, or in
+    llama.cpp's (`json_schema` beside the other fields)."""
     asked = response_format if isinstance(response_format, dict) else {}
     if asked.get("type") == "json_object":
         return ANY_OBJECT
     if asked.get("type") == "json_schema":
         schema = asked["json_schema"].get("schema")
         return ANY_JSON if schema is None else AnswerForm(schema)
-    return _structured(structured_outputs if isinstance(structured_outputs, dict) else {})
+    if isinstance(structured_outputs, dict) and structured_outputs:
+        return _structured(structured_outputs)
+    return ANY_JSON if json_schema == {} else _structured({"json": json_schema})
 
 
 def _structured(asked: dict[str, Any]) -> AnswerForm | None:

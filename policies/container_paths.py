@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from policies.file_names import ShownNames, shown_name
 from policies.workspace import INPUT_DIR, WORKING_DIR
 
 MAX_NAME_BYTES = 200
@@ -25,11 +26,13 @@ def input_path(filename: str, taken: Collection[str]) -> str:
     return path
 
 
-def archive_name(path: str) -> str:
-    """A file's name in a zip: relative, and never a way out of where that is unpacked."""
-    inside = path.removeprefix(f"{WORKING_DIR}/")
-    parts = [part for part in inside.split("/") if part not in ("", "..", ".")]
-    return "/".join(part.replace("\\", "_") for part in parts) or "file"
+class ArchiveNames(ShownNames):
+    """The names of one zip's files: relative, and never a way out of where it is unpacked."""
+
+    def first_choice(self, path: str) -> str:
+        inside = path.removeprefix(f"{WORKING_DIR}/")
+        parts = [part for part in inside.split("/") if part not in ("", "..", ".")]
+        return "/".join(map(shown_name, parts)) or "file"
 
 
 def _cut(text: str, max_bytes: int) -> str:

@@ -47,6 +47,11 @@ def room(window: int, asked: int | None) -> int:
     return min(MAX_ROOM_TOKENS, window // ROOM_SHARE)
 
 
+def moved_over(limit: int | None, window: int | None) -> int | None:
+    """From how many tokens on a long text is moved out of the prompt: half of a window at most."""
+    return limit if limit is None or window is None else min(limit, window // 2)
+
+
 def density(prompt_tokens: int, prompt_bytes: int) -> float:
     """Tokens per byte, from a prompt that a backend has counted."""
     if prompt_tokens <= 0 or prompt_bytes <= 0:

@@ -131,17 +131,24 @@ class ShownNames:
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        """The last number that each name was given."""
 
     def give(self, path: str) -> str:
         """The file's own name, numbered where another has it: also for who takes A for a."""
-        name = first = shown_name(path)
+        name = first = self.first_choice(path)
         stem, extension = _split(first)
-        number = 1
+        number = self._numbers.get(first.casefold(), 1)
         while name.casefold() in self._taken:
             number += 1
             name = f"{stem}-{number}{extension}"
+        self._numbers[first.casefold()] = number
         self._taken.add(name.casefold())
         return name
+
+    def first_choice(self, path: str) -> str:
+        """The name if no other file has it."""
+        return shown_name(path)
 
 
 class Names:

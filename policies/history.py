@@ -146,10 +146,15 @@ def _as_one(messages: Sequence[Message]) -> Message:
     if len(said) < 2:
         content = said[0] if said else messages[-1].get("content")
     elif all(isinstance(content, str) for content in said):
-        content = "\n\n".join(said)
+        content = one_text(said)
     else:
         content = [part for content in said for part in _parts(content)]
     return {**joined, "content": content}
+
+
+def one_text(said: Sequence[str]) -> str:
+    """Texts that follow each other as one, an empty line between them."""
+    return "\n\n".join([*(text.rstrip("\n") for text in said[:-1]), *said[-1:]])
 
 
 def _parts(content: Any) -> list[Any]:

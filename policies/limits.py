@@ -34,6 +34,8 @@ class StopReason(StrEnum):
     DAILY_TOOL_OUTPUT_BUDGET = "daily_tool_output_budget"
     CONTEXT_WINDOW = "context_window"
     """The backend's context is full and nothing is left to shorten."""
+    TRAJECTORY_TOKENS = "trajectory_tokens"
+    """The trajectory has more than `max_trajectory_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class Limits:
     wall_time_s: float = 1800.0
     max_tokens: int = 2_000_000
     """Prompt and completion tokens of all model calls together, as the backend counts them."""
+    min_turn_tokens: int = 4096
+    """What a model call may generate at least, however small the client's `max_tokens`: thinking
+    and a call's arguments need room. Visible prose is cut at the client's own limit."""
     max_cost_usd: float | None = None
     """US dollars for all model calls together; a model without a known price is then refused."""
     max_commands: int = 1_000
@@ -62,10 +67,22 @@ class Limits:
     """The longest time the model may ask for."""
     command_wait_s: float = 60.0
     """After so long a command that still runs goes on as a job, and the model is told."""
+    max_trajectory_tokens: int | None = None
+    """Tokens of the trajectory, each counted once however often it is sent: the request, the
+    model's turns and the observations, as the backend counts them, and an estimate of what it has
+    not counted yet. A run whose trajectory has more before a turn ends (the reference: 65,536, and
+    131,072 for long context). null: no limit."""
     max_choices: int = 16
     """Answers one request may ask for (`n`), each a run with these limits and its own sandbox."""
     tell_remaining: bool = True
     """Whether the model is told what remains when that is little."""
+    compact: bool = True
+    """Whether the history is shortened when it fills the model's context. false: the run ends."""
+    final_question: bool = True
+    """Whether the model is asked for its answer, without tools, when a run ends without one or at a
+    limit. false: the answer is what the run has left, which may be nothing."""
+    model_timeout_s: float | None = None
+    """Longest silence of the backend in one model call; null: `backend.timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,8 @@ class Spent:
     """What the next prompt has at least: what the last one had."""
     next_cost_usd: float = 0.0
     """What that costs at least."""
+    trajectory_tokens: int = 0
+    """See `Limits.max_trajectory_tokens`."""
 
 
 def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
@@ -92,6 +111,9 @@ def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
         return StopReason.MAX_TURNS
     if spent.wall_time_s >= limits.wall_time_s:
         return StopReason.WALL_TIME
+    most = limits.max_trajectory_tokens
+    if most is not None and spent.trajectory_tokens > most:
+        return StopReason.TRAJECTORY_TOKENS
     return paid_out(limits, spent) or no_more_commands(limits, spent)
 
 

@@ -37,6 +37,7 @@ WHY_NO_MORE_TOOLS = {
     StopReason.DAILY_EGRESS_BUDGET: "Today's budget for network traffic is used up.",
     StopReason.DAILY_TOOL_OUTPUT_BUDGET: "Today's budget for tool output is used up.",
     StopReason.CONTEXT_WINDOW: "The context window is full.",
+    StopReason.TRAJECTORY_TOKENS: "The limit of the trajectory's tokens is reached.",
 }
 SUM_UP = (
     "The context window is nearly full: what was said so far will be taken out of it. Write down"
@@ -53,8 +54,14 @@ BEFORE_SUMMARY = "(My earlier steps stood here; my summary of them follows.)"
 CALL_NOW = "Call one of the tools that are left now, with what you have found out."
 NO_MORE_CALLS = "Not run: no more tool calls are allowed. Hand in the final answer now."
 NOT_RUN = "Not run: the work was already submitted."
+NOT_SUBMITTED = (
+    "Not run: other tools were called beside it. Hand in the answer when their results are there."
+)
 NO_BUDGET = "Not run. {why} Hand in the final answer now."
 
+
+INSTRUCTIONS = (NUDGE, FINAL_ANSWER, *WHY_NO_MORE_TOOLS.values(), SUM_UP, CALL_NOW, NO_MORE_CALLS)
+"""What the model is told between its turns: repeated by it, that is no answer."""
 
 OFFER = {
     "neutral": (
@@ -70,12 +77,18 @@ OFFER = {
 """What the model is to do with its computer, by the style of the prompt."""
 
 
+TRIED_ANYWAY = frozenset({"bash", "tar", "curl", "ps", "unzip", "mpmath"})
+"""Software that a model calls without being told of it."""
+MAX_SOFTWARE = 20
+"""How many names of software the model is told."""
+
+
 @dataclass(frozen=True, slots=True)
 class Equipment:
     """What is in the computers beside what policies say."""
 
     software: tuple[str, ...] = ()
-    """Programs and Python modules that were found in one; empty where nobody has looked."""
+    """Programs and Python modules found in one; empty where nobody has looked."""
     has_shared: bool = False
     """Whether the operator's own files are there."""
 
@@ -94,15 +107,15 @@ def system_prompt(
         return ""
     editor, bash, submit = names
     lines = (
-        "You have a computer of your own: an isolated Linux sandbox that you use through the tools"
-        f" {bash} and {editor}. {OFFER[profile.prompt]}",
+        f"You have an isolated Linux sandbox, used through {bash} and {editor}."
+        f" {OFFER[profile.prompt]}",
         f"- {_directories(equipment)}",
         f"- {_machine(profile.isolation, equipment)}",
         f"- {_shell(profile.limits)}",
         f"- {_network(profile.isolation.egress)}",
-        f"- Nobody can answer questions while you work, and you have {profile.limits.max_turns}"
-        f" turns at most. When you are done, call {submit} with the complete final answer as the"
-        " user should read it; refer to produced files by their path.",
+        f"- Nobody can answer questions while you work. You have {profile.limits.max_turns} turns."
+        f" When you are done, call {submit} with the complete answer for the user; refer to"
+        " produced files by their path.",
     )
     return "\n".join(lines)
 
@@ -110,18 +123,18 @@ def system_prompt(
 def _directories(equipment: Equipment) -> str:
     shared = f" What is always there to read: {SHARED_DIR}." if equipment.has_shared else ""
     return (
-        f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}; the messages name"
-        f" them in [brackets].{shared} Put every file the user should receive into {OUTPUT_DIR};"
-        " nothing else is kept."
+        f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}.{shared} Put files"
+        f" for the user into {OUTPUT_DIR}; nothing else is kept."
     )
 
 
 def _machine(isolation: Isolation, equipment: Equipment) -> str:
     who = "You are root." if isolation.level == "standard" else _STRICT
-    software = f" Installed: {', '.join(equipment.software)}." if equipment.software else ""
+    named = [name for name in equipment.software if name not in TRIED_ANYWAY][:MAX_SOFTWARE]
+    software = f" Installed: {', '.join(named)}." if named else ""
     return (
-        f"{who} All your processes together have {isolation.memory_mib} MiB of memory and"
-        f" {isolation.cpus:g} processors; you can write {isolation.disk_mib} MiB in all.{software}"
+        f"{who} There are {isolation.memory_mib} MiB of memory, {isolation.cpus:g} processors and"
+        f" {isolation.disk_mib} MiB of disk.{software}"
     )
 
 
@@ -134,9 +147,8 @@ _STRICT = (
 def _shell(limits: Limits) -> str:
     longest_s = max(limits.command_timeout_s, limits.max_command_timeout_s)
     return (
-        "The shell's directory, variables and functions carry over between commands, and what runs"
-        f" in the background goes on. One command may take {limits.command_timeout_s:g} s, or up to"
-        f" {longest_s:g} s if you say so; after {limits.command_wait_s:g} s it goes on as a job."
+        f"A command is stopped after {limits.command_timeout_s:g} s, or its timeout_s (at most"
+        f" {longest_s:g}); after {limits.command_wait_s:g} s it goes on as a job."
     )
 
 

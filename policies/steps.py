@@ -9,6 +9,10 @@ Steps = Literal["off", "reasoning", "items", "events"]
 cards; events: as server-sent events of their own."""
 StepsSetting = Literal["auto", "off", "reasoning", "items", "events"]
 """What a server is set to. auto: as suits the client."""
+NarrationSetting = Literal["content", "reasoning"]
+"""How a stream tells what the model says before a tool call. content: as it comes, set apart from
+the answer by an empty line; reasoning: apart from all content, which then waits until it is known
+to be the answer."""
 PROFILES: tuple[Steps, ...] = get_args(Steps)
 
 _OPEN_WEBUI = "x-openwebui-"
@@ -23,6 +27,11 @@ _OUTCOME = re.compile(
 def is_profile(word: object) -> TypeGuard[Steps]:
     """Whether a client may ask for it."""
     return word in PROFILES
+
+
+def is_shown(tool: str) -> bool:
+    """Return whether a tool's calls are shown as steps. What is submitted is the answer."""
+    return tool != "submit"
 
 
 def suited(setting: StepsSetting, headers: Iterable[str]) -> Steps:

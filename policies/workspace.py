@@ -46,7 +46,8 @@ class InputLimits:
     """All of them together."""
     move_text_over_tokens: int | None = 12_000
     """Of a user's message with more text than this, documents become files; where it shows none,
-    all of it does but its start and end. null: never."""
+    all of it does but its start and end. Half of the model's context window holds where that is
+    known to be smaller. null: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class Workspace:
     files: tuple[Placed, ...]
     tokens_kept_out: int = 0
     """What the moved texts would take in the prompt, less what stands for them: an estimate."""
+    notes: tuple[str, ...] = ()
+    """The notes on the files of the message that is to have none in it."""
 
 
 def long_texts(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
@@ -94,6 +97,12 @@ def long_texts(messages: Sequence[Message], over_tokens: int | None) -> list[str
         return []
     said = (_said(message.get("content")) for message in messages if _is_users(message))
     return [text for text in said if is_near(estimate(text), over_tokens)]
+
+
+def has_long_text(messages: Sequence[Message]) -> bool:
+    """Whether the user says anything that is long enough to be moved, whatever the limit."""
+    said = (_said(message.get("content")) for message in messages if _is_users(message))
+    return any(len(text) > LARGE_CHARS for text in said)
 
 
 def is_much(messages: Sequence[Message]) -> bool:
@@ -108,29 +117,45 @@ def plan(
     *,
     over_tokens: int | None,
     counted: Mapping[str, int] = MappingProxyType({}),
+    without_notes: int | None = None,
 ) -> Workspace:
     """Give every file its place, and say in the messages where it is.
 
     What is said stands where the file stood, and depends on nothing that follows: a conversation
     that grows keeps its beginning, so prefix caches hit. `counted` are the tokens of texts as
-    `long_texts` gives them; an estimate holds for the others.
+    `long_texts` gives them; an estimate holds for the others. The notes on the files of the
+    message `without_notes` are not put into it, but into `Workspace.notes`.
     """
-    planner = _Planner(given, over_tokens, counted)
+    planner = _Planner(given, over_tokens, counted, without_notes)
     planned = tuple(planner.message(index, message) for index, message in enumerate(messages))
     first_user = next((i for i, each in enumerate(planned) if each.get("role") == "user"), 0)
+    notes, beside = tuple(planner.notes), planner.beside
+    if beside and first_user == without_notes:
+        notes, beside = (*notes, beside), ""
     told = [
-        _with_note(message, planner.beside) if index == first_user and planner.beside else message
+        _with_note(message, beside) if index == first_user and beside else message
         for index, message in enumerate(planned)
     ]
-    return Workspace(told, tuple(planner.files), planner.tokens_kept_out)
+    return Workspace(told, tuple(planner.files), planner.tokens_kept_out, notes)
+
+
+def last_of_user(messages: Sequence[Message]) -> int | None:
+    """Return the index of the user's last message, or None."""
+    return next((n for n in reversed(range(len(messages))) if _is_users(messages[n])), None)
 
 
 class _Planner:
     """Names files in the order of the conversation."""
 
     def __init__(
-        self, given: Sequence[Given], over_tokens: int | None, counted: Mapping[str, int]
+        self,
+        given: Sequence[Given],
+        over_tokens: int | None,
+        counted: Mapping[str, int],
+        without_notes: int | None,
     ) -> None:
+        self._without_notes = without_notes
+        self.notes: list[str] = []
         self._given = given
         self._at = {each.at: index for index, each in enumerate(given) if each.at}
         self._over_tokens = over_tokens
@@ -156,7 +181,7 @@ class _Planner:
             if part is _GATHERED:
                 continue
             if (number := self._at.get((index, place))) is not None:
-                parts += self._stand_in(number)
+                parts += self._stand_in(number, index)
             elif is_long and (text := _text(part)):
                 parts.append({**part, "text": self._moved(text)})
             else:
@@ -184,13 +209,17 @@ class _Planner:
         tokens = self._counted.get(said)
         return (estimate(said) if tokens is None else tokens) > self._over_tokens
 
-    def _stand_in(self, number: int) -> list[Any]:
-        """The parts that stand for a given file."""
+    def _stand_in(self, number: int, index: int) -> list[Any]:
+        """The parts that stand for a given file in the message of that index."""
         shown = self._given[number].shown
-        note = {"type": "text", "text": self._note(number)}
-        return [note] if shown is None else [shown, note]
+        parts: list[Any] = [] if shown is None else [shown]
+        if index == self._without_notes:
+            self.notes.append(self._note(number))
+            return parts
+        is_above = shown is not None and self._given[number].kind == "image"
+        return [*parts, {"type": "text", "text": self._note(number, is_above=is_above)}]
 
-    def _note(self, number: int) -> str:
+    def _note(self, number: int, *, is_above: bool = False) -> str:
         given = self._given[number]
         known = (given.identity, given.filename) in self._paths
         path = self._path(given.identity, given.filename, given.kind, given.mime_type)
@@ -198,8 +227,8 @@ class _Planner:
             return f"[{_printable(given.fault)}]"
         if not known:
             self.files.append(Placed(path, number))
-        above = "The image above is the file " if given.shown and given.kind == "image" else ""
-        return f"[{above or 'Given file: '}{path} ({given.mime_type}, {given.bytes:,} bytes)]"
+        what = "The image above is the file" if is_above else "Given file:"
+        return f"[{what} {path} ({given.mime_type}, {given.bytes:,} bytes)]"
 
     def _path(self, identity: str, filename: str, kind: str, mime_type: str) -> str:
         key = (identity, filename)

@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         ("profiles", profiles, "show what each profile allows"),
         ("audit", audit, "verify that no audit log was changed, cut or removed"),
         ("build-image", build_image, "build the image that Docker's sandboxes start from"),
+        ("build-rootfs", build_rootfs, "make a root file system for bubblewrap without Docker"),
     ):
         command = commands.add_parser(name, help=words, description=words)
         if name == "audit":
@@ -60,22 +61,37 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         command.add_argument("--config", type=Path, help="a config.yaml; default: its defaults")
         command.add_argument("--backend-url", help="the OpenAI-compatible server, up to /v1")
+        command.add_argument(
+            "--backend-key-env",
+            metavar="NAME",
+            help="the environment variable with its key; default: OPENAI_API_KEY for OpenAI's URL",
+        )
         command.add_argument("--sandbox", choices=["auto", "docker", "bubblewrap"])
-        if name == "serve":
-            command.add_argument("--host", help="address to listen on")
-            command.add_argument("--port", type=int, help="port to listen on; 0: a free one")
-        if name == "doctor":
-            command.add_argument("--self-test", action="store_true", help="try to escape, all ways")
-        if name == "audit":
-            command.add_argument("names", nargs="*", help="runs or files; default: all")
-            command.add_argument("--state-dir", type=Path, help="default: as configured")
-        if name == "build-image":
-            command.add_argument("--target", choices=["full", "slim"], default="full")
-            command.add_argument("--tag", help="default: as configured")
-        if name == "demo":
-            command.add_argument("question", nargs="?", help="needs --backend-url and --model")
-            command.add_argument("--model", help="the backend's model; default: a script")
+        _add_options(name, command)
     return parser
+
+
+def _add_options(name: str, command: argparse.ArgumentParser) -> None:
+    """What one command has beside what all have."""
+    if name == "serve":
+        command.add_argument("--host", help="address to listen on")
+        command.add_argument("--port", type=int, help="port to listen on; 0: a free one")
+    if name == "doctor":
+        command.add_argument("--self-test", action="store_true", help="try to escape, all ways")
+    if name == "audit":
+        command.add_argument("names", nargs="*", help="runs or files; default: all")
+        command.add_argument("--state-dir", type=Path, help="default: as configured")
+    if name == "build-image":
+        command.add_argument("--target", choices=["full", "slim"], default="full")
+        command.add_argument("--tag", help="default: as configured")
+        command.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+    if name == "build-rootfs":
+        command.add_argument(
+            "tar", type=Path, help="the file to make; for sandbox.bubblewrap.rootfs"
+        )
+    if name == "demo":
+        command.add_argument("question", nargs="?", help="needs --backend-url and --model")
+        command.add_argument("--model", help="the backend's model; default: a script")
 
 
 def _config(arguments: argparse.Namespace) -> "Config":
@@ -87,6 +103,7 @@ def _config(arguments: argparse.Namespace) -> "Config":
         ("server", "host", getattr(arguments, "host", None)),
         ("server", "port", getattr(arguments, "port", None)),
         ("backend", "base_url", arguments.backend_url),
+        ("backend", "api_key_env", arguments.backend_key_env),
         ("sandbox", "backend", arguments.sandbox),
     ):
         if value is not None:
@@ -142,7 +159,8 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     isolation = build_profiles(config).default.isolation
     software = await require_sound(backend, isolation, self_test=config.sandbox.self_test)
     services, pool, way_out = build_services(config, model, backend, listener, software)
-    announce(listener, backend.name, await check_model(model))
+    check = await check_model(model, _about_key(config), services.runs.agent.windows)
+    announce(listener, backend.name, check)
     app = create_app(services, _lifespan(services, pool, way_out, backend))
     # What is there by now stays: to look it through again and again, 0.08 s each time, took a
     # fifth of the processor time of plain requests.
@@ -166,11 +184,13 @@ def _lifespan(
             for work in (sweep_forever(backend, SystemClock()), services.store.keep_swept())
         ]
         pool.start()
+        await services.tool_verdicts.load()
         yield
         for task in sweeping:
             task.cancel()
         await asyncio.wait(sweeping)
         await services.runs.aclose()
+        await services.tool_verdicts.aclose()
         await services.workspaces.aclose()
         await pool.aclose()
         way_out.close()
@@ -187,13 +207,17 @@ def doctor(arguments: argparse.Namespace) -> int:
     import asyncio
 
     from proxy.doctor import diagnose
-    from proxy.joining import build_model
+    from proxy.joining import build_model, build_tool_probe, tool_settings
     from proxy.profiles import build_profiles
 
     config = _config(arguments)
+    model = build_model(config)
     return asyncio.run(
         diagnose(
-            build_model(config),
+            model,
+            _about_key(config),
+            build_tool_probe(config, model),
+            tool_settings(config),
             _builders(config),
             build_profiles(config).default.isolation,
             self_test=arguments.self_test,
@@ -241,7 +265,31 @@ def build_image(arguments: argparse.Namespace) -> int:
     """Build the sandboxes' image with the Docker command line."""
     from sandbox_runtime.image_build import build_image
 
-    return build_image(arguments.target, arguments.tag or _config(arguments).sandbox.docker.image)
+    tag = arguments.tag or _config(arguments).sandbox.docker.image
+    options = [f"--build-arg={each}" for each in arguments.build_arg]
+    return build_image(arguments.target, tag, *options)
+
+
+def build_rootfs(arguments: argparse.Namespace) -> int:
+    """Make a root file system with mmdebstrap."""
+    from sandbox_runtime.image_build import build_rootfs
+
+    return build_rootfs(arguments.tar)
+
+
+def _about_key(config: "Config") -> str:
+    """Where the backend's key comes from, for whom the backend refuses."""
+    from proxy.config import backend_key_variable
+    from proxy.doctor import CLIENTS_KEY
+
+    if config.backend.forward_client_key:
+        return CLIENTS_KEY
+    if variable := backend_key_variable(config.backend):
+        return f"it refuses the key in the environment variable {variable}"
+    return (
+        "it wants a key, and none is sent: name the environment variable that has it by"
+        " --backend-key-env or backend.api_key_env"
+    )
 
 
 def _builders(config: "Config") -> "dict[str, Callable[[], Backend]]":
@@ -281,7 +329,7 @@ def demo(arguments: argparse.Namespace) -> int:
         tree["server"]["state_dir"] = directory
         tree["sandbox"]["backend"] = arguments.sandbox or "bubblewrap"
         if not arguments.backend_url:
-            tree["backend"] |= {"kind": "scripted", "script": SCRIPT}
+            tree["backend"] |= {"kind": "scripted", "script": SCRIPT, "forward_client_key": False}
         config = parse(tree, "demo")
         model, backend = build_model(config), build_backend(config)
         services, pool, way_out = build_services(config, model, backend)

@@ -32,6 +32,8 @@ from proxy.api import (
     stored_responses,
     token_counts,
 )
+from proxy.api.client_keys import ClientKeyMiddleware
+from proxy.api.connection import with_request_id
 from proxy.api.faults import told
 from proxy.api.web_pages import WebPages
 from proxy.errors import BadRequestError, ProxyError, internal_error
@@ -79,6 +81,8 @@ def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(RecursionError, _too_deep)
     app.add_exception_handler(Exception, _failed)
+    if services.client_keys:
+        app.add_middleware(ClientKeyMiddleware, keys=services.client_keys)
     app.add_middleware(WebPages, needs_key=not services.keyring.is_open)
     return app
 
@@ -89,17 +93,23 @@ class _ShortCut:
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
-        needs_key = not app.state.services.keyring.is_open
+        services = app.state.services
         kinds = app.exception_handlers
         handlers = {kind: handler for kind, handler in kinds.items() if kind is not Exception}
         self._answering = {
             route.path: ServerErrorMiddleware(
-                WebPages(ExceptionMiddleware(route.app, handlers), needs_key=needs_key), _failed
+                WebPages(
+                    _let_in(services, ExceptionMiddleware(route.app, handlers)),
+                    needs_key=not services.keyring.is_open,
+                ),
+                _failed,
             )
             for route in _routes(OF_MODELS)
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            send = with_request_id(scope, send)
         is_asked = scope["type"] == "http" and scope["method"] == "POST"
         answer = self._answering.get(scope["path"]) if is_asked else None
         if answer:
@@ -107,6 +117,11 @@ class _ShortCut:
             await answer(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+def _let_in(services: Services, app: ASGIApp) -> ASGIApp:
+    """The same for those alone whose own key the backend accepts, where clients come with such."""
+    return ClientKeyMiddleware(app, services.client_keys) if services.client_keys else app
 
 
 def _routes(surfaces: Sequence[ModuleType] = SURFACES) -> Iterator[Route]:

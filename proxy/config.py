@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
@@ -25,10 +26,14 @@ from policies.pool import PoolSettings, most
 from policies.prices import Price
 from policies.redaction import Redaction
 from policies.sessions import SessionSettings
-from policies.steps import StepsSetting
+from policies.steps import NarrationSetting, StepsSetting
 from policies.storage import FileLimits, ResponseSettings
+from policies.tool_support import ToolSupport
 from policies.watch import Watch
 from policies.workspace import InputLimits, Modality
+
+OPENAI_KEY = "OPENAI_API_KEY"
+_OPENAI = "api.openai.com"
 
 
 class ConfigError(Exception):
@@ -57,6 +62,9 @@ class ServerConfig(_Section):
     """All that is kept, and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
     steps: Annotated[StepsSetting, BeforeValidator(_unquoted_off)] = "auto"
     """How steps are shown to clients that do not say; auto: as suits the client."""
+    narration: NarrationSetting = "content"
+    """How a stream tells what the model says before a tool call; reasoning: for programs that take
+    all content together for the answer, which then waits until it is known to be that."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     """What becomes of a run when its client leaves, unless the request says."""
     nonstream_keep_alive_s: float | None = Field(default=None, gt=0)
@@ -71,15 +79,27 @@ class BackendConfig(_Section):
     """openai: any OpenAI-compatible URL; litellm: any of its providers; scripted: no model."""
     base_url: str | None = Field(default="http://127.0.0.1:8000/v1", pattern="^https?://")
     api_key_env: str | None = None
-    """Name of the environment variable with the backend's key."""
+    """Name of the environment variable with the backend's key; null takes OPENAI_API_KEY, where it
+    is set, for OpenAI's own URL."""
+    forward_client_key: bool = False
+    """Whether the backend is reached with each client's own key. Only for kind openai, and without
+    keys of this server's."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Longest silence of the backend."""
+    keep_alive_s: float = Field(default=4.0, ge=1, le=3600)
+    """openai: how long an unused connection stays open; less than the backend's server keeps it
+    (uvicorn: 5), or requests go out on one that is just being closed. While a command runs, one is
+    kept open by HEAD requests."""
     attempts: int = Field(default=5, ge=1)
     """How often a call that failed for a passing reason is tried."""
     context_tokens: int | None = Field(default=None, ge=256)
     """The model's context window; null: as its server lists it or its refusals tell."""
     modalities: tuple[Modality, ...] = ("image",)
     """What the model takes in beside text; of the rest it is told where the file lies."""
+    tool_support: ToolSupport = "probe"
+    """Which models are given tools, and so a computer. probe: those whose chat template passes
+    tools on and whose server takes them, which is found out in the background; always: all, and
+    nothing is found out; never: none."""
     models: tuple[str, ...] = ()
     """litellm: what GET /v1/models lists."""
     prices: dict[str, Price] = {}
@@ -103,7 +123,8 @@ class BubblewrapConfig(_Section):
     """Sandboxes without an engine."""
 
     rootfs: Path | None = None
-    """A directory or a tar (`docker export`) to run in; null shows the host's /usr read-only."""
+    """A directory or a tar (`sandbox-proxy build-rootfs`, `docker export`) to run in; null shows
+    the host's /usr read-only."""
     uid: int = Field(default=65534, ge=1)
     """Host uid of the sandboxes where the proxy runs as root."""
 
@@ -150,6 +171,8 @@ class ModelConfig(_Section):
     """Its own, where the key has it too."""
     policy: dict[str, Any] = {}
     """What narrows its profile, in the shape of one."""
+    tool_support: ToolSupport | None = None
+    """Like backend.tool_support; null takes that."""
 
 
 class PaperConfig(_Section):
@@ -244,6 +267,39 @@ def secret(variable: str | None) -> str | None:
     if not value:
         raise ConfigError(f"the environment variable {variable} is not set, and config names it")
     return value
+
+
+def backend_key_variable(backend: BackendConfig) -> str | None:
+    """The environment variable whose value the backend is sent as its key."""
+    if backend.api_key_env is not None:
+        return backend.api_key_env
+    is_unnamed = backend.kind == "openai" and not backend.forward_client_key
+    if is_unnamed and is_openai(backend.base_url) and os.environ.get(OPENAI_KEY, "").strip():
+        return OPENAI_KEY
+    return None
+
+
+def is_openai(url: str | None) -> bool:
+    """Whether an address is OpenAI's own: no other gets to see the key that is for OpenAI."""
+    parts = urlsplit(url or "")
+    host = parts.hostname or ""
+    return parts.scheme == "https" and (host == _OPENAI or host.endswith(f".{_OPENAI}"))
+
+
+def require_forwarding_fits(config: Config) -> None:
+    """Raise ConfigError where clients' own keys cannot be the backend's."""
+    backend, at = config.backend, "backend.forward_client_key"
+    if not backend.forward_client_key:
+        return
+    if backend.kind != "openai":
+        raise ConfigError(f"{at}: only a backend of kind openai can be asked about a key")
+    if backend.api_key_env is not None:
+        raise ConfigError(f"{at}: the backend gets clients' keys or backend.api_key_env, not both")
+    if config.server.api_key_env is not None or config.keys:
+        raise ConfigError(
+            f"{at}: a client sends one key, which is the backend's then: leave server.api_key_env"
+            " and keys out"
+        )
 
 
 def state_dir(config: Config) -> Path:

@@ -1,5 +1,6 @@
 """What works here and what does not, one line a check."""
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,10 @@ from socket import socket
 
 from policies.isolation import Isolation
 from proxy.agent.model import Model
+from proxy.agent.windows import Windows
 from proxy.errors import BackendError
+from proxy.models.tool_probe import ToolProbe
+from proxy.tool_support import ToolSettings
 from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
 from sandbox_runtime.escape.probe import Finding
@@ -19,15 +23,52 @@ from sandbox_runtime.lending import start_sandbox
 
 log = logging.getLogger(__name__)
 
+CLIENTS_KEY = "it wants the client's own key"
+"""Where the backend is reached with those."""
+MAX_PROBED = 20
+PROBE_S = 60.0
+"""How long a server may take to say whether a model uses tools."""
 
-async def check_model(model: Model) -> Check:
-    """Whether the language model's server answers."""
+
+async def check_model(model: Model, key: str, windows: Windows | None = None) -> Check:
+    """Whether the language model's server answers; `key` says in words where its key comes from,
+    and `windows` learns what it lists."""
     try:
         served = await model.models()
     except BackendError as error:
-        return Check("model backend", False, str(error))
+        if error.status not in (401, 403):
+            return Check("model backend", False, str(error))
+        return Check("model backend", key == CLIENTS_KEY, f"{key} ({error})")
+    if windows is not None:
+        windows.listed(served)
     names = ", ".join(str(entry.get("id")) for entry in served[:5]) or "no models"
     return Check("model backend", True, names)
+
+
+async def check_tools(probe: ToolProbe, settings: ToolSettings) -> list[Check]:
+    """Whether each model that the backend lists, of the first few, is given tools."""
+    try:
+        names = (await probe.models())[:MAX_PROBED]
+        version = await probe.version() if names else None
+    except BackendError:
+        return []  # `check_model` has said so
+    return [await _check_tools(probe, settings, name, version) for name in names]
+
+
+async def _check_tools(
+    probe: ToolProbe, settings: ToolSettings, name: str, version: str | None
+) -> Check:
+    of = f"tools of {name}"
+    if (setting := settings.of(name)) != "probe":
+        return Check(of, setting == "always", f"tool_support: {setting}")
+    try:
+        async with asyncio.timeout(PROBE_S):
+            verdict = await probe.verdict(name, version)
+    except (BackendError, TimeoutError) as error:
+        return Check(of, False, f"not known: {error or 'no answer in time'}")
+    if verdict is None:
+        return Check(of, True, "not known here, so the model is given them")
+    return Check(of, not verdict.reason, verdict.words or "the model is told of them")
 
 
 def announce(listener: socket, backend: str, model: Check) -> None:
@@ -73,6 +114,9 @@ def _require_walls(backend: str, findings: Sequence[Finding]) -> None:
 
 async def diagnose(
     model: Model,
+    key: str,
+    probe: ToolProbe,
+    tool_settings: ToolSettings,
     builders: Mapping[str, Callable[[], Backend]],
     isolation: Isolation,
     *,
@@ -80,10 +124,12 @@ async def diagnose(
 ) -> int:
     """Print every check; the exit code is 1 if one failed that `serve` stands on.
 
+    `key` as `check_model` has it.
     `builders` makes each kind of sandbox that may be taken; the first that can be made is.
     Ways to escape are tried from inside; with `self_test` also those that take long.
     """
-    answers = [_line(await check_model(model), needed=True)]
+    answers = [_line(await check_model(model, key), needed=True)]
+    answers += [_line(each, needed=False) for each in await check_tools(probe, tool_settings)]
     await model.aclose()
     taken = ""
     for name, build in builders.items():

@@ -11,6 +11,7 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ BudgetError              429        the key has spent what it may in a day; Retry-After midnight
 ├ BackendError             its own    the model's server refused or failed; status kept
 │ ├ ContextOverflowError   400        the conversation no longer fits the model
+│ ├ ToolsRefusedError      its own    the model, or its server, takes no tools at all
 │ └ OutOfTimeError         504        no answer by the deadline; to ask again would end the same way
 ├ IdempotencyError         422        an Idempotency-Key that came before, with another body
 ├ RunCancelledError        409        somebody else ended the run
@@ -22,7 +23,8 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 
 from policies.context import ContextSizes
 
@@ -42,6 +44,7 @@ class ProxyError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        beside: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -50,8 +53,10 @@ class ProxyError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+        self.beside = dict(beside or {})
+        """Numbers that a backend's error has beside OpenAI's fields."""
 
-    def body(self) -> dict[str, dict[str, str | None]]:
+    def body(self) -> dict[str, dict[str, str | int | None]]:
         """OpenAI's error body."""
         return {
             "error": {
@@ -59,6 +64,7 @@ class ProxyError(Exception):
                 "type": self.type,
                 "param": self.param,
                 "code": self.code,
+                **self.beside,
             }
         }
 
@@ -134,7 +140,7 @@ class BudgetError(ProxyError):
             status=429,
             type="insufficient_quota",
             code="insufficient_quota",
-            headers={"Retry-After": str(math.ceil(retry_after_s)), "x-should-retry": "false"},
+            headers={"Retry-After": str(math.ceil(retry_after_s))},
         )
 
 
@@ -149,6 +155,12 @@ class FileTooLargeError(ProxyError):
             code="file_too_large",
             param=param,
         )
+
+
+_MESSAGE_INDEX = re.compile(
+    r"""(?<=\bmessages)(?P<before>\.?\[|\.|/|\s*->\s*|',\s*)(?P<index>\d{1,6})(?P<after>\]?)"""
+)
+"""How backends name a message: `messages[3]`, `messages.[3]`, `messages.3`, `'messages', 3`."""
 
 
 class BackendError(ProxyError):
@@ -168,12 +180,28 @@ class BackendError(ProxyError):
         super().__init__(message, status=status, type=type, code=code, param=param, headers=headers)
         self.retry_after_s = retry_after_s
 
+    def renumber(self, index_of: Callable[[int], int | None]) -> None:
+        """Put the client's index in the place of each index of a message that was sent. One that
+        is not the client's is left out."""
+
+        def named(found: re.Match[str]) -> str:
+            index = index_of(int(found["index"]))
+            quote = "'" if found["before"].startswith("'") else ""
+            return f"{found['before']}{index}{found['after']}" if index is not None else quote
+
+        self.message = _MESSAGE_INDEX.sub(named, self.message)
+        self.param = self.param and _MESSAGE_INDEX.sub(named, self.param)
+
 
 class ContextOverflowError(BackendError):
     """The conversation no longer fits the model."""
 
     sizes = ContextSizes()
     """As far as the backend tells them."""
+
+
+class ToolsRefusedError(BackendError):
+    """The backend refused a request because it has tools in it, whatever they are."""
 
 
 class OutOfTimeError(BackendError):

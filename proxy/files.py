@@ -1,5 +1,6 @@
 """Produced files on the proxy's side: kept for a while, found again by links that need no key."""
 
+import asyncio
 import base64
 import hashlib
 import math
@@ -138,7 +139,7 @@ class RunFiles:
 
     async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
         store = self._files.store
-        with store.blobs.new() as writer:
+        async with store.blobs.new() as writer:
             await sandbox.get(file.path, writer.take, max_bytes=file.bytes)
             blob = await writer.keep()
         path = os.fsencode(file.path).decode(errors="replace")
@@ -160,7 +161,7 @@ class RunFiles:
             mime_type=mime_type,
             sha256=blob.sha256,
             url=self.url(file.path),
-            data_url=self._data_url(store.blobs.path(blob.name), mime_type, blob.bytes),
+            data_url=await self._data_url(store.blobs.path(blob.name), mime_type, blob.bytes),
         )
 
     async def _open(self) -> None:
@@ -174,8 +175,9 @@ class RunFiles:
         digest = hashlib.sha256(f"{self.container_id}{path}".encode(errors="surrogateescape"))
         return f"cfile_{digest.hexdigest()[:24]}"
 
-    def _data_url(self, path: Path, mime_type: str, size: int) -> str | None:
+    async def _data_url(self, path: Path, mime_type: str, size: int) -> str | None:
         inline_bytes = self._limits.inline_image_kib << 10
         if not mime_type.startswith("image/") or size > inline_bytes:
             return None
-        return f"data:{mime_type};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        content = await asyncio.to_thread(path.read_bytes)
+        return f"data:{mime_type};base64,{base64.b64encode(content).decode()}"

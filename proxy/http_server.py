@@ -9,6 +9,7 @@ import uvicorn
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from proxy.api.connection import with_request_id
 from proxy.api.faults import told
 from proxy.errors import ServerStopsError
 from proxy.http_protocol import HTTPProtocol
@@ -79,4 +80,4 @@ class _Forsaking:
             # Of half an answer the rest is never said, and uvicorn hangs up.
             if not has_begun:
                 response = told(Request(scope), ServerStopsError())
-                await response(scope, receive, send)
+                await response(scope, receive, with_request_id(scope, send))

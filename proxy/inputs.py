@@ -3,14 +3,26 @@
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from policies.context import moved_over
 from policies.file_names import clean_type
-from policies.workspace import Given, InputLimits, Kind, Modality, Placed, is_much, long_texts, plan
+from policies.workspace import (
+    Given,
+    InputLimits,
+    Kind,
+    Modality,
+    Placed,
+    has_long_text,
+    is_much,
+    last_of_user,
+    long_texts,
+    plan,
+)
 from proxy.agent.model import Message
 from proxy.agent.task import InputFile, Task
 from proxy.errors import BadRequestError, FileTooLargeError
@@ -30,6 +42,8 @@ _PIECE_BYTES = 1 << 20
 _MAX_WORDS_BYTES = 16 << 20
 
 Pieces = AsyncGenerator[bytes, None]
+WindowOf = Callable[[Task], Awaitable[int | None]]
+"""How much the model of a request takes, in tokens, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,7 @@ class Inputs:
         uploads: Uploads | None = None,
         fetcher: Fetcher | None = None,
         lengths: TextLengths | None = None,
+        window: WindowOf | None = None,
     ) -> None:
         """`max_total_mib` is what any profile allows at most. Without a fetcher, nothing is
         fetched; without lengths, texts are not counted."""
@@ -65,6 +80,7 @@ class Inputs:
         self._uploads = uploads or NoUploads()
         self._fetcher = fetcher
         self._lengths = lengths
+        self._window = window
 
     async def receive(self, task: Task, owner: str, body: Mapping[str, Any]) -> Task:
         """The task, its files beside its messages; what is to be fetched is fetched when the run
@@ -107,10 +123,19 @@ class Inputs:
         contents: Sequence[_Content],
     ) -> Task:
         given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
-        over = task.profile.inputs.move_text_over_tokens
+        over = await self._moved_over(task, messages)
         near = long_texts(messages, over) if self._lengths else ()
-        counted = await self._lengths.counted(task.model, near) if self._lengths and near else {}
-        work = partial(plan, messages, given, over_tokens=over, counted=counted)
+        counted: Mapping[str, int] = {}
+        if self._lengths and near:
+            counted = await self._lengths.counted(task.model, near, task.credentials)
+        work = partial(
+            plan,
+            messages,
+            given,
+            over_tokens=over,
+            counted=counted,
+            without_notes=last_of_user(messages) if _is_posed(task) else None,
+        )
         workspace = await asyncio.to_thread(work) if is_much(messages) else work()
         inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
         if inputs:
@@ -120,7 +145,16 @@ class Inputs:
             messages=workspace.messages,
             inputs=[*task.inputs, *inputs],
             documents_tokens=workspace.tokens_kept_out,
+            file_notes=workspace.notes,
         )
+
+    async def _moved_over(self, task: Task, messages: Sequence[Message]) -> int | None:
+        """From how many tokens on a text becomes files; nobody waits for the model's window where
+        that is no matter."""
+        limit = task.profile.inputs.move_text_over_tokens
+        if limit is None or self._window is None or not has_long_text(messages):
+            return limit
+        return moved_over(limit, await self._window(task))
 
     async def lost(self, owner: str, file_ids: Iterable[str]) -> set[str]:
         """Those of the owner's uploads that are kept no more."""
@@ -207,6 +241,12 @@ class Inputs:
             shown = await asyncio.to_thread(_picture, upload, mime_type, part.part or {})
         read = partial(_file_pieces, upload.path)
         return _Content(mime_type, upload.bytes, read, filename=upload.filename, shown=shown)
+
+
+def _is_posed(task: Task) -> bool:
+    """Whether the user's last message is posed as a problem, with the notes on its files after
+    it."""
+    return task.profile.manner.kind == "paper" and task.resumes is None
 
 
 def _input_file(

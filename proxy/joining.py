@@ -8,25 +8,37 @@ from urllib.parse import urlsplit
 
 from policies.pool import most
 from policies.prompts import Equipment
+from policies.tool_support import is_local
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.agent.windows import Windows
 from proxy.audit.ledger import Ledger
-from proxy.config import Config, ConfigError, secret, state_dir
+from proxy.client_keys import ClientKeys
+from proxy.config import (
+    Config,
+    ConfigError,
+    backend_key_variable,
+    require_forwarding_fits,
+    secret,
+    state_dir,
+)
 from proxy.fetch import Fetcher
 from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.keys import Key, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
+from proxy.models.operator_proxies import proxy_for, proxy_urls
 from proxy.models.prices import Prices
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
+from proxy.models.tool_probe import ToolProbe
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.runs import Runs
 from proxy.services import Services
 from proxy.store.errors import StoreError
 from proxy.store.store import Store
 from proxy.text_lengths import TextLengths
+from proxy.tool_support import ToolSettings, ToolVerdicts, WatchedModel
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.egress.dialer import Endpoint
@@ -39,7 +51,8 @@ from sandbox_runtime.way_out import WayOut
 def build_model(config: Config) -> Model:
     """The door to the language model. Raises ConfigError."""
     backend = config.backend
-    key = secret(backend.api_key_env)
+    require_forwarding_fits(config)
+    key = secret(backend_key_variable(backend))
     if backend.kind == "scripted":
         if backend.script is None:
             raise ConfigError("backend.script: name the YAML file to play")
@@ -57,8 +70,21 @@ def build_model(config: Config) -> Model:
     elif backend.base_url is None:
         raise ConfigError("backend.base_url: name the OpenAI-compatible server, up to /v1")
     else:
-        model = OpenAIHTTPModel(backend.base_url, api_key=key, timeout_s=backend.timeout_s)
+        model = OpenAIHTTPModel(
+            backend.base_url,
+            api_key=key,
+            timeout_s=backend.timeout_s,
+            proxy=_proxy_for(backend.base_url),
+            keep_alive_s=backend.keep_alive_s,
+        )
     return RetryingModel(model, attempts=backend.attempts)
+
+
+def _proxy_for(base_url: str) -> str | None:
+    try:
+        return proxy_for(base_url)
+    except ValueError as error:
+        raise ConfigError(f"backend.base_url: {error}") from error
 
 
 def _state_dir(config: Config) -> Path:
@@ -105,6 +131,8 @@ def build_backend(config: Config) -> Backend:
 def build_keyring(config: Config) -> Keyring:
     """All keys that clients may come with. Raises ConfigError."""
     given = [(each.env, Key(each.name, each.profiles, each.policy)) for each in config.keys]
+    if config.backend.forward_client_key:
+        return Keyring(is_closed=True)
     if variable := config.server.api_key_env:
         given.insert(0, (variable, Key("default")))
     names = [key.name for _, key in given]
@@ -134,7 +162,7 @@ def build_services(
     """The house, joined; `software` is what its sandboxes have. Raises ConfigError."""
     profiles = build_profiles(config)
     isolation = profiles.default.isolation
-    forbidden = _own_addresses(config, listener)
+    forbidden = own_addresses(config, listener)
     way_out = _build_way_out(profiles, forbidden)
     pool = Pool(backend, config.sandbox.pool, [isolation], on_lend=way_out.open)
     store = build_store(config)
@@ -142,26 +170,54 @@ def build_services(
     max_kept = min(sessions.max_kept, most(config.sandbox.pool, isolation) // 2)
     workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
     pool.when_full(workspaces.give_back)
-    equipment = Equipment(software, has_shared=config.sandbox.inputs is not None)
-    windows = Windows(config.backend.context_tokens)
-    agent = Agent(model, workspaces, make_tools, equipment, windows)
+    verdicts = _tool_verdicts(config, model, store)
+    agent = _agent(config, WatchedModel(model, verdicts), workspaces, software)
     services = Services(
         model=model,
-        runs=Runs(agent, store.parked, store.runs, ledger=_ledger(config)),
+        runs=Runs(agent, store.parked, store.runs, ledger=_ledger(config), tool_verdicts=verdicts),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,
-        inputs=_inputs(config, profiles, forbidden, store, model),
+        inputs=_inputs(config, profiles, forbidden, store, agent),
         profiles=profiles,
         prices=Prices(config.backend.prices),
+        tool_verdicts=verdicts,
         pool_stats=pool.stats,
         keyring=build_keyring(config),
+        client_keys=ClientKeys(model) if config.backend.forward_client_key else None,
         public_url=config.server.public_url,
         steps=config.server.steps,
+        narration=config.server.narration,
         on_disconnect=config.server.on_disconnect,
         nonstream_keep_alive_s=config.server.nonstream_keep_alive_s,
     )
     return services, pool, way_out
+
+
+def _agent(
+    config: Config, model: Model, workspaces: Workspaces, software: tuple[str, ...]
+) -> Agent:
+    equipment = Equipment(software, has_shared=config.sandbox.inputs is not None)
+    windows = Windows(config.backend.context_tokens)
+    return Agent(model, workspaces, make_tools, equipment, windows)
+
+
+def _tool_verdicts(config: Config, model: Model, store: Store) -> ToolVerdicts:
+    backend = config.backend.base_url or config.backend.kind
+    return ToolVerdicts(
+        tool_settings(config), build_tool_probe(config, model), store.tool_verdicts, backend
+    )
+
+
+def tool_settings(config: Config) -> ToolSettings:
+    """What the operator says of models and tools."""
+    models = ((name, each.tool_support) for name, each in config.models.items())
+    return ToolSettings(config.backend.tool_support, [(n, said) for n, said in models if said])
+
+
+def build_tool_probe(config: Config, model: Model) -> ToolProbe:
+    """What finds out whether models use tools."""
+    return ToolProbe(model, is_local=is_local(config.backend.base_url or ""))
 
 
 def _build_way_out(profiles: Profiles, forbidden: list[Endpoint]) -> WayOut:
@@ -191,24 +247,27 @@ def audit_key(config: Config) -> bytes | None:
 
 
 def _inputs(
-    config: Config, profiles: Profiles, forbidden: list[Endpoint], store: Store, model: Model
+    config: Config, profiles: Profiles, forbidden: list[Endpoint], store: Store, agent: Agent
 ) -> Inputs:
     return Inputs(
         max_total_mib=max(each.inputs.max_total_mib for each in profiles.named.values()),
         modalities=config.backend.modalities,
         fetcher=Fetcher(forbidden=forbidden),
         uploads=store.uploads,
-        lengths=TextLengths(model),
+        lengths=TextLengths(agent.model),
+        window=agent.window,
     )
 
 
-def _own_addresses(config: Config, listener: socket.socket | None) -> list["Endpoint"]:
-    """Where the proxy and its model backend are to be found: no sandbox gets there."""
-    url = urlsplit(config.backend.base_url or "")
+def own_addresses(config: Config, listener: socket.socket | None) -> list["Endpoint"]:
+    """Where the proxy, its model backend and the operator's forward proxies are to be found: no
+    sandbox gets there."""
     found: list[Endpoint] = [listener.getsockname()[:2]] if listener else []
-    if url.hostname:
-        port = url.port or (443 if url.scheme == "https" else 80)
-        with suppress(OSError):  # it cannot be found from here: then neither from inside
-            addresses = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
-            found += [(str(address[0]), port) for *_, address in addresses]
+    for written in (config.backend.base_url or "", *proxy_urls()):
+        with suppress(OSError, ValueError):  # not found from here: then neither from inside
+            url = urlsplit(written)
+            if url.hostname:
+                port = url.port or (443 if url.scheme == "https" else 80)
+                addresses = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
+                found += [(str(address[0]), port) for *_, address in addresses]
     return found

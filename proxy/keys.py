@@ -26,14 +26,16 @@ _ANYONE = Key()
 class Keyring:
     """All keys that were given out; where there are none, everyone is let in."""
 
-    def __init__(self, keys: Iterable[tuple[str, Key]] = ()) -> None:
-        """Each with what clients must send."""
+    def __init__(self, keys: Iterable[tuple[str, Key]] = (), *, is_closed: bool = False) -> None:
+        """Each with what clients must send. `is_closed`: where there are none, nobody is let in by
+        them, for somebody else says who may come."""
+        self._is_closed = is_closed
         self._keys = {_digest(secret): key for secret, key in keys}
 
     @property
     def is_open(self) -> bool:
         """Whether anyone is let in."""
-        return not self._keys
+        return not self._keys and not self._is_closed
 
     def find(self, sent: str) -> Key | None:
         """Whose key that is."""

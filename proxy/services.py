@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from policies.profile import Profile
-from policies.steps import StepsSetting
+from policies.steps import NarrationSetting, StepsSetting
 from policies.storage import FileLimits
 from proxy.agent.model import Model
+from proxy.client_keys import ClientKeys
 from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.keys import Keyring
@@ -15,6 +16,7 @@ from proxy.models.prices import Prices
 from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
 from proxy.store.store import Store
+from proxy.tool_support import ToolVerdicts
 from proxy.wire.terms import OnDisconnect
 from proxy.workspaces import Workspaces
 from sandbox_runtime.pool.pool import PoolStats
@@ -34,18 +36,28 @@ class Services:
     profiles: Profiles = field(default_factory=partial(Profiles.only, Profile()))
     """What runs are allowed and told."""
     prices: Prices = field(default_factory=Prices)
+    tool_verdicts: ToolVerdicts = field(default_factory=ToolVerdicts)
+    """Which models are given tools."""
     pool_stats: Callable[[], PoolStats] | None = None
     """How the pool stands, where there is one."""
     keyring: Keyring = field(default_factory=Keyring)
     """What clients must send as bearer token."""
+    client_keys: ClientKeys | None = None
+    """Where clients come with their own keys of the backend, what knows which it accepts."""
     public_url: str | None = None
     """How clients reach this server, for links; None takes it from each request."""
     steps: StepsSetting = "auto"
     """How steps are shown to clients that do not say."""
+    status_wait_s: float = 1.0
+    """How long a streamed response waits with its status for the backend's; then it is 200."""
+    status_hold_s: float = 10.0
+    """The same where attempts to reach the backend fail meanwhile."""
     keep_alive_s: float = 10.0
     """Silence after which a stream says that it is alive; gateways hang up after 50 to 120 s."""
     nonstream_keep_alive_s: float | None = None
     """The same for an answer in one piece, which then begins with blanks; None says nothing."""
+    narration: NarrationSetting = "content"
+    """How prose before a tool call is streamed."""
     on_disconnect: OnDisconnect = "cancel"
     """What becomes of a run when its client leaves, unless the request says."""
 

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterable
 
-from proxy.agent.model import Model
+from proxy.agent.model import Credentials, Model
 
 COUNT_S = 2.0
 """How long a request waits for that; then estimates hold."""
@@ -21,8 +21,12 @@ class TextLengths:
         self._patience_s = patience_s
         self._known: dict[tuple[str, bytes], int] = {}
 
-    async def counted(self, model: str, texts: Iterable[str]) -> dict[str, int]:
-        """Their lengths for a model, as far as they can be known in time."""
+    async def counted(
+        self, model: str, texts: Iterable[str], credentials: Credentials | None = None
+    ) -> dict[str, int]:
+        """Their lengths for a model, as far as they can be known in time; the client's own
+        `credentials` are used where it has some."""
+        door = self._model.for_client(credentials) if credentials else self._model
         found: dict[str, int] = {}
         unknown: dict[str, tuple[str, bytes]] = {}
         for text in dict.fromkeys(texts):
@@ -34,7 +38,7 @@ class TextLengths:
         try:
             async with asyncio.timeout(self._patience_s):
                 for text in list(unknown)[:MAX_COUNTED]:
-                    count = await self._model.count_tokens(model, text)
+                    count = await door.count_tokens(model, text)
                     if count is not None:
                         found[text] = self._remember(unknown[text], count)
         except TimeoutError:

@@ -53,6 +53,17 @@ class CommandOutput:
         newline = "" if shown.endswith("\n") or not shown else "\n"
         return f"{shown}{newline}{marker}\n{tail.decode(errors='replace')}"
 
+    def lines(self, numbers: Mapping[str, float]) -> int:
+        """The number of lines of both streams, those left out included. A last line without a
+        newline counts."""
+        count = 0
+        for name, (head_kind, tail_kind) in KINDS.items():
+            head, tail = b"".join(self._pieces[head_kind]), b"".join(self._pieces[tail_kind])
+            shown = head.count(b"\n") + tail.count(b"\n")
+            is_open = (tail or head)[-1:] not in (b"", b"\n")
+            count += shown + is_open + max(0, int(numbers[f"{name}_omitted_lines"]))
+        return count
+
 
 def left_out(omitted: int, lines: int, path: str, kept: int, total: int) -> str:
     """The line in the place of what is not shown of a stream."""

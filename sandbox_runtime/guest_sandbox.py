@@ -233,6 +233,7 @@ class GuestSandbox:
             duration_s=numbers["duration_s"],
             stdout_bytes=int(numbers["stdout_bytes"]),
             stderr_bytes=int(numbers["stderr_bytes"]),
+            output_lines=output.lines(numbers),
             cpu_s=numbers["cpu_s"],
             peak_memory_bytes=int(numbers["peak_memory_bytes"]),
             running=running,
@@ -372,4 +373,5 @@ class _Job:
 
 
 def _not_started(message: str) -> ExecResult:
-    return ExecResult(126, "", f"{message}\n", False, False, 0.0, 0, len(message) + 1)
+    lines = message.count("\n") + 1
+    return ExecResult(126, "", f"{message}\n", False, False, 0.0, 0, len(message) + 1, lines)

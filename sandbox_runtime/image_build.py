@@ -1,4 +1,5 @@
-"""Builds the images that sandboxes start from, by Docker's command line."""
+"""Builds what sandboxes start from: images by Docker's command line, root file
+systems by mmdebstrap."""
 
 import subprocess
 from pathlib import Path
@@ -8,6 +9,7 @@ Target = Literal["full", "slim"]
 """Of `image/Dockerfile`: with what models compute and draw with, or without."""
 
 BUILD = Path(__file__).parent / "image" / "build"
+ROOTFS = Path(__file__).parent / "image" / "rootfs"
 
 
 def build_image(target: Target, tag: str, *options: str) -> int:
@@ -17,3 +19,9 @@ def build_image(target: Target, tag: str, *options: str) -> int:
     standard output and standard error as it comes.
     """
     return subprocess.run(["sh", BUILD, target, tag, *options], check=False).returncode
+
+
+def build_rootfs(tar: Path) -> int:
+    """Make a tar of Debian's packages that bubblewrap's sandboxes can start from: Python with
+    numpy, scipy and sympy; returns the exit code of `mmdebstrap`."""
+    return subprocess.run(["sh", ROOTFS, tar], check=False).returncode

@@ -9,6 +9,9 @@ PROGRAMS: Mapping[str, str] = {
     "bash": "each command forgets the directory and variables of the one before",
     "tar": "workspaces cannot be saved, restored or copied",
     "python3": "no Python for the model",
+    "python": "what is called by this name fails, and models do",
+    "ipython": "no cells with magic",
+    "uv": "Python's packages are installed by pip alone",
     "git": "no repositories",
     "curl": "nothing is fetched from the shell",
     "ps": "the model cannot see what runs",
@@ -32,8 +35,17 @@ MODULES: Mapping[str, str] = {
     "pandas": "no tables",
     "statsmodels": "no statistical models",
     "PIL": "no pictures",
+    "chardet": "no guess at how a text is encoded",
 }
 """What its Python imports."""
+
+WORKING: Mapping[str, tuple[str, str]] = {
+    "ls": ("ls -ld /", "directories cannot be listed"),
+    "stat": ("stat /", "files cannot be looked at"),
+}
+"""What is there and may fail all the same, with how it is tried: runsc has refused a flag of the
+system call behind them."""
+_CURE = "if this is runsc, take a newer one or an image of `sandbox-proxy build-image`"
 
 FILES: Mapping[str, tuple[str, str]] = {
     "certificates": (
@@ -64,12 +76,14 @@ async def image_checks(sandbox: Sandbox) -> list[Check]:
         said = (result.stderr.splitlines() or ["nothing"])[-1][:200]
         return [Check("image", False, f"cannot be looked at, the shell says {said!r}")]
     inside = _inside(result)
-    losses = {**PROGRAMS, **MODULES, **{name: loss for name, (loss, _) in FILES.items()}}
+    losses = {name: f"missing: {loss}" for name, loss in {**PROGRAMS, **MODULES}.items()}
+    losses |= {name: f"missing: {loss}" for name, (loss, _) in FILES.items()}
+    losses |= {name: f"fails: {loss}; {_CURE}" for name, (_, loss) in WORKING.items()}
     there = ", ".join(name for name in losses if name in inside)
     return [
         Check("image", True, f"has {there or 'nothing that models reach for'}"),
         *(
-            Check(f"image {name}", False, f"missing: {loss}")
+            Check(f"image {name}", False, loss)
             for name, loss in losses.items()
             if name not in inside
         ),
@@ -93,6 +107,7 @@ def _probe() -> str:
         f"for name in {' '.join(PROGRAMS)}; do"
         ' command -v "$name" >/dev/null 2>&1 && echo "$name"; done'
     ]
+    steps += [f"{command} >/dev/null 2>&1 && echo {name}" for name, (command, _) in WORKING.items()]
     steps += [
         f'for file in {places}; do [ -s "$file" ] && echo {name} && break; done'
         for name, (_, places) in FILES.items()

@@ -47,6 +47,8 @@ class ExecResult:
     stdout_bytes: int
     """How many bytes the command wrote, shown or not."""
     stderr_bytes: int
+    output_lines: int = 0
+    """How many lines the command wrote to both streams, shown or not."""
     cpu_s: float = 0.0
     """Processor time of the command and of the children it waited for."""
     peak_memory_bytes: int = 0

@@ -8,6 +8,8 @@ from proxy.agent.budget import Budget, Paying
 from proxy.agent.efficiency import times, token_counts
 from proxy.agent.events import (
     AnswerDelta,
+    CallAccepted,
+    CallFailed,
     Emit,
     ModelDelta,
     ReasoningDelta,
@@ -16,14 +18,14 @@ from proxy.agent.events import (
     RunStarted,
     TextDelta,
 )
-from proxy.agent.final import refusal_of
+from proxy.agent.first_call import FirstCall
 from proxy.agent.history import text_of
 from proxy.agent.listener import think_aloud
-from proxy.agent.model import Answering, Model, Reply
+from proxy.agent.model import Answering, Model, NoMoreAttempts, Reply, refusal_of
 from proxy.agent.stopwatch import Stopwatch
-from proxy.agent.task import Result, Tally, Task
+from proxy.agent.task import Result, Tally, Task, out_of_time
 from proxy.agent.usage import tokens
-from proxy.errors import OutOfTimeError
+from proxy.errors import BackendError
 
 
 async def answer(model: Model, task: Task, emit: Emit) -> Result:
@@ -34,7 +36,7 @@ async def answer(model: Model, task: Task, emit: Emit) -> Result:
         async with asyncio.timeout(task.deadline_s):
             reply = await _asked(Paying(model, budget), task, emit, waited)
     except TimeoutError as error:
-        raise OutOfTimeError("the model did not answer in time") from error
+        raise out_of_time(task) from error
     refusal = refusal_of(reply.message)
     if refusal:
         await emit(Refused(refusal))
@@ -55,6 +57,7 @@ async def answer(model: Model, task: Task, emit: Emit) -> Result:
         artifacts=(),
         left_out=(),
         choice=reply.choice,
+        route=task.route,
         response=reply.response,
         refusal=refusal,
     )
@@ -74,14 +77,30 @@ def _tally(reply: Reply, budget: Budget, model_s: float) -> Tally:
     )
 
 
-async def _asked(model: Answering, task: Task, emit: Emit, waited: Stopwatch) -> Reply:
-    async def hear(delta: ModelDelta) -> None:
+class _Listener:
+    """Passes a reply on as it comes."""
+
+    def __init__(self, task: Task, emit: Emit) -> None:
+        self._first_call = FirstCall(task.status_hold, emit)
+        self._emit = emit
+        self._has_shown = False
+
+    async def hear(self, delta: ModelDelta) -> None:
+        """Take one piece in. Raises NoMoreAttempts where another attempt would show."""
         match delta:
             case ReasoningDelta():
-                await emit(delta)
+                self._has_shown = True
+                await self._emit(delta)
             case TextDelta(text, logprobs):
-                await emit(AnswerDelta(text, logprobs))
+                self._has_shown = True
+                await self._emit(AnswerDelta(text, logprobs))
+            case CallFailed() if self._has_shown:
+                raise NoMoreAttempts
+            case CallAccepted() | CallFailed():
+                await self._first_call.hear(delta)
 
+
+async def _asked(model: Answering, task: Task, emit: Emit, waited: Stopwatch) -> Reply:
     body = {
         "model": task.model,
         "messages": list(task.messages),
@@ -89,8 +108,13 @@ async def _asked(model: Answering, task: Task, emit: Emit, waited: Stopwatch) ->
         **task.final_only,
         **task.final_budget,
     }
-    with waited:
-        reply = await model.complete(body, waited.standing(hear) if task.stream else None)
+    hear = waited.standing(_Listener(task, emit).hear) if task.stream else None
+    try:
+        with waited:
+            reply = await model.complete(body, hear)
+    except BackendError as error:
+        error.renumber(lambda _: None)  # the client wrote them in another API
+        raise
     if not task.stream:
         await think_aloud(reply, emit)
         if text := _text(reply):

@@ -1,11 +1,12 @@
 """The answer on its way to the client: links made good, pieces passed on as they come."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from policies.artifacts import select
 from policies.profile import Profile
 from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES
-from proxy.agent.events import AnswerDelta, Emit
+from proxy.agent.events import AnswerDelta, AnswerRestarted, Emit
 from proxy.agent.links import LinkWriter
 from proxy.agent.outputs import all_files
 from proxy.agent.submit_stream import SubmitStream
@@ -13,12 +14,15 @@ from proxy.agent.task import Outbox
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 
+APART = "\n\n"
+"""Between narration and what follows it in a stream."""
+
 
 class AnswerWriter:
     """Writes one answer, at once or piece by piece.
 
-    What was sent cannot be taken back: where a begun answer is given up, the next one follows it,
-    set apart by an empty line.
+    What was sent cannot be taken back: where a begun answer turns out to be narration, it stays in
+    the stream, and the answer follows it, set apart by an empty line.
     """
 
     def __init__(
@@ -30,36 +34,57 @@ class AnswerWriter:
         self._rewrite = rewrite_links
         self._links: LinkWriter | None = None
         self._submit = SubmitStream()
+        self._submit_held = ""
+        """The beginning of a submitted answer that repeats the narration before it."""
         self._linked = set[str]()
+        self._narration: _Part | None = None
+        """What was begun and given up, as long as nothing has followed it."""
         self.given = ""
         """The answer so far, before its links are made good."""
         self.text = ""
-        """What the client has been sent."""
+        """The same as the client has been sent it."""
+        self.streamed_before = 0
+        """How many characters the client has been sent before that."""
 
     async def begin(self) -> None:
         """Make ready for an answer, giving up one that was begun."""
         await self._end()
-        self._submit = SubmitStream()
-        self.given = ""
+        if self.text:
+            self._narration = _Part(self.given, self.text)
+        self._submit, self._submit_held = SubmitStream(), ""
+        self.given = self.text = ""
+
+    async def set_aside(self) -> None:
+        """What was begun is narration: something else is shown before the answer."""
+        await self.begin()
+        await self._restart()
 
     async def write(self, piece: str, sandbox: Sandbox | None, logprobs: Any = None) -> None:
         """Pass a piece of the answer on."""
         if self._links is None:
+            await self._restart()
             self._links = LinkWriter(await self._linkable(sandbox), self._url)
-            await self._send("\n\n" if self.text else "", None)
         self.given += piece
         await self._send(self._links.feed(piece), logprobs)
 
     async def write_submit(self, arguments: str, sandbox: Sandbox | None) -> None:
-        """Pass on the answer inside a piece of submit's arguments."""
-        if piece := self._submit.feed(arguments):
+        """Pass on the answer inside a piece of submit's arguments, unless it only repeats what was
+        written before."""
+        piece = self._submit_held + self._submit.feed(arguments)
+        self._submit_held = ""
+        if self._narration and _squeezed(self._narration.given).startswith(_squeezed(piece)):
+            self._submit_held = piece
+        elif piece:
             await self.write(piece, sandbox)
 
     async def finish(self, answer: str, sandbox: Sandbox | None) -> None:
         """Pass on what is missing of `answer`."""
         if not answer.startswith(self.given.rstrip()):
             await self.begin()
-        if missing := answer[len(self.given) :]:
+        if self._narration and not self.given and self._narration.says(answer):
+            self.given, self.text = self._narration.given, self._narration.text
+            self._narration = None
+        elif missing := answer[len(self.given) :]:
             # Without a path in it there is nothing to look for in the sandbox.
             await self.write(missing, sandbox if "/" in answer else None)
         await self._end()
@@ -85,6 +110,14 @@ class AnswerWriter:
         self._linked.add(path)
         return self._outbox.url(path)
 
+    async def _restart(self) -> None:
+        """Set what follows apart from what was given up."""
+        narration, self._narration = self._narration, None
+        if narration is not None:
+            await self._emit(AnswerDelta(APART))
+            await self._emit(AnswerRestarted())
+            self.streamed_before += len(narration.text) + len(APART)
+
     async def _end(self) -> None:
         if self._links is not None:
             links, self._links = self._links, None
@@ -95,6 +128,22 @@ class AnswerWriter:
             text = text.encode(errors="replace").decode()  # half a surrogate pair is no text
             self.text += text
             await self._emit(AnswerDelta(text, logprobs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Text that was sent for an answer and given up."""
+
+    given: str
+    text: str
+
+    def says(self, answer: str) -> bool:
+        """Whether it is that answer, but for white space."""
+        return _squeezed(self.given) == _squeezed(answer)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 async def answer_file(sandbox: Sandbox) -> str:

@@ -1,11 +1,14 @@
 """What one run has spent, and whether it may go on spending: its own limits, and its key's day."""
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from policies.budgets import Expense
+import anyio
+
+from policies.budgets import Expense, Receipt
 from policies.limits import (
     Limits,
     Spent,
@@ -20,7 +23,8 @@ from policies.remaining import little_left, reminder
 from proxy.agent.day import Day
 from proxy.agent.events import OnDelta
 from proxy.agent.history import text_of
-from proxy.agent.model import Answering, Message, Reply
+from proxy.agent.model import Answering, Message, Model, Reply, ReplyStopped
+from proxy.agent.partial_reply import PartialReply
 from proxy.agent.task import Task
 from proxy.errors import BackendError
 from sandbox_runtime.egress.meter import Meter
@@ -39,6 +43,8 @@ class Budget:
         """Of all model calls; None where that of one is not known."""
         self._limits = limits
         self._tariff = task.tariff
+        self.unfinished: Reply | None = None
+        """What came of the last call, where it was cut off."""
         self._day = Day(task.account) if task.account else None
         self._began = began
         self._calls = 0
@@ -59,9 +65,11 @@ class Budget:
 
     # Model calls
 
-    async def before_turn(self, messages: list[Message]) -> StopReason | None:
+    async def before_turn(
+        self, messages: list[Message], trajectory_tokens: int
+    ) -> StopReason | None:
         """What leaves no room for another model call with tools."""
-        if stop := exceeded(self._limits, self._spent()):
+        if stop := exceeded(self._limits, self._spent(trajectory_tokens)):
             return stop
         return await self._take_call(messages)
 
@@ -81,22 +89,37 @@ class Budget:
         return await self._day.take_call(self._expected(messages)) if self._day else None
 
     async def call(self, model: Answering, body: Mapping[str, Any], hear: OnDelta | None) -> Reply:
-        """Make a model call, whatever is left: who asks for the last answer must have it."""
+        """Make a model call, whatever is left: who asks for the last answer must have it. A reply
+        that is cut off, by its listener or from outside, is counted as far as it came."""
         expected = self._expected(body["messages"]) if self._day else Expense()
         receipt = await self._day.call_receipt(expected) if self._day else None
+        partial = PartialReply(body["messages"])
+        self.unfinished = None
         try:
-            reply = await model.complete(body, hear)
-        except BackendError:
-            if self._day and receipt:  # who breaks it off, though, has had it made
-                await self._day.settle(receipt, Expense())
+            reply = await model.complete(body, hear and partial.heard_by(hear))
+        except ReplyStopped as stopped:
+            reply = partial.reply(stopped)
+        except (BackendError, asyncio.CancelledError) as error:
+            with anyio.CancelScope(shield=True):
+                await self._cut_off(partial, receipt, made=not isinstance(error, BackendError))
             raise
-        tokens = _counted(reply, body["messages"])
+        await self._made(_counted(reply, body["messages"]), receipt)
+        return reply
+
+    async def _made(self, tokens: Counted, receipt: Receipt | None) -> None:
         cost = cost_usd(self._tariff, tokens)
         self._count(tokens, cost)
         if self._day and receipt:
-            actual = Expense(tokens=tokens.total, cost_usd=cost or 0.0)
-            await self._day.settle(receipt, actual)
-        return reply
+            await self._day.settle(receipt, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
+
+    async def _cut_off(self, partial: PartialReply, receipt: Receipt | None, *, made: bool) -> None:
+        """Count a reply that did not come to its end; `made` says that the backend had the call
+        even if nothing came of it."""
+        if partial.has_begun:
+            self.unfinished = partial.reply()
+            await self._made(counted(self.unfinished.usage), receipt)
+        elif self._day and receipt and not made:
+            await self._day.settle(receipt, Expense())
 
     def _expected(self, messages: Sequence[Message]) -> Expense:
         prompt = Counted(prompt=max(self._prompt_tokens, expected_tokens(messages)))
@@ -178,7 +201,7 @@ class Budget:
             await self._day.give_back()
             await self._day.count_egress(self.egress_bytes)
 
-    def _spent(self) -> Spent:
+    def _spent(self, trajectory_tokens: int = 0) -> Spent:
         coming = Counted(prompt=self._prompt_tokens, cached=self._prompt_tokens)
         return Spent(
             turns=self.turns,
@@ -189,6 +212,7 @@ class Budget:
             commands=self.commands,
             cpu_s=self.cpu_s,
             egress_bytes=self.egress_bytes,
+            trajectory_tokens=trajectory_tokens,
             next_tokens=self._prompt_tokens,
             next_cost_usd=cost_usd(self._tariff, coming) or 0.0,
         )
@@ -197,13 +221,19 @@ class Budget:
 class Paying:
     """A model whose calls are counted."""
 
-    def __init__(self, model: Answering, budget: Budget) -> None:
-        self._model = model
+    def __init__(self, model: Model, budget: Budget, timeout_s: float | None = None) -> None:
+        """`timeout_s` is the longest silence of the backend; None: as the model has it."""
+        self._model = model if timeout_s is None else model.with_timeout(timeout_s)
         self._budget = budget
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
-        """See Answering."""
+        """See Answering. Where it is cut off, `unfinished` has what came."""
         return await self._budget.call(self._model, body, on_delta)
+
+    @property
+    def unfinished(self) -> Reply | None:
+        """What came of the last call, where it was cut off."""
+        return self._budget.unfinished
 
     async def allows(self, messages: Sequence[Message]) -> bool:
         """Whether there is room for a call beside the turn's own."""

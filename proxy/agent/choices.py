@@ -38,7 +38,7 @@ async def run(agent: Agent, task: Task, emit: Emit) -> Result:
     Raises what Agent.run raises.
     """
     if task.alone:
-        return await _redacted(task, emit, partial(alone.answer, agent.model))
+        return await _redacted(task, emit, partial(alone.answer, agent.door(task)))
     task = await _arrived(task)
     if not task.others:
         return await _redacted(task, emit, agent.run)
@@ -72,8 +72,8 @@ async def _arrived(task: Task) -> Task:
     began = time.monotonic()
     whole = await task.arriving(task)
     if whole.deadline_s is not None:
-        left_s = whole.deadline_s - (time.monotonic() - began)
-        whole = replace(whole, deadline_s=max(0.001, left_s))
+        waited_s = min(time.monotonic() - began, whole.deadline_s - 0.001)
+        whole = replace(whole, deadline_s=whole.deadline_s - waited_s, waited_s=waited_s)
     others = [
         replace(
             other,
@@ -81,6 +81,7 @@ async def _arrived(task: Task) -> Task:
             inputs=whole.inputs,
             documents_tokens=whole.documents_tokens,
             deadline_s=whole.deadline_s,
+            waited_s=whole.waited_s,
             arriving=None,
         )
         for other in task.others

@@ -14,10 +14,12 @@ from proxy.agent.usage import tokens
 from proxy.agent.windows import Window
 from proxy.errors import ContextOverflowError
 
-BUDGETS = ("max_completion_tokens", "max_tokens")
+BUDGETS = ("n_predict", "max_completion_tokens", "max_tokens")
 MIN_ANSWER_TOKENS = 256
 """A budget is never made smaller than this to let a prompt in."""
 SPARE_TOKENS = 32
+SPARE_PART = 32
+"""A prompt may be longer by this part (1/32) than is estimated."""
 REFUSED_SHARE = 0.9
 """What may be left of a prompt that was refused, where no better number is known."""
 
@@ -32,7 +34,11 @@ class Context:
         gauge: Gauge,
         files: ObservationFiles,
         ask: Ask,
+        *,
+        compacts: bool,
     ) -> None:
+        """`compacts`: whether the history may be made smaller."""
+        self._compacts = compacts
         self._window = window
         self._history = history
         self._gauge = gauge
@@ -41,23 +47,29 @@ class Context:
         """A prompt that was refused although it had seemed to fit."""
 
     @property
+    def known_window(self) -> int | None:
+        """The model's window, if it is known without asking."""
+        return self._window.known
+
+    @property
     def compactions(self) -> Sequence[Compaction]:
         """How often room was made, and how."""
         return self._compactor.done
 
-    async def fitted(self, extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def fitted(self, extra: Mapping[str, Any], *, shortens: bool) -> Mapping[str, Any]:
         """The fields of a call, its token budget made smaller if need be; the history is made
-        smaller first where it is about to overflow."""
+        smaller first where it is about to overflow and may be (`shortens`)."""
         if len(self._history.entries) == self._history.ours_from:
             return extra  # the request alone: whether it fits is for the backend to say
         window = await self._window.tokens()
         limit = self._limit(window, extra)
-        if limit is not None and (before := self._tokens()) > limit:
+        shortens = shortens and self._compacts
+        if shortens and limit is not None and (before := self._tokens()) > limit:
             await self._compactor.make_room(Need("nearly full", limit, before))
         return self._with_budget(window, extra)
 
     async def refitted(
-        self, extra: Mapping[str, Any], error: ContextOverflowError
+        self, extra: Mapping[str, Any], error: ContextOverflowError, *, shortens: bool
     ) -> Mapping[str, Any]:
         """The same after a call was refused. Raises that error where nothing can be done."""
         self._learn(extra, error.sizes)
@@ -65,11 +77,21 @@ class Context:
         limit, before = self._limit(window, extra), self._tokens()
         if limit is None or before <= limit:
             self._ceiling = limit = int(before * REFUSED_SHARE)
-        is_smaller = await self._compactor.make_room(Need("refused", limit, before))
+        need = Need("refused", limit, before)
+        may_shorten = shortens and self._compacts
+        is_smaller = may_shorten and await self._compactor.make_room(need)
         smaller = self._with_budget(window, extra)
         if not is_smaller and smaller == extra:
             raise error
         return smaller
+
+    async def told(
+        self, extra: Mapping[str, Any], error: ContextOverflowError
+    ) -> Mapping[str, Any]:
+        """Return the fields of a call whose token limit was lowered after a refusal, lowered
+        further if the sizes in the refusal demand it."""
+        self._learn(extra, error.sizes)
+        return self._with_budget(await self._window.tokens(), extra)
 
     def counted(self, messages: Sequence[Message], reply: Reply) -> None:
         """The backend has taken these messages and answered."""
@@ -105,7 +127,8 @@ class Context:
         field, asked = _budget(extra)
         if window is None or asked is None:
             return extra
-        left = window - self._tokens() - SPARE_TOKENS
+        prompt = self._tokens()
+        left = window - prompt - SPARE_TOKENS - prompt // SPARE_PART
         return {**extra, field: left} if MIN_ANSWER_TOKENS <= left < asked else extra
 
 

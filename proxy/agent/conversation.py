@@ -1,24 +1,26 @@
 """What is said between us and the model, and what it costs."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from policies.limits import StopReason
 from policies.prompts import call_request, final_request
 from policies.usage import UsageOf
 from proxy.agent.context import Context
-from proxy.agent.events import OnDelta
+from proxy.agent.events import CallFailed, ModelDelta, OnDelta
 from proxy.agent.gauge import Gauge
 from proxy.agent.history import History
-from proxy.agent.model import Answering, Message, Reply
+from proxy.agent.model import Answering, Message, NoMoreAttempts, Reply
 from proxy.agent.observation_files import ObservationFiles
 from proxy.agent.parking import INSTRUCTING, leading
 from proxy.agent.stopwatch import Stopwatch
 from proxy.agent.task import Compaction, Task
 from proxy.agent.usage import add, tokens
 from proxy.agent.windows import Window
-from proxy.errors import ContextOverflowError
+from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 
 class PaidModel(Answering, Protocol):
@@ -26,6 +28,16 @@ class PaidModel(Answering, Protocol):
 
     async def allows(self, messages: Sequence[Message]) -> bool:
         """Whether there is room for a call beside the turn's own."""
+
+    @property
+    def unfinished(self) -> Reply | None:
+        """The reply to the last call as far as it came, if it was cut off."""
+
+
+FLOOR_SHARE = 4
+"""The least that a call may take is at most this part (1/4) of the model's window."""
+WITH_TURNS = ("logprobs", "top_logprobs")
+"""Parameters of the visible answer that go with turns too, for prose may be the answer."""
 
 
 @dataclass(slots=True)
@@ -35,7 +47,7 @@ class Trajectory:
     llm_calls: int = 0
     tokens: int = 0
     env_tokens: int = 0
-    """How much of it we told the model after its turns: mostly the sandbox's output."""
+    """How much of it tools had put out."""
     context_tokens: int = 0
     """The last prompt's length."""
     known_tokens: int = 0
@@ -59,6 +71,8 @@ class Conversation:
         self._task = task
         self._tools = [*tools, *task.client_tools]
         self.history = _history(task, words)
+        self._ours_before = len(self.history.entries) - len(task.messages)
+        """How many messages of ours stand before the client's, in a run that resumes none."""
         self.usage: dict[str, Any] = {}
         self.usages: list[Mapping[str, Any]] = []
         """Of each call."""
@@ -68,21 +82,42 @@ class Conversation:
         self._known_stubs = 0
         self._is_last = False
         self._while_it_fits = task.while_it_fits
+        self._floor: int | None = task.profile.limits.min_turn_tokens
+        """The least token limit that calls are given; None once the backend refused it."""
+        self._with_turns = {k: v for k, v in task.final_only.items() if k in WITH_TURNS}
+        self.has_worked = False
+        """True once a tool has run: only then may the history be shortened."""
         self._gauge = Gauge(self._tools)
-        self._context = Context(window, self.history, self._gauge, files, self._ask_aside)
+        self._context = Context(
+            *(window, self.history, self._gauge, files, self._ask_aside),
+            compacts=task.profile.limits.compact,
+        )
 
     @property
     def compactions(self) -> Sequence[Compaction]:
         """How the history was made smaller."""
         return self._context.compactions
 
+    def trajectory_tokens(self) -> int:
+        """Return the trajectory's tokens, with an estimate of what no call has sent yet; 0 where
+        they are not limited."""
+        if self._task.profile.limits.max_trajectory_tokens is None:
+            return 0
+        prompt = self._gauge.tokens(self.history.messages)
+        return self.trajectory.tokens + max(0, prompt - self.trajectory.known_tokens)
+
     def usage_of(self, calls: UsageOf) -> Mapping[str, Any]:
         """What is told of the usage: of no call where none was answered."""
         return self.usages[-1] if calls == "last_call" and self.usages else self.usage
 
-    async def ask(self, on_delta: OnDelta | None) -> Reply:
+    @property
+    def unfinished(self) -> Reply | None:
+        """What came of the last call, where it was cut off."""
+        return self._model.unfinished
+
+    async def ask(self, on_delta: OnDelta) -> Reply:
         """The model's next turn, tools at hand. Raises BackendError."""
-        with_tools: dict[str, Any] = {"tools": self._tools}
+        with_tools: dict[str, Any] = {"tools": self._tools, **self._with_turns}
         if self._task.must_call:
             with_tools["tool_choice"] = "required"
         elif self._task.tool_choice is not None and self.trajectory.llm_calls == 0:
@@ -90,7 +125,38 @@ class Conversation:
             with_tools["tool_choice"] = self._task.tool_choice
         if self._task.parallel_tool_calls is not None:
             with_tools["parallel_tool_calls"] = self._task.parallel_tool_calls
-        return await self._complete(with_tools, on_delta)
+        try:
+            return await self._complete(with_tools, on_delta)
+        except BackendError as error:
+            if not self._with_turns or error.status != 400 or self.trajectory.llm_calls:
+                raise
+            if isinstance(error, ContextOverflowError | ToolsRefusedError):
+                raise
+            # llama.cpp has no log probabilities beside tools in a stream.
+            for name in self._with_turns:
+                del with_tools[name]
+            self._with_turns = {}
+            return await self._complete(with_tools, on_delta)
+
+    async def ask_plainly(self, on_delta: OnDelta | None) -> Reply:
+        """Send the client's request as it came, without words or tools of ours. Raises
+        BackendError."""
+        asked: dict[str, Any] = {
+            "model": self._task.model,
+            "messages": self._task.plain_messages or self._task.messages,
+            **self._task.every_turn,
+            **self._task.final_only,
+            **self._task.final_budget,
+        }
+        if self._task.client_tools:
+            asked["tools"] = self._task.client_tools
+            asked |= (
+                {} if self._task.tool_choice is None else {"tool_choice": self._task.tool_choice}
+            )
+        hear = on_delta and self.waited.standing(on_delta)
+        reply = await self._answered(asked, hear, ours_before=0)
+        self._count(reply)
+        return reply
 
     async def ask_call(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
         """A call of one of the client's tools, none of ours being at hand any more."""
@@ -112,37 +178,82 @@ class Conversation:
         return await self._complete_final(on_delta)
 
     async def _complete_final(self, on_delta: OnDelta | None) -> Reply:
-        return await self._complete({**self._task.final_only, **self._task.final_budget}, on_delta)
+        return await self._complete(self._task.final_only, on_delta)
 
     async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         hear = on_delta and self.waited.standing(on_delta)
-        extra = await self._context.fitted(extra)
+        extra = {**extra, **self._budget()}
+        extra = await self._context.fitted(extra, shortens=self.has_worked)
         while True:
             messages = self.history.messages
             try:
                 reply = await self._answered(self._body(messages, extra), hear)
             except ContextOverflowError as error:
+                await self._may_ask_again(error, hear)
                 if self._while_it_fits:
                     self._while_it_fits = {}
+                elif self._floor is not None and self._budget() != self._task.final_budget:
+                    self._floor = None
+                    extra = await self._context.told({**extra, **self._budget()}, error)
                 else:
-                    extra = await self._context.refitted(extra, error)
+                    extra = await self._context.refitted(extra, error, shortens=self.has_worked)
             else:
                 self._count(reply)
                 self._context.counted(messages, reply)
                 return reply
+
+    async def _may_ask_again(self, error: BackendError, hear: OnDelta | None) -> None:
+        """Tell who listens that a reply broke off. Raises the error where another one would
+        show."""
+        if hear is None or self._model.unfinished is None:
+            return
+        try:
+            await hear(CallFailed(error.status, 0.0))
+        except NoMoreAttempts:
+            raise error from None
+
+    def _budget(self) -> dict[str, Any]:
+        """Return the token limit of a call under the client's name for it, raised to leave room for
+        thinking and for a call's arguments."""
+        if not self._task.final_budget:
+            return {}
+        floor = self._floor or 0
+        if (window := self._context.known_window) is not None:
+            floor = min(floor, window // FLOOR_SHARE)
+        return {name: max(limit, floor) for name, limit in self._task.final_budget.items()}
 
     async def _ask_aside(self, messages: Sequence[Message]) -> Reply | None:
         """A call that is not part of the history, without tools; None where there is no budget for
         it. Who asks for the last answer must have it."""
         if not self._is_last and not await self._model.allows(messages):
             return None
-        reply = await self._answered(self._body(messages, {}), None)
+        reply = await self._answered(self._body(messages, self._budget()), ignore)
         self._count(reply)
         return reply
 
-    async def _answered(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
-        with self.waited:
-            return await self._model.complete(body, on_delta)
+    async def _answered(
+        self, body: Mapping[str, Any], on_delta: OnDelta | None, ours_before: int | None = None
+    ) -> Reply:
+        """Make a model call. `ours_before`: how many messages of ours stand in it before the
+        client's; as in the history if not told."""
+        if body.get("prompt_logprobs") is not None:
+            on_delta = None  # no engine has them in a stream
+        try:
+            with self.waited:
+                return await self._model.complete(body, on_delta)
+        except (BackendError, asyncio.CancelledError) as error:
+            if unfinished := self._model.unfinished:
+                self._count(unfinished)
+            if isinstance(error, BackendError):
+                before = self._ours_before if ours_before is None else ours_before
+                error.renumber(partial(self._clients_index, before))
+            raise
+
+    def _clients_index(self, ours_before: int, index: int) -> int | None:
+        """The index that a message has in the client's request, if it is there."""
+        is_new = self._task.are_as_sent and self._task.resumes is None
+        index -= ours_before
+        return index if is_new and 0 <= index < len(self._task.messages) else None
 
     def _body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -162,7 +273,7 @@ class Conversation:
         # What the prompt grew by, beyond the model's own words, is what we told it.
         told = self._newly_told(prompt) if said.known_tokens else 0
         said.tokens += completion + (told if said.llm_calls else prompt)
-        said.env_tokens += told
+        said.env_tokens += self._put_out(told)
         said.context_tokens = prompt
         said.known_tokens = prompt + completion
         said.llm_calls += 1
@@ -175,6 +286,18 @@ class Conversation:
         self._known_stubs = stubs
         turns = self.history.turns()
         return self._gauge.estimate([entry.message for entry in turns[-1][1:]]) if turns else 0
+
+    def _put_out(self, told: int) -> int:
+        """How much of what was told after the model's last words came from tools."""
+        new = turns[-1][1:] if told and (turns := self.history.turns()) else []
+        ours = [entry.message for entry in new if entry.kind == "asked"]
+        if len(ours) == len(new):
+            return 0
+        return max(0, told - self._gauge.estimate(ours)) if ours else told
+
+
+async def ignore(delta: ModelDelta) -> None:
+    """Ignore the piece: the whole reply is enough."""
 
 
 def _history(task: Task, words: str) -> History:

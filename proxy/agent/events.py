@@ -23,6 +23,22 @@ class TurnStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class CallAccepted:
+    """The backend has accepted a model call; what follows is the reply. As an event: the run's
+    first call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """An attempt at a model call has failed, and another is to follow. As an event: an attempt at
+    the run's first call."""
+
+    status: int
+    """The backend's."""
+    retry_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningDelta:
     """A piece of the model's thinking."""
 
@@ -52,6 +68,41 @@ class ToolCallDelta:
     """The name so far; whole from the first piece that carries arguments."""
     arguments: str
     """The piece of the arguments' JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCallStarted:
+    """The model has begun a call of a client's tool. The client runs it, unless the reply breaks
+    off before the call is whole."""
+
+    index: int
+    """The call's place among the result's `tool_calls`."""
+    call_id: str
+    """Its id there."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCallDelta:
+    """A piece of the arguments of a client's call."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCallFinished:
+    """A client's call is whole."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """How many tokens the backend has counted so far, where it tells while it writes."""
+
+    prompt: int
+    completion: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +170,12 @@ class AnswerDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerRestarted:
+    """The answer begins anew: what was sent of it so far was narration, which stays in a stream
+    and is no part of a whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The model declined to answer."""
 
@@ -147,14 +204,20 @@ class OfChoice:
     event: "Event"
 
 
-ModelDelta = ReasoningDelta | TextDelta | ToolCallDelta
+CallProgress = CallAccepted | CallFailed
+ModelDelta = ReasoningDelta | TextDelta | ToolCallDelta | TokenCount | CallProgress
 Event = (
     RunStarted
     | TurnStarted
+    | CallAccepted
+    | CallFailed
     | ReasoningDelta
     | Narration
     | TextDelta
     | ToolCallDelta
+    | ClientCallStarted
+    | ClientCallDelta
+    | ClientCallFinished
     | ToolCallStarted
     | ToolOutput
     | ToolCallFinished
@@ -162,6 +225,7 @@ Event = (
     | EgressDecided
     | RuleMet
     | AnswerDelta
+    | AnswerRestarted
     | Refused
     | FileProduced
     | RunFinished

@@ -4,23 +4,30 @@ An answer of a given form is held back until it was checked: what was sent canno
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import anyio
 import anyio.to_process
 
 from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm, answer_fault, unfenced
 from policies.limits import StopReason
-from policies.prompts import form_request
-from proxy.agent.answer import AnswerWriter
-from proxy.agent.conversation import Conversation
-from proxy.agent.events import Emit, ModelDelta, OnDelta, ReasoningDelta, TextDelta
+from policies.prompts import INSTRUCTIONS, WHY_NO_MORE_TOOLS, form_request
+from proxy.agent.answer import AnswerWriter, answer_file
+from proxy.agent.conversation import WITH_TURNS, Conversation
+from proxy.agent.ending import Ending
+from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
+from proxy.agent.first_call import FirstCall
 from proxy.agent.history import text_of
-from proxy.agent.listener import think_aloud
-from proxy.agent.model import Message, Reply
-from proxy.agent.task import Notice, Task
+from proxy.agent.listener import Shows, TurnListener
+from proxy.agent.model import Reply, refusal_of
+from proxy.agent.prose import Prose, ProseRules, own_texts
+from proxy.agent.task import Notice, Task, out_of_time
 from proxy.agent.toolbox import Toolbox
-from proxy.errors import BackendError, OutOfTimeError
+from proxy.errors import BackendError
+from sandbox_runtime.sandbox import Sandbox
 
 CHECK_S = 20.0
 """How long one check against a client's schema may take."""
@@ -44,14 +51,23 @@ class FinalCall:
     """Asks for the answer."""
 
     def __init__(
-        self, task: Task, talk: Conversation, writer: AnswerWriter, toolbox: Toolbox, emit: Emit
+        self,
+        task: Task,
+        talk: Conversation,
+        writer: AnswerWriter,
+        toolbox: Toolbox,
+        emit: Emit,
+        first_call: FirstCall,
+        rules: ProseRules,
     ) -> None:
         self._task = task
         self._talk = talk
         self._writer = writer
         self._toolbox = toolbox
         self._emit = emit
-        self._held: list[TextDelta] = []
+        self._first_call = first_call
+        self._rules = rules
+        self._prose = Prose(rules)
         self._heard_so_far = ""
 
     async def answer(self, stop: StopReason, fallback: str, seconds: float) -> Final:
@@ -67,10 +83,14 @@ class FinalCall:
         except TimeoutError as error:
             if best := self._writer.given or self._heard_so_far or fallback:
                 return await self._as_it_is(Final(best, "length"))
-            raise OutOfTimeError("the model did not answer in time") from error
+            raise out_of_time(self._task) from error
+
+    async def unasked(self, answer: str) -> Final:
+        """Return the answer that the run has left, without asking the model; it may be empty."""
+        return await self._as_it_is(Final(answer))
 
     async def _asked(self, stop: StopReason, fallback: str) -> Final:
-        final = await self._heard(await self._talk.ask_final(stop, self._listener()), fallback)
+        final = await self._heard(partial(self._talk.ask_final, stop), fallback)
         form = self._task.form
         if form is None or final.refusal or final.finish_reason in CUT_SHORT:
             return await self._released(final)
@@ -84,19 +104,35 @@ class FinalCall:
         (notice,) = final.notices
         request = form_request(notice.message, form)
         try:
-            reply = await self._talk.ask_again(final.text, request, self._listener())
+            again = await self._heard(
+                partial(self._talk.ask_again, final.text, request), final.text
+            )
         except BackendError:
             return final
-        again = await self._heard(reply, final.text)
         if again.refusal or again.finish_reason in CUT_SHORT:
             return again
         return await in_form(form, again)
 
-    async def _heard(self, reply: Reply, fallback: str) -> Final:
-        if not self._task.stream:
-            await think_aloud(reply, self._emit)
+    async def _heard(self, ask: Callable[[OnDelta], Awaitable[Reply]], fallback: str) -> Final:
+        """Ask for the answer and pass it on. Return `fallback` if the reply is empty or repeats the
+        proxy's own texts."""
+        self._prose = Prose(self._rules)
+        shows: Shows = "soon" if self._task.stream and self._task.form is None else "never"
+        async with TurnListener(
+            self._emit,
+            self._first_call,
+            self._writer,
+            self._toolbox,
+            self._prose,
+            streams=self._task.stream,
+            shows=shows,
+            shows_submit=False,
+        ) as listener:
+            reply = await ask(_but_calls(listener.hear))
+            await listener.end_without_calls(reply, is_answer=True)
         refusal = refusal_of(reply.message)
-        text = "" if refusal else text_of(reply.message)
+        is_echo = reply.stopped == "echo" or self._prose.is_echo_at_end()
+        text = "" if refusal or is_echo else text_of(reply.message).lstrip()
         if not text.strip() and not refusal:
             text = fallback
         self._heard_so_far = text
@@ -104,7 +140,7 @@ class FinalCall:
 
     async def _released(self, final: Final) -> Final:
         """Pass on what was held back of it, in the pieces it came in."""
-        held, self._held = self._held, []
+        held = self._prose.rest()
         if "".join(delta.text for delta in held) == final.text:
             for delta in held:
                 await self._writer.write(delta.text, self._toolbox.computer, delta.logprobs)
@@ -114,17 +150,146 @@ class FinalCall:
         form = self._task.form
         return final if form is None else await in_form(form, final)
 
-    def _listener(self) -> OnDelta | None:
-        self._held = []
-        return self._hear if self._task.stream else None
 
-    async def _hear(self, delta: ModelDelta) -> None:
-        if isinstance(delta, ReasoningDelta):
-            await self._emit(delta)
-        elif isinstance(delta, TextDelta) and self._task.form is not None:
-            self._held.append(delta)
-        elif isinstance(delta, TextDelta):
-            await self._writer.write(delta.text, self._toolbox.computer, delta.logprobs)
+def _but_calls(hear: OnDelta) -> OnDelta:
+    """Return a listener that passes everything to `hear` but tool calls, which a call without tools
+    cannot make."""
+
+    async def hear_words(delta: ModelDelta) -> None:
+        if not isinstance(delta, ToolCallDelta):
+            await hear(delta)
+
+    return hear_words
+
+
+FORMS = frozenset(
+    {
+        "response_format",
+        "structured_outputs",
+        "json_schema",
+        "guided_json",
+        "guided_json_object",
+        "guided_whitespace_pattern",
+    }
+)
+"""Parameters that ask for a form which can be checked, where the task has one."""
+SHOWN_AS_IT_COMES = frozenset({"stop", *WITH_TURNS})
+"""Parameters of the visible answer that any turn's prose can satisfy while it is written."""
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """The name of a tool, by its entry in a request's `tools`."""
+    return str(tool.get("function", {}).get("name", ""))
+
+
+def when_shown(task: Task) -> Shows:
+    """Return how soon the prose of a turn may be shown as the answer."""
+    must_wait = task.narration == "reasoning" or task.final_only.keys() - SHOWN_AS_IT_COMES
+    return "never" if must_wait or not task.stream else "soon"
+
+
+async def fitting_answer(task: Task, found: str, ending: Ending) -> str | None:
+    """Return an answer that was found as the client's parameters want it, or None where only a
+    call with these parameters can give that."""
+    unmet = set(task.final_only) - {"stop"}
+    if ending.choice.get("logprobs"):
+        unmet -= set(WITH_TURNS)
+    if task.form is not None and unmet & FORMS:
+        formed = await in_form(task.form, Final(found))
+        if not formed.notices:
+            found, unmet = formed.text, unmet - FORMS
+    if unmet:
+        return None
+    return _up_to_stop(found, stop_strings(task))
+
+
+def stop_strings(task: Task) -> tuple[str, ...]:
+    """The client's stop strings."""
+    stop = task.final_only.get("stop")
+    given = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    return tuple(each for each in given if isinstance(each, str) and each)
+
+
+def _up_to_stop(text: str, stops: Sequence[str]) -> str:
+    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def prose_rules(task: Task, words: str, tools: Sequence[Mapping[str, Any]]) -> ProseRules:
+    """Return the rules for the visible prose of a run that sends these words and tools."""
+    limits = [n for n in task.final_budget.values() if isinstance(n, int) and n > 0]
+    descriptions = tuple(str(tool["function"].get("description", "")) for tool in tools)
+    return ProseRules(
+        max_tokens=min(limits, default=None),
+        stops=stop_strings(task),
+        own=own_texts((words, *descriptions), INSTRUCTIONS),
+        client_texts=[text_of(message) for message in task.messages],
+        tool_names=[tool_name(tool) for tool in (*tools, *task.client_tools)],
+    )
+
+
+class BestAnswer:
+    """Finds the best answer that a run has: the one handed in, one in a file, the last prose, or
+    one asked for. Where tools have run, a limit has it asked for first; so do parameters of the
+    client's that the one found does not satisfy."""
+
+    def __init__(
+        self,
+        task: Task,
+        ending: Ending,
+        call: FinalCall,
+        seconds: float | None,
+        *,
+        takes_prose: bool,
+    ) -> None:
+        """`seconds`: how long asking for it may take; None: the model is not asked. `takes_prose`:
+        whether prose of the model's can be the answer."""
+        self._takes_prose = takes_prose
+        self._task = task
+        self._ending = ending
+        self._call = call
+        self._seconds = seconds
+
+    async def find(
+        self, stop: StopReason, computer: Sandbox | None, *, has_worked: bool, is_plain: bool
+    ) -> str:
+        """Return it, or "" where there is none. `is_plain`: the client's parameters went with the
+        call that wrote it."""
+        ends_bare = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
+        if ends_bare or self._ending.has_cut_call:
+            return ""
+        found = await self._found(computer)
+        if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_worked):
+            fitting = found if is_plain else await fitting_answer(self._task, found, self._ending)
+            if fitting is not None:
+                return fitting
+        may_be_prose = self._seconds is not None or self._takes_prose
+        return await self._asked(stop, found or (self._ending.prose if may_be_prose else ""))
+
+    async def _found(self, computer: Sandbox | None) -> str | None:
+        ending = self._ending
+        if ending.submitted:
+            return ending.submitted
+        if in_file := await answer_file(computer) if computer else "":
+            return in_file
+        if ending.prose_reply is None or not self._takes_prose:
+            return None
+        ending.finish_reason = ending.prose_reply.finish_reason
+        ending.choice = ending.prose_reply.choice
+        return ending.prose
+
+    async def _asked(self, stop: StopReason, fallback: str) -> str:
+        if self._seconds is None:
+            final = await self._call.unasked(fallback)
+        else:
+            final = await self._call.answer(stop, fallback, self._seconds)
+        ending = self._ending
+        ending.reply = final.reply or ending.reply
+        ending.choice = final.reply.choice if final.reply else ending.choice
+        ending.finish_reason = final.finish_reason or ending.finish_reason
+        ending.refusal = final.refusal
+        ending.notices = final.notices
+        return final.text
 
 
 async def in_form(form: AnswerForm, final: Final, seconds: float = CHECK_S) -> Final:
@@ -151,9 +316,3 @@ async def _fault(form: AnswerForm, answer: str, seconds: float) -> str | None:
     # In a process, for a schema can make a check endless, and a thread could not be ended.
     with anyio.fail_after(seconds):
         return await anyio.to_process.run_sync(answer_fault, form, answer, cancellable=True)
-
-
-def refusal_of(message: Message) -> str | None:
-    """What the model said instead of an answer, where it declined in the field for it."""
-    refusal = message.get("refusal")
-    return refusal if isinstance(refusal, str) and refusal else None

@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 
 from policies.artifacts import LeftOut, Produced, select
 from policies.file_names import ShownNames
+from proxy.agent.answer import AnswerWriter
 from proxy.agent.events import Emit, FileProduced
 from proxy.agent.guard import Guard
+from proxy.agent.outputs import Outputs
 from proxy.agent.task import Artifact, Notice, Task
+from proxy.agent.toolbox import Toolbox
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 
@@ -25,6 +28,27 @@ class HandedBack:
     left_out: Sequence[LeftOut] = ()
     notices: Sequence[Notice] = ()
     """What is told of files that a rule withholds, or that are lost."""
+
+
+async def hand_back_all(
+    toolbox: Toolbox,
+    outputs: Outputs,
+    writer: AnswerWriter,
+    task: Task,
+    guard: Guard,
+    emit: Emit,
+) -> HandedBack:
+    """Take the files out of the sandbox that the run has used, if it has used one. Where it is
+    lost, the answer is there all the same."""
+    sandbox = toolbox.computer
+    if sandbox is None:
+        return HandedBack()
+    try:
+        produced = await outputs.produced(sandbox, await writer.dead_links())
+    except SandboxLostError:
+        toolbox.computer = None
+        return HandedBack(notices=(SANDBOX_LOST,))
+    return await hand_back(sandbox, produced, task, guard, emit)
 
 
 async def hand_back(

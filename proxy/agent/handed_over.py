@@ -29,6 +29,8 @@ class HandedOver:
         if (state := self._task.legacy_state) is not None:
             made = call.raw["function"]
             return function_call_id(state, made["name"], made["arguments"])
+        if sent := self._ending.sent_ids.get(call.id):
+            return sent
         is_ours = minted_for(call.id) == self._task.run_id
         return call.id if is_ours else next(self._new_id)
 

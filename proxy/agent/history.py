@@ -71,6 +71,10 @@ class History:
         """Add what the model is asked by us."""
         self._entries.append(Entry({"role": "user", "content": words}, "asked"))
 
+    def begin_again(self) -> None:
+        """Begin a segment with what stood before the run's own messages alone."""
+        self._entries = self._entries[: self.ours_from]
+
     def end_with(self, text: str) -> None:
         """Add to the last message, of which the model has not been told yet."""
         last = self.entries[-1]

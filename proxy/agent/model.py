@@ -2,12 +2,27 @@
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from proxy.agent.events import OnDelta
 
 Message = dict[str, Any]
 """An OpenAI chat message, unknown fields included."""
+
+
+StopCause = Literal["max_tokens", "stop", "runaway", "echo", "no_call"]
+"""Why the proxy ended a reply: the client's token limit or stop string was reached, the model
+repeats itself or the proxy's own texts, or it was asked for a tool call and writes prose."""
+
+
+class ReplyStopped(Exception):
+    """Raised by whoever hears a reply to end it: what would follow is not wanted."""
+
+    def __init__(self, cause: StopCause, stop: str | None = None) -> None:
+        """`stop` is the client's stop string, where one was found."""
+        super().__init__(cause)
+        self.cause = cause
+        self.stop = stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +38,13 @@ class Reply:
     """The choice's other fields, such as `logprobs` and `stop_reason`."""
     response: Mapping[str, Any] = field(default_factory=dict)
     """The response's other fields, such as `model` and `system_fingerprint`."""
+    stopped: StopCause | None = None
+    """Why the proxy ended it before the model did."""
+
+
+class NoMoreAttempts(Exception):
+    """Raised by a listener that hears of a failed attempt (`CallFailed`), to have the model raise
+    the attempt's error instead of making another one."""
 
 
 class RelayedBody(Protocol):
@@ -56,6 +78,15 @@ class Passing:
     body: bytes | AsyncIterable[bytes] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A client's own with the backend."""
+
+    key: str = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Which of its organizations and projects is meant."""
+
+
 class Passage(Protocol):
     """The way to all that a backend's server has beside chat completions."""
 
@@ -72,7 +103,8 @@ class Answering(Protocol):
 
         `body` is a chat-completions request without `stream`; every field of it reaches the
         backend. With `on_delta` the backend is asked to stream and each piece is passed on as it
-        arrives; without it the message comes whole. Raises BackendError, ContextOverflowError.
+        arrives, after a `CallAccepted`; without it the message comes whole. Raises BackendError,
+        ContextOverflowError.
         """
 
 
@@ -83,6 +115,12 @@ class Model(Answering, Protocol):
         """Send a chat-completions request on as it is, `stream` included, and pass the answer back
         untouched, whatever its status. Raises BackendError only when there is no answer."""
 
+    def for_client(self, credentials: Credentials) -> "Model":
+        """The same door, all calls through which are made with a client's own key."""
+
+    def with_timeout(self, timeout_s: float) -> "Model":
+        """The same model, on the same connections, with this longest silence of the backend."""
+
     async def count_tokens(self, model: str, text: str) -> int | None:
         """How many tokens a text has for a model; None where nobody here can tell."""
 
@@ -90,8 +128,18 @@ class Model(Answering, Protocol):
     def passage(self) -> Passage | None:
         """To the backend's other paths, where it is a server that has any."""
 
+    async def keep_warm(self) -> None:
+        """Keep a connection open for the next call, until cancelled or for some minutes; return at
+        once where there is none to keep. A failure of the backend is ignored."""
+
     async def models(self) -> list[dict[str, Any]]:
         """The backend's models, as `GET /v1/models` lists them. Raises BackendError."""
 
     async def aclose(self) -> None:
         """Give back the connections."""
+
+
+def refusal_of(message: Message) -> str | None:
+    """What the model said instead of an answer, where it declined in the field for it."""
+    refusal = message.get("refusal")
+    return refusal if isinstance(refusal, str) and refusal else None

@@ -13,6 +13,7 @@ from policies.paper_observation import steps_words, unknown_words
 from policies.paper_words import PaperWords
 from policies.profile import Profile
 from policies.prompts import Equipment
+from policies.workspace import last_of_user
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Message
 from proxy.agent.task import Task
@@ -39,9 +40,10 @@ class PaperManner:
         warm = {} if any(name in task.model for name in _COLD) else {"temperature": TEMPERATURE}
         return replace(
             task,
-            messages=task.messages if task.resumes else self._posed(task.messages),
+            messages=task.messages if task.resumes else self._posed(task),
             every_turn={**warm, **task.every_turn, **task.final_budget},
             while_it_fits={} if task.final_budget else {"max_tokens": MAX_TOKENS},
+            final_budget={},  # it goes with every turn as it is
         )
 
     def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
@@ -65,22 +67,24 @@ class PaperManner:
             call = replace(call, mistake=unknown_words(call.name))
         return Turn(told, (call,), as_text=False)
 
-    def _posed(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The last thing that the user said, as a problem."""
-        told = list(messages)
-        for index in reversed(range(len(told))):
-            if told[index].get("role") == "user":
-                told[index] = {**told[index], "content": self._problem(told[index])}
-                break
+    def _posed(self, task: Task) -> Sequence[Message]:
+        """The messages, the user's last one posed as a problem."""
+        told = list(task.messages)
+        index = last_of_user(told)
+        if index is not None:
+            told[index] = {**told[index], "content": self._problem(told[index], task.file_notes)}
         return told
 
-    def _problem(self, message: Message) -> Any:
+    def _problem(self, message: Message, notes: Sequence[str]) -> Any:
+        """The problem and the notes on its files in one text; parts only where there are other
+        than text."""
         text = self._words.problem(text_of(message))
+        if notes:
+            text = "\n\n".join([text, "\n".join(notes)])
         content = message.get("content")
-        if not isinstance(content, list):
-            return text
-        rest = [part for part in content if not isinstance(part, dict) or "text" not in part]
-        return [{"type": "text", "text": text}, *rest]
+        parts = content if isinstance(content, list) else []
+        rest = [part for part in parts if not isinstance(part, dict) or "text" not in part]
+        return [{"type": "text", "text": text}, *rest] if rest else text
 
 
 def _told(message: Message) -> Message:

@@ -7,6 +7,7 @@ from typing import Any
 from policies.redaction import Secrets, SecretStream
 from proxy.agent.events import (
     AnswerDelta,
+    AnswerRestarted,
     Emit,
     Event,
     ReasoningDelta,
@@ -38,6 +39,8 @@ class Redactor:
         """Of the call that runs, by stream."""
         self._given = ""
         """The answer as it has left."""
+        self._given_before = 0
+        """How many characters have left before it."""
 
     async def emit(self, event: Event) -> None:
         """Pass on what may be told of it."""
@@ -48,6 +51,11 @@ class Redactor:
                 await self._hear_thinking(event)
             case AnswerDelta(text):
                 await self._pass(AnswerDelta(self._answer.feed(text)))
+            case AnswerRestarted():
+                await self._pass(AnswerDelta(self._answer.finish()))
+                self._given_before += len(self._given)
+                self._given = ""
+                await self._emit(event)
             case ToolOutput():
                 await self._hear_output(event)
             case ToolCallFinished():
@@ -78,6 +86,7 @@ class Redactor:
         return replace(
             result,
             answer=self._given,
+            streamed_before=self._given_before,
             refusal=self._secrets.without(result.refusal) if result.refusal else result.refusal,
             choice=self._plain(result.choice),
             response=self._plain(result.response),

@@ -7,16 +7,20 @@ from typing import Any, Literal, Protocol
 
 from policies.answer_form import AnswerForm
 from policies.artifacts import LeftOut, Produced
+from policies.budgets import Receipt
 from policies.limits import StopReason
 from policies.prices import Tariff
 from policies.profile import Profile
+from policies.routing import RouteReason
 from policies.sessions import GoesOn, State
+from policies.steps import NarrationSetting
 from policies.usage import UsageOf
 from proxy.agent.account import Account
 from proxy.agent.events import Event
-from proxy.agent.model import Message
+from proxy.agent.first_call import StatusHold
+from proxy.agent.model import Credentials, Message
 from proxy.agent.parking import Parked
-from proxy.errors import ProxyError
+from proxy.errors import OutOfTimeError, ProxyError
 from proxy.workspaces import Origin
 from sandbox_runtime.sandbox import Sandbox
 
@@ -87,10 +91,15 @@ class Task:
     outbox: Outbox
     model: str
     messages: Sequence[Message]
+    are_as_sent: bool = False
+    """Whether these are the client's messages one by one, so that their indexes are its own."""
     profile: Profile = Profile()
-    route: str = ""
-    """Why there is a run."""
+    route: RouteReason = "auto"
+    """Why there is a run, or one call of the model's without tools."""
     inputs: Sequence[InputFile] = ()
+    file_notes: Sequence[str] = ()
+    """What the model is told of the files of the user's last message, where that says nothing of
+    them itself."""
     client_tools: Sequence[Mapping[str, Any]] = ()
     """Tools that only the client can run."""
     free_text: frozenset[str] = frozenset()
@@ -107,7 +116,13 @@ class Task:
     final_only: Mapping[str, Any] = field(default_factory=dict)
     """Parameters that go with the call that writes the visible answer, and with no other."""
     final_budget: Mapping[str, Any] = field(default_factory=dict)
-    """The client's token limit, under the name it used; it bounds the visible answer alone."""
+    """The client's token limit, under the name it used. It bounds visible prose; thinking and calls
+    may take `limits.min_turn_tokens` at least."""
+    plain_messages: Sequence[Message] = ()
+    """The client's messages as it sent them, for an answer without tools; empty: `messages`."""
+    narration: NarrationSetting = "content"
+    """How prose before a tool call is streamed: as content as soon as it is there, or, for clients
+    that take all content for the answer, as reasoning."""
     usage_of: UsageOf = "all_calls"
     stream: bool = False
     """Whether the model is asked to stream, because someone watches."""
@@ -123,6 +138,10 @@ class Task:
     """The run that it goes on with, now that the client has answered."""
     deadline_s: float | None = None
     """When the answer must be there, from the run's start; the policy's limit holds beside it."""
+    status_hold: StatusHold | None = None
+    """The status line of the response that waits for the first model call, if one does."""
+    waited_s: float = 0.0
+    """How much of the client's deadline the files took that arrived before the run's start."""
     form: AnswerForm | None = None
     """What the visible answer must be, as far as it can be checked."""
     arriving: Callable[["Task"], Awaitable["Task"]] | None = None
@@ -142,9 +161,24 @@ class Task:
     tariff: Tariff | None = None
     """What the model costs, where that is known and anybody needs it."""
     account: Account | None = None
+    charge: Receipt | None = None
+    """What was taken of the account for the run to be made."""
     """What its key may spend today, where that is bounded."""
+    credentials: Credentials | None = None
+    """The client's own with the backend, where its model is reached with those."""
     others: Sequence["Task"] = ()
     """The same request's further choices, each answered in a run of its own."""
+
+
+def out_of_time(task: Task) -> OutOfTimeError:
+    """Return the error of a task that has no answer when its time is up."""
+    if task.deadline_s is None:
+        return OutOfTimeError("The model did not answer in time.")
+    deadline_s = task.deadline_s + task.waited_s
+    return OutOfTimeError(
+        f"The model did not answer within the client's deadline of {deadline_s:g} s."
+        " Allow more time: X-Sandbox-Deadline, sandbox.deadline_s or the SDK's timeout."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +251,11 @@ class Notice:
     message: str
 
 
+ToolTrouble = Literal["malformed_call", "echo", "runaway"]
+"""Signs that a model cannot use tools: it calls one in no known form, says its prompt's words
+again, or goes on without end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """How a run ended."""
@@ -243,12 +282,16 @@ class Result:
     """Other fields of the last reply, such as system_fingerprint."""
     origin: Origin = "new"
     """Where its files came from."""
-    route: str = ""
-    """Why there was a run."""
+    route: RouteReason = "auto"
+    """As the task has it."""
+    steps: int = 0
+    """How many tool calls clients are shown as steps."""
     parked: Parked | None = None
     """What it takes to go on once the client has answered."""
     refusal: str | None = None
     """What the model said instead of an answer, where it declined in OpenAI's way."""
+    streamed_before: int = 0
+    """How many characters a stream has had before the answer began: narration."""
     notices: Sequence[Notice] = ()
     others: Sequence["Result"] = ()
     """How the runs of the request's further choices ended."""
@@ -256,3 +299,5 @@ class Result:
     """Of each model call, in order."""
     compactions: Sequence[Compaction] = ()
     """Why each segment but the first was begun."""
+    tool_trouble: tuple[ToolTrouble, ...] = ()
+    """What went wrong with the model's tool calls, each kind once."""

@@ -1,13 +1,22 @@
 """The tools of one run and the sandbox they work in."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from policies.observation import lost_words, not_placed_words
+from policies.steps import is_shown
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.guard import Guard
 from proxy.agent.outputs import remember_given
@@ -18,11 +27,16 @@ from sandbox_runtime.errors import SandboxFileError, SandboxGoneError, SandboxLo
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
+_LOG = logging.getLogger(__name__)
 Prepare = Callable[[Sandbox], Awaitable[Mapping[str, str]]]
 """Makes a computer ready for a run, and says which files were given to it already: their paths and
 identities."""
+KeepWarm = Callable[[], Coroutine[Any, Any, None]]
+"""Keeps the model's connection open until it is cancelled."""
 MAX_LOSSES = 3
 """How many sandboxes one run may lose before it is the run that fails."""
+BESIDE_AFTER_S = 0.1
+"""Commands that are shorter have nothing done beside them."""
 GRACE_S = 0.5
 """What a command that used up its time has for ending by itself, so that its output is seen."""
 
@@ -43,18 +57,21 @@ class Toolbox:
         inputs: Sequence[InputFile] = (),
         *,
         prepare: Prepare,
+        keep_warm: KeepWarm | None = None,
         taken: Collection[str] = (),
         max_calls: int | None = None,
     ) -> None:
-        """`prepare` is called for each new computer before its first command; `taken` are the names
-        of the client's tools: it keeps them, ours are renamed; `max_calls` is how many it allows of
-        ours."""
+        """`prepare` is called for each new computer before its first command; `keep_warm` runs
+        beside each call, so that the model's next one finds its connection open; `taken` are the
+        names of the client's tools: it keeps them, ours are renamed; `max_calls` is how many it
+        allows of ours."""
         self._tools = {_free(tool.name, taken): tool for tool in tools}
         self._lease = lease
         self._emit = emit
         self._guard = guard
         self._inputs = inputs
         self._prepare = prepare
+        self._keep_warm = keep_warm
         self._max_calls = max_calls
         self._not_placed: list[str] = []
         self.computer: Sandbox | None = None
@@ -63,6 +80,9 @@ class Toolbox:
         """Whether one was asked for."""
         self.losses = 0
         self.steps = 0
+        """Calls that were made."""
+        self.shown_steps = 0
+        """Those of them that clients are shown as steps."""
         self.waited = Stopwatch()
         """For the tools, and for a sandbox to be there."""
         self.peak_memory_bytes = 0
@@ -96,12 +116,13 @@ class Toolbox:
         """Do one call and tell the listeners; a command may take `timeout_s`, and everything, the
         wait for a sandbox too, what is left of the run's time. Raises SandboxError."""
         self.steps += 1
-        step = self.steps
+        step, name = self.steps, self.proper_name(call.name)
+        self.shown_steps += is_shown(name)
         shown = call.arguments if isinstance(call.arguments, dict) else {}
-        await self._emit(ToolCallStarted(step, call.id, self.proper_name(call.name), shown))
+        await self._emit(ToolCallStarted(step, call.id, name, shown))
         started = time.monotonic()
         try:
-            async with asyncio.timeout(left_s + GRACE_S):
+            async with asyncio.timeout(left_s + GRACE_S), _Beside(self._keep_warm):
                 with self.waited:
                     observation = await self._observe(call, step, timeout_s)
         except TimeoutError:
@@ -112,7 +133,7 @@ class Toolbox:
             ToolCallFinished(
                 step=step,
                 call_id=call.id,
-                name=self.proper_name(call.name),
+                name=name,
                 observation=observation.text,
                 exit_code=observation.exit_code,
                 output_lines=observation.output_lines,
@@ -177,6 +198,35 @@ class Toolbox:
                 given[file.path] = file.identity
         if given != present:
             await remember_given(computer, given)
+
+
+class _Beside:
+    """Runs work beside a block that takes BESIDE_AFTER_S at least: most are shorter, and a task
+    costs more than a timer. What fails in it is logged and fails nothing else."""
+
+    def __init__(self, work: KeepWarm | None) -> None:
+        self._work = work
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        if self._work is not None:
+            self._timer = asyncio.get_running_loop().call_later(BESIDE_AFTER_S, self._start)
+
+    def _start(self) -> None:
+        assert self._work is not None
+        self._task = asyncio.create_task(self._work())
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        task = self._task
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()):
+            _LOG.warning("keeping the backend's connection open failed: %r", error)
 
 
 def _free(name: str, taken: Collection[str]) -> str:

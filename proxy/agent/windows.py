@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
 
 from policies.context import ContextSizes
 from proxy.agent.model import Model
 from proxy.errors import BackendError
 
 LISTED_AS = ("max_model_len", "context_length", "context_window", "max_context_length")
-"""By vLLM and SGLang; OpenRouter; Groq; Mistral."""
+"""By vLLM and SGLang; OpenRouter; Groq; Mistral. llama.cpp has it in `meta`."""
 ASK_S = 5.0
 """How long a server may take to list its models: a run waits for it once."""
 HOLDS_S = 600.0
@@ -23,6 +23,8 @@ class Windows:
     def __init__(self, configured: int | None = None) -> None:
         self._configured = configured
         self._known: dict[str, int] = {}
+        self._of_any: int | None = None
+        """Of a server with one model that it gives to whatever name is asked for."""
         self._asked: float | None = None
         self._asking = asyncio.Lock()
 
@@ -34,7 +36,25 @@ class Windows:
             async with self._asking:
                 if not self._is_fresh():
                     await self._ask(model)
-        return self._known.get(name)
+        return self._known.get(name, self._of_any)
+
+    async def of_first_asked(self, model: Model, name: str) -> int | None:
+        """The same for who should not wait: the server is asked only if it never was."""
+        if self._asked is None:
+            return await self.of(model, name)
+        return self._configured or self._known.get(name, self._of_any)
+
+    def listed(self, models: Sequence[Mapping[str, Any]]) -> None:
+        """The server has listed its models."""
+        self._asked = time.monotonic()
+        for each in models:
+            if tokens := _listed(each):
+                self._known[str(each.get("id"))] = tokens
+        self._of_any = _served(models[0]) if len(models) == 1 else None
+
+    def known(self, name: str) -> int | None:
+        """The same, if it is known by now."""
+        return self._configured if self._configured is not None else self._known.get(name)
 
     def refused(self, name: str, sizes: ContextSizes) -> None:
         """A prompt was refused as too long, in words that may have told sizes."""
@@ -45,6 +65,8 @@ class Windows:
         """Prompt and answer have had so many tokens: a window said to be smaller is none."""
         if tokens > self._known.get(name, tokens):
             del self._known[name]
+        elif name not in self._known and self._of_any is not None and tokens > self._of_any:
+            self._of_any = None
 
     def _is_fresh(self) -> bool:
         return self._asked is not None and time.monotonic() - self._asked < HOLDS_S
@@ -52,14 +74,11 @@ class Windows:
     async def _ask(self, model: Model) -> None:
         try:
             async with asyncio.timeout(ASK_S):
-                listed = await model.models()
+                self.listed(await model.models())
         except (BackendError, TimeoutError):
             return
         finally:
             self._asked = time.monotonic()
-        for each in listed:
-            if tokens := _listed(each):
-                self._known[str(each.get("id"))] = tokens
 
 
 class Window:
@@ -74,6 +93,11 @@ class Window:
         """See `Windows.of`."""
         return await self._windows.of(self._model, self._name)
 
+    @property
+    def known(self) -> int | None:
+        """See `Windows.known`."""
+        return self._windows.known(self._name)
+
     def refused(self, sizes: ContextSizes) -> None:
         """See `Windows.refused`."""
         self._windows.refused(self._name, sizes)
@@ -85,5 +109,15 @@ class Window:
 
 def _listed(entry: Mapping[str, Any]) -> int | None:
     found = (entry.get(field) for field in LISTED_AS)
-    sizes = (each for each in found if isinstance(each, int) and not isinstance(each, bool))
-    return next((each for each in sizes if each > 0), None)
+    return next((each for each in found if _is_size(each)), None) or _served(entry)
+
+
+def _served(entry: Mapping[str, Any]) -> int | None:
+    """What llama.cpp gives to one request; what the model was trained for is another number."""
+    meta = entry.get("meta")
+    size = meta.get("n_ctx") if isinstance(meta, Mapping) else None
+    return size if _is_size(size) else None
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,7 +1,8 @@
 """Responses that tell a client of a run, in whatever dialect: in one piece, or as it goes on."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -10,14 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.agent.events import Event
+from proxy.agent.events import CallFailed, Event, OfChoice, RunStarted, TurnStarted
+from proxy.agent.first_call import StatusHold
 from proxy.agent.task import Result
-from proxy.api.connection import services, while_connected
+from proxy.api.connection import note_run, services, while_connected
 from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error
 from proxy.runs.recording import Recording
-from proxy.runs.run import MAX_BEHIND, Listener
+from proxy.runs.run import MAX_BEHIND, Listener, Run
 from proxy.wire.terms import Terms, read_terms
+
+log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 300
 """How long a client may not read before it counts as gone."""
@@ -29,6 +33,8 @@ SHORTEST_SILENCE_S = 1.0
 KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
 MANY = MAX_BEHIND // 2
 """So many events at a time are soon enough for who waits for the end."""
+ANY_ERROR = f"event: error\ndata: {json.dumps({'type': 'error', **internal_error().body()})}\n\n"
+"""An error as the clients of every dialect know it, where an encoder cannot say its own."""
 BLANK = b" \n"
 """What JSON may begin with, any number of times."""
 
@@ -64,6 +70,7 @@ class Frames(Protocol):
 
 async def whole(request: Request, listener: Listener, document: Document, terms: Terms) -> Response:
     """The answer in one piece. Leaves the listener. Raises what the run failed with."""
+    note_run(request, listener.run.id)
     silence_s = services(request).nonstream_keep_alive_s
     if silence_s is not None:
         silence_s = _within_patience(silence_s, terms)
@@ -78,16 +85,51 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
     return JSON(content, headers=headers(listener.run.id, listener.run.container_id))
 
 
-def streamed(
+async def streamed(
     request: Request,
     listener: Listener,
     frames: Frames,
     terms: Terms,
+    hold: StatusHold,
     alive: ServerSentEvent = KEEP_ALIVE,
 ) -> Response:
-    """The answer as it comes; `alive` is said in silence. Leaves the listener."""
+    """Return the answer as it comes, once the status line is known; `alive` is said in silence.
+    Leaves the listener. Raises what the run failed with while the status was held."""
+    note_run(request, listener.run.id)
+    wait_s = services(request).status_wait_s
     silence_s = _within_patience(services(request).keep_alive_s, terms)
-    return _StreamResponse(listener, frames, silence_s, alive)
+    try:
+        heard = await while_connected(request, _until_status(listener, hold, wait_s))
+    except BaseException:
+        listener.leave()
+        raise
+    hold.is_held = False
+    return _StreamResponse(listener, heard, frames, silence_s, alive)
+
+
+async def _until_status(listener: Listener, hold: StatusHold, wait_s: float) -> list[Event]:
+    """Wait until the response's status is known, or need not be known any more; return the events
+    so far. Raises what the run failed with."""
+    heard: list[Event] = []
+    with anyio.move_on_after(wait_s) as waiting:
+        waiting.deadline = min(waiting.deadline, hold.until)
+        while events := await listener.events():
+            heard += events
+            if any(map(_is_answered, events)):
+                return heard
+            if any(isinstance(_of(event), CallFailed) for event in events):
+                waiting.deadline = hold.until
+        listener.run.result()
+    return heard
+
+
+def _is_answered(event: Event) -> bool:
+    """Return whether the first model call must have been accepted, if there was one."""
+    return not isinstance(_of(event), RunStarted | TurnStarted | CallFailed)
+
+
+def _of(event: Event) -> Event:
+    return event.event if isinstance(event, OfChoice) else event
 
 
 def replayed(
@@ -135,13 +177,15 @@ async def _prolonged(
     listener: Listener, document: Document, every_s: float | None
 ) -> AsyncIterator[bytes]:
     yield BLANK
-    while not await _heard_out(listener, document, every_s):
-        yield BLANK
+    content: Mapping[str, Any]
     try:
-        content: Mapping[str, Any] = document.finish(listener.run.result())
+        while not await _heard_out(listener, document, every_s):
+            yield BLANK
+        content = document.finish(listener.run.result())
     except ProxyError as error:
         content = document.fail(error)
     except Exception:  # noqa: BLE001 - the head is out: the client must hear of it here
+        _log_unwritten(listener.run)
         content = document.fail(internal_error())
     yield json.dumps(content).encode()
 
@@ -171,10 +215,15 @@ class _StreamResponse(_Events):
     """The answer as it comes."""
 
     def __init__(
-        self, listener: Listener, frames: Frames, silence_s: float, alive: ServerSentEvent
+        self,
+        listener: Listener,
+        heard: Sequence[Event],
+        frames: Frames,
+        silence_s: float,
+        alive: ServerSentEvent,
     ) -> None:
         names = headers(listener.run.id, listener.run.container_id)
-        super().__init__(_stream(listener, frames), silence_s, names, alive)
+        super().__init__(_stream(listener, heard, frames), silence_s, names, alive)
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,18 +231,39 @@ class _StreamResponse(_Events):
             await super().__call__(scope, receive, send)
 
 
-async def _stream(listener: Listener, frames: Frames) -> AsyncIterator[bytes]:
-    yield frames.begin().encode()
-    while events := await listener.events():
-        if shown := "".join(map(frames.event, events)):
-            yield shown.encode()
+async def _stream(
+    listener: Listener, heard: Sequence[Event], frames: Frames
+) -> AsyncIterator[bytes]:
+    """Yield the answer's frames, from the events that were `heard` already on."""
     try:
+        yield frames.begin().encode()
+        events = heard or await listener.events()
+        while events:
+            if shown := "".join(map(frames.event, events)):
+                yield shown.encode()
+            events = await listener.events()
         last = frames.finish(listener.run.result())
     except ProxyError as error:
-        last = frames.fail(error)
-    except Exception:  # noqa: BLE001 - the headers are out: the client must hear of it here
-        last = frames.fail(internal_error())
+        last = _failed(frames, error)
+    except Exception:  # noqa: BLE001 - the head is out: the client must hear of it here
+        _log_unwritten(listener.run)
+        last = _failed(frames, internal_error())
     yield last.encode()
+
+
+def _failed(frames: Frames, error: ProxyError) -> str:
+    """Return the frames that end a stream in an error."""
+    try:
+        return frames.fail(error)
+    except Exception:
+        log.exception("an error cannot be written")
+        return ANY_ERROR
+
+
+def _log_unwritten(run: Run) -> None:
+    """Log the exception that is being handled, if it is not the run's own, which is in the log."""
+    if run.status != "failed":
+        log.exception("run %s: its answer cannot be written", run.id)
 
 
 async def _again(recording: Recording, first: int) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import PROFILES
-from proxy.api.connection import authorize, services, while_connected
+from proxy.api.connection import authorize, model, services, while_connected
 from proxy.api.json_response import JSON
 from proxy.services import Services
 
@@ -22,7 +22,7 @@ DISTRIBUTION = "llm-sandbox-proxy"
 async def capabilities(request: Request) -> JSON:
     authorize(request)
     parts = services(request)
-    served = await while_connected(request, parts.model.models())
+    served = await while_connected(request, model(request).models())
     return JSON(
         {
             "object": "capabilities",

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from policies.steps import suited
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
-from proxy.api.claims import claim, deadline_s
+from proxy.api.claims import claim, deadline_s, status_hold
 from proxy.api.connection import model_request, services
 from proxy.api.relay import relay
 from proxy.api.tasks import task_of
@@ -32,7 +32,7 @@ async def chat_completions(request: Request) -> Response:
     way = way_of(request, body)
     if way.is_plain:
         day = way.profile.per_day.of_model_calls
-        return await relay(request, renamed(body, way.route.model), way.route.reason, day)
+        return await relay(request, renamed(body, way.route.model), way.headers, day)
     return await _run(request, written, body, way)
 
 
@@ -43,14 +43,20 @@ async def _run(request: Request, written: bytes, body: Mapping[str, Any], way: W
     steps = asked_steps or suited(services(request).steps, request.headers)
     usage = wants_usage(body)
     claimed = claim(request, body, terms, written)
-    by_s = deadline_s(request, terms, claimed)
+    by_s, hold = deadline_s(request, terms, claimed), status_hold(request, terms, claimed)
 
     async def make_task(run_id: str) -> Task:
-        return await task_of(request, body, way, run_id=run_id, deadline_s=by_s)
+        return await task_of(
+            *(request, body, way),
+            run_id=run_id,
+            deadline_s=by_s,
+            hold=hold,
+            is_translated=False,
+        )
 
     listener = await services(request).runs.enter(claimed, make_task)
     names = head(listener.run.id, listener.run.created, body["model"])
-    if not claimed.stream:
+    if hold is None:
         return await whole(request, listener, WholeCompletion(names, listener.run.id, steps), terms)
     frames = StreamedCompletion(names, listener.run.id, steps, wants_usage=usage)
-    return streamed(request, listener, frames, terms)
+    return await streamed(request, listener, frames, terms, hold)

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.sessions import named
+from proxy.agent.first_call import StatusHold
 from proxy.api.connection import owner, services
 from proxy.runs.claim import Claim
 from proxy.wire.policy_asked import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER
@@ -48,3 +49,14 @@ def deadline_s(request: Request, terms: Terms, claim: Claim) -> float | None:
     ending it, its patience is no bound."""
     hears = claim.stream or services(request).nonstream_keep_alive_s is not None
     return terms.deadline_s if hears or claim.detach else terms.hangs_up_s
+
+
+def status_hold(request: Request, terms: Terms, claim: Claim) -> StatusHold | None:
+    """The hold on the status of a streamed response: over in good time before the client hangs
+    up."""
+    if not claim.stream:
+        return None
+    hold_s = services(request).status_hold_s
+    if terms.patience_s is not None:
+        hold_s = min(hold_s, terms.patience_s / 2)
+    return StatusHold(hold_s)

@@ -4,21 +4,33 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Scope, Send
 
+from proxy.agent.model import Credentials, Model
 from proxy.errors import BadRequestError, BodyTooLargeError, UnauthorizedError
 from proxy.keys import Key
 from proxy.services import Services
+from proxy.wire.messages_answer import request_id
 from proxy.wire.shapes import request_body, text
 
 T = TypeVar("T")
 Gone = Callable[[], Coroutine[Any, Any, None]]
 """Waits until the client has left."""
 _KEY = "sandbox_proxy.key"
+_CREDENTIALS = "sandbox_proxy.credentials"
+_RUN = "sandbox_proxy.run"
+_NO_RUN = "sandbox_proxy.no_run"
+"""What names a request that no run answers."""
+REQUEST_ID_HEADER = b"x-request-id"
+_PRINTABLE_ID = re.compile(rb"[!-~]{1,128}")
+"""A client's own id of a request that is given back: no longer than that, without blanks."""
 MAX_JSON_BYTES = 1 << 20
 """Of requests that bring no files."""
 
@@ -32,13 +44,13 @@ def services(request: Request) -> Services:
 
 def has_key(request: Request) -> bool:
     """Whether the client sent a key, where one is needed."""
-    return services(request).keyring.find(_key(request)) is not None
+    return _KEY in request.scope or services(request).keyring.find(key_sent(request)) is not None
 
 
 def owner(request: Request) -> str:
     """Whose files, runs and conversations these are: a digest of the key that was sent. Clients
     that send none, where none is needed, share theirs."""
-    return owner_of(_key(request))
+    return owner_of(key_sent(request))
 
 
 def owner_of(key: str) -> str:
@@ -46,7 +58,8 @@ def owner_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def _key(request: Request) -> str:
+def key_sent(request: Request) -> str:
+    """The key that a request brings, or nothing."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         key = request.headers.get("x-api-key", "")  # Anthropic's clients
@@ -58,13 +71,75 @@ def authorize(request: Request) -> Key:
     known = request.scope.get(_KEY)  # asked for more than once, and to find it takes its time
     if isinstance(known, Key):
         return known
-    key = services(request).keyring.find(_key(request))
+    key = services(request).keyring.find(key_sent(request))
     if key is None:
+        # litellm's clients take a 401 without the first four words for a bad request.
+        what = "" if key_sent(request) else ": none"
         raise UnauthorizedError(
-            "Incorrect or missing API key. Send it as 'Authorization: Bearer' or 'x-api-key'."
+            f"Incorrect API key provided{what}. Send it as 'Authorization: Bearer' or 'x-api-key'."
         )
     request.scope[_KEY] = key
     return key
+
+
+def take_client(request: Request, key: Key, credentials: Credentials) -> None:
+    """Note that the backend accepts the client's own key."""
+    request.scope[_KEY] = key
+    request.scope[_CREDENTIALS] = credentials
+
+
+def credentials(request: Request) -> Credentials | None:
+    """The client's own with the backend, where it is reached with those."""
+    found = request.scope.get(_CREDENTIALS)
+    return found if isinstance(found, Credentials) else None
+
+
+def model(request: Request) -> Model:
+    """The door to the model for this client."""
+    own = credentials(request)
+    door = services(request).model
+    return door if own is None else door.for_client(own)
+
+
+def note_run(request: Request, run_id: str) -> None:
+    """Note which run answers the request, so that the request's id is the one in the log."""
+    request.scope[_RUN] = run_id
+
+
+def noted_run(request: Request) -> str | None:
+    """Return the id of the run that answers the request, if one does."""
+    run_id: str | None = request.scope.get(_RUN)
+    return run_id
+
+
+def own_request_id(scope: Scope) -> str:
+    """Return the server's own name for a request, always the same: that of its run, if it has
+    one."""
+    if found := scope.get(_RUN) or scope.get(_NO_RUN):
+        return request_id(found)
+    scope[_NO_RUN] = uuid.uuid4().hex
+    return request_id(scope[_NO_RUN])
+
+
+def with_request_id(scope: Scope, send: Send) -> Send:
+    """Return `send` with an `x-request-id` in the head of the response: the backend's where the
+    response has one, else the client's where it can be printed, else the server's own."""
+
+    def sending(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": _with_request_id(scope, message["headers"])}
+        return send(message)
+
+    return sending
+
+
+def _with_request_id(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> list[Any]:
+    headers = list(headers)
+    if any(name == REQUEST_ID_HEADER for name, _ in headers):
+        return headers
+    sent = next((value for name, value in scope["headers"] if name == REQUEST_ID_HEADER), b"")
+    found = sent if _PRINTABLE_ID.fullmatch(sent) else own_request_id(scope).encode()
+    return [*headers, (REQUEST_ID_HEADER, found)]
 
 
 def base_url(request: Request) -> str:

@@ -99,7 +99,7 @@ async def _from_upload(request: Request, container_id: str, file_id: str | None)
 
 async def _from_form(request: Request, container_id: str) -> ContainerFile:
     store, limits = services(request).store, services(request).file_limits
-    with store.blobs.new() as writer:
+    async with store.blobs.new() as writer:
         form = await upload_form(request, writer)
         file_id = form.fields.get("file_id")
         if form.filename is None:

@@ -23,7 +23,7 @@ UNNAMED = "upload"
 async def create_file(request: Request) -> Response:
     authorize(request)
     store, limits = services(request).store, services(request).file_limits
-    with store.blobs.new() as writer:
+    async with store.blobs.new() as writer:
         form = await upload_form(request, writer)
         asked_purpose, asked_s = purpose(form.fields), expires_after_s(form.fields)
         if form.filename is None:

@@ -15,6 +15,7 @@ from proxy.api.connection import owner, services
 from proxy.api.said_before import Before, is_reference
 from proxy.errors import BadRequestError, ProxyError
 from proxy.runs.recording import Recording
+from proxy.runs.runs import give_back
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseShelf
 from proxy.wire.responses_answer import Asked, ResponseWriter, StreamedResponse
@@ -112,8 +113,13 @@ async def keep(request: Request, task: Task, asked: Asked, before: Before) -> Ta
         worker=store.worker.id,
     )
     inputs = [i for i in input_items(asked.body["input"], task.run_id) if not is_reference(i)]
-    await store.responses.begin(whose, stored, inputs, before.chain)
-    return replace(task, witness=witness)
+    task = replace(task, witness=witness)
+    try:
+        await store.responses.begin(whose, stored, inputs, before.chain)
+    except BaseException:
+        await give_back(task)
+        raise
+    return task
 
 
 def _as_before(task: Task, owner: str, before: Before) -> State:

@@ -13,7 +13,7 @@ from policies.routing import PLAIN_SUFFIX
 from policies.steps import suited_to_messages
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
-from proxy.api.claims import claim, deadline_s
+from proxy.api.claims import claim, deadline_s, status_hold
 from proxy.api.connection import model_request, services
 from proxy.api.passing import pass_plain
 from proxy.api.tasks import task_of
@@ -46,11 +46,13 @@ async def _run(
     way = way_of(request, asked.chat)
     shown = _shown(request, body, asked, way)
     claimed = claim(request, asked.chat, terms, written)
-    by_s = deadline_s(request, terms, claimed)
+    by_s, hold = deadline_s(request, terms, claimed), status_hold(request, terms, claimed)
 
     async def make_task(run_id: str) -> Task:
         try:
-            task = await task_of(request, asked.chat, way, run_id=run_id, deadline_s=by_s)
+            task = await task_of(
+                request, asked.chat, way, run_id=run_id, deadline_s=by_s, hold=hold
+            )
         except ProxyError as error:
             raise asked.in_own_words(error) from error
         if task.alone or not asked.code_execution:
@@ -60,12 +62,12 @@ async def _run(
         return replace(task, tool_choice=first, leaves=task.leaves or task.parks)
 
     listener = await services(request).runs.enter(claimed, make_task)
-    if not claimed.stream:
+    if hold is None:
         response = await whole(request, listener, WholeMessage(listener.run.id, shown), terms)
     else:
         frames = StreamedMessage(listener.run.id, shown)
-        response = streamed(request, listener, frames, terms, alive=PING)
-    response.headers["request-id"] = request_id(listener.run.id)
+        response = await streamed(request, listener, frames, terms, hold, alive=PING)
+    response.headers.update({"request-id": request_id(listener.run.id), **way.headers})
     return response
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from policies.routing import PLAIN_SUFFIX
-from proxy.api.connection import authorize, services
+from proxy.api.connection import authorize, model
 from proxy.api.json_response import JSON
 from proxy.errors import NotFoundError
 
@@ -29,5 +29,5 @@ async def retrieve_model(request: Request, model: str) -> JSON:
 
 
 async def _all(request: Request) -> list[dict[str, Any]]:
-    served = await services(request).model.models()
+    served = await model(request).models()
     return served + [{**entry, "id": f"{entry.get('id')}{PLAIN_SUFFIX}"} for entry in served]

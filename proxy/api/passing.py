@@ -1,5 +1,6 @@
 """Requests of any kind on their way to the backend's server, their bytes passed on both ways."""
 
+from collections.abc import Callable
 from functools import partial
 
 from starlette.datastructures import Headers
@@ -8,20 +9,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.budgets import DailyBudget
-from proxy.agent.model import Passage, Passing
+from proxy.agent.model import Passage, Passing, Relayed
 from proxy.api import spending
 from proxy.api.body_stream import BodyStream
-from proxy.api.connection import Gone, left, services, unless
+from proxy.api.connection import Gone, left, model, unless
 from proxy.api.relay import LOOK_AFTER_S, RelayResponse, is_stream, whole
 from proxy.wire.plain import as_the_backend_knows_it
 
+Watch = Callable[[Relayed], Relayed]
+"""Makes of an answer one whose body is looked at as it passes."""
 MAX_WHOLE_BYTES = 256 << 10
 """An answer up to this length is sent in one piece."""
 
 
 def passage_of(request: Request) -> Passage:
     """The way to the backend's server, where there is one."""
-    passage = services(request).model.passage
+    passage = model(request).passage
     if passage is None:
         raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
     return passage
@@ -33,31 +36,36 @@ async def pass_on(
     body: bytes | BodyStream | None,
     gone: Gone,
     day: DailyBudget = DailyBudget(),
+    watch: Watch | None = None,
 ) -> Response:
-    """The backend's answer; `day` is what bounds its spending.
+    """The backend's answer; `day` is what bounds its spending, `watch` sees it pass.
 
     Raises ClientDisconnect, BudgetError, BackendError.
     """
-    work = _passed(request, passage, _passing(request, body, day), gone, day)
+    passing = _passing(request, body, is_read=day.is_set or watch is not None)
+    work = _passed(request, passage, passing, gone, day, watch)
     return await unless(gone, work, look_after_s=LOOK_AFTER_S)
 
 
 async def pass_plain(
-    request: Request, written: bytes, day: DailyBudget = DailyBudget()
+    request: Request,
+    written: bytes,
+    day: DailyBudget = DailyBudget(),
+    watch: Watch | None = None,
 ) -> Response:
     """The same for a request to a `:plain` model that was read already."""
     body = as_the_backend_knows_it(written) or written
-    return await pass_on(request, passage_of(request), body, partial(left, request), day)
+    return await pass_on(request, passage_of(request), body, partial(left, request), day, watch)
 
 
-def _passing(request: Request, body: bytes | BodyStream | None, day: DailyBudget) -> Passing:
+def _passing(request: Request, body: bytes | BodyStream | None, *, is_read: bool) -> Passing:
     query = request.scope["query_string"].decode("latin-1")
     headers = request.headers
     # Its length is the business of whoever writes it anew; and of two that a client gave, the one
     # that was not read by could be another's request to the backend.
     if not isinstance(body, BodyStream) or "transfer-encoding" in headers:
         headers = _without(headers, "content-length")
-    if day.is_set:  # what is compressed tells no usage
+    if is_read:  # what is compressed tells nothing
         headers = _without(headers, "accept-encoding")
     path = f"{written_path(request)}?{query}" if query else written_path(request)
     return Passing(request.method, path, headers, body)
@@ -74,10 +82,17 @@ def written_path(request: Request) -> str:
 
 
 async def _passed(
-    request: Request, passage: Passage, passing: Passing, gone: Gone, day: DailyBudget
+    request: Request,
+    passage: Passage,
+    passing: Passing,
+    gone: Gone,
+    day: DailyBudget,
+    watch: Watch | None,
 ) -> Response:
     body = passing.body if isinstance(passing.body, bytes) else None
     relayed = await spending.relayed(request, day, body, partial(passage.pass_on, passing))
+    if watch:
+        relayed = watch(relayed)
     length = relayed.headers.get("content-length", "")
     is_short = length.isdecimal() and int(length) <= MAX_WHOLE_BYTES
     if is_short and not is_stream(relayed):

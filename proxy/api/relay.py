@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from policies.budgets import DailyBudget
 from proxy.agent.model import Relayed
 from proxy.api import spending
-from proxy.api.connection import Gone, left, services, unless
+from proxy.api.connection import Gone, left, model, unless
 from proxy.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -23,23 +23,22 @@ LOOK_AFTER_S = 0.1
 an eighth of a short one."""
 
 
-ROUTE_HEADER = "x-sandbox-route"
-
-
-async def relay(request: Request, body: Mapping[str, Any], why: str, day: DailyBudget) -> Response:
-    """Pass a request on; its client is told why. Raises BudgetError, BackendError when the backend
-    cannot be reached."""
-    work = _relayed(request, body, why, day)
+async def relay(
+    request: Request, body: Mapping[str, Any], told: Mapping[str, str], day: DailyBudget
+) -> Response:
+    """Pass a request on; its client is told what these headers say. Raises BudgetError,
+    BackendError when the backend cannot be reached."""
+    work = _relayed(request, body, told, day)
     return await unless(partial(left, request), work, look_after_s=LOOK_AFTER_S)
 
 
 async def _relayed(
-    request: Request, body: Mapping[str, Any], why: str, day: DailyBudget
+    request: Request, body: Mapping[str, Any], told: Mapping[str, str], day: DailyBudget
 ) -> Response:
-    ask = partial(services(request).model.relay, body, request.headers)
+    ask = partial(model(request).relay, body, request.headers)
     relayed = await spending.relayed(request, day, body, ask) if day.is_set else await ask()
     # Here, for a response's own headers are a list that is searched.
-    headers = {**relayed.headers, ROUTE_HEADER: f"plain; {why}"}
+    headers = {**relayed.headers, **told}
     relayed = Relayed(relayed.status, headers, relayed.body)
     if is_stream(relayed):
         return RelayResponse(relayed, partial(left, request))

@@ -10,22 +10,25 @@ from starlette.responses import Response
 
 from policies.profile import Profile
 from policies.routing import PLAIN_SUFFIX
-from policies.steps import suited_to_responses
+from policies.steps import Steps, suited_to_responses
+from proxy.agent.first_call import StatusHold
 from proxy.agent.task import Task
+from proxy.api import plain_responses
 from proxy.api.answering import streamed, whole
-from proxy.api.claims import claim, deadline_s
+from proxy.api.claims import claim, deadline_s, status_hold
 from proxy.api.connection import model_request, services
 from proxy.api.kept_response import is_kept, keep
-from proxy.api.passing import pass_plain
 from proxy.api.said_before import Before, resolved, said_before
 from proxy.api.tasks import task_of
 from proxy.api.told_again import in_background
-from proxy.api.ways import way_of
+from proxy.api.ways import Way, way_of
 from proxy.errors import ProxyError
+from proxy.runs.claim import Claim
+from proxy.runs.run import Listener
 from proxy.wire.responses_answer import Asked, StreamedResponse, WholeResponse
 from proxy.wire.responses_request import AsChat, as_chat
 from proxy.wire.shapes import unsupported
-from proxy.wire.terms import read_terms, steps_asked
+from proxy.wire.terms import Terms, read_terms, steps_asked
 
 router = APIRouter()
 
@@ -35,34 +38,40 @@ async def create_response(request: Request) -> Response:
     written, body = await model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         way = way_of(request, body)
-        return await pass_plain(request, written, way.profile.per_day.of_model_calls)
+        return await plain_responses.create(request, written, way.profile.per_day.of_model_calls)
     before = await said_before(request, body)
     if isinstance(given := body.get("input"), list):
         body = {**body, "input": await resolved(request, given)}
     asked = as_chat(body, before.items)
-    return await _run(request, written, body, asked, before)
+    way = way_of(request, asked.chat)
+    _check_network(way.profile, asked)
+    response = await _run(request, written, body, asked, before, way)
+    response.headers.update(way.headers)
+    return response
 
 
 async def _run(
-    request: Request, written: bytes, body: Mapping[str, Any], asked: AsChat, before: Before
+    request: Request,
+    written: bytes,
+    body: Mapping[str, Any],
+    asked: AsChat,
+    before: Before,
+    way: Way,
 ) -> Response:
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
     terms = read_terms(body, request.headers)
-    setting, shows = services(request).steps, asked.tools.shows is not None
-    steps = steps_asked(body, request.headers) or suited_to_responses(setting, shows_items=shows)
+    steps = _steps(request, body, asked)
     stays = is_kept(body)
-    claimed = claim(request, body, terms, written)
-    claimed = replace(claimed, detach=claimed.detach or bool(body.get("background")))
-    by_s = deadline_s(request, terms, claimed)
-    way = way_of(request, asked.chat)
-    _check_network(way.profile, asked)
+    claimed = _claim(request, body, terms, written)
+    hold = None if body.get("background") else status_hold(request, terms, claimed)
 
     async def make_task(run_id: str) -> Task:
         try:
             task = await task_of(
                 *(request, asked.chat, way),
                 run_id=run_id,
-                deadline_s=by_s,
+                deadline_s=deadline_s(request, terms, claimed),
+                hold=hold,
                 follows=before.follows,
                 is_kept=stays,
             )
@@ -80,9 +89,27 @@ async def _run(
         return await in_background(request, listener, stream=claimed.stream)
     run = listener.run
     told = Asked(body, run.id, run.created, run.container_id, steps, asked.tools)
-    if not claimed.stream:
+    return await _answer(request, listener, told, terms, hold)
+
+
+async def _answer(
+    request: Request, listener: Listener, told: Asked, terms: Terms, hold: StatusHold | None
+) -> Response:
+    if hold is None:
         return await whole(request, listener, WholeResponse(told), terms)
-    return streamed(request, listener, StreamedResponse(told), terms)
+    return await streamed(request, listener, StreamedResponse(told), terms, hold)
+
+
+def _claim(request: Request, body: Mapping[str, Any], terms: Terms, written: bytes) -> Claim:
+    """The request's; a run in the background goes on without its client."""
+    claimed = claim(request, body, terms, written)
+    return replace(claimed, detach=claimed.detach or bool(body.get("background")))
+
+
+def _steps(request: Request, body: Mapping[str, Any], asked: AsChat) -> Steps:
+    """How the client is shown steps."""
+    setting, shows = services(request).steps, asked.tools.shows is not None
+    return steps_asked(body, request.headers) or suited_to_responses(setting, shows_items=shows)
 
 
 def _check_network(profile: Profile, asked: AsChat) -> None:

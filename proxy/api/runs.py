@@ -1,4 +1,4 @@
-"""GET and DELETE /v1/runs/{id}: a run that goes on without its client, or whose result is kept."""
+"""GET and DELETE /v1/runs/{id}: a run at work, what came of it, or how it ended."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +15,7 @@ from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.record import Record
 from proxy.runs.run import Head
 from proxy.wire.chat_answer import WholeCompletion, head
+from proxy.wire.chat_response import usage
 
 router = APIRouter()
 
@@ -52,13 +53,18 @@ def _shown(request: Request, known: Head, record: Record) -> dict[str, Any]:
         "object": "run",
         "created_at": known.created,
         "model": known.model,
+        "container_id": known.container_id,
         "status": "failed" if record.status == "lost" else record.status,
+        "stop_reason": str(record.result.stop_reason) if record.result else None,
+        "usage": usage(record.result) if record.result else None,
         "completion": None,
         "error": None,
     }
     if record.status not in ("running", "cancelled"):
         try:
-            shown["completion"] = _completion(request, known, record.events, record.outcome())
+            result = record.outcome()
+            if not record.is_summary:
+                shown["completion"] = _completion(request, known, record.events, result)
         except ProxyError as error:
             shown |= error.body()
     return shown

@@ -1,5 +1,6 @@
 """What a request of /v1/responses goes on from: a response, a conversation, single items."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def no_such_conversation(conversation_id: str) -> NotFoundError:
 async def _previous(request: Request, response_id: str) -> Before:
     shelf = services(request).store.responses
     chain = await shelf.chain(owner(request), response_id)
-    if chain and chain.latest.worker and not is_at_work(request, chain.latest):
+    if chain and chain.latest.worker and not await is_at_work(request, chain.latest):
         chain = await shelf.chain(owner(request), response_id)  # it may just have ended
     if chain is None:
         raise BadRequestError(
@@ -78,7 +79,7 @@ async def _previous(request: Request, response_id: str) -> Before:
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if is_at_work(request, chain.latest):
+    if await is_at_work(request, chain.latest):
         raise BadRequestError(
             f"Previous response with id '{response_id}' is still in progress.",
             param="previous_response_id",
@@ -99,14 +100,14 @@ def run_of(request: Request, response_id: str) -> Run | None:
     return services(request).runs.get(owner(request), run_id(response_id))
 
 
-def is_at_work(request: Request, response: StoredResponse) -> bool:
+async def is_at_work(request: Request, response: StoredResponse) -> bool:
     """Whether anybody will still bring it to its end."""
     if response.worker is None:
         return False
     if response.worker == services(request).store.worker.id:
         run = run_of(request, response.id)
         return run is not None and not run.has_ended
-    return not services(request).store.worker.is_dead(response.worker)
+    return not await asyncio.to_thread(services(request).store.worker.is_dead, response.worker)
 
 
 async def _conversation(request: Request, conversation_id: str) -> Before:

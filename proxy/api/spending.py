@@ -13,7 +13,7 @@ from proxy.agent.account import Account
 from proxy.agent.model import Relayed, RelayedBody
 from proxy.agent.task import Task
 from proxy.api.connection import authorize, services
-from proxy.errors import BackendError, BadRequestError, BudgetError
+from proxy.errors import BadRequestError, BudgetError
 from proxy.models.prices import Prices
 from proxy.models.usage_reader import UsageReader
 
@@ -33,8 +33,8 @@ async def charged(request: Request, task: Task, runs: int) -> Task:
     if not per_day.is_set:
         return task
     account = _account(request, per_day)
-    await _taken(request, account, Expense(runs=runs))
-    return replace(task, account=account)
+    receipt = await _taken(request, account, Expense(runs=runs))
+    return replace(task, account=account, charge=receipt)
 
 
 async def relayed(
@@ -57,7 +57,7 @@ async def relayed(
     receipt = await _taken(request, account, _expense(prompt, tariff))
     try:
         answer = await ask()
-    except BackendError:
+    except Exception:
         await account.settle(receipt, Expense())
         raise
     if answer.status >= 400:

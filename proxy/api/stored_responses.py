@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from proxy.api.connection import owner, services
 from proxy.api.json_response import JSON
+from proxy.api.plain_responses import or_the_backends
 from proxy.api.said_before import is_at_work, run_of
 from proxy.api.told_again import found, shown, streamed_again
 from proxy.errors import BadRequestError, RunElsewhereError
@@ -34,6 +35,7 @@ router = APIRouter(route_class=_Route)
 
 
 @router.get(PATH)
+@or_the_backends
 async def retrieve_response(request: Request, response_id: str) -> Response:
     stored = await found(request, response_id)
     _check_include(request)
@@ -43,6 +45,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 
 
 @router.delete(PATH)
+@or_the_backends
 async def delete_response(request: Request, response_id: str) -> Response:
     stored = await found(request, response_id)
     await services(request).store.responses.delete(owner(request), response_id)
@@ -55,6 +58,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 @router.post(PATH + "/cancel")
+@or_the_backends
 async def cancel_response(request: Request, response_id: str) -> Response:
     stored = await found(request, response_id)
     if not stored.record["background"]:
@@ -62,12 +66,13 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     if run := run_of(request, response_id):
         run.cancel("it was cancelled")
         await run.ended()
-    elif is_at_work(request, stored):
+    elif await is_at_work(request, stored):
         raise RunElsewhereError
     return JSON(await shown(request, await found(request, response_id)))
 
 
 @router.get(PATH + "/input_items")
+@or_the_backends
 async def list_input_items(request: Request, response_id: str) -> Response:
     await found(request, response_id)
     _check_include(request)

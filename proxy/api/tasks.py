@@ -11,9 +11,10 @@ from policies.profile import Profile
 from policies.routing import forbids_tools
 from policies.sessions import GoesOn, Session, State, container_id
 from proxy.agent.choices import several
+from proxy.agent.first_call import StatusHold
 from proxy.agent.parking import Parked, names
 from proxy.agent.task import InputFile, Outbox, Task
-from proxy.api.connection import base_url, owner, services
+from proxy.api.connection import base_url, credentials, owner, services
 from proxy.api.spending import charged
 from proxy.api.ways import Way
 from proxy.wire.chat_request import choice_count, to_task
@@ -30,19 +31,18 @@ async def task_of(
     *,
     run_id: str,
     deadline_s: float | None,
+    hold: StatusHold | None,
     follows: GoesOn | None = None,
     is_kept: bool = False,
+    is_translated: bool = True,
 ) -> Task:
     """The task of a chat-completions request, with its further choices; for the model alone where
-    the sandbox is not wanted. `follows` and `is_kept` as `thread` has them.
+    no sandbox is wanted. `follows`, `is_kept` as in `thread`; `is_translated`: from another API.
 
-    Raises BadRequestError, BudgetError.
-    """
+    Raises BadRequestError, BudgetError."""
     whose = owner(request)
     if way.is_plain:
-        outbox = _outbox(request, whose, container_id(whose, run_id), way.profile)
-        alone = replace(_alone(body, way, run_id, outbox), deadline_s=deadline_s)
-        return await charged(request, alone, runs=1)
+        return await charged(request, _alone(request, body, way, run_id, deadline_s, hold), runs=1)
     asked = _asked(body)
     waiting = await _waiting(request, whose, asked)
     place = thread(
@@ -51,6 +51,7 @@ async def task_of(
     outbox = _outbox(request, whose, place.container_id, way.profile)
     task = replace(
         to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox),
+        are_as_sent=not is_translated and _roles(asked) == _roles(body),
         profile=_profile(request, body, way),
         route=way.route.reason,
         goes_on=place.goes_on,
@@ -58,18 +59,22 @@ async def task_of(
         parks=place.parks,
         resumes=place.resumes,
         deadline_s=deadline_s,
+        status_hold=hold,
         inputs=await _lying_there(request, whose, place.goes_on),
         usage_of=usage_asked(body, request.headers),
     )
-    task = await services(request).inputs.receive(task, whose, asked)
-    return await _charged_for_all(request, whose, task, body)
+    return await _with_files_and_choices(request, whose, task, asked)
 
 
-async def _charged_for_all(
-    request: Request, whose: str, task: Task, body: Mapping[str, Any]
+async def _with_files_and_choices(
+    request: Request, whose: str, task: Task, asked: Mapping[str, Any]
 ) -> Task:
-    """The task and its further choices; last, so that a request that is wrong spends nothing."""
-    count = choice_count(body, task.profile.limits.max_choices)
+    """The task with its files and its further choices; charged last, so that a request that is
+    wrong spends nothing."""
+    narration = services(request).narration
+    task = replace(task, credentials=credentials(request), narration=narration)
+    task = await services(request).inputs.receive(task, whose, asked)
+    count = choice_count(asked, task.profile.limits.max_choices)
     task = await charged(request, task, runs=count)
     return several(task, count, lambda other: _own(request, whose, other))
 
@@ -82,6 +87,10 @@ def _asked(body: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
+def _roles(body: Mapping[str, Any]) -> list[Any]:
+    return [message.get("role") for message in body["messages"]]
+
+
 def _profile(request: Request, body: Mapping[str, Any], way: Way) -> Profile:
     """What holds for the run, whose request may want its text kept. Raises BadRequestError."""
     if documents_wanted(body, request.headers):
@@ -89,12 +98,29 @@ def _profile(request: Request, body: Mapping[str, Any], way: Way) -> Profile:
     return replace(way.profile, inputs=replace(way.profile.inputs, move_text_over_tokens=None))
 
 
-def _alone(body: Mapping[str, Any], way: Way, run_id: str, outbox: Outbox) -> Task:
+def _alone(
+    request: Request,
+    body: Mapping[str, Any],
+    way: Way,
+    run_id: str,
+    deadline_s: float | None,
+    hold: StatusHold | None,
+) -> Task:
     """The task of a request that the model answers by itself. Raises BadRequestError."""
+    whose = owner(request)
+    outbox = _outbox(request, whose, container_id(whose, run_id), way.profile)
     messages, _ = read(body["messages"])
     asked = {**body, "messages": messages, "tools": None, "tool_choice": None}
     task = to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox)
-    return replace(task, profile=way.profile, alone=True)
+    return replace(
+        task,
+        profile=way.profile,
+        route=way.route.reason,
+        deadline_s=deadline_s,
+        status_hold=hold,
+        credentials=credentials(request),
+        alone=True,
+    )
 
 
 async def _lying_there(request: Request, whose: str, goes_on: GoesOn | None) -> Sequence[InputFile]:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
 from proxy.agent.model import Passage, Passing
-from proxy.api.connection import model_request, services, while_connected
+from proxy.api.connection import model, model_request, while_connected
 from proxy.api.json_response import JSON
 from proxy.api.passing import pass_plain
 from proxy.api.relay import whole
@@ -31,7 +31,7 @@ async def count_tokens(request: Request) -> Response:
     if body["model"].endswith(PLAIN_SUFFIX):
         return await pass_plain(request, written)
     asked = as_chat_to_count(body)
-    passage = services(request).model.passage
+    passage = model(request).passage
     if passage is None:
         raise _uncounted()
     return await while_connected(request, _counted(passage, request, body, asked))

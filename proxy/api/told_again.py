@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.api.answering import headers, replayed
-from proxy.api.connection import authorize, owner, services
+from proxy.api.connection import authorize, note_run, owner, services
 from proxy.api.json_response import JSON
 from proxy.api.kept_response import KeptResponse
 from proxy.api.said_before import is_at_work, run_of
@@ -33,7 +33,7 @@ async def found(request: Request, response_id: str) -> StoredResponse:
 
 async def shown(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
     """OpenAI's object, as it stands now."""
-    if stored.worker is None or is_at_work(request, stored):
+    if stored.worker is None or await is_at_work(request, stored):
         return stored.record
     # It may have come to its end since it was looked up.
     now = await found(request, stored.id)
@@ -42,6 +42,7 @@ async def shown(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
 
 async def in_background(request: Request, listener: Listener, *, stream: bool) -> Response:
     """What a client is told at once of a response that is made without it. Leaves the listener."""
+    note_run(request, listener.run.id)
     with listener:
         stored = await found(request, response_id(listener.run.id))
         # It has its answer: who asks for the same later on is somebody else.
@@ -76,7 +77,7 @@ async def _recording(request: Request, stored: StoredResponse) -> Recording:
         return run.witness.frames
     if frames := await services(request).store.responses.frames(owner(request), stored.id):
         return await asyncio.to_thread(Recording.from_json, frames)
-    if stored.record["background"] and is_at_work(request, stored):
+    if stored.record["background"] and await is_at_work(request, stored):
         raise RunElsewhereError
     raise BadRequestError(
         "This response cannot be streamed: only one that was made in the background, to its end,"

@@ -21,7 +21,7 @@ async def put_upload(request: Request, container_id: str, upload: StoredUpload) 
     """Put a copy of an upload into a container. Raises NotFoundError, and QuotaError."""
     store, limits = services(request).store, services(request).file_limits
     try:
-        blob = store.blobs.copy(Blob(upload.blob, upload.bytes, upload.sha256))
+        blob = await store.blobs.copy(Blob(upload.blob, upload.bytes, upload.sha256))
     except FileNotFoundError as error:  # it was deleted since it was found
         raise no_such_file(upload.id) from error
     return await store.container_files.put(

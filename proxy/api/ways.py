@@ -8,9 +8,16 @@ from starlette.requests import Request
 
 from policies.profile import Profile
 from policies.routing import Route, plain_name, route
-from proxy.api.connection import authorize, services
+from policies.tool_support import SUPPORTED, ToolVerdict
+from proxy.api.connection import authorize, owner, services
 from proxy.errors import ForbiddenError
+from proxy.tool_support import no_tools_error
 from proxy.wire.policy_asked import PolicyAsked, policy_asked
+
+ROUTE_HEADER = "x-sandbox-route"
+"""Names the reason why a request had no run."""
+DETAIL_HEADER = "x-sandbox-route-detail"
+"""Says what to change, where the model is given no tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +26,16 @@ class Way:
 
     route: Route
     profile: Profile
+    verdict: ToolVerdict = SUPPORTED
+    """Why the model is given no tools, where the request goes to it for that."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What an answer without a run says of the reason, and of what would change that."""
+        if not self.is_plain:
+            return {}
+        detail = self.verdict.header_words
+        return {ROUTE_HEADER: self.route.reason, **({DETAIL_HEADER: detail} if detail else {})}
 
     @property
     def is_plain(self) -> bool:
@@ -34,16 +51,22 @@ def _asks(request: Request, body: Mapping[str, Any]) -> bool:
 
 
 def way_of(request: Request, body: Mapping[str, Any]) -> Way:
-    """Decide. Raises UnauthorizedError, BadRequestError, ForbiddenError."""
+    """Decide. Raises UnauthorizedError, BadRequestError, ForbiddenError, ToolsRefusedError."""
     asked = policy_asked(body, request.headers) if _asks(request, body) else PolicyAsked()
     profile = services(request).profiles.of(
         authorize(request), plain_name(body["model"]), asked.profile, asked.settings
     )
     decided = route(body, request.headers, profile)
+    verdict = SUPPORTED
+    if decided.kind == "sandbox":
+        verdict = services(request).tool_verdicts.of(owner(request), decided.model)
+        decided = route(body, request.headers, profile, verdict.reason)
     if decided.kind == "refused":
+        if verdict.reason:
+            raise no_tools_error(verdict)
         raise ForbiddenError(
             f"computer: always holds here (profile {profile.name!r}), and this request can only be"
-            f" answered without one: {decided.reason}.",
+            f" answered without one: {decided.sentence}.",
             param="sandbox.computer",
         )
-    return Way(decided, profile)
+    return Way(decided, profile, verdict)

@@ -1,14 +1,24 @@
 """A reply out of a backend's JSON: whole, or put together from streamed chunks. Pure."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta
+from proxy.agent.events import (
+    ModelDelta,
+    ReasoningDelta,
+    TextDelta,
+    TokenCount,
+    ToolCallDelta,
+)
 from proxy.agent.history import text_of, thoughts_in
 from proxy.agent.model import Reply
 from proxy.models.backend_errors import bad_response, expected
 from proxy.models.merging import REPLACED, merge
 from proxy.models.tool_call_assembly import ToolCallAssembly
+
+COUNT_EVERY = 8
+"""Of so many chunks one passes on the server's running token count."""
 
 
 def reply_of(completion: Any) -> Reply:
@@ -31,11 +41,19 @@ def reply_of(completion: Any) -> Reply:
 
 def deltas_of(reply: Reply) -> list[ModelDelta]:
     """The pieces of a reply that came whole although it was to be streamed."""
-    calls = reply.message.get("tool_calls") or []
-    with expected("the message"):
-        indexed = [{**call, "index": index} for index, call in enumerate(calls)]
-    delta = {**reply.message, "tool_calls": indexed}
-    return Assembly().add({"choices": [{**reply.choice, "index": 0, "delta": delta}]})
+    message = reply.message
+    deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in thoughts_in(message)]
+    text, logprobs = text_of(message), reply.choice.get("logprobs")
+    if text or logprobs:
+        deltas.append(TextDelta(text, logprobs))
+    calls = message.get("tool_calls")
+    for index, call in enumerate(calls if isinstance(calls, list) else ()):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(name := function.get("name"), str):
+            written = function.get("arguments")
+            arguments = written if isinstance(written, str) else json.dumps(written or {})
+            deltas.append(ToolCallDelta(index, name, arguments))
+    return deltas
 
 
 class Assembly:
@@ -49,19 +67,27 @@ class Assembly:
         self._choice: dict[str, Any] = {}
         self._response: dict[str, Any] = {}
         self._usage: Mapping[str, Any] = {}
+        self._chunks = 0
 
     def add(self, chunk: Any) -> list[ModelDelta]:
         """Take one chunk in; gives what it adds. Raises BackendError."""
         if not isinstance(chunk, dict):
             raise bad_response("a chunk is not a JSON object")
+        count = None
         if isinstance(usage := chunk.get("usage"), dict) and usage:
             self._usage = usage
+            count = _count(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        elif isinstance(timings := chunk.get("timings"), dict):
+            count = _timed_count(timings)
         self._response.update(_without(chunk, "choices", "usage"))
         deltas: list[ModelDelta] = []
         with expected("a chunk"):
             for choice in chunk.get("choices") or []:
                 if isinstance(choice, dict) and choice.get("index") in (0, None):
                     deltas += self._add_choice(choice)
+        self._chunks += 1
+        if count and deltas and self._chunks % COUNT_EVERY == 0:
+            deltas.append(count)
         return deltas
 
     def reply(self) -> Reply:
@@ -127,6 +153,17 @@ class Assembly:
 
 def _goes_on(block: Mapping[str, Any]) -> bool:
     return block.get("type") == "thinking" and not block.get("signature")
+
+
+def _count(prompt: Any, completion: Any) -> TokenCount | None:
+    return TokenCount(prompt, completion) if type(prompt) is type(completion) is int else None
+
+
+def _timed_count(timings: Mapping[str, Any]) -> TokenCount | None:
+    """llama.cpp's count, in which cached tokens of the prompt stand apart."""
+    cached, read = timings.get("cache_n"), timings.get("prompt_n")
+    whole = (cached if isinstance(cached, int) else 0) + read if isinstance(read, int) else None
+    return _count(whole, timings.get("predicted_n"))
 
 
 def _natural_end(message: Mapping[str, Any]) -> str:

@@ -5,14 +5,14 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from policies.context import ContextSizes
-from proxy.errors import BackendError, ContextOverflowError
-from proxy.models.overflow import sizes_in
+from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
+from proxy.models.overflow import fields_kept, sizes_in
 
 MAX_TEXT_CHARS = 1000
 """Of an error that is no JSON, such as a gateway's HTML page."""
@@ -31,6 +31,29 @@ _OVERFLOW_WORDS = re.compile(
     r"|exceeds?\b.{0,60}\bmax_(model_len|input_length|total_tokens)",
     re.IGNORECASE | re.DOTALL,
 )
+_NO_TOOLS_STATUSES = (400, 404, 405, 422, 500, 501)
+"""OpenRouter's refusal has 404, DeepInfra's 405, that of older llama.cpp servers 500."""
+_ANY_TOOLS = r"(?:tools|tool[- _](?:use|usage|calls|calling)|functions?(?:[- _]call(?:s|ing)?)?)"
+_WITH_TOOLS_ALONE = (
+    r"(?![\w\[]|\.\w)"
+    r"(?!\W+(?:with|when|while|if|in|together|alongside)\b(?! (?:this|the|your) model))"
+)
+"""Not a refusal of tools beside another parameter, nor of one tool."""
+_NO_TOOLS_WORDS = re.compile(
+    # vLLM; llama.cpp
+    r"requires? --(?:enable-auto-tool-choice|tool-call-parser)"
+    r"|\btool\S* param requires --jinja"
+    # Ollama, xAI, DeepSeek; OpenRouter; litellm
+    rf"|(?:not|n't|no endpoints found that) support (?:the )?{_ANY_TOOLS}\b{_WITH_TOOLS_ALONE}"
+    r"|not support parameters: \[[^\]]*'tools'"
+    # OpenAI, Groq, Azure, DeepInfra; Gemini, Mistral
+    rf"|(?<!with )(?<![\w-])['\"`]?{_ANY_TOOLS}['\"`]?"
+    rf" (?:is|are) not (?:supported|enabled)\b{_WITH_TOOLS_ALONE}"
+    # servers whose requests have no such field
+    r"|\btools: extra (?:inputs|fields) (?:are )?not permitted"
+    r"|\bargument supplied: tools\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +65,7 @@ class _Said:
     code: str | None = None
     param: str | None = None
     sizes: ContextSizes = ContextSizes()
+    beside: Mapping[str, int] = field(default_factory=dict)
 
 
 def backend_error(
@@ -62,6 +86,8 @@ def backend_error(
         status = _status_in(said.code)
     overflows = overflows or _tells_of_overflow(said, status)
     kind = ContextOverflowError if overflows else BackendError
+    if not overflows and _tells_of_no_tools(said, status):
+        kind = ToolsRefusedError
     status = _error_status(status, overflows)
     error = kind(
         redacted(said.message, secret) or f"the backend failed with {status} and no message",
@@ -73,6 +99,7 @@ def backend_error(
     )
     if isinstance(error, ContextOverflowError):
         error.sizes = said.sizes
+        error.beside = dict(said.beside)
     return error
 
 
@@ -191,6 +218,7 @@ def _read(payload: Any) -> _Said:
         code=_word(fields.get("code")),
         param=_word(fields.get("param")),
         sizes=sizes_in(message, fields),
+        beside=fields_kept(fields),
     )
 
 
@@ -198,6 +226,12 @@ def _tells_of_overflow(said: _Said, status: int | None) -> bool:
     if said.code == _OVERFLOW_CODE or said.type == _LLAMA_CPPS_TYPE:
         return True
     return status in _OVERFLOW_STATUSES and _OVERFLOW_WORDS.search(said.message) is not None
+
+
+def _tells_of_no_tools(said: _Said, status: int | None) -> bool:
+    if status is not None and status not in _NO_TOOLS_STATUSES:
+        return False
+    return _NO_TOOLS_WORDS.search(said.message[:MAX_TEXT_CHARS]) is not None
 
 
 def _text(value: Any) -> str:

@@ -31,6 +31,9 @@ class _Translated:
         match error:
             case None:
                 return
+            case aiohttp.ClientHttpProxyError(status=status, message=message):
+                # Its own text has the proxy's URL, with the password in it.
+                raise unreachable(f"the proxy refused with {status} {message}") from error
             case aiohttp.ClientPayloadError():
                 raise cut_off() from error
             case TimeoutError():

@@ -1,20 +1,22 @@
 """The door to every provider that litellm knows."""
 
 import asyncio
+import copy
 import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from typing import Any
 
-from proxy.agent.events import OnDelta
-from proxy.agent.model import Relayed, Reply
+from proxy.agent.events import CallAccepted, OnDelta
+from proxy.agent.model import Credentials, Relayed, Reply
 from proxy.errors import BackendError
 from proxy.models.assembly import Assembly, reply_of
 from proxy.models.backend_errors import cut_off, is_no_answer
 from proxy.models.litellm_dialect import as_openai, call_arguments
 from proxy.models.litellm_errors import translated
 from proxy.models.litellm_stream import Chunks, Frames
+from proxy.models.operator_proxies import exempt_in_environment
 from proxy.models.relay import ready_json, refused
 
 _ENVIRONMENT = {
@@ -24,11 +26,19 @@ _ENVIRONMENT = {
 }
 
 
+class _Library:
+    """What was imported at first use, by the model or a copy of it."""
+
+    litellm: Any = None
+    openai: Any = None
+
+
 class LiteLLMModel:
     """Models by their litellm names, such as "anthropic/claude-sonnet-4-5".
 
     Without `api_key` and `api_base` litellm takes them from the provider's environment variables.
-    It keeps its connections in one place per process: closing one door closes them for all.
+    It keeps its connections in one place per process: closing one door closes them for all. Proxies
+    it takes from the environment, but not for this machine and an `api_base` in its network.
     """
 
     passage = None
@@ -45,8 +55,7 @@ class LiteLLMModel:
         self._timeout_s = timeout_s
         self._api_key = api_key
         self._api_base = api_base
-        self._litellm: Any = None
-        self._openai: Any = None
+        self._library = _Library()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         """See Model."""
@@ -55,8 +64,12 @@ class LiteLLMModel:
         options = {**(body.get("stream_options") or {}), "include_usage": True}
         assembly = Assembly()
         chunks = await self._streamed({**body, "stream": True, "stream_options": options})
+        is_accepted = False
         async with aclosing(chunks):
             async for chunk in chunks:
+                if not is_accepted:  # some providers are asked only when the first chunk is
+                    is_accepted = True
+                    await on_delta(CallAccepted())
                 for delta in assembly.add(chunk):
                     await on_delta(delta)
         if assembly.finish_reason is None:
@@ -74,12 +87,27 @@ class LiteLLMModel:
                 raise
             return refused(error)
 
+    def for_client(self, credentials: Credentials) -> "LiteLLMModel":
+        """See Model."""
+        other = copy.copy(self)
+        other._api_key = credentials.key  # noqa: SLF001 - one of its own kind
+        return other
+
+    def with_timeout(self, timeout_s: float) -> "LiteLLMModel":
+        """See Model."""
+        other = copy.copy(self)
+        other._timeout_s = timeout_s  # noqa: SLF001 - one of its own kind
+        return other
+
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model. By OpenAI's tokenizers, which litellm has with it, for every provider."""
         await self._import_litellm()
         bare = model.rpartition("/")[2]
-        count: int = await asyncio.to_thread(self._litellm.token_counter, bare, text=text)
+        count: int = await asyncio.to_thread(self._library.litellm.token_counter, bare, text=text)
         return count
+
+    async def keep_warm(self) -> None:
+        """See Model. litellm keeps its own connections for two minutes."""
 
     async def models(self) -> list[dict[str, Any]]:
         """See Model. Those it was configured with, and, once litellm was needed, their contexts by
@@ -97,9 +125,10 @@ class LiteLLMModel:
 
     async def aclose(self) -> None:
         """See Model."""
-        if self._litellm is not None:
-            await self._litellm.close_litellm_async_clients()
-            self._litellm.in_memory_llm_clients_cache.flush_cache()  # closed ones stay in it
+        litellm = self._library.litellm
+        if litellm is not None:
+            await litellm.close_litellm_async_clients()
+            litellm.in_memory_llm_clients_cache.flush_cache()  # closed ones stay in it
 
     async def _relay_stream(self, chunks: Chunks) -> Relayed:
         async with AsyncExitStack() as stack:
@@ -122,7 +151,7 @@ class LiteLLMModel:
     async def _ask(self, name: str, body: Mapping[str, Any]) -> Any:
         await self._import_litellm()
         with self._translating():
-            return await self._litellm.acompletion(
+            return await self._library.litellm.acompletion(
                 **call_arguments(body),
                 model=name,
                 api_key=self._api_key,
@@ -149,35 +178,37 @@ class LiteLLMModel:
 
     def _size_of(self, name: str) -> dict[str, int]:
         """As vLLM lists it, where the table has it."""
-        if self._litellm is None:
+        if self._library.litellm is None:
             return {}
-        table = self._litellm.model_cost
+        table = self._library.litellm.model_cost
         known = table.get(name) or table.get(name.partition("/")[2]) or {}
         tokens = known.get("max_input_tokens")
         return {"max_model_len": tokens} if isinstance(tokens, int) else {}
 
     def _like_openai(self, name: str) -> bool:
-        provider = self._litellm.get_llm_provider(model=name, api_base=self._api_base)[1]
-        return provider == "openai" or provider in self._litellm.openai_compatible_providers
+        provider = self._library.litellm.get_llm_provider(model=name, api_base=self._api_base)[1]
+        return provider == "openai" or provider in self._library.litellm.openai_compatible_providers
 
     @contextmanager
     def _translating(self) -> Iterator[None]:
         try:
             yield
-        except self._openai.APIError as error:  # litellm has no base class of its own
-            overflows = isinstance(error, self._litellm.ContextWindowExceededError)
+        except self._library.openai.APIError as error:  # litellm has no base class of its own
+            overflows = isinstance(error, self._library.litellm.ContextWindowExceededError)
             raise translated(error, overflows=overflows, secret=self._api_key) from error
 
     async def _import_litellm(self) -> None:
         """At first use and in a thread: it takes seconds. Python's import lock makes it once."""
-        if self._litellm is None:
-            self._openai = await asyncio.to_thread(importlib.import_module, "openai")
-            self._litellm = await asyncio.to_thread(_imported)
+        if self._library.litellm is None:
+            self._library.openai = await asyncio.to_thread(importlib.import_module, "openai")
+            self._library.litellm = await asyncio.to_thread(_imported)
+            exempt_in_environment(self._api_base)
 
 
 def _imported() -> Any:
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
+    os.environ["AIOHTTP_TRUST_ENV"] = "False"  # or it reads a netrc file; proxies it finds without
     litellm: Any = importlib.import_module("litellm")
     litellm.disable_hf_tokenizer_download = True
     litellm.suppress_debug_info = True  # it prints advice to stdout on every error

@@ -1,16 +1,18 @@
 """The door to any server that speaks OpenAI's chat completions: vLLM, SGLang, OpenAI itself."""
 
+import asyncio
+import copy
 import io
 import json
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import aiohttp
 from yarl import URL
 
-from proxy.agent.events import OnDelta
-from proxy.agent.model import Passing, Relayed, Reply
+from proxy.agent.events import CallAccepted, OnDelta
+from proxy.agent.model import Credentials, Passing, Relayed, Reply
 from proxy.errors import BackendError
 from proxy.models.assembly import deltas_of, reply_of
 from proxy.models.backend_errors import backend_error, bad_response, is_error
@@ -21,12 +23,27 @@ from proxy.models.relay import (
     request_headers,
     response_headers,
 )
-from proxy.models.streamed_reply import StreamedReply
-from proxy.models.tokenizing import NOT_THERE, PATH, count_in
+from proxy.models.streamed_reply import StreamedReply, Streaming, refuses_streams
+from proxy.models.tokenizing import (
+    NOT_THERE,
+    PATH,
+    Tokenizer,
+    count_in,
+    question,
+    tokens_in,
+    wants_content,
+)
 
 _CONNECT_TIMEOUT_S = 10.0
-_KEEPALIVE_TIMEOUT_S = 4.0
+KEEP_ALIVE_S = 4.0
 """Below uvicorn's 5 s: a request must not go out on a connection that is just being closed."""
+_PROBE_AT = 0.75
+"""The share of that time after which an unused connection is used once."""
+_MAX_PROBES = 100
+"""Of one command: for five minutes, or longer where connections are kept longer."""
+_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+_PROBE_END_S = 1.0
+_MODELS = "/models"
 _AT_ONCE_BYTES = 1 << 20
 """More than this, such as images, is written in pieces: aiohttp warns of it else."""
 _VERSION = "/v1"
@@ -36,29 +53,52 @@ _AIOHTTPS_OWN_HEADERS = ("accept", "content-type", "user-agent")
 class OpenAIHTTPModel:
     """A model behind an OpenAI-compatible `base_url` (the one that SDKs are given, with /v1).
 
-    `timeout_s` bounds every wait for the next byte of an answer, not the answer.
+    `timeout_s` bounds every wait for the next byte of an answer, not the answer. `proxy` is the URL
+    of a forward proxy to go through; `keep_alive_s` is how long an unused connection stays open.
     """
 
-    def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None,
+        timeout_s: float,
+        proxy: str | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
         self._base_url = base_url.rstrip("/")
         self._root_url = self._base_url.removesuffix(_VERSION)
         self._api_key = api_key
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s
-        )
-        self._session: aiohttp.ClientSession | None = None
-        self._tokenizes = True
+        self._account_headers: Mapping[str, str] = {}
+        self._timeout = _timeout(timeout_s)
+        self._connections = Connections(proxy, keep_alive_s)
+        self._streaming = Streaming()
+        self._tokenizer = Tokenizer()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
-        """See Model."""
-        if on_delta is None:
-            return await self._complete_whole(body)
-        options = {**(body.get("stream_options") or {}), "include_usage": True}
-        answer = await self._ask({**body, "stream": True, "stream_options": options})
+        """See Model. A server that refuses to stream is asked for the whole, now and later."""
+        if on_delta is not None and self._streaming.is_there:
+            try:
+                return await self._complete_streamed(body, on_delta)
+            except BackendError as error:
+                if not refuses_streams(error):
+                    raise
+            self._streaming.is_there = False
+        reply = await self._complete_whole(body)
+        if on_delta is not None:
+            await on_delta(CallAccepted())
+            await _pass_on(reply, on_delta)
+        return reply
+
+    async def _complete_streamed(self, body: Mapping[str, Any], on_delta: OnDelta) -> Reply:
+        answer = await self._ask(self._streaming.request(body))
         async with aclosing(answer):
             await answer.raise_for_error(self._api_key)
+            await on_delta(CallAccepted())
             if answer.is_json:
-                return await self._pass_on_whole(answer, on_delta)
+                reply = self._reply_in(await answer.json())
+                await _pass_on(reply, on_delta)
+                return reply
             return await self._pass_on_stream(answer, on_delta)
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
@@ -66,11 +106,33 @@ class OpenAIHTTPModel:
         answer = await self._ask(body, request_headers(headers))
         return Relayed(answer.status, response_headers(answer.headers), answer)
 
+    def for_client(self, credentials: Credentials) -> "OpenAIHTTPModel":
+        """See Model. Connections, and what is known of the server, are the same."""
+        other = copy.copy(self)
+        other._api_key = credentials.key  # noqa: SLF001 - one of its own kind
+        other._account_headers = credentials.headers  # noqa: SLF001 - as above
+        return other
+
+    def with_timeout(self, timeout_s: float) -> "OpenAIHTTPModel":
+        """See Model. Connections, and what is known of the server, are the same."""
+        other = copy.copy(self)
+        other._timeout = _timeout(timeout_s)  # noqa: SLF001 - one of its own kind
+        return other
+
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model. A server that has no /tokenize is not asked again."""
-        if not self._tokenizes:
+        if not self._tokenizer.is_there:
             return None
-        asked = {"model": model, "prompt": text, "add_special_tokens": False}
+        dialect = self._tokenizer.dialect
+        answer = await self._tokenized(question(dialect, model, text))
+        if answer is not None and dialect == "prompt" and wants_content(answer):
+            self._tokenizer.dialect = dialect = "content"
+            answer = await self._tokenized(question(dialect, model, text))
+        if answer is None:
+            return None
+        return count_in(answer) if dialect == "prompt" else tokens_in(answer)
+
+    async def _tokenized(self, asked: Mapping[str, Any]) -> bytes | None:
         headers = {"content-type": "application/json"}
         passing = Passing("POST", PATH, headers, json.dumps(asked).encode())
         try:
@@ -79,8 +141,8 @@ class OpenAIHTTPModel:
                 answer = b"".join([piece async for piece in relayed.body])
         except BackendError:
             return None
-        self._tokenizes = relayed.status not in NOT_THERE
-        return count_in(answer) if relayed.status == 200 else None
+        self._tokenizer.is_there = relayed.status not in NOT_THERE
+        return answer if relayed.status == 200 else None
 
     @property
     def passage(self) -> "OpenAIHTTPModel":
@@ -94,48 +156,67 @@ class OpenAIHTTPModel:
         path = passing.path.removeprefix(_VERSION) if is_below else passing.path
         body = passing.body
         with TRANSLATED:
-            response = await self._connections().request(
+            response = await self._connections.session().request(
                 passing.method,
                 URL(base + path, encoded=True),
                 headers=self._with_key(end_to_end_headers(passing.headers)),
                 data=io.BytesIO(body) if isinstance(body, bytes) else body,
                 allow_redirects=False,
+                timeout=self._timeout,
                 auto_decompress=False,
                 skip_auto_headers=_AIOHTTPS_OWN_HEADERS,
             )
         headers = passed_response_headers(response.headers, self._root_url)
         return Relayed(response.status, headers, HTTPAnswer(response))
 
+    async def keep_warm(self) -> None:
+        """See Model. A HEAD request over the connection, before it would be closed as unused, keeps
+        it open on both sides; whatever its status. When cancelled in the midst of one it waits a
+        moment for the end, for the connection is the next call's."""
+        for _ in range(_MAX_PROBES):
+            await asyncio.sleep(self._connections.keep_alive_s * _PROBE_AT)
+            probe = asyncio.create_task(self._probe())
+            try:
+                await asyncio.shield(probe)
+            finally:
+                if not probe.done():
+                    await asyncio.wait({probe}, timeout=_PROBE_END_S)
+                    probe.cancel()
+
+    async def _probe(self) -> None:
+        with suppress(aiohttp.ClientError, OSError):
+            async with self._connections.session().head(
+                self._base_url + _MODELS,
+                headers=self._with_key({}),
+                timeout=_PROBE_TIMEOUT,
+                allow_redirects=False,
+            ):
+                pass
+
     async def models(self) -> list[dict[str, Any]]:
         """See Model."""
-        answer = await self._send("GET", "/models", headers={})
+        answer = await self._send("GET", _MODELS, headers={})
         async with aclosing(answer):
             await answer.raise_for_error(self._api_key)
             listing = await answer.json()
         models = listing.get("data") if isinstance(listing, dict) else None
         if not isinstance(models, list):
             raise bad_response("it lists no models")
-        return [
+        listed = [
             each for each in models if isinstance(each, dict) and isinstance(each.get("id"), str)
         ]
+        self._streaming.learn(listed)
+        return listed
 
     async def aclose(self) -> None:
         """See Model. The next call would open new connections."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+        await self._connections.aclose()
 
     async def _complete_whole(self, body: Mapping[str, Any]) -> Reply:
         answer = await self._ask(body)
         async with aclosing(answer):
             await answer.raise_for_error(self._api_key)
             return self._reply_in(await answer.json())
-
-    async def _pass_on_whole(self, answer: HTTPAnswer, on_delta: OnDelta) -> Reply:
-        reply = self._reply_in(await answer.json())
-        for delta in deltas_of(reply):
-            await on_delta(delta)
-        return reply
 
     async def _pass_on_stream(self, answer: HTTPAnswer, on_delta: OnDelta) -> Reply:
         stream = StreamedReply(secret=self._api_key)
@@ -174,12 +255,13 @@ class OpenAIHTTPModel:
         data: bytes | io.BytesIO | None = None,
     ) -> HTTPAnswer:
         with TRANSLATED:
-            response = await self._connections().request(
+            response = await self._connections.session().request(
                 method,
                 self._base_url + path,
                 headers=self._with_key(headers),
                 data=data,
                 allow_redirects=False,
+                timeout=self._timeout,
             )
         if not 200 <= response.status < 300 and not 400 <= response.status < 600:
             response.close()
@@ -193,15 +275,41 @@ class OpenAIHTTPModel:
 
     def _with_key(self, headers: dict[str, str]) -> dict[str, str]:
         key = self._api_key
-        return headers if key is None else {**headers, "authorization": f"Bearer {key}"}
+        if key is None:
+            return headers
+        return {**headers, **self._account_headers, "authorization": f"Bearer {key}"}
 
-    def _connections(self) -> aiohttp.ClientSession:
+
+async def _pass_on(reply: Reply, on_delta: OnDelta) -> None:
+    for delta in deltas_of(reply):
+        await on_delta(delta)
+
+
+class Connections:
+    """The open connections to one backend, whoever's key goes over them."""
+
+    def __init__(self, proxy: str | None, keep_alive_s: float) -> None:
+        self._proxy = proxy
+        self.keep_alive_s = keep_alive_s
+        self._session: aiohttp.ClientSession | None = None
+
+    def session(self) -> aiohttp.ClientSession:
         """The one session, made in the loop that uses it."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                timeout=self._timeout,
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_TIMEOUT_S),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self.keep_alive_s),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                proxy=self._proxy,  # not trust_env, which reads a netrc file too
                 headers={"accept-encoding": "identity"},
             )
         return self._session
+
+    async def aclose(self) -> None:
+        """Close the session; the next call opens another."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+
+def _timeout(timeout_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s)

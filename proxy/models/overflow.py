@@ -55,6 +55,12 @@ def sizes_in(message: str, fields: Mapping[str, Any]) -> ContextSizes:
     return sizes if sizes.is_overflow else ContextSizes()
 
 
+def fields_kept(fields: Mapping[str, Any]) -> dict[str, int]:
+    """What of llama.cpp's fields its clients read in an error, to shorten a conversation by."""
+    found = {name: _count(fields.get(name)) for name in ("n_prompt_tokens", "n_ctx")}
+    return {name: count for name, count in found.items() if count is not None}
+
+
 def _first(patterns: Sequence[str], message: str) -> int | None:
     for pattern in patterns:
         if found := re.search(pattern, message, re.IGNORECASE):

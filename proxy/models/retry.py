@@ -1,14 +1,15 @@
 """Asking again when a backend fails for the moment."""
 
 import asyncio
+import copy
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from proxy.agent.events import ModelDelta, OnDelta
-from proxy.agent.model import Model, Passage, Relayed, Reply
-from proxy.errors import BackendError, ContextOverflowError
+from proxy.agent.events import CallFailed, OnDelta
+from proxy.agent.model import Credentials, Model, NoMoreAttempts, Passage, Relayed, Reply
+from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 _LOG = logging.getLogger(__name__)
 _PASSING_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
@@ -19,7 +20,8 @@ class RetryingModel:
     """A model asked up to `attempts` times, with exponential backoff and full jitter between.
 
     A `Retry-After` is waited for, or the error raised at once where it is beyond `max_delay_s`.
-    An answer whose first piece was passed on is never asked for again.
+    The listener hears of each attempt that failed (`CallFailed`) and ends them (`NoMoreAttempts`)
+    where it has shown pieces of the reply that broke off.
     """
 
     def __init__(
@@ -38,14 +40,14 @@ class RetryingModel:
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         """See Model."""
-        watched = None if on_delta is None else _Watched(on_delta)
         attempt = 1
         while True:
             try:
-                return await self._model.complete(body, watched)
+                return await self._model.complete(body, on_delta)
             except BackendError as error:
-                has_begun = watched is not None and watched.has_begun
-                if has_begun or attempt >= self._attempts or not self._may_pass(error):
+                if attempt > 1:  # a client that tries again would multiply the attempts
+                    error.headers["x-should-retry"] = "false"
+                if attempt >= self._attempts or not self._may_pass(error):
                     raise
                 delay_s = self._delay_s(attempt, error)
                 _LOG.warning(
@@ -56,12 +58,29 @@ class RetryingModel:
                     self._attempts,
                     delay_s,
                 )
+                if on_delta is not None:
+                    try:
+                        await on_delta(CallFailed(error.status, delay_s))
+                    except NoMoreAttempts:
+                        raise error from None
             await self._sleep(delay_s)
             attempt += 1
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
         """See Model. The client sees every failure and asks again itself."""
         return await self._model.relay(body, headers)
+
+    def for_client(self, credentials: Credentials) -> "RetryingModel":
+        """See Model."""
+        other = copy.copy(self)
+        other._model = self._model.for_client(credentials)  # noqa: SLF001 - one of its own kind
+        return other
+
+    def with_timeout(self, timeout_s: float) -> "RetryingModel":
+        """See Model."""
+        other = copy.copy(self)
+        other._model = self._model.with_timeout(timeout_s)  # noqa: SLF001 - one of its own kind
+        return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model. Once: an estimate will do."""
@@ -72,6 +91,10 @@ class RetryingModel:
         """See Model."""
         return self._model.passage
 
+    async def keep_warm(self) -> None:
+        """See Model."""
+        await self._model.keep_warm()
+
     async def models(self) -> list[dict[str, Any]]:
         """See Model."""
         return await self._model.models()
@@ -81,22 +104,11 @@ class RetryingModel:
         await self._model.aclose()
 
     def _may_pass(self, error: BackendError) -> bool:
-        if isinstance(error, ContextOverflowError) or error.status not in _PASSING_STATUSES:
+        is_final = isinstance(error, ContextOverflowError | ToolsRefusedError)
+        if is_final or error.status not in _PASSING_STATUSES:
             return False
         return error.retry_after_s is None or error.retry_after_s <= self._max_delay_s
 
     def _delay_s(self, attempt: int, error: BackendError) -> float:
         ceiling_s = min(self._max_delay_s, self._base_delay_s * 2 ** (attempt - 1))
         return max(error.retry_after_s or 0.0, random.uniform(0.0, ceiling_s))
-
-
-class _Watched:
-    """Notes whether anything was passed on."""
-
-    def __init__(self, on_delta: OnDelta) -> None:
-        self.has_begun = False
-        self._on_delta = on_delta
-
-    async def __call__(self, delta: ModelDelta) -> None:
-        self.has_begun = True
-        await self._on_delta(delta)

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from proxy.agent.events import OnDelta
-from proxy.agent.model import Relayed, Reply
+from proxy.agent.events import CallAccepted, OnDelta
+from proxy.agent.model import Credentials, Relayed, Reply
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly, reply_of
+from proxy.models.assembly import Assembly, deltas_of, reply_of
 from proxy.models.backend_errors import backend_error
 from proxy.models.relay import ReadyBody, ready_json, refused
 from proxy.models.script import ScriptedError, chunks_of, completion_of, read_script, sse
@@ -52,9 +52,15 @@ class ScriptedModel:
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         """See Model."""
-        completion = self._next(body)
+        completion, streams = self._next(body)
         if on_delta is None:
             return reply_of(completion)
+        await on_delta(CallAccepted())
+        if not streams:
+            reply = reply_of(completion)
+            for delta in deltas_of(reply):
+                await on_delta(delta)
+            return reply
         assembly = Assembly()
         for chunk in chunks_of(completion, include_usage=True):
             for delta in assembly.add(chunk):
@@ -65,7 +71,7 @@ class ScriptedModel:
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
         """See Model."""
         try:
-            completion = self._next(body)
+            completion, _ = self._next(body)
         except BackendError as error:
             return refused(error)
         if not body.get("stream"):
@@ -74,9 +80,20 @@ class ScriptedModel:
         frames = sse(chunks_of(completion, include_usage=include_usage))
         return Relayed(200, {"content-type": "text/event-stream"}, ReadyBody(frames))
 
+    def for_client(self, credentials: Credentials) -> "ScriptedModel":
+        """See Model. A script knows no keys."""
+        return self
+
+    def with_timeout(self, timeout_s: float) -> "ScriptedModel":
+        """See Model. A script is never silent."""
+        return self
+
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model. A script has no tokenizer."""
         return None
+
+    async def keep_warm(self) -> None:
+        """See Model. A script has no connection."""
 
     async def models(self) -> list[dict[str, Any]]:
         """See Model."""
@@ -85,7 +102,9 @@ class ScriptedModel:
     async def aclose(self) -> None:
         """See Model. Nothing is held."""
 
-    def _next(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _next(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """The next completion, and whether it can be streamed: a message that is given as it
+        stands comes whole, as from a server that does not stream though it was asked to."""
         self.requests.append(deepcopy(dict(body)))
         position = sum(message.get("role") == "assistant" for message in body["messages"])
         spoken = sum(reply.error is None for reply in self._replies)
@@ -98,7 +117,7 @@ class ScriptedModel:
                 continue
             if wanted == 0:
                 model = body.get("model") or self._name
-                return completion_of(reply, model=model, position=position)
+                return completion_of(reply, model=model, position=position), reply.message is None
             wanted -= 1
         raise BackendError("the script has no more replies", status=500, code="script_ended")
 

@@ -1,15 +1,57 @@
 """A reply that arrives as server-sent events. Pure: bytes in, deltas out."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from proxy.agent.events import ModelDelta
 from proxy.agent.model import Reply
+from proxy.errors import BackendError
 from proxy.models.assembly import Assembly
 from proxy.models.backend_errors import backend_error, cut_off, is_error, parsed
 from proxy.models.sse import SSEDecoder
 
 _DONE = b"[DONE]"
+_REFUSED_STATUSES = frozenset({400, 404, 405, 422, 501})
+_REFUSED_WORDS = re.compile(
+    r"\bstream(?:ing|ed)?\b[^.]{0,60}\b(?:not|un) ?(?:supported|available|allowed|implemented)\b"
+    r"|\b(?:not|cannot|can't|doesn't) (?:support |allow )?stream",
+    re.IGNORECASE,
+)
+_OF_A_PARAMETER = re.compile(r"log_?probs|tool|\bn\b", re.IGNORECASE)
+_COUNTS_USAGE = frozenset({"vllm", "sglang"})
+_COUNTS_TIMINGS = "llamacpp"
+"""Servers, by the `owned_by` of the models they list, that count tokens while they stream."""
+
+
+def refuses_streams(error: BackendError) -> bool:
+    """Return True if the error says that the server does not stream at all."""
+    if error.status not in _REFUSED_STATUSES or _OF_A_PARAMETER.search(error.message):
+        return False
+    return _REFUSED_WORDS.search(error.message) is not None
+
+
+class Streaming:
+    """How one server streams, as far as is known."""
+
+    def __init__(self) -> None:
+        self.is_there = True
+        self._owners: frozenset[str] = frozenset()
+
+    def learn(self, listed: Iterable[Mapping[str, Any]]) -> None:
+        """Take in the models that the server lists."""
+        self._owners = frozenset(str(each.get("owned_by")) for each in listed)
+
+    def request(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body of a streamed request, which asks for running token counts where the
+        server knows them: others refuse fields that they do not know."""
+        options = {**(body.get("stream_options") or {}), "include_usage": True}
+        if self._owners & _COUNTS_USAGE:
+            options["continuous_usage_stats"] = True
+        asked = {**body, "stream": True, "stream_options": options}
+        if _COUNTS_TIMINGS in self._owners:
+            asked["timings_per_token"] = True
+        return asked
 
 
 class StreamedReply:

@@ -27,7 +27,7 @@ class Claim:
     @property
     def may_come_back(self) -> bool:
         """Whether the client, when it leaves, may ask again for the same. OpenAI's SDKs do, but not
-        for a stream whose head they have seen, and that is sent at once."""
+        for a stream whose head they have seen, and that is sent within seconds."""
         return self.key is not None or (self.retry_count is not None and not self.stream)
 
     def same_request(self, other: "Claim") -> bool:

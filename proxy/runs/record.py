@@ -24,6 +24,8 @@ class Record:
     events: Sequence[Event] = ()
     result: Result | None = None
     error: ProxyError | None = None
+    is_summary: bool = False
+    """Whether no more is known than how it ended and what it has cost."""
 
     def outcome(self) -> Result:
         """The result. Raises what the run failed with, RunCancelledError, RunLostError."""
@@ -32,6 +34,11 @@ class Record:
         if self.status == "cancelled":
             raise RunCancelledError
         raise self.error or (RunLostError() if self.status == "lost" else internal_error())
+
+    def summary(self) -> "Record":
+        """How the run ended and what it has cost, without anything that was said in it."""
+        result = _without_text(self.result) if self.result else None
+        return Record(self.status, (), result, self.error, is_summary=True)
 
     def to_json(self) -> str:
         """What `from_json` reads."""
@@ -55,6 +62,28 @@ class Record:
             _result(value["result"]) if value["result"] else None,
             _error(value["error"]) if value["error"] else None,
         )
+
+
+def _without_text(result: Result) -> Result:
+    return Result(
+        run_id=result.run_id,
+        container_id=result.container_id,
+        model=result.model,
+        answer="",
+        stop_reason=result.stop_reason,
+        finish_reason=result.finish_reason,
+        tool_calls=(),
+        usage=result.usage,
+        segments=result.segments,
+        tally=result.tally,
+        artifacts=(),
+        left_out=(),
+        choice={},
+        response={},
+        route=result.route,
+        steps=result.steps,
+        others=[_without_text(other) for other in result.others],
+    )
 
 
 def _event_to_json(event: Event) -> dict[str, Any]:
@@ -86,12 +115,18 @@ def _result(value: Mapping[str, Any]) -> Result:
         left_out=[LeftOut(**each) for each in value["left_out"]],
         notices=[Notice(**each) for each in value["notices"]],
         compactions=[Compaction(**each) for each in value.get("compactions", ())],
+        tool_trouble=tuple(value.get("tool_trouble", ())),
         others=[_result(each) for each in value["others"]],
     )
 
 
 def _error_to_json(error: ProxyError) -> dict[str, Any]:
-    return {**error.body()["error"], "status": error.status, "headers": error.headers}
+    return {
+        **{name: getattr(error, name) for name in ("message", "type", "param", "code")},
+        "status": error.status,
+        "headers": error.headers,
+        "beside": error.beside,
+    }
 
 
 def _error(value: Mapping[str, Any]) -> ProxyError:

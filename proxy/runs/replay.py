@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from proxy.agent.events import (
     AnswerDelta,
+    AnswerRestarted,
+    ClientCallDelta,
     Event,
     OfChoice,
     ReasoningDelta,
@@ -32,7 +34,7 @@ class Replay:
         self._events: list[Event] = []
         self._pieces: list[str] = []
         """The text of the last event, where that still grows."""
-        self._growing: AnswerDelta | ReasoningDelta | ToolOutput | None = None
+        self._growing: AnswerDelta | ReasoningDelta | ToolOutput | ClientCallDelta | None = None
         """The first piece of that."""
         self._others: dict[int, Replay] = {}
         """Of further choices."""
@@ -70,7 +72,7 @@ class Replay:
 
     def _append(self, event: Event) -> None:
         match event:
-            case AnswerDelta(_, None) | ReasoningDelta() | ToolOutput():
+            case AnswerDelta(_, None) | ReasoningDelta() | ToolOutput() | ClientCallDelta():
                 if self._growing is None or not _are_one(self._growing, event):
                     self._close()
                     self._growing = event
@@ -93,7 +95,7 @@ class Replay:
         latest = turns[-1][0] if turns else 0
         first = next((at for at, chars in turns if chars <= half), latest)
         forgotten = self._events[:first]
-        answer = [event for event in forgotten if isinstance(event, AnswerDelta)]
+        answer = [event for event in forgotten if isinstance(event, AnswerDelta | AnswerRestarted)]
         steps = sum(map(_steps, forgotten))
         omitted = [StepsOmitted(steps)] if steps else []
         self._events = [*answer, *omitted, *self._events[first:]]
@@ -114,6 +116,8 @@ def _are_one(first: Event, second: Event) -> bool:
     """Whether two pieces are of one text."""
     if isinstance(first, ToolOutput) and isinstance(second, ToolOutput):
         return (first.step, first.stream) == (second.step, second.stream)
+    if isinstance(first, ClientCallDelta) and isinstance(second, ClientCallDelta):
+        return first.index == second.index
     return type(first) is type(second)
 
 
@@ -130,6 +134,7 @@ def _chars(event: Event) -> int:
             AnswerDelta(text)
             | ReasoningDelta(text)
             | ToolOutput(text=text)
+            | ClientCallDelta(text=text)
             | ToolCallFinished(observation=text)
         ):
             return OVERHEAD_CHARS + len(text)

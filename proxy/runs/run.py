@@ -3,11 +3,12 @@
 import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from proxy.agent.events import (
     AnswerDelta,
+    ClientCallStarted,
     Emit,
     Event,
     ReasoningDelta,
@@ -100,18 +101,25 @@ class Run:
 
     def record(self) -> Record:
         """How it stands, with all that is to be kept of it."""
+        return replace(self._ended_as(), events=self.past())
+
+    def summary(self) -> Record:
+        """How it stands and what it has cost."""
+        return self._ended_as().summary()
+
+    def _ended_as(self) -> Record:
         status, error = self.status, None
         if status == "failed":
             failure = self._working.exception()
             error = failure if isinstance(failure, ProxyError) else None
         result = self._working.result() if status == "completed" else None
-        return Record(status, self.past(), result, error)
+        return Record(status, (), result, error)
 
     @property
     def has_spent(self) -> bool:
         """Whether the model has said anything yet."""
         return any(
-            isinstance(event, AnswerDelta | ReasoningDelta | ToolCallStarted)
+            isinstance(event, AnswerDelta | ReasoningDelta | ToolCallStarted | ClientCallStarted)
             or (isinstance(event, TurnStarted) and event.turn > 1)
             for event in self.past()
         )

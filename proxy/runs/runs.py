@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
+from policies.budgets import Expense
 from proxy.agent import choices
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event
@@ -20,6 +21,7 @@ from proxy.agent.task import Result, Task, Witness
 from proxy.audit.ledger import Ledger
 from proxy.errors import (
     RESTART_S,
+    BudgetError,
     IdempotencyError,
     ProxyError,
     RunCancelledError,
@@ -33,6 +35,7 @@ from proxy.runs.kept import KeptRuns
 from proxy.runs.record import Record
 from proxy.runs.run import Head, Listener, Run
 from proxy.store.runs import RunShelf
+from proxy.tool_support import ToolVerdicts
 from sandbox_runtime import errors
 
 log = logging.getLogger(__name__)
@@ -59,12 +62,14 @@ class Runs:
         shelf: RunShelf,
         *,
         ledger: Ledger | None = None,
+        tool_verdicts: ToolVerdicts | None = None,
         grace_s: float = GRACE_S,
         keep_s: float = KEEP_S,
     ) -> None:
         self.agent = agent
         self.counts = RunCounts()
         self.ledger = ledger
+        self._tool_verdicts = tool_verdicts or ToolVerdicts()
         self._parked = parked
         self._kept = KeptRuns(shelf, keep_s)
         self._grace_s = grace_s
@@ -84,16 +89,32 @@ class Runs:
         async with self._one_at_a_time(claim):
             if found := await self._find(claim):
                 return self._listen(found)
-            task = await make_task(uuid.uuid4().hex)
+            try:
+                task = await make_task(uuid.uuid4().hex)
+            except BudgetError:  # a run that is there already costs nothing
+                if claim.key is None or not (found := await self._kept.named(claim)):
+                    raise
+                return self._listen(found)
             head = Head(task.run_id, task.model, task.outbox.container_id, task.created)
-            if claim.has_name and (found := await self._kept.begin(head, claim)):
-                if task.witness:  # nothing will come of what it has begun to keep
-                    await task.witness.failed(RunCancelledError())
+            if claim.has_name and (found := await self._begin(head, claim, task)):
                 return self._listen(found)
             work = partial(self._witnessed, task.witness) if task.witness else self._work
             run = Run(head, claim, partial(work, task), self._alone, task.witness)
             self._runs[run.id] = run
+            self._kept.note(run)
             return run.listen()
+
+    async def _begin(self, head: Head, claim: Claim, task: Task) -> Run | None:
+        """Note a run that begins; or the one that is returned has its key already."""
+        try:
+            found = await self._kept.begin(head, claim)
+        except BaseException:
+            self._kept.forget(head.id)
+            await give_back(task)
+            raise
+        if found:
+            await give_back(task)
+        return found
 
     def get(self, owner: str, run_id: str) -> Run | None:
         """A run of that owner that is at work here, or has just ended."""
@@ -238,21 +259,19 @@ class Runs:
             raise
         except errors.SandboxError as error:
             log.warning("run %s failed: %s", run.id, error)
-            told = _unavailable(error)
-            _warn_of_repetition(told, run)
-            raise told from error
+            raise _unavailable(error) from error
         except asyncio.CancelledError:
             log.info("run %s ended: %s", run.id, run.why_cancelled or SERVER_STOPS)
             if run.why_cancelled != SERVER_STOPS:
                 raise
             lost = RunLostError()
             lost.headers["Retry-After"] = str(RESTART_S)
-            _warn_of_repetition(lost, run)
             raise lost from None
         except Exception:
             log.exception("run %s failed", run.id)
             raise
         _log_end(result)
+        self._tool_verdicts.ended(run.claim.owner, result)
         return result
 
     async def _act(self, task: Task, claim: Claim, emit: Emit) -> Result:
@@ -291,19 +310,28 @@ class Runs:
             self._saving[run.id] = asyncio.create_task(self._save(run))
             return
         self._runs.pop(run.id, None)
+        self._kept.note(run)
         if run.is_kept and not is_worth_keeping:
-            self._kept.forget(run)
+            self._kept.forget(run.id)
 
     async def _save(self, run: Run) -> None:
         try:
             await self._kept.keep(run)
         except Exception:
             log.exception("what came of run %s cannot be kept", run.id)
-            self._kept.forget(run)
+            self._kept.forget(run.id)
         run.is_kept = True
         del self._saving[run.id]
         if not run.listeners:
             self._settle(run)
+
+
+async def give_back(task: Task) -> None:
+    """Give back what was taken, and end what was begun, for a run that is not made."""
+    if task.account and task.charge:
+        await task.account.settle(task.charge, Expense())
+    if task.witness:
+        await task.witness.failed(RunCancelledError())
 
 
 def _can_be_retried(run: Run, claim: Claim) -> bool:
@@ -329,7 +357,8 @@ def _unavailable(error: errors.SandboxError) -> SandboxUnavailableError:
 
 
 def _warn_of_repetition(error: ProxyError, run: Run) -> None:
-    """Have the client not ask again where the model would say it all twice; OpenAI's SDKs obey."""
+    """Tell the client not to ask again where the model would say it all twice; OpenAI's SDKs obey.
+    Errors with a `Retry-After` of the proxy's own are left alone: that invites the client back."""
     if run.has_spent:
         error.headers["x-should-retry"] = "false"
 

@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from policies.container_paths import archive_name
+from policies.container_paths import ArchiveNames
 from proxy.store.records import ContainerFile
 
 READ_BYTES = 1 << 20
@@ -35,10 +35,10 @@ class _Outlet:
 
 def zipped(files: Iterable[tuple[ContainerFile, Path]]) -> Iterator[bytes]:
     """The archive, piece by piece; each file with the place where its content lies."""
-    outlet = _Outlet()
+    outlet, names = _Outlet(), ArchiveNames()
     with zipfile.ZipFile(outlet, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, path in files:
-            info = zipfile.ZipInfo(archive_name(file.path), time.gmtime(file.created_at)[:6])
+            info = zipfile.ZipInfo(names.give(file.path), time.gmtime(file.created_at)[:6])
             info.compress_type = zipfile.ZIP_DEFLATED
             info.file_size = file.bytes  # decides whether it needs the large format
             info.external_attr = 0o644 << 16

@@ -5,11 +5,13 @@ import fcntl
 import hashlib
 import os
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
+
+import anyio
 
 from proxy.store.errors import StoreError
 from sandbox_runtime.errors import FileMissingError
@@ -62,37 +64,39 @@ class Blobs:
             while piece := await asyncio.to_thread(source.read, READ_BYTES):
                 yield piece
 
-    @contextmanager
-    def new(self) -> Iterator["BlobWriter"]:
+    @asynccontextmanager
+    async def new(self) -> AsyncGenerator["BlobWriter", None]:
         """A content to be written; unless it is kept, nothing is left of it."""
         name = uuid.uuid4().hex
-        part = self.path(name + PART)
-        fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)  # for as long as it is open: no sweep takes it
+        writer = BlobWriter(self.path(name + PART), self.path(name))
         try:
-            with os.fdopen(fd, "wb") as target:
-                yield BlobWriter(target, part, self.path(name))
+            yield writer
         finally:
-            part.unlink(missing_ok=True)
+            with anyio.CancelScope(shield=True):
+                await writer.discard()
 
-    def copy(self, blob: Blob) -> Blob:
+    async def copy(self, blob: Blob) -> Blob:
         """The same content under a name of its own, in no time. Raises FileNotFoundError."""
         name = uuid.uuid4().hex
-        self.path(name).hardlink_to(self.path(blob.name))
+        await asyncio.to_thread(self.path(name).hardlink_to, self.path(blob.name))
         return replace(blob, name=name)
 
-    @contextmanager
-    def claimed(self, blob: Blob) -> Iterator[None]:
+    @asynccontextmanager
+    async def claimed(self, blob: Blob) -> AsyncGenerator[None, None]:
         """While a kept content gets its row; it goes if that fails. Who is only interrupted may
         have its row: that the sweep finds out."""
         try:
             yield
         except Exception:
-            self.remove([blob.name])
+            await self.remove([blob.name])
             raise
 
-    def remove(self, names: Iterable[str]) -> None:
+    async def remove(self, names: Sequence[str]) -> None:
         """Forget contents. Who is reading one reads on."""
+        if names:
+            await asyncio.to_thread(self._unlink, names)
+
+    def _unlink(self, names: Sequence[str]) -> None:
         for name in names:
             self.path(name).unlink(missing_ok=True)
 
@@ -131,12 +135,15 @@ def _is_being_written(entry: "os.DirEntry[str]") -> bool:
 
 
 class BlobWriter:
-    """Gathers small pieces into writes worth a thread."""
+    """Gathers small pieces into writes worth a thread, in which all work on the file is done."""
 
-    def __init__(self, target: IO[bytes], part: Path, path: Path) -> None:
-        self._target = target
+    def __init__(self, part: Path, path: Path) -> None:
         self._part = part
         self._path = path
+        self._target: IO[bytes] | None = None
+        """The file, from the first write until it is kept."""
+        self._working: asyncio.Future[None] | None = None
+        self._is_kept = False
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
         self._bytes = 0
@@ -146,19 +153,47 @@ class BlobWriter:
         self._buffer += piece
         self._bytes += len(piece)
         if len(self._buffer) >= WRITE_BYTES:
-            await self._flush()
+            await self._work(self._write, self._taken())
 
     async def keep(self) -> Blob:
         """It is whole: from now on it stays."""
-        await self._flush()
-        self._target.close()
-        self._part.rename(self._path)
+        await self._work(self._finish, self._taken())
+        self._is_kept = True
         return Blob(self._path.name, self._bytes, self._digest.hexdigest())
 
-    async def _flush(self) -> None:
+    async def discard(self) -> None:
+        """Remove what was not kept."""
+        if self._is_kept or self._working is None:
+            return
+        await asyncio.wait({self._working})  # it may have been interrupted
+        await asyncio.to_thread(self._remove)
+
+    async def _work(self, work: Callable[[bytes], None], data: bytes) -> None:
+        self._working = asyncio.ensure_future(asyncio.to_thread(work, data))
+        await asyncio.shield(self._working)
+
+    def _taken(self) -> bytes:
         data, self._buffer = bytes(self._buffer), bytearray()
-        await asyncio.to_thread(self._write, data)
+        return data
 
     def _write(self, data: bytes) -> None:
+        if self._target is None:
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+            self._target = os.fdopen(os.open(self._part, flags, 0o600), "wb")
+            # For as long as it is open: no sweep takes it.
+            fcntl.flock(self._target, fcntl.LOCK_EX)
         self._digest.update(data)
         self._target.write(data)
+
+    def _finish(self, data: bytes) -> None:
+        self._write(data)
+        assert self._target
+        self._target.close()
+        self._part.rename(self._path)
+
+    def _remove(self) -> None:
+        if self._target:
+            with suppress(OSError):  # what it holds back may find no room
+                self._target.close()
+        self._part.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)

@@ -37,9 +37,9 @@ class ContainerFileShelf:
             connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_values(file)})
             return list(blobs)
 
-        with self._blobs.claimed(blob):
+        async with self._blobs.claimed(blob):
             replaced = await self._database.write(work)
-        self._blobs.remove(replaced)
+        await self._blobs.remove(replaced)
 
     async def put(
         self,
@@ -64,7 +64,7 @@ class ContainerFileShelf:
             connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_values(file)})
             return file
 
-        with self._blobs.claimed(blob):
+        async with self._blobs.claimed(blob):
             return await self._database.write(work)
 
     async def get(self, container_id: str, file_id: str, owner: str | None) -> ContainerFile | None:
@@ -118,7 +118,7 @@ class ContainerFileShelf:
             .returning(CONTAINER_FILES.c.blob)
         )
         blobs = await self._database.write(lambda c: c.execute(change).scalars().all())
-        self._blobs.remove(blobs)
+        await self._blobs.remove(blobs)
         return bool(blobs)
 
     def _live(self, container_id: str, owner: str | None) -> ColumnElement[bool]:

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, se
 
 from policies.sessions import container_id as new_id
 from proxy.store.blobs import Blobs
-from proxy.store.database import Database
+from proxy.store.database import Database, is_full, oldest
 from proxy.store.paging import rows_of
 from proxy.store.records import Container, ContainerWish, Page, Slice
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS
@@ -95,19 +95,26 @@ class ContainerShelf:
             return connection.execute(files).scalars().all() if found else None
 
         blobs = await self._database.write(work)
-        self._blobs.remove(blobs or ())
+        await self._blobs.remove(list(blobs or ()))
         return blobs is not None
 
-    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete what is past its time, and rows that were deleted long ago."""
         kept = CONTAINERS.c.deleted_at.is_(None)
-        past = update(CONTAINERS).where(CONTAINERS.c.expires_at <= now, kept)
-        connection.execute(past.values(deleted_at=now))
+        past = oldest(CONTAINERS, (CONTAINERS.c.expires_at <= now) & kept)
         dead = select(CONTAINERS.c.id).where(CONTAINERS.c.deleted_at.is_not(None))
-        files = update(CONTAINER_FILES).where(CONTAINER_FILES.c.container_id.in_(dead), _FILE_KEPT)
-        connection.execute(files.values(deleted_at=now))
-        for table in (CONTAINERS, CONTAINER_FILES):
-            connection.execute(delete(table).where(table.c.deleted_at < forget_before))
+        files = oldest(CONTAINER_FILES, CONTAINER_FILES.c.container_id.in_(dead) & _FILE_KEPT)
+        # A container's row stays until its files are marked: else nothing would lead to them.
+        with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_KEPT)
+        empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
+        long_ago = oldest(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
+        return is_full(
+            connection,
+            update(CONTAINERS).where(CONTAINERS.c.seq.in_(past)).values(deleted_at=now),
+            update(CONTAINER_FILES).where(CONTAINER_FILES.c.seq.in_(files)).values(deleted_at=now),
+            delete(CONTAINER_FILES).where(CONTAINER_FILES.c.seq.in_(long_ago)),
+            delete(CONTAINERS).where(CONTAINERS.c.seq.in_(oldest(CONTAINERS, empty))),
+        )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
         """The contents that are in use, and how long they are."""

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, se
 
 from policies.storage import ResponseSettings
 from proxy.store import items
-from proxy.store.database import Database
+from proxy.store.database import Database, is_full, oldest
 from proxy.store.items import Item
 from proxy.store.paging import rows_of
 from proxy.store.records import Conversation, Page, Slice
@@ -158,11 +158,11 @@ class ConversationShelf:
 
         return await self._database.write(work)
 
-    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete what is past its time, and items that were deleted long ago."""
-        past = select(CONVERSATIONS.c.id).where(CONVERSATIONS.c.expires_at <= now)
-        items.discard(connection, CONVERSATIONS, connection.execute(past).scalars().all())
-        connection.execute(delete(ITEMS).where(ITEMS.c.deleted_at < forget_before))
+        is_more = items.expire(connection, CONVERSATIONS, now)
+        long_ago = oldest(ITEMS, ITEMS.c.deleted_at < forget_before)
+        return is_full(connection, delete(ITEMS).where(ITEMS.c.seq.in_(long_ago))) or is_more
 
     def _the(self, owner: str, conversation_id: str) -> ColumnElement[bool]:
         mine = (CONVERSATIONS.c.owner == owner) & (CONVERSATIONS.c.id == conversation_id)

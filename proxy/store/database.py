@@ -8,7 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Delete,
+    Engine,
+    Select,
+    Table,
+    Update,
+    create_engine,
+    event,
+    select,
+)
 from sqlalchemy.exc import DBAPIError
 
 from proxy.store.errors import StoreError
@@ -18,6 +30,8 @@ T = TypeVar("T")
 
 BUSY_MS = 10_000
 """How long a transaction waits for another process's."""
+SWEEP_ROWS = 500
+"""How many rows of a table a sweep changes in one transaction: requests wait for no more."""
 PRAGMAS = (
     f"busy_timeout = {BUSY_MS}",  # first: the next one may have to wait too
     "journal_mode = WAL",
@@ -48,6 +62,10 @@ class Database:
         """Change something, wholly or not at all."""
         return await self._run(self._writing, work)
 
+    async def read_aside(self, work: Callable[[Connection], T]) -> T:
+        """Look up much at once, while the others go on."""
+        return await asyncio.to_thread(_in_transaction, self._engine, work)
+
     async def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, _in_transaction, engine, work
@@ -57,6 +75,17 @@ class Database:
         """Finish what was begun, and close the file. Safe to call twice."""
         self._thread.shutdown()
         self._engine.dispose()
+
+
+def oldest(table: Table, where: ColumnElement[bool]) -> Select[int]:
+    """The `seq` of the rows that a sweep changes in one transaction."""
+    return select(table.c.seq).where(where).order_by(table.c.seq).limit(SWEEP_ROWS)
+
+
+def is_full(connection: Connection, *changes: Delete | Update) -> bool:
+    """Make changes to `oldest` rows; whether one of them may have left some."""
+    counts = [connection.execute(change).rowcount for change in changes]
+    return max(counts) >= SWEEP_ROWS
 
 
 def _in_transaction(engine: Engine, work: Callable[[Connection], T]) -> T:

@@ -10,6 +10,8 @@ from proxy.store.tables import ITEMS, STREAMS
 
 Item = Mapping[str, Any]
 Source = Literal["input", "output"]
+EXPIRED_AT_ONCE = 50
+"""How many holders, each with all its items, a sweep forgets in one transaction."""
 MAX_NAMES = 1000
 """How many names one statement has: SQLite takes only so many."""
 
@@ -73,6 +75,14 @@ def discard(connection: Connection, table: Table, ids: Sequence[str]) -> None:
         connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(some)))
         connection.execute(delete(STREAMS).where(STREAMS.c.response_id.in_(some)))
         connection.execute(delete(table).where(table.c.id.in_(some)))
+
+
+def expire(connection: Connection, table: Table, now: int) -> bool:
+    """Forget some holders that are past their time; whether there may be more."""
+    past = select(table.c.id).where(table.c.expires_at <= now).limit(EXPIRED_AT_ONCE)
+    ids = connection.execute(past).scalars().all()
+    discard(connection, table, ids)
+    return len(ids) == EXPIRED_AT_ONCE
 
 
 def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:

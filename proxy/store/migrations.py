@@ -164,7 +164,47 @@ SPENDING = (
         PRIMARY KEY (owner, day)
     )""",
 )
-STEPS = (FILES, CONTAINERS, CONVERSATIONS, RESPONSES, KEPT_RUNS, SPENDING)
+RUN_SUMMARIES = (
+    """CREATE TABLE run_summaries (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        status TEXT NOT NULL,
+        process TEXT NOT NULL,
+        model TEXT NOT NULL,
+        container_id TEXT NOT NULL,
+        created_at BIGINT NOT NULL,
+        record TEXT NOT NULL,
+        expires_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX run_summaries_of_owner ON run_summaries (owner, seq)",
+    "CREATE INDEX run_summaries_by_end ON run_summaries (expires_at)",
+)
+TOOL_VERDICTS = (
+    """CREATE TABLE tool_verdicts (
+        backend TEXT NOT NULL,
+        model TEXT NOT NULL,
+        reason TEXT,
+        words TEXT NOT NULL,
+        version TEXT,
+        found_at FLOAT NOT NULL,
+        PRIMARY KEY (backend, model)
+    )""",
+)
+BACKEND_RESPONSES = (
+    """CREATE TABLE backend_responses (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        owner TEXT NOT NULL,
+        id TEXT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        UNIQUE (owner, id)
+    )""",
+    "CREATE INDEX backend_responses_in_order ON backend_responses (owner, seq)",
+)
+STEPS = (
+    *(FILES, CONTAINERS, CONVERSATIONS, RESPONSES, KEPT_RUNS, SPENDING, RUN_SUMMARIES),
+    *(TOOL_VERDICTS, BACKEND_RESPONSES),
+)
 
 
 def migrate(connection: Connection) -> None:

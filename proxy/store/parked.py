@@ -6,7 +6,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, delete, insert, select
 
 from proxy.agent.parking import Parked
-from proxy.store.database import Database
+from proxy.store.database import Database, is_full, oldest
 from proxy.store.quota import oldest_beyond
 from proxy.store.tables import PARKED_RUNS
 
@@ -54,6 +54,7 @@ class ParkedShelf:
         record = await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
         return Parked.from_json(json.loads(record)) if record else None
 
-    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete what is past its time."""
-        connection.execute(delete(PARKED_RUNS).where(PARKED_RUNS.c.expires_at <= now))
+        past = oldest(PARKED_RUNS, PARKED_RUNS.c.expires_at <= now)
+        return is_full(connection, delete(PARKED_RUNS).where(PARKED_RUNS.c.seq.in_(past)))

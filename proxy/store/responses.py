@@ -4,19 +4,31 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Table, insert, literal, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Table,
+    delete,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from policies.storage import ResponseSettings
 from proxy.store import items
 from proxy.store.conversations import append
-from proxy.store.database import Database
+from proxy.store.database import Database, is_full, oldest
 from proxy.store.items import Item
 from proxy.store.records import Chain, StoredResponse
 from proxy.store.response_quota import ResponseQuota
-from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
+from proxy.store.tables import BACKEND_RESPONSES, CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 MAX_CHAIN = 1000
 """How many responses one may go on from, each from the one before."""
+MAX_BACKENDS = 10_000
+"""How many responses of the backend's are noted for one owner; beyond that the oldest goes."""
 NO_MATTER_S = 60
 """So much less time to live is not worth a write."""
 
@@ -155,10 +167,34 @@ class ResponseShelf:
 
         return await self._database.write(work)
 
-    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+    async def note_the_backends(self, owner: str, response_id: str) -> None:
+        """Note a response that the backend keeps as the owner's."""
+        table, until = BACKEND_RESPONSES, self.settings.expiry(int(self._now()))
+        row = {"owner": owner, "id": response_id, "expires_at": until}
+        last = select(table.c.seq).where(table.c.owner == owner).order_by(table.c.seq.desc())
+        beyond = last.limit(1).offset(MAX_BACKENDS).scalar_subquery()
+
+        def work(connection: Connection) -> None:
+            connection.execute(insert(table).prefix_with("OR REPLACE"), row)
+            connection.execute(delete(table).where(table.c.owner == owner, table.c.seq <= beyond))
+
+        await self._database.write(work)
+
+    async def is_the_backends(self, owner: str, response_id: str) -> bool:
+        """Whether the backend keeps a response of that id for the owner."""
+        table = BACKEND_RESPONSES.c
+        mine = (table.owner == owner) & (table.id == response_id) & (table.expires_at > self._now())
+        query = select(table.seq).where(mine)
+        return await self._database.read(
+            lambda connection: connection.execute(query).first() is not None
+        )
+
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete what is past its time."""
-        past = select(RESPONSES.c.id).where(RESPONSES.c.expires_at <= now)
-        items.discard(connection, RESPONSES, connection.execute(past).scalars().all())
+        past = oldest(BACKEND_RESPONSES, BACKEND_RESPONSES.c.expires_at <= now)
+        forgotten = delete(BACKEND_RESPONSES).where(BACKEND_RESPONSES.c.seq.in_(past))
+        is_more = is_full(connection, forgotten)
+        return items.expire(connection, RESPONSES, now) or is_more
 
     def _mine(self, owner: str) -> ColumnElement[bool]:
         return (RESPONSES.c.owner == owner) & (RESPONSES.c.expires_at > self._now())

@@ -1,14 +1,25 @@
 """Runs that may be asked for again: those at work in any process, and what came of the others."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, delete, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    delete,
+    insert,
+    select,
+    true,
+    update,
+)
 
-from proxy.store.database import Database
+from proxy.store.database import Database, is_full, oldest
 from proxy.store.quota import oldest_beyond
 from proxy.store.records import StoredRun
-from proxy.store.tables import RUNS
+from proxy.store.tables import RUN_SUMMARIES, RUNS
 from sandbox_runtime.ownership import Owner
 
 MAX_RUNS = 256
@@ -16,6 +27,12 @@ MAX_BYTES = 64_000_000
 """How much of one owner's is kept; beyond that the oldest goes."""
 LOST_S = 600
 """How long it is told of a run that its server has died."""
+SUMMARY_KEEP_S = 24 * 3600
+"""How long a run's summary is kept."""
+MAX_SUMMARIES = 4096
+"""How many summaries of one owner are kept; beyond that the oldest goes."""
+MAX_ALL_SUMMARIES = 100_000
+"""How many summaries of all owners together outlive a sweep."""
 
 
 class RunShelf:
@@ -107,13 +124,45 @@ class RunShelf:
         gone = delete(RUNS).where(this, RUNS.c.status != "running")
         await self._database.write(lambda connection: connection.execute(gone))
 
-    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+    async def summarize(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
+        """Keep the summaries of these runs, each in the place of an earlier one of the same run.
+        `runs` is called in the store's thread."""
+
+        def work(connection: Connection) -> None:
+            rows = [self._summary(run) for run in runs()]
+            connection.execute(insert(RUN_SUMMARIES).prefix_with("OR REPLACE"), rows)
+            for owner in {run["owner"] for run in rows}:
+                mine = RUN_SUMMARIES.c.owner == owner
+                too_many = RUN_SUMMARIES.c.seq <= _newest_beyond(mine, MAX_SUMMARIES)
+                connection.execute(delete(RUN_SUMMARIES).where(mine, too_many))
+
+        await self._database.write(work)
+
+    async def summary(self, owner: str, run_id: str) -> StoredRun | None:
+        """The summary of the owner's run of that id, if it is kept."""
+        table = RUN_SUMMARIES.c
+        mine = (table.owner == owner) & (table.id == run_id) & (table.expires_at > self._now())
+
+        def work(connection: Connection) -> StoredRun | None:
+            row = connection.execute(select(RUN_SUMMARIES).where(mine)).mappings().one_or_none()
+            return self._seen({**row, "key": None, "fingerprint": ""}) if row else None
+
+        return await self._database.read(work)
+
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete what is past its time, and note whose server has died."""
-        connection.execute(delete(RUNS).where(RUNS.c.expires_at <= now))
         at_work = select(RUNS.c.process).where(RUNS.c.status == "running").distinct()
         dead = list(filter(self._process.is_dead, connection.execute(at_work).scalars()))
         lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
         connection.execute(lost.values(status="lost", expires_at=now + LOST_S))
+        past, told = oldest(RUNS, RUNS.c.expires_at <= now), RUN_SUMMARIES.c
+        too_many = told.seq <= _newest_beyond(true(), MAX_ALL_SUMMARIES)
+        unneeded = oldest(RUN_SUMMARIES, (told.expires_at <= now) | too_many)
+        return is_full(
+            connection,
+            delete(RUNS).where(RUNS.c.seq.in_(past)),
+            delete(RUN_SUMMARIES).where(told.seq.in_(unneeded)),
+        )
 
     def _kept(self) -> ColumnElement[bool]:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
@@ -129,7 +178,7 @@ class RunShelf:
         seen = (self._seen(row) for row in connection.execute(query).mappings())
         return next((run for run in seen if run.status != "lost"), None)
 
-    def _seen(self, row: RowMapping) -> StoredRun:
+    def _seen(self, row: Mapping[Any, Any]) -> StoredRun:
         run = _stored(row)
         lost = run.status == "running" and self._process.is_dead(row["process"])
         return replace(run, status="lost") if lost else run
@@ -138,6 +187,18 @@ class RunShelf:
         values = {name: getattr(run, name) for name in StoredRun.__slots__}
         return {**values, "process": self._process.id, "bytes": len(run.record), "for_retry": False}
 
+    def _summary(self, run: StoredRun) -> dict[str, object]:
+        values = {name: getattr(run, name) for name in StoredRun.__slots__}
+        del values["key"], values["fingerprint"]
+        expires_at = int(self._now() + SUMMARY_KEEP_S)
+        return {**values, "process": self._process.id, "expires_at": expires_at}
 
-def _stored(row: RowMapping) -> StoredRun:
+
+def _newest_beyond(of: ColumnElement[bool], count: int) -> ScalarSelect[int]:
+    """The newest of these summaries that is not among the last `count`."""
+    seq = RUN_SUMMARIES.c.seq
+    return select(seq).where(of).order_by(seq.desc()).limit(1).offset(count).scalar_subquery()
+
+
+def _stored(row: Mapping[Any, Any]) -> StoredRun:
     return StoredRun(**{name: row[name] for name in StoredRun.__slots__})

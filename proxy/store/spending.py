@@ -1,5 +1,6 @@
 """What each key has spent on which day."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -25,14 +26,32 @@ class DayAccount:
     budget: DailyBudget
 
     async def take(self, expected: Expense) -> Receipt:
-        return await self.shelf.take(self.owner, self.budget, expected)
+        return await self._take(self.budget, expected)
 
     async def overdraw(self, expected: Expense) -> Receipt:
-        return await self.shelf.take(self.owner, DailyBudget(), expected)
+        return await self._take(DailyBudget(), expected)
 
     async def settle(self, receipt: Receipt, actual: Expense) -> None:
-        with anyio.CancelScope(shield=True):  # who leaves now has spent it all the same
-            await self.shelf.add(self.owner, receipt.day, actual - receipt.expected)
+        adding = asyncio.ensure_future(self._add(receipt, actual))
+        with anyio.CancelScope(shield=True):  # a client that leaves now has spent it all the same
+            try:
+                await asyncio.shield(adding)
+            except asyncio.CancelledError:
+                await adding
+                raise
+
+    async def _take(self, budget: DailyBudget, expected: Expense) -> Receipt:
+        taking = asyncio.ensure_future(self.shelf.take(self.owner, budget, expected))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            # The store may have counted it already, and nobody gets the receipt.
+            with anyio.CancelScope(shield=True):
+                await self._add(await taking, Expense())
+            raise
+
+    async def _add(self, receipt: Receipt, actual: Expense) -> None:
+        await self.shelf.add(self.owner, receipt.day, actual - receipt.expected)
 
 
 class SpendingShelf:
@@ -74,9 +93,10 @@ class SpendingShelf:
             lambda connection: _spent(connection, owner, day_of(self._now()))
         )
 
-    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Forget the days that are over."""
         connection.execute(delete(SPENDING).where(SPENDING.c.day < day_of(now) - KEEP_DAYS))
+        return False  # a row for each key and day
 
 
 def _spent(connection: Connection, owner: str, day: int) -> Expense:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from proxy.store.blobs import Blobs
 from proxy.store.container_files import ContainerFileShelf
 from proxy.store.containers import ContainerShelf
 from proxy.store.conversations import ConversationShelf
-from proxy.store.database import Database
+from proxy.store.database import SWEEP_ROWS, Database
 from proxy.store.errors import StoreError
 from proxy.store.parked import ParkedShelf
 from proxy.store.quota import require_room
@@ -24,6 +25,7 @@ from proxy.store.response_quota import ResponseQuota
 from proxy.store.responses import ResponseShelf
 from proxy.store.runs import RunShelf
 from proxy.store.spending import SpendingShelf
+from proxy.store.tool_verdicts import ToolVerdictShelf
 from proxy.store.uploads import UploadShelf
 from proxy.store.workspaces import WorkspaceShelf
 from sandbox_runtime.ownership import Owner
@@ -38,8 +40,9 @@ FORGET_AFTER_S = 3600
 class Shelf(Protocol):
     """Things of one kind, with an end."""
 
-    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
-        """Delete what is past its time, and rows that were deleted long ago."""
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
+        """Delete some of what is past its time, and of the rows that were deleted long ago. Return
+        whether there may be more."""
 
 
 class BlobShelf(Shelf, Protocol):
@@ -76,6 +79,7 @@ class Store:
         self.workspaces = WorkspaceShelf(self._database, self.blobs, now, sessions)
         self.parked = ParkedShelf(self._database, now)
         self.spending = SpendingShelf(self._database, now)
+        self.tool_verdicts = ToolVerdictShelf(self._database, now)
         quota = ResponseQuota(responses.quota_mib << 20)
         self.responses = ResponseShelf(self._database, now, responses, quota)
         self.conversations = ConversationShelf(self._database, now, responses, quota)
@@ -90,6 +94,7 @@ class Store:
             self.conversations,
             self.runs,
             self.spending,
+            self.tool_verdicts,
         )
 
     async def require_room(self, owner: str, size: int, quota: int) -> None:
@@ -101,10 +106,15 @@ class Store:
     async def sweep(self) -> None:
         """Remove what is past its time, and what a crash has left without its other half."""
         now = int(self.now())
-        known = await self._database.write(lambda connection: self._expire(connection, now))
+        for shelf in self._shelves:
+            expire = partial(shelf.expire, now=now, forget_before=now - FORGET_AFTER_S)
+            while await self._database.write(expire):
+                pass  # others have their turn in between
+        known = await self._database.read_aside(self._known)
         missing = await asyncio.to_thread(self.blobs.sweep, known, now)
-        if missing:
-            await self._database.write(lambda connection: self._lose(connection, missing, now))
+        while missing:
+            some = {missing.pop() for _ in range(min(len(missing), SWEEP_ROWS))}
+            await self._database.write(partial(self._lose, blobs=some, now=now))
         await asyncio.to_thread(self.worker.forget_dead)
 
     async def keep_swept(self) -> None:
@@ -129,9 +139,7 @@ class Store:
         self._ends.callback(worker.release)
         return worker
 
-    def _expire(self, connection: Connection, now: int) -> dict[str, int]:
-        for shelf in self._shelves:
-            shelf.expire(connection, now, now - FORGET_AFTER_S)
+    def _known(self, connection: Connection) -> dict[str, int]:
         known: dict[str, int] = {}
         for shelf in self._with_blobs:
             known |= shelf.blobs(connection)

@@ -165,6 +165,30 @@ RUNS = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
 )
+# Every run, named or not: what a client may be told of it later, without its text.
+RUN_SUMMARIES = Table(
+    "run_summaries",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("process", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("container_id", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+# Responses of `:plain` models, which the backend keeps under ids of its own.
+BACKEND_RESPONSES = Table(
+    "backend_responses",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
 # Days are counted from 1970, UTC.
 SPENDING = Table(
     "spending",
@@ -178,4 +202,15 @@ SPENDING = Table(
     Column("cpu_s", Float, nullable=False),
     Column("egress_bytes", BigInteger, nullable=False),
     Column("tool_output_chars", BigInteger, nullable=False),
+)
+# `reason` says why a model is given no tools; null where it is given them.
+TOOL_VERDICTS = Table(
+    "tool_verdicts",
+    METADATA,
+    Column("backend", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("reason", Text),
+    Column("words", Text, nullable=False),
+    Column("version", Text),
+    Column("found_at", Float, nullable=False),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
 from proxy.store.blobs import Blob, Blobs
-from proxy.store.database import Database
+from proxy.store.database import Database, is_full, oldest
 from proxy.store.paging import rows_of
 from proxy.store.quota import require_room
 from proxy.store.records import Page, Slice, StoredUpload
@@ -51,7 +51,7 @@ class UploadShelf:
             require_room(connection, owner, blob.bytes, quota, now)
             connection.execute(insert(FILES), {"owner": owner, **_values(upload)})
 
-        with self._blobs.claimed(blob):
+        async with self._blobs.claimed(blob):
             await self._database.write(work)
         return upload
 
@@ -96,13 +96,18 @@ class UploadShelf:
             .returning(FILES.c.blob)
         )
         blobs = await self._database.write(lambda c: c.execute(change).scalars().all())
-        self._blobs.remove(blobs)
+        await self._blobs.remove(blobs)
         return bool(blobs)
 
-    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete what is past its time, and rows that were deleted long ago."""
-        connection.execute(update(FILES).where(FILES.c.expires_at <= now, _KEPT).values(_gone(now)))
-        connection.execute(delete(FILES).where(FILES.c.deleted_at < forget_before))
+        past = oldest(FILES, (FILES.c.expires_at <= now) & _KEPT)
+        long_ago = oldest(FILES, FILES.c.deleted_at < forget_before)
+        return is_full(
+            connection,
+            update(FILES).where(FILES.c.seq.in_(past)).values(_gone(now)),
+            delete(FILES).where(FILES.c.seq.in_(long_ago)),
+        )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
         """The contents that are in use, and how long they are."""

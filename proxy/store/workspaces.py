@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, se
 
 from policies.sessions import Session, SessionSettings, State
 from proxy.store.blobs import Blob, Blobs
-from proxy.store.database import Database
+from proxy.store.database import Database, is_full, oldest
 from proxy.store.tables import WORKSPACES
 from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
@@ -31,7 +31,7 @@ class WorkspaceShelf:
         self._settings = settings
 
     async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
-        with self._blobs.new() as writer:
+        async with self._blobs.new() as writer:
             await write(writer.take)
             blob = await writer.keep()
         await self._keep(state, blob)
@@ -39,7 +39,7 @@ class WorkspaceShelf:
     async def alias(self, state: State, of: State) -> None:
         blob = await self._blob(of)
         if blob and state != of:
-            await self._keep(state, self._blobs.copy(blob))
+            await self._keep(state, await self._blobs.copy(blob))
 
     async def newest(self, session: Session) -> str | None:
         newest = select(WORKSPACES.c.state).where(_of(session), self._live()).order_by(_LATEST)
@@ -62,11 +62,13 @@ class WorkspaceShelf:
 
     async def discard(self, session: Session) -> None:
         gone = delete(WORKSPACES).where(_of(session)).returning(WORKSPACES.c.blob)
-        self._blobs.remove(await self._database.write(lambda c: c.execute(gone).scalars().all()))
+        blobs = await self._database.write(lambda c: c.execute(gone).scalars().all())
+        await self._blobs.remove(blobs)
 
-    def expire(self, connection: Connection, now: int, forget_before: int) -> None:
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete what is past its time; what lies in the blobs goes with the sweep."""
-        connection.execute(delete(WORKSPACES).where(WORKSPACES.c.expires_at <= now))
+        past = oldest(WORKSPACES, WORKSPACES.c.expires_at <= now)
+        return is_full(connection, delete(WORKSPACES).where(WORKSPACES.c.seq.in_(past)))
 
     def blobs(self, connection: Connection) -> dict[str, int]:
         """The contents that are in use, and how long they are."""
@@ -109,9 +111,9 @@ class WorkspaceShelf:
             connection.execute(insert(WORKSPACES), row)
             return gone + self._make_room(connection, state.session)
 
-        with self._blobs.claimed(blob):
+        async with self._blobs.claimed(blob):
             gone = await self._database.write(work)
-        self._blobs.remove(gone)
+        await self._blobs.remove(gone)
 
     def _make_room(self, connection: Connection, session: Session) -> list[str]:
         """Delete the oldest states of a conversation, and of its owner, that are too many."""

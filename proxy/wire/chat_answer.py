@@ -45,6 +45,8 @@ class WholeCompletion:
         reasoning = self._choices[0].thinking
         content = completion(result, **self._head, reasoning=reasoning, other_reasoning=others)
         content["sandbox"] |= self._choices[0].beside
+        for choice in content["choices"] if result.others else ():
+            choice["sandbox"] |= self._choices[choice["index"]].beside
         return content
 
     def fail(self, error: ProxyError) -> Mapping[str, Any]:

@@ -12,7 +12,8 @@ from proxy.wire.parameters import GRAMMARS, check_parameters, placed, shapes
 from proxy.wire.shapes import array, integer, mapping, not_together, require
 from proxy.wire.tool_choice import chosen
 
-TOKEN_LIMITS = ("max_completion_tokens", "max_tokens")
+TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
+"""The last is llama.cpp's name for it, where a number below 1 is no limit."""
 GUIDED = {
     "guided_json": "json",
     "guided_json_object": "json_object",
@@ -53,13 +54,13 @@ def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox)
     choice = chosen(body.get("tools") or [], body.get("tool_choice"))
     given = {key: value for key, value in body.items() if value is not None}
     final_only = _structured(placed(given, "visible answer"))
-    if not any(shapes(key, value) for key, value in final_only.items()):
-        final_only = {}
+    final_only = {key: value for key, value in final_only.items() if shapes(key, value)}
     return Task(
         run_id=run_id,
         outbox=outbox,
         model=model,
         messages=body["messages"],
+        plain_messages=body["messages"],
         client_tools=choice.tools,
         free_text=free_text,
         tool_choice=choice.first,
@@ -68,8 +69,12 @@ def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox)
         legacy_state=legacy_state,
         every_turn=placed(body, "every call", "straight"),
         final_only=final_only,
-        final_budget={key: given[key] for key in TOKEN_LIMITS if key in given},
-        form=form_of(final_only.get("response_format"), final_only.get("structured_outputs")),
+        final_budget={key: given[key] for key in TOKEN_LIMITS if given.get(key, 0) > 0},
+        form=form_of(
+            final_only.get("response_format"),
+            final_only.get("structured_outputs"),
+            final_only.get("json_schema"),
+        ),
         stream=bool(body.get("stream")),
         rewrite_links=_is_text(body.get("response_format")) and not GRAMMARS & given.keys(),
     )

@@ -7,7 +7,15 @@ from typing import Any
 
 from policies.file_names import shown_name
 from policies.steps import Steps
-from proxy.agent.events import AnswerDelta, Event, OfChoice, Refused
+from proxy.agent.events import (
+    AnswerDelta,
+    AnswerRestarted,
+    ClientCallDelta,
+    ClientCallStarted,
+    Event,
+    OfChoice,
+    Refused,
+)
 from proxy.agent.task import Artifact, Result
 from proxy.agent.usage import add
 from proxy.wire.efficiency import efficiency
@@ -18,16 +26,6 @@ from proxy.wire.steps import StepText, extension
 
 _OURS = frozenset({"id", "object", "created", "model", "choices", "usage"})
 """What a completion of ours says for itself."""
-_DETAILS = {
-    "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
-    "completion_tokens_details": {
-        "reasoning_tokens": 0,
-        "audio_tokens": 0,
-        "accepted_prediction_tokens": 0,
-        "rejected_prediction_tokens": 0,
-    },
-}
-"""OpenAI's defaults, which its clients read without asking whether they are there."""
 MAX_LEFT_OUT = 100
 """How many files are named that were not handed back."""
 _LARGEST = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
@@ -44,10 +42,15 @@ def completion(
     other_reasoning: Sequence[str] = (),
 ) -> dict[str, Any]:
     """A `chat.completion` object."""
-    choices = [_choice(result, 0, reasoning)]
-    thoughts = [*other_reasoning, *[""] * len(result.others)]
-    for index, (other, thought) in enumerate(zip(result.others, thoughts, strict=False), 1):
-        choices.append({**_choice(other, index, thought), "sandbox": sandbox_object(other)})
+    results = [result, *result.others]
+    thoughts = [reasoning, *other_reasoning, *[""] * len(result.others)]
+    choices = [
+        _choice(each, index, thought)
+        for index, (each, thought) in enumerate(zip(results, thoughts, strict=False))
+    ]
+    if result.others:
+        for choice, each in zip(choices, results, strict=True):
+            choice["sandbox"] = sandbox_object(each)
     return {
         "id": response_id,
         "object": "chat.completion",
@@ -107,7 +110,6 @@ def usage(result: Result) -> dict[str, Any]:
         "prompt_tokens": 0,
         "completion_tokens": 0,
         "total_tokens": 0,
-        **_DETAILS,
     }
     tally = result.tally.counts()
     largest = {key: tally[key] for key in _LARGEST}
@@ -131,7 +133,7 @@ def sandbox_object(result: Result) -> dict[str, Any]:
         "container_id": result.container_id,
         "stop_reason": str(result.stop_reason),
         "route": result.route,
-        "steps": result.tally.tool_calls,
+        "steps": result.steps,
         "files": [file_object(artifact) for artifact in result.artifacts],
     }
     if result.origin == "restored":
@@ -163,16 +165,17 @@ def file_object(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def annotations(result: Result) -> list[dict[str, Any]]:
-    """One `url_citation` a file, placed where the answer links to it, else at its end."""
+def annotations(result: Result, before: int = 0) -> list[dict[str, Any]]:
+    """One `url_citation` a file, placed where the answer links to it, else at its end; `before` the
+    answer the content has so many characters of narration."""
     found = []
     for artifact in result.artifacts:
         start, end = place(result.answer, artifact.url)
         citation = {
             "url": artifact.url,
             "title": filename(artifact),
-            "start_index": start,
-            "end_index": end,
+            "start_index": before + start,
+            "end_index": before + end,
         }
         found.append({"type": "url_citation", "url_citation": citation})
     return found
@@ -226,6 +229,8 @@ class ChunkWriter:
         self._items = StepItems(run_id) if steps == "items" else None
         self._events = StepEvents(run_id) if steps == "events" else None
         self._answer_began = False
+        self._sent_calls = set[str]()
+        """The ids of the client's calls that were sent as the model wrote them."""
         self._index = index
         self._others: dict[int, ChunkWriter] = {}
         self._opening: dict[str, Any] = {"role": "assistant"} if index else {}
@@ -265,8 +270,25 @@ class ChunkWriter:
         if isinstance(event, AnswerDelta):
             self._answer_began = True
             return self._chunk({"content": event.text}, logprobs=event.logprobs)
+        if isinstance(event, AnswerRestarted):
+            self._answer_began = False  # what was sent was narration: steps follow it
+        if isinstance(event, ClientCallStarted | ClientCallDelta):
+            return self._client_call(event)
         text = self._steps.of(event)
         return self._thought(text, extension(event, self._run_id)) if text else None
+
+    def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> str | None:
+        """A piece of a call. Open WebUI is sent calls whole: it renders its message anew for each
+        piece of one, and pieces would shift its cards."""
+        if self._items:
+            return None
+        if isinstance(event, ClientCallDelta):
+            piece: dict[str, Any] = {"function": {"arguments": event.text}}
+        else:
+            self._sent_calls.add(event.call_id)
+            function = {"name": event.name, "arguments": ""}
+            piece = {"id": event.call_id, "type": "function", "function": function}
+        return self._chunk({"tool_calls": [{"index": event.index, **piece}]})
 
     def _thought(self, text: str, sandbox: Mapping[str, Any] | None) -> str | None:
         if self._answer_began:
@@ -294,10 +316,11 @@ class ChunkWriter:
         if result.finish_reason == "function_call":
             frames.append(self._chunk({"function_call": result.tool_calls[0]["function"]}))
         elif result.tool_calls:
-            calls = [{**call, "index": n} for n, call in enumerate(result.tool_calls)]
-            frames.append(self._chunk({"tool_calls": calls}))
+            calls = [self._unsent(call, n) for n, call in enumerate(result.tool_calls)]
+            if missing := [call for call in calls if len(call) > 1]:
+                frames.append(self._chunk({"tool_calls": missing}))
         delta: dict[str, Any] = {}
-        if not self._items and (found := annotations(result)):
+        if not self._items and (found := annotations(result, result.streamed_before)):
             # Open WebUI would ask Google for the icon of each link, signature and all.
             delta["annotations"] = found
         frames.append(
@@ -311,6 +334,13 @@ class ChunkWriter:
         for index, other in enumerate(result.others, 1):
             frames += self._other(index).finish(other)
         return frames
+
+    def _unsent(self, call: Mapping[str, Any], index: int) -> dict[str, Any]:
+        """A client's call without what was sent of it before; its index stays in any case."""
+        if call["id"] not in self._sent_calls:
+            return {**call, "index": index}
+        rest = {key: call[key] for key in call if key not in ("id", "type", "function")}
+        return {"index": index, **rest}
 
     def _other(self, index: int) -> "ChunkWriter":
         """Who writes the frames of a further choice."""

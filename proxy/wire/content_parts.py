@@ -1,5 +1,6 @@
 """The parts of messages that are files, in every form that clients write them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from proxy.wire.shapes import array, missing, text
 _URL_PARTS: dict[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 _DRAWING = "image/svg+xml"
 """Text, which no model takes in as a picture."""
+_URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+"""How a URL begins: with a host, or with a scheme other than HTTP's."""
+MAX_SHOWN_URL_CHARS = 100
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
 
@@ -150,6 +154,8 @@ def _audio(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart | 
 
 def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) -> FilePart | None:
     url = _url(part.get(kind))
+    if not _URL.match(url):
+        raise _no_url(url, param)
     if not url.lower().startswith(("data:", "http://", "https://")):
         return None  # such as file: or gs:, which only the backend may understand
     source = _source(url, param)
@@ -177,6 +183,16 @@ def malformed(param: str, error: ValueError) -> BadRequestError:
     return BadRequestError(
         f"Invalid file data: '{param}'. Expected a base64-encoded data URL (e.g."
         f" 'data:text/plain;base64,SGVsbG8='), but {error}.",
+        param=param,
+        code="invalid_value",
+    )
+
+
+def _no_url(written: str, param: str) -> BadRequestError:
+    """What the client hears of a URL without a scheme."""
+    return BadRequestError(
+        f"Invalid '{param}': expected a URL (https://...) or a data URL"
+        f" (data:image/png;base64,...), got {written[:MAX_SHOWN_URL_CHARS]!r}.",
         param=param,
         code="invalid_value",
     )

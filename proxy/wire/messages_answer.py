@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from proxy.agent.events import Event
+from proxy.agent.events import AnswerDelta, AnswerRestarted, Event
 from proxy.agent.task import Result
 from proxy.errors import ProxyError
 from proxy.wire.json_text import json_text
@@ -23,10 +23,13 @@ class WholeMessage:
 
     def event(self, event: Event) -> None:
         """See Document."""
-        self._told += self._events.event(event)
+        if not isinstance(event, AnswerDelta | AnswerRestarted):
+            self._told += self._events.event(event)
 
     def finish(self, result: Result) -> dict[str, Any]:
         """See Document."""
+        if result.answer:
+            self._told += self._events.event(AnswerDelta(result.answer))
         message = added_up([*self._told, *self._events.finish(result)])
         if self._profile == "events":
             steps = (told["sandbox"] for told in self._told if told["type"] == "ping")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from typing import Any
 
-from policies.history import UNANSWERED
+from policies.history import UNANSWERED, one_text
 
 Block = Mapping[str, Any]
 Part = dict[str, Any]
@@ -190,7 +190,7 @@ def _assistant(blocks: Iterable[Block]) -> Message:
             words += [block["content"] for block in alike if block.get("content")]
         elif kind == "tool_use":
             calls += map(_call, alike)
-    content = "\n\n".join(filter(None, words))
+    content = one_text(list(filter(None, words)))
     if calls:
         return {"role": "assistant", "content": content or None, "tool_calls": calls}
     return {"role": "assistant", "content": content or UNANSWERED}

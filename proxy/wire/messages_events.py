@@ -10,6 +10,10 @@ from policies.limits import StopReason
 from policies.steps import Steps
 from proxy.agent.events import (
     AnswerDelta,
+    AnswerRestarted,
+    ClientCallDelta,
+    ClientCallFinished,
+    ClientCallStarted,
     Event,
     Narration,
     Refused,
@@ -31,6 +35,8 @@ _STOP_REASONS = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
+INVALID = "invalid_arguments"
+"""What holds a call's arguments that are no JSON object."""
 _STOPPED_AT = ("stop_reason", "matched_stop")
 """Where vLLM and SGLang say at which text an answer was stopped."""
 
@@ -61,6 +67,8 @@ class MessageEvents:
         self._index = -1
         self._open = ""
         """The kind of the block that is begun."""
+        self._sent_calls = set[str]()
+        """The ids of the client's calls that were sent as the model wrote them."""
         self._narrated = ""
         """What this turn says beside its calls, while nothing has shown it."""
 
@@ -95,6 +103,10 @@ class MessageEvents:
         if isinstance(event, AnswerDelta | Refused):
             self._answer_began = True
             return [*told, *self._say("text", event.text)]
+        if isinstance(event, AnswerRestarted):
+            self._answer_began = False
+        if isinstance(event, ClientCallStarted | ClientCallDelta | ClientCallFinished):
+            return self._client_call(event)
         if thought := self._thoughts.of(event):
             told += self._think(thought)
         if self._code and (block := self._code.of(event)):
@@ -123,10 +135,10 @@ class MessageEvents:
         told: list[Told] = []
         for block in self._code.files(result.artifacts) if self._code else ():
             told += self._whole(block)
-        if result.tool_calls and (said := self._narrated.strip()):
-            told += self._say("text", said)
+        if result.tool_calls:
+            told += self._narration_before_call()
         for call in result.tool_calls:
-            told += self._whole(_tool_use(call))
+            told += [] if call["id"] in self._sent_calls else self._whole(_tool_use(call))
         end = {"type": "message_delta", "delta": self._end(result), "usage": message_usage(result)}
         return [
             *told,
@@ -135,8 +147,30 @@ class MessageEvents:
             {"type": "message_stop"},
         ]
 
+    def _client_call(
+        self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished
+    ) -> list[Told]:
+        match event:
+            case ClientCallStarted(_, call_id, name):
+                self._sent_calls.add(call_id)
+                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                return [*self._narration_before_call(), *self._start(block)]
+            case ClientCallDelta(_, text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+        return self._close()
+
+    def _narration_before_call(self) -> list[Told]:
+        said, self._narrated = self._narrated.strip(), ""
+        return self._say("text", said) if said else []
+
+    def _is_cut(self, call: Mapping[str, Any]) -> bool:
+        """Whether a call was sent that is no whole object."""
+        return call["id"] in self._sent_calls and INVALID in _tool_use(call)["input"]
+
     def _end(self, result: Result) -> Told:
         reason, sequence = _stop(result, self._shown.stop_sequences)
+        if reason == "tool_use" and any(map(self._is_cut, result.tool_calls)):
+            reason = "max_tokens"  # SDKs take half an object for a whole one
         details = {"type": "refusal", "category": None, "explanation": result.refusal}
         ended = {
             "stop_reason": reason,
@@ -152,8 +186,8 @@ class MessageEvents:
     # Blocks
 
     def _think(self, text: str) -> list[Told]:
-        """Nothing of it divides an answer that has begun."""
-        if self._answer_began or not self._shown.thinking:
+        """Nothing of it divides an answer that has begun, or a call."""
+        if self._answer_began or self._open == "tool_use" or not self._shown.thinking:
             return []
         return self._say("thinking", text)
 
@@ -219,13 +253,14 @@ def _fill(block: Told, text: str) -> None:
         case "text" | "thinking" as kind:
             block[kind] = text
         case "tool_use" | "server_tool_use":
-            block["input"] = json.loads(text)
+            block["input"] = _object(text)
 
 
 def message_usage(result: Result) -> Told:
     """Anthropic's usage, in which what came from a cache is no input, and ours beside it."""
     counted = usage(result)
-    thinking = counted["completion_tokens_details"]["reasoning_tokens"]
+    details = counted.get("completion_tokens_details")
+    thinking = tokens(details, "reasoning_tokens") if isinstance(details, Mapping) else 0
     return {
         **_tokens(counted),
         "output_tokens_details": {"thinking_tokens": thinking},
@@ -272,4 +307,4 @@ def _object(written: Any) -> dict[str, Any]:
         given = json.loads(written) if isinstance(written, str) else written
     except (ValueError, RecursionError):
         given = written
-    return given if isinstance(given, dict) else {"invalid_arguments": written}
+    return given if isinstance(given, dict) else {INVALID: written}

@@ -1,4 +1,4 @@
-"""Every field of a chat completion that OpenAI, vLLM or SGLang know: where it goes, what it may be.
+"""Every field of a chat completion that backends know: where it goes, what it may be.
 
 A field that is not here goes with every model call. OpenAI's own are checked as OpenAI does it. Of
 the others those are checked that go with the last call alone, so that no run is spent on what is
@@ -197,14 +197,26 @@ SGLANG: Mapping[str, Parameter] = {
     ),
 }
 
+LLAMA_CPP: Mapping[str, Parameter] = {
+    "n_predict": Parameter("loop", integer(-2)),
+    "grammar": _WORDS,
+    "grammar_lazy": _FLAG,
+    "grammar_triggers": Parameter("visible answer", array(anything)),
+    "preserved_tokens": Parameter("visible answer", array(anything)),
+    "json_schema": Parameter("visible answer", mapping, idle=()),
+}
+"""It refuses a grammar beside tools."""
+
 PARAMETERS: Mapping[str, Parameter] = {
     **OPENAI,
     **VLLM,
     **SGLANG,
+    **LLAMA_CPP,
     "sandbox": Parameter("proxy", fields({"session": text, "container_id": text})),
 }
 GRAMMARS = frozenset(
-    {"structured_outputs", "regex", "ebnf"} | {name for name in VLLM if name.startswith("guided_")}
+    {"structured_outputs", "regex", "ebnf", "grammar", "json_schema"}
+    | {name for name in VLLM if name.startswith("guided_")}
 )
 """What holds the visible answer to a form that leaves no room for links."""
 

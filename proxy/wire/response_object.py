@@ -28,6 +28,9 @@ _ECHOED: Mapping[str, Any] = {
 }
 """What is said back as it was asked, and what stands for it where it was not. What the backend
 then does by itself is its own affair: null."""
+_INPUT_DETAILS = {"cache_write_tokens": 0, "cached_tokens": 0}
+_OUTPUT_DETAILS = {"reasoning_tokens": 0}
+"""OpenAI's types require these, so they are there where the backend does not count them."""
 _PREFIX = "resp_"
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -145,13 +148,21 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return dict(tool)
 
 
+def _details(counted: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    details = counted.get(name)
+    return details if isinstance(details, Mapping) else {}
+
+
 def _usage(result: Result) -> dict[str, Any]:
     counted = usage(result)
     return {
         "input_tokens": counted["prompt_tokens"],
-        "input_tokens_details": {"cache_write_tokens": 0, **counted["prompt_tokens_details"]},
+        "input_tokens_details": {**_INPUT_DETAILS, **_details(counted, "prompt_tokens_details")},
         "output_tokens": counted["completion_tokens"],
-        "output_tokens_details": counted["completion_tokens_details"],
+        "output_tokens_details": {
+            **_OUTPUT_DETAILS,
+            **_details(counted, "completion_tokens_details"),
+        },
         "total_tokens": counted["total_tokens"],
         "sandbox": counted["sandbox"],
     }

@@ -4,9 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from policies.steps import Steps
+from policies.steps import Steps, is_shown
 from proxy.agent.events import (
     AnswerDelta,
+    AnswerRestarted,
+    ClientCallDelta,
+    ClientCallFinished,
+    ClientCallStarted,
     Event,
     Refused,
     ToolCallFinished,
@@ -23,12 +27,11 @@ from proxy.wire.response_object import (
     failed,
     log_probabilities,
 )
-from proxy.wire.responses_items import Message, Output, Thinking, Told, call_of_client
+from proxy.wire.responses_items import ClientCalls, Message, Output, Thinking, Told
 from proxy.wire.responses_request import LOGPROBS, wants
 from proxy.wire.responses_steps import CodeSteps, ShellSteps, StepsShown
 from proxy.wire.responses_tools import AskedTools
 from proxy.wire.step_events import EVENT_NAME, StepEvents
-from proxy.wire.step_items import is_shown
 from proxy.wire.steps import StepText
 
 NOTHING = "keepalive"
@@ -54,7 +57,6 @@ class ResponseWriter:
 
     def __init__(self, asked: Asked) -> None:
         tools = asked.tools
-        self._own = tools.own
         self._warnings = [asdict(tool_left_out(kind)) for kind in tools.left_out]
         self._with_logprobs = wants(asked.body, LOGPROBS) or bool(asked.body.get("top_logprobs"))
         self._response = begun(asked.body, asked.run_id, asked.created)
@@ -62,6 +64,7 @@ class ResponseWriter:
         encrypted = wants(asked.body, "reasoning.encrypted_content")
         self._thinking = Thinking(self._output, encrypted=encrypted)
         self._message = Message(self._output)
+        self._calls = ClientCalls(self._output, tools.own)
         self._text = StepText(asked.steps)
         self._items: StepsShown | None = None
         if asked.steps == "items" and tools.shows == "code_interpreter":
@@ -86,8 +89,13 @@ class ResponseWriter:
             case AnswerDelta(text, logprobs):
                 found = log_probabilities(logprobs) if self._with_logprobs else []
                 return [*self._thinking.end(), *self._message.write(text, found)]
+            case AnswerRestarted():
+                narration, self._message = self._message, Message(self._output)
+                return narration.end([], [], "completed") if narration.began else []
             case Refused(text):
                 return [*self._thinking.end(), *self._message.refuse(text)]
+            case ClientCallStarted() | ClientCallDelta() | ClientCallFinished():
+                return [*self._thinking.end(), *self._calls.event(event)]
         text = self._text.of(event)
         # Thinking that follows the answer would stand below it: mostly it is how it was handed in.
         thought = self._thinking.say(text) if text and not self._message.began else []
@@ -95,13 +103,13 @@ class ResponseWriter:
 
     def finish(self, result: Result) -> list[Told]:
         """What comes last; the last of it is the whole response."""
-        events = self._thinking.end()
-        if not result.tool_calls or self._message.began:
+        events = [*self._thinking.end(), *self._calls.abandon()]
+        if self._message.began or not (result.tool_calls or self._calls.began):
             found = log_probabilities(result.choice.get("logprobs")) if self._with_logprobs else []
             status = "incomplete" if result.finish_reason == "length" else "completed"
             events += self._message.end(citations(result), found, status)
         for call in result.tool_calls:
-            events += call_of_client(self._output, call, self._own[call["function"]["name"]])
+            events += self._calls.whole(call)
         response = ended(self._response, result, self._output.items)
         if self._warnings:
             warnings = response["sandbox"].get("warnings", [])
@@ -114,7 +122,7 @@ class ResponseWriter:
         """The same where the run has failed."""
         text = self._text.abandoned()
         events = self._thinking.say(text) if text and not self._message.began else []
-        events += self._thinking.end()
+        events += [*self._thinking.end(), *self._calls.abandon()]
         events += self._message.end([], [], "incomplete") if self._message.began else []
         events += self._items.abandoned() if self._items else []
         told = error.body()["error"]
@@ -158,17 +166,20 @@ def tool_left_out(kind: str) -> Notice:
 
 
 class WholeResponse:
-    """Collects what goes into the one object."""
+    """Collects what goes into the one object: of what was streamed for an answer, the answer."""
 
     def __init__(self, asked: Asked) -> None:
         self._writer = ResponseWriter(asked)
 
     def event(self, event: Event) -> None:
         """See Document."""
-        self._writer.event(event)
+        if not isinstance(event, AnswerDelta | AnswerRestarted):
+            self._writer.event(event)
 
     def finish(self, result: Result) -> dict[str, Any]:
         """See Document."""
+        if result.answer:
+            self._writer.event(AnswerDelta(result.answer))
         response: dict[str, Any] = self._writer.finish(result)[-1]["response"]
         return response
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.history import is_step_id
+from policies.history import is_step_id, one_text
 from proxy.errors import NotFoundError
 from proxy.wire.responses_builtin import SEARCH, call_arguments, result_text
 from proxy.wire.responses_functions import found, function_name, written_arguments
@@ -52,10 +52,32 @@ def told(
         _tell(chat, dict(item), "input")
     if isinstance(given, str):
         chat.add({"role": "user", "content": given}, "input")
-        return chat
+        return _alternating(chat)
     for index, item in enumerate(given):
         _tell(chat, item, f"input[{index}]")
-    return chat
+    return _alternating(chat)
+
+
+def _alternating(chat: Told) -> Told:
+    """What an assistant says in several messages, such as narration and answer, is one: many chat
+    templates want the roles to alternate."""
+    together: list[list[dict[str, Any]]] = []
+    places: list[str] = []
+    for message, place in zip(chat.messages, chat.places, strict=True):
+        before = together[-1][-1] if together else {}
+        if message["role"] == before.get("role") == "assistant" and "tool_calls" not in before:
+            together[-1].append(message)
+        else:
+            together.append([message])
+            places.append(place)
+    return Told([_as_one(messages) for messages in together], places)
+
+
+def _as_one(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(messages) == 1:
+        return messages[0]
+    said = [message["content"] for message in messages if message["content"]]
+    return {**messages[-1], "content": one_text(said)}
 
 
 def input_items(given: str | Sequence[Item], run_id: str) -> list[Item]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxy.agent.events import ClientCallDelta, ClientCallFinished, ClientCallStarted
 from proxy.agent.tool_calls import free_text
 from proxy.wire.responses_builtin import PREFIXES, call_fields
 
@@ -179,26 +180,86 @@ def _empty_part(kind: str) -> Told:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-def call_of_client(output: Output, call: Mapping[str, Any], tool: Mapping[str, Any]) -> list[Told]:
-    """A call of a tool that the client runs and has described so."""
-    written = call["function"]["arguments"]
-    if prefix := PREFIXES.get(tool["type"]):
+class ClientCall:
+    """A call of a tool that the client runs, as it is made: its input is one text."""
+
+    def __init__(self, output: Output, call_id: str, tool: Mapping[str, Any]) -> None:
+        """`tool` is how the client has described it."""
+        self._output = output
+        is_custom = tool["type"] == "custom"
+        kind, prefix = ("custom_tool_call", "ctc") if is_custom else ("function_call", "fc")
+        self._events = "custom_tool_call_input" if is_custom else "function_call_arguments"
+        self._field = "input" if is_custom else "arguments"
+        self._named = {} if is_custom else {"name": tool["name"]}
+        within = {"namespace": tool["namespace"]} if tool.get("namespace") else {}
+        item = {"type": kind, "call_id": call_id, **within, "name": tool["name"], self._field: ""}
+        self._place, self.added = output.begin(prefix, {**item, "status": "in_progress"})
+        self._pieces: list[str] = []
+
+    def write(self, text: str) -> list[Told]:
+        """Go on with the input."""
+        self._pieces.append(text)
+        return [self._place.event(f"{self._events}.delta", delta=text)]
+
+    def end(self) -> list[Told]:
+        """The call is whole."""
+        written = {self._field: "".join(self._pieces)}
+        done = self._place.event(f"{self._events}.done", **self._named, **written)
+        return [done, self._output.end(self._place, **written, status="completed")]
+
+    def abandon(self) -> list[Told]:
+        """The call breaks off."""
+        written = {self._field: "".join(self._pieces)}
+        return [self._output.end(self._place, **written, status="incomplete")]
+
+
+class ClientCalls:
+    """The calls of the client's tools: as the model writes them, and the others whole."""
+
+    def __init__(self, output: Output, tools: Mapping[str, Mapping[str, Any]]) -> None:
+        """`tools` are the client's, by name."""
+        self._output = output
+        self._tools = tools
+        self._open: dict[int, ClientCall] = {}
+        self._sent = set[str]()
+
+    def event(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Told]:
+        """A piece of one; nothing of those that have more than one text."""
+        match event:
+            case ClientCallStarted(index, call_id, name) if self._is_text(name):
+                self._sent.add(call_id)
+                self._open[index] = call = ClientCall(self._output, call_id, self._tools[name])
+                return [call.added]
+            case ClientCallDelta(index, text) if index in self._open:
+                return self._open[index].write(text)
+            case ClientCallFinished(index) if index in self._open:
+                return self._open.pop(index).end()
+        return []
+
+    @property
+    def began(self) -> bool:
+        """Whether any was sent as the model wrote it."""
+        return bool(self._sent)
+
+    def abandon(self) -> list[Told]:
+        """Nothing follows of the one that is being written."""
+        left, self._open = self._open, {}
+        return [told for call in left.values() for told in call.abandon()]
+
+    def whole(self, call: Mapping[str, Any]) -> list[Told]:
+        """All of one; nothing where it was sent before."""
+        if call["id"] in self._sent:
+            return []
+        name, written = call["function"]["name"], call["function"]["arguments"]
+        tool = self._tools[name]
+        if self._is_text(name):
+            made = ClientCall(self._output, call["id"], tool)
+            text = free_text(written) if tool["type"] == "custom" else written
+            return [made.added, *made.write(text), *made.end()]
         item = {"type": f"{tool['type']}_call", "call_id": call["id"], "status": "in_progress"}
-        place, added = output.begin(prefix, {**item, **call_fields(tool["type"], written)})
-        return [added, output.end(place, status="completed")]
-    name = {"name": tool["name"]}
-    if tool["type"] == "custom":
-        kind, prefix, field = "custom_tool_call", "ctc", "input"
-        events, named, written = "custom_tool_call_input", {}, free_text(written)
-    else:
-        kind, prefix, field = "function_call", "fc", "arguments"
-        events, named = "function_call_arguments", name
-    within = {"namespace": tool["namespace"]} if tool.get("namespace") else {}
-    item = {"type": kind, "call_id": call["id"], **within, **name, field: ""}
-    place, added = output.begin(prefix, {**item, "status": "in_progress"})
-    return [
-        added,
-        place.event(f"{events}.delta", delta=written),
-        place.event(f"{events}.done", **named, **{field: written}),
-        output.end(place, **{field: written}, status="completed"),
-    ]
+        fields = call_fields(tool["type"], written)
+        place, added = self._output.begin(PREFIXES[tool["type"]], {**item, **fields})
+        return [added, self._output.end(place, status="completed")]
+
+    def _is_text(self, name: str) -> bool:
+        return self._tools[name]["type"] not in PREFIXES

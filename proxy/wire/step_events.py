@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from policies.history import step_id
+from policies.steps import is_shown
 from proxy.agent.events import (
     EgressDecided,
     Event,
@@ -33,10 +34,12 @@ class StepEvents:
     def of(self, event: Event) -> dict[str, Any] | None:
         """The object of an event, if it has one."""
         told = self._told(event)
-        return {"v": 1, "run": self._run_id, **told} if told else None
+        return {"v": 1, "run_id": self._run_id, **told} if told else None
 
     def _told(self, event: Event) -> dict[str, Any] | None:
         match event:
+            case ToolCallStarted() | ToolCallFinished() if not is_shown(event.name):
+                return None
             case ToolCallStarted():
                 self._output_left = MAX_OUTPUT_CHARS
                 return self._started(event)

@@ -8,8 +8,10 @@ from typing import Any
 
 from policies.history import step_id
 from policies.observation import ObservationLimits, clip, readable
+from policies.steps import is_shown
 from proxy.agent.events import (
     AnswerDelta,
+    AnswerRestarted,
     Event,
     ReasoningDelta,
     ToolCallFinished,
@@ -25,11 +27,6 @@ MAX_STATUS_CHARS = 100
 SHOWN = ObservationLimits(max_chars=10_000, max_lines=400)
 """How much of a result goes into a card: Open WebUI keeps it and sends it back with each turn."""
 UNFINISHED = "It was not finished."
-
-
-def is_shown(tool: str) -> bool:
-    """Whether a tool's calls become items; what is submitted is shown as the answer."""
-    return tool != "submit"
 
 
 def call_item(event: ToolCallStarted, run_id: str) -> Keys:
@@ -77,6 +74,8 @@ class StepItems:
             case AnswerDelta():
                 self._answer_began = True
                 self._follow("message")
+            case AnswerRestarted():
+                self._answer_began = False  # what was sent was narration: thinking may follow it
             case ToolCallStarted() if is_shown(event.name):
                 return self._started(event)
             case ToolOutput(step, _, text) if step == self._running:

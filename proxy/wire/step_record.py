@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from policies.steps import Steps
+from policies.steps import Steps, is_shown
 from proxy.agent.events import Event, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.wire.step_events import StepEvents
-from proxy.wire.step_items import call_item, is_shown, output_item
+from proxy.wire.step_items import call_item, output_item
 from proxy.wire.steps import StepText
 
 

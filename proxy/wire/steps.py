@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from policies.steps import NOT_FINISHED, Steps, outcome
+from policies.steps import NOT_FINISHED, Steps, is_shown, outcome
 from proxy.agent.events import (
     Event,
     ReasoningDelta,
@@ -49,7 +49,7 @@ class StepText:
 
     def _of_step(self, event: Event) -> str:
         match event:
-            case ToolCallStarted(_, _, name, arguments):
+            case ToolCallStarted(_, _, name, arguments) if is_shown(name):
                 self._output = OutputDigest()
                 begin = f"{FENCE}console\n{_inside(called(name, arguments))}\n"
                 return begin if self._at_line_start else f"\n{begin}"
@@ -74,7 +74,7 @@ def extension(event: Event, run_id: str) -> dict[str, Any] | None:
     """The `sandbox` object that rides on a step's frame."""
     match event:
         case ToolCallStarted(step, _, name, _):
-            return {"v": 1, "run": run_id, "step": step, "kind": "tool_start", "tool": name}
+            return {"v": 1, "run_id": run_id, "step": step, "kind": "tool_start", "tool": name}
         case ToolOutput(step, _, _):
             return {"v": 1, "step": step, "kind": "tool_output"}
         case ToolCallFinished(step=step, exit_code=exit_code, duration_s=duration_s):
@@ -88,8 +88,6 @@ def called(name: str, arguments: Mapping[str, Any]) -> str:
     if name == "execute_bash":
         job = f"[job {_short(arguments['job_id'])}] " if "job_id" in arguments else ""
         return f"$ {job}{_short(arguments.get('command'))}"
-    if name == "submit":
-        return "submit"
     shown = " ".join(str(arguments.get(key)) for key in ("command", "path") if key in arguments)
     return f"{name} {_short(shown)}".strip()
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.bubblewrap_check import PROBE, hindrance, observed, walls
-from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user
+from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user, host_program
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
 from sandbox_runtime.backends.guest_user import guest_user
 from sandbox_runtime.backends.memory_disk import (
@@ -58,7 +58,8 @@ class BubblewrapBackend:
     `rootfs` is a directory that belongs to that user or a tar as `docker export` writes it, which
     is unpacked once below `state_dir`. With none, sandboxes have the host's /usr. `inputs` is a
     directory that all of them see, read-only; that user must be able to reach it. `lifetime_s` is
-    how long one may live; 0 sets no end.
+    how long one may live; 0 sets no end. Raises SandboxStartError where the native agent is asked
+    for and missing.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class BubblewrapBackend:
         self._state_dir = state_dir
         self._uid = os.geteuid() or uid
         self._inputs = inputs
-        self._agent_kind: AgentKind = agent
+        # Read now: an update on the disk must not change the agent of a server that runs.
+        path = native_agent(platform.machine(), agent)
+        self._agent = path.read_bytes() if path else None
         self._agent_fd: int | None = None
         self._lifetime_s = lifetime_s
         self._prepared: tuple[str, Path] | None = None
@@ -122,10 +125,9 @@ class BubblewrapBackend:
 
     def _native_agent(self) -> int | None:
         """The native agent's program as an open file, one for all sandboxes; None for Python's."""
-        if self._agent_fd is None:
-            path = native_agent(platform.machine(), self._agent_kind)
-            # A copy: who can open the file that he runs could else change it for all the others.
-            self._agent_fd = sealed_copy("agent", path.read_bytes()) if path else None
+        if self._agent_fd is None and self._agent is not None:
+            # Sealed: who can open the file that he runs could else change it for all the others.
+            self._agent_fd = sealed_copy("agent", self._agent)
         return self._agent_fd
 
     async def _spawn(
@@ -240,8 +242,7 @@ def _seccomp_file() -> Iterator[int]:
 
 
 def _require_host_python() -> None:
-    found = shutil.which("python3", path=PATH)
-    if found is None or not Path(found).resolve().is_relative_to("/usr"):
+    if host_program("python3") is None:
         raise SandboxStartError("the host has no python3 in /usr: install it or configure a rootfs")
 
 

@@ -6,6 +6,7 @@ own in the end.
 """
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,8 @@ _HOST_DATA = (
     *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ca-certificates/extracted"),
     *("/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs"),
 )
+_OWN_PROGRAMS = "/var/local/bin"
+"""Inside, behind all others: names that the host's /usr has not."""
 _WRITABLE = ("/testbed", "/root", "/run", "/tmp", "/var/tmp")  # and /etc
 _WRITABLE_STRICT = ("/testbed", "/home", "/tmp")
 
@@ -102,7 +105,8 @@ class Chain:
     def _bwrap(self) -> Iterator[str]:
         user = guest_user(self.isolation)
         yield from ("bwrap", *_WALLS, "--uid", str(user.uid), "--gid", str(user.uid))
-        for item in {"PATH": PATH, "LANG": "C.UTF-8", **user.env}.items():
+        path = PATH if self.has_own_root else f"{PATH}:{_OWN_PROGRAMS}"
+        for item in {"PATH": path, "LANG": "C.UTF-8", **user.env}.items():
             yield from ("--setenv", *item)
         yield from self._own_files() if self.has_own_root else self._host_files()
         if self.inputs:
@@ -126,6 +130,8 @@ class Chain:
             elif path.is_dir():
                 yield from ("--ro-bind", name, name)
         yield from ("--perms", "0755", "--dir", "/var", "--bind", "/sys/etc", "/etc")
+        if (python3 := host_program("python3")) and not host_program("python"):
+            yield from ("--symlink", python3, f"{_OWN_PROGRAMS}/python")
         for name in _WRITABLE_STRICT if self._is_strict else _WRITABLE:
             yield from ("--bind", f"/sys{name}", name)
         for name in _HOST_DATA:
@@ -137,6 +143,12 @@ class Chain:
     @property
     def _is_strict(self) -> bool:
         return self.isolation.level == "strict"
+
+
+def host_program(name: str) -> str | None:
+    """Where a program of the host's /usr is found inside; None where it is not."""
+    found = shutil.which(name, path=PATH)
+    return found if found and Path(found).resolve().is_relative_to("/usr") else None
 
 
 def as_user(uid: int) -> tuple[str, ...]:

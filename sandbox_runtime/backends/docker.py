@@ -25,7 +25,13 @@ from sandbox_runtime.backends.docker_agent import AgentVolumes
 from sandbox_runtime.backends.docker_api import Facts, MissingError
 from sandbox_runtime.backends.docker_attach import attach
 from sandbox_runtime.backends.docker_check import findings
-from sandbox_runtime.backends.docker_container import AGENT_PATH, Blueprint, Image, is_runsc
+from sandbox_runtime.backends.docker_container import (
+    AGENT_PATH,
+    Blueprint,
+    Image,
+    image_of,
+    is_runsc,
+)
 from sandbox_runtime.backends.docker_disk import DockerDisk
 from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
 from sandbox_runtime.backends.docker_guest import DockerGuest
@@ -50,7 +56,6 @@ OWNER_LABEL = "llm-sandbox-proxy.owner"
 EXPIRES_LABEL = "llm-sandbox-proxy.expires"
 LIFETIME_S = 24 * 3600.0
 _EXPIRY_GRACE_S = 60.0
-_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _QUOTA_DRIVERS = ("btrfs", "zfs")
 
 T = TypeVar("T")
@@ -213,9 +218,7 @@ class DockerBackend:
             self._watch.add(guest.id, Usage(mib << 20, mib * FILES_PER_MIB), guest.stop)
 
     async def _inspect_image(self) -> Image:
-        facts = await self._engine.image(self._image)
-        machine = _MACHINES.get(facts.get("Architecture", ""), "")
-        return Image(facts["Id"], machine, tuple(facts["Config"].get("Volumes") or ()))
+        return image_of(await self._engine.image(self._image))
 
     async def _sweep(self) -> int:
         label = f"{INSTALL_LABEL}={self._owner.install_id}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from policies.isolation import Isolation
 from policies.workspace import SHARED_DIR, WORKING_DIR
+from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_seccomp import docker_seccomp_profile
 from sandbox_runtime.backends.guest_user import guest_user
 from sandbox_runtime.backends.memory_disk import largest_disk_mib, tmpfs_options
@@ -15,8 +16,14 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID",
 """What apt and pip need of root inside; all others are dropped."""
 AGENT_DIR = "/.agent"
 AGENT_PATH = f"{AGENT_DIR}/agent"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""What the engine takes where an image does not say."""
+RUNSC_PROGRAMS = "/usr/local/lib/runsc/bin"
+"""Where an image may have programs for runsc in place of its own. Debian's `ls` and `stat` pass
+statx a flag (AT_NO_AUTOMOUNT) that runsc's kernel refused for years."""
 _STRICT_DISKS = {WORKING_DIR: 1 / 2, "/tmp": 1 / 4, "/home": 1 / 8, "/run": 1 / 8}
 """All that can be written at the strict level: the share of the disk that each has."""
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _VOLUME_MIB = 64
 _SHARED_MEMORY_BYTES = 64 << 20
 _RUNSC_PIDS = 256
@@ -43,6 +50,17 @@ class Image:
     """As `uname -m` calls it; "" when it is none that we know."""
     volumes: tuple[str, ...]
     """Directories that the image wants on volumes."""
+    path: str = _PATH
+    """Where it has its programs."""
+
+
+def image_of(facts: Facts) -> Image:
+    """An image, from what the engine says of it."""
+    config = facts["Config"]
+    env = {name: value for name, _, value in (e.partition("=") for e in config.get("Env") or ())}
+    machine = _MACHINES.get(facts.get("Architecture", ""), "")
+    volumes = tuple(config.get("Volumes") or ())
+    return Image(facts["Id"], machine, volumes, env.get("PATH") or _PATH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,8 @@ class Blueprint:
         """What the engine takes to make it."""
         user = guest_user(self.isolation)
         env = {"LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **user.env}
+        if is_runsc(self.runtime):
+            env["PATH"] = f"{RUNSC_PROGRAMS}:{self.image.path}"
         return {
             "Image": self.image.id,
             "Entrypoint": [self.command[0]],

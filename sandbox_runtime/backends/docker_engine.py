@@ -6,8 +6,10 @@ engine does.
 """
 
 import contextlib
+import json
 import os
 import socket
+from datetime import datetime
 from typing import Any
 
 import docker
@@ -151,6 +153,21 @@ class Engine:
                 return None
             raise
         return int(answer["StatusCode"])
+
+    def history(self, name: str, *events: str) -> list[str]:
+        """Which of these events befell a container, still there or not, as far as the engine
+        remembers, in their order."""
+        # Events until now are all of the past; else the engine would wait for more. By its clock.
+        now = datetime.fromisoformat(self._client.info()["SystemTime"]).timestamp()
+        filters = {"type": ["container"], "container": [name], "event": events}
+        answer: requests.Response = self._client.get(
+            f"{self._client.base_url}/v{self.api_version}/events",
+            params={"until": f"{now:.6f}", "filters": json.dumps(filters)},
+            headers={"connection": "close"},
+            timeout=_TIMEOUT_S,
+        )
+        answer.raise_for_status()
+        return [str(json.loads(line)["Action"]) for line in answer.text.splitlines() if line]
 
     async def aclose(self) -> None:
         await self._api.aclose()

@@ -122,9 +122,21 @@ class DockerGuest:
         try:
             code = self._engine.exit_code(self._name, _EXIT_WAIT_S)
         except MissingError:
-            return ""  # the agent has ended
+            code = _KILLED  # perhaps: it is removed already
+            unknown = ""  # the agent has ended
         except ENGINE_ERRORS as error:
             return f"the engine closed the connection: {said(error)}"
+        else:
+            unknown = "it was killed, on the engine's host or because memory ran out"
         if code is None:
             return "the engine closed the connection"
-        return "it was killed, most likely because memory ran out" if code == _KILLED else ""
+        return self._killed_by(unknown) if code == _KILLED else ""
+
+    def _killed_by(self, unknown: str) -> str:
+        try:
+            events = self._engine.history(self._name, "kill", "oom")
+        except (*ENGINE_ERRORS, ValueError, KeyError):  # an engine that keeps none, or others
+            return unknown
+        if "kill" in events:
+            return "its container was killed or removed from outside"
+        return "memory ran out and it was killed" if "oom" in events else unknown

@@ -63,6 +63,11 @@ _PROXY = f"http://127.0.0.1:{EGRESS_PORT}"
 _ENV = {
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
     "PIP_ROOT_USER_ACTION": "ignore",
+    "UV_BREAK_SYSTEM_PACKAGES": "1",
+    # Where no host may be reached both try 5 and 3 times more, for 8 s; pip's first retry is at
+    # once, and only a retry makes it print what the proxy gave as reason.
+    "PIP_RETRIES": "1",
+    "UV_HTTP_RETRIES": "1",
     "MPLBACKEND": "Agg",
     "NODE_USE_ENV_PROXY": "1",
     # Some programs read them in small letters only, some in capitals.

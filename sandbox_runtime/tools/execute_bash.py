@@ -23,29 +23,16 @@ SCHEMA: ToolSchema = {
     "function": {
         "name": "execute_bash",
         "description": (
-            "Run a bash command in your sandbox and get its exit code, stdout and stderr. The "
-            "working directory, variables and functions carry over from one call to the next, "
-            "and processes started in the background (&) keep running. A command that exceeds "
-            "its time limit is stopped and what it printed so far is shown. One that takes long "
-            "or waits for input is returned as a job: call again with its job_id to read on or "
-            "to type into it. Long output is cut in the middle and kept whole in a file, which is "
-            "named there: look at the parts you need."
+            "Run a bash command and get its exit code, stdout and stderr. Directory, variables, "
+            "functions and background processes (&) carry over to the next call. A command that "
+            "takes long or waits for input becomes a job: read on or type into it by its job_id."
         ),
         "parameters": {
             "type": "object",
             "properties": {
-                "command": {
-                    "type": "string",
-                    "description": (
-                        "The command or script, one line or many. With job_id: text to type, "
-                        "empty to read on, C-d for the end of input, C-c to stop the job."
-                    ),
-                },
-                "timeout_s": {
-                    "type": "integer",
-                    "description": "Seconds the command may take, if not the usual limit.",
-                },
-                "job_id": {"type": "string", "description": "A job that still runs."},
+                "command": {"type": "string"},
+                "timeout_s": {"type": "integer"},
+                "job_id": {"type": "string"},
             },
             "required": ["command"],
         },

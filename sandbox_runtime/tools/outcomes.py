@@ -26,7 +26,7 @@ def observed(words: str, result: ExecResult) -> Observation:
     return Observation(
         words,
         exit_code=None if result.running else result.exit_code,
-        output_lines=len(result.stdout.splitlines()) + len(result.stderr.splitlines()),
+        output_lines=result.output_lines,
         cpu_s=result.cpu_s,
         peak_memory_bytes=result.peak_memory_bytes,
     )

@@ -16,6 +16,8 @@ QUIET_PIP = {
     "PIP_ROOT_USER_ACTION": "ignore",
     "PIP_NO_WARN_SCRIPT_LOCATION": "1",
 }
+_UNSET = "unset PIP_RETRIES UV_HTTP_RETRIES"
+"""pip retries as often as it does by itself."""
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
 """Linux takes no longer one."""
 SCHEMA: ToolSchema = {
@@ -82,5 +84,5 @@ class PaperBash:
 def _in_a_shell(command: str) -> str:
     """As `bash -c` runs it, whose complaints are worded otherwise than those of `eval`."""
     if len(command.encode()) > _MAX_ARGUMENT_BYTES:
-        return command
-    return f"exec bash -c {shlex.quote(command)}"
+        return f"{_UNSET}; {command}"
+    return f"{_UNSET}; exec bash -c {shlex.quote(command)}"

@@ -39,43 +39,25 @@ SCHEMA: ToolSchema = {
     "function": {
         "name": "str_replace_editor",
         "description": (
-            "View and edit files in your sandbox. Edits are exact: no whitespace, tab, newline or "
-            "encoding changes besides what you ask for.\n"
-            "view: a file's numbered lines, or a directory two levels deep.\n"
-            "create: a new file with file_text; parent directories are made; an existing file is "
-            "not overwritten.\n"
-            "str_replace: replace old_str, which must occur exactly once, by new_str.\n"
-            "insert: put new_str in as new lines after line insert_line.\n"
+            f"View and edit files. Relative paths start at {WORKING_DIR}.\n"
+            "view: a directory two levels deep, or a file's numbered lines; view_range: first and "
+            "last, -1 for the end.\n"
+            "create: a new file of file_text, with its directories; never overwrites.\n"
+            "str_replace: put new_str in place of old_str, which must occur exactly once; no line "
+            "numbers.\n"
+            "insert: put new_str in as lines after line insert_line, 0 for the start.\n"
             "undo_edit: take back the last edit of path."
         ),
         "parameters": {
             "type": "object",
             "properties": {
-                "command": {"type": "string", "enum": _COMMANDS, "description": "What to do."},
-                "path": {
-                    "type": "string",
-                    "description": f"File or directory, absolute or relative to {WORKING_DIR}.",
-                },
-                "file_text": {"type": "string", "description": "create: the whole content."},
-                "old_str": {
-                    "type": "string",
-                    "description": "str_replace: the text to replace, without line numbers.",
-                },
-                "new_str": {
-                    "type": "string",
-                    "description": "str_replace: the text in its place, none to delete. "
-                    "insert: the lines to put in.",
-                },
-                "insert_line": {
-                    "type": "integer",
-                    "description": "insert: the line to insert after; 0 for the start.",
-                },
-                "view_range": {
-                    "type": "array",
-                    "items": {"type": "integer"},
-                    "description": "view: first and last line, such as [11, 40]; -1 as the last "
-                    "for the end of the file.",
-                },
+                "command": {"type": "string", "enum": _COMMANDS},
+                "path": {"type": "string"},
+                "file_text": {"type": "string"},
+                "old_str": {"type": "string"},
+                "new_str": {"type": "string"},
+                "insert_line": {"type": "integer"},
+                "view_range": {"type": "array", "items": {"type": "integer"}},
             },
             "required": ["command", "path"],
         },

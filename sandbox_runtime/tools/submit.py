@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from policies.workspace import ANSWER_FILES, OUTPUT_DIR
+from policies.workspace import ANSWER_FILES
 from sandbox_runtime.sandbox import Lease, OnOutput
 from sandbox_runtime.tools.arguments import checked
 from sandbox_runtime.tools.base import Mistake, Observation, ToolSchema
@@ -13,17 +13,10 @@ SCHEMA: ToolSchema = {
     "function": {
         "name": "submit",
         "description": (
-            "End your work and hand in the result. Give the final answer here, or leave it out "
-            f"to hand in what you wrote to {ANSWER_FILES[0]} and to {OUTPUT_DIR}. Nothing can be "
-            "done afterwards."
+            "End your work with the final answer; without one, what you wrote to "
+            f"{ANSWER_FILES[0]} is it."
         ),
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "answer": {"type": "string", "description": "The final answer, complete."}
-            },
-            "required": [],
-        },
+        "parameters": {"type": "object", "properties": {"answer": {"type": "string"}}},
     },
 }
 
@@ -53,8 +46,8 @@ def _given_answer(arguments: object) -> str | None:
     if isinstance(arguments, Mapping) and "answer" in arguments:
         # What else stands beside an answer is no reason to refuse it.
         answer = arguments["answer"]
-        if answer is not None and not isinstance(answer, str):
-            answer = json.dumps(answer, ensure_ascii=False)
+        if isinstance(answer, int | float):
+            answer = json.dumps(answer)
         arguments = {"answer": answer}
     text = checked(SCHEMA, arguments).get("answer")
     return text if text and text.strip() else None

@@ -9,7 +9,7 @@ import anyio
 import openai
 import pytest
 
-from proxy.models.scripted import text_reply
+from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat import answer, ask, client
 from tests.clients.errors import ASKED as MESSAGES
 from tests.fakes.backend import Held, Item, scripted_backend
@@ -18,6 +18,8 @@ from tests.fakes.server import house
 
 def slow(body: dict[str, Any]) -> Item:
     """A model that never comes to the end of a turn, but knows the answer."""
+    if len(body["messages"]) == 2:
+        return tool_reply(call("execute_bash", command="ls"))
     if "tools" in body:
         return Held(text_reply("Never said."), asyncio.Event())
     return text_reply("About 42.")
@@ -39,7 +41,7 @@ async def test_a_deadline_has_the_answer_asked_for_in_time(
             response = await ask(http, headers, stream=stream, sandbox=ours)
     assert answer(response) == "About 42."
     assert '"stop_reason": "deadline"' in response.text
-    assert len(backend.requests) == 2
+    assert len(backend.requests) == 3
 
 
 async def test_an_sdk_s_own_timeout_is_a_deadline(tmp_path: Path) -> None:
@@ -72,6 +74,7 @@ async def test_no_answer_in_time_is_an_error_that_is_not_asked_for_again(tmp_pat
                 model="fake-model", messages=MESSAGES, extra_headers={"X-Sandbox-Deadline": "0.2"}
             )
     assert caught.value.status_code == 504
+    assert "the client's deadline of 0.2 s" in caught.value.message
     assert len(backend.requests) <= 2  # a turn, and the last words
 
 

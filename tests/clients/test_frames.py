@@ -82,8 +82,8 @@ def outcome(run_id: str, url: str) -> Frame:
     ended = {
         "container_id": container_id(owner_of(""), run_id),
         "stop_reason": "submitted",
-        "route": "computer: auto",
-        "steps": 2,
+        "route": "auto",
+        "steps": 1,
     }
     return {"v": 1, "run_id": run_id, **ended, "files": [file]}
 
@@ -108,7 +108,7 @@ async def test_the_frames_of_a_run_are_those_of_the_wire(backend: Backend, tmp_p
             **beside,
         }
 
-    start = {"v": 1, "run": run_id, "step": 1, "kind": "tool_start", "tool": "execute_bash"}
+    start = {"v": 1, "run_id": run_id, "step": 1, "kind": "tool_start", "tool": "execute_bash"}
     end = {"v": 1, "step": 1, "kind": "tool_end", "exit_code": 0, "ms": ms}
     picture = {"type": "image_url", "index": 0, "image_url": {"url": DATA_URL}}
     citation = {"url": link, "title": "dot.gif", "start_index": 5, "end_index": 12}
@@ -253,7 +253,7 @@ async def test_an_error_in_the_midst_is_one_frame_and_then_the_end(tmp_path: Pat
     }
 
 
-async def test_calls_of_the_clients_own_tools_come_in_one_frame_before_the_end(
+async def test_calls_of_the_clients_own_tools_come_in_pieces_before_the_end(
     tmp_path: Path,
 ) -> None:
     weather = {"name": "weather", "arguments": '{"city": "Bonn"}'}
@@ -267,6 +267,12 @@ async def test_calls_of_the_clients_own_tools_come_in_one_frame_before_the_end(
             tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
             found = frames_in((await ask(url, tools=tools)).text)
     minted = f"call_{found[-1]['sandbox']['run_id']}_1"
-    assert deltas(found)[1:] == [{"tool_calls": [{**own, "index": 0, "id": minted}]}, {}]
+    begun = {**own, "index": 0, "id": minted, "function": {"name": "weather", "arguments": ""}}
+    pieces = ('{"city":', ' "Bonn"}')
+    assert deltas(found)[1:] == [
+        {"tool_calls": [begun]},
+        *({"tool_calls": [{"index": 0, "function": {"arguments": each}}]} for each in pieces),
+        {},
+    ]
     assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert found[-1]["sandbox"]["stop_reason"] == "client_tool_calls"

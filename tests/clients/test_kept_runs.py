@@ -24,7 +24,6 @@ from tests.clients.chat import (
     Asking,
     answer,
     ask,
-    chunks,
     client,
     leave_after,
     reasoning,
@@ -44,7 +43,7 @@ async def asked(
     backend: Backend, state_dir: Path, headers: Mapping[str, str], **body: Any
 ) -> httpx.Response:
     """What a server of its own answers, which then ends."""
-    async with house(backend, "memory", state_dir) as url, client(url) as http:
+    async with house(backend, "memory", state_dir, status_wait_s=60.0) as url, client(url) as http:
         return await ask(http, headers, **body)
 
 
@@ -135,7 +134,7 @@ async def test_how_a_detached_run_failed_is_told_after_a_restart(tmp_path: Path)
         first = await asked(backend, tmp_path, DETACH, stream=True)
         found = await looked_up(backend, tmp_path, first.headers["x-sandbox-run"])
     assert (found["status"], found["completion"]) == ("failed", None)
-    assert found["error"] == chunks(first)[-1]["error"]
+    assert found["error"] == first.json()["error"]
     assert found["error"]["message"] == "a teapot"
 
 

@@ -176,7 +176,7 @@ async def test_a_detached_run_goes_on_and_its_result_is_kept(
 async def test_a_detached_run_that_failed_says_how(tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        house(backend, "memory", tmp_path, status_wait_s=60.0) as url,
         client(url) as http,
         http.stream("POST", PATH, json={**ASKED, "stream": True}, headers=DETACH) as failed,
     ):
@@ -267,14 +267,15 @@ async def test_a_run_is_nobody_else_s(method: str, tmp_path: Path) -> None:
         assert (await http.request(method, path, headers=mine)).json()["status"] == "completed"
 
 
-async def test_a_run_that_was_heard_is_forgotten(tmp_path: Path) -> None:
+async def test_the_answer_of_a_run_that_was_heard_is_forgotten(tmp_path: Path) -> None:
     async with (
         scripted_backend([text_reply("42")]) as backend,
         house(backend, "memory", tmp_path) as url,
         client(url) as http,
     ):
         run_id = (await ask(http, FIRST)).headers["x-sandbox-run"]
-        assert (await http.get(f"/v1/runs/{run_id}")).status_code == 404
+        found = (await http.get(f"/v1/runs/{run_id}")).json()
+    assert (found["status"], found["completion"]) == ("completed", None)
 
 
 async def test_a_detached_run_ends_with_the_server(tmp_path: Path) -> None:

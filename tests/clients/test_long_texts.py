@@ -158,7 +158,12 @@ async def test_another_word_for_it_is_refused(
 
 
 @pytest.mark.parametrize(
-    "more", [{"model": "fake-model:plain"}, {"tool_choice": "none"}, {"max_tokens": 5}]
+    "more",
+    [
+        {"model": "fake-model:plain"},
+        {"tool_choice": "none"},
+        {"sandbox": {"computer": "never"}},
+    ],
 )
 async def test_a_model_without_a_computer_gets_all_of_the_text(
     more: dict[str, Any], tmp_path: Path

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from tests.fakes.uploads import DirectoryUploads
 
 GIF = base64.b64encode(b"GIF89a;").decode()
 DONE = [text_reply("Done.")]
+TITLE = "<session>\nCount the dots.\n</session>\n\nWrite the title in English."
+"""How Claude Code asks for one."""
 
 
 def said(*content: Any) -> list[dict[str, Any]]:
@@ -111,10 +112,11 @@ async def test_a_call_of_a_clients_tool_is_streamed_as_a_block(tmp_path: Path) -
     script: list[Any] = [tool_reply(call("warmth", city="Bonn"))]
     async with asking(script, tmp_path) as client:
         response = await client.ask(stream=True, tools=[WARMTH])
-    started, written, stopped, end, _ = events(response)[1:]
+    started, *written, stopped, end, _ = events(response)[1:]
     assert started["content_block"]["type"] == "tool_use"
     assert started["content_block"]["input"] == {}
-    assert json.loads(written["delta"]["partial_json"]) == {"city": "Bonn"}
+    pieces = [each["delta"]["partial_json"] for each in written]
+    assert pieces == ['{"city":', ' "Bonn"}']
     assert stopped["type"] == "content_block_stop"
     assert end["delta"]["stop_reason"] == "tool_use"
 
@@ -211,8 +213,8 @@ async def test_an_answer_in_a_form_is_held_to_it(tmp_path: Path) -> None:
     "body",
     [
         {"tool_choice": {"type": "none"}, "tools": [WARMTH]},
-        {"max_tokens": 1},
-        {"messages": said({"type": "text", "text": "Write a short title for this chat."})},
+        {"max_tokens": 1, "messages": [{"role": "user", "content": "quota"}]},
+        {"messages": said({"type": "text", "text": TITLE})},
         {"messages": [*ASKED["messages"], {"role": "assistant", "content": "{"}]},
     ],
 )
@@ -243,9 +245,13 @@ async def test_what_wants_no_computer_is_one_call_without_one(
 async def test_one_call_that_takes_too_long_fails_in_time(tmp_path: Path) -> None:
     script: list[Any] = [Held(text_reply("Late."), asyncio.Event())]
     async with asking(script, tmp_path) as client:
-        response = await client.ask({"X-Sandbox-Deadline": "0.2"}, max_tokens=1)
+        response = await client.ask(
+            {"X-Sandbox-Deadline": "0.2"}, messages=said({"type": "text", "text": TITLE})
+        )
     assert (response.status_code, response.headers["x-should-retry"]) == (504, "false")
-    assert response.json()["error"]["type"] == "timeout_error"
+    error = response.json()["error"]
+    assert error["type"] == "timeout_error"
+    assert "the client's deadline of 0.2 s" in error["message"]
 
 
 # Keys, errors
@@ -355,3 +361,16 @@ async def test_a_request_that_comes_again_is_no_second_run(tmp_path: Path) -> No
         streamed = await client.ask(headers, stream=True)
     assert first["id"] == second["id"] == events(streamed)[0]["message"]["id"]
     assert len(client.backend.requests) == 1
+
+
+async def test_a_streamed_call_that_is_no_whole_object_ends_at_the_token_limit(
+    tmp_path: Path,
+) -> None:
+    cut = {"name": "warmth", "arguments": '{"city": "Bo'}
+    script: list[Any] = [tool_reply(cut)]
+    async with asking(script, tmp_path) as client:
+        response = await client.ask(stream=True, tools=[WARMTH])
+    _, *_, end, _ = told = events(response)
+    written = [each["delta"] for each in told if each["type"] == "content_block_delta"]
+    assert "".join(delta["partial_json"] for delta in written) == '{"city": "Bo'
+    assert end["delta"]["stop_reason"] == "max_tokens"

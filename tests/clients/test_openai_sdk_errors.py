@@ -7,10 +7,12 @@ import anyio
 import openai
 import pytest
 
+from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of, failed_stream, refused
 from tests.fakes.backend import Backend, Frames, Refusal, chunk, frames, scripted_backend
-from tests.fakes.server import ATTEMPTS, house, one_key
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.server import ATTEMPTS, house, join, one_key, serve
 
 # The request is wrong
 
@@ -107,6 +109,8 @@ async def test_a_wrong_key_is_refused_before_anything_else(ask: Any, tmp_path: P
     error = caught.value
     assert (error.status_code, error.code, error.param) == (401, "invalid_api_key", None)
     assert error.response.headers["www-authenticate"] == "Bearer"
+    # litellm's clients take a 401 without these words for a bad request.
+    assert "Incorrect API key provided" in error.message
     assert "sk-right" not in error.response.text
     assert backend.requests == []
 
@@ -190,14 +194,15 @@ async def test_a_backend_that_goes_on_failing_keeps_its_status(tmp_path: Path) -
     assert len(backend.requests) == ATTEMPTS
 
 
-async def test_an_overloaded_backend_says_when_to_come_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_overloaded_backend_says_when_to_come_again(stream: bool, tmp_path: Path) -> None:
     too_many = Refusal(429, "too many requests", headers={"Retry-After": "120"})
     async with (
         scripted_backend([too_many]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        house(backend, "memory", tmp_path, status_wait_s=60.0) as url,
         client_of(url) as client,
     ):
-        error = await refused(client)
+        error = await refused(client, stream=stream)
     assert isinstance(error, openai.RateLimitError)
     assert (error.status_code, error.code) == (429, "429")
     assert error.response.headers["retry-after"] == "120"
@@ -221,6 +226,38 @@ async def test_a_run_that_failed_after_the_model_spoke_is_not_started_anew(
         error = await refused(client)
     assert (error.status_code, error.response.headers["x-should-retry"]) == (500, "false")
     assert len(backend.requests) == 1 + ATTEMPTS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_sdk_does_not_repeat_what_the_proxy_has_repeated(
+    stream: bool, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([server_error()] * 30) as backend,
+        house(backend, "memory", tmp_path, status_wait_s=60.0) as url,
+        client_of(url).with_options(max_retries=2) as client,
+    ):
+        error = await refused(client, stream=stream)
+    assert (error.status_code, error.response.headers["x-should-retry"]) == (500, "false")
+    assert len(backend.requests) == ATTEMPTS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_sdk_repeats_what_the_proxy_has_not_repeated(
+    stream: bool, tmp_path: Path
+) -> None:
+    async with scripted_backend([server_error(), text_reply("Here I am.")]) as backend:
+        model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=20)
+        async with (
+            serve(join(model, MemorySandboxes(), tmp_path, status_wait_s=60.0)) as url,
+            client_of(url).with_options(max_retries=2) as client,
+        ):
+            with anyio.fail_after(20):
+                await client.chat.completions.create(
+                    model="fake-model", messages=ASKED, stream=stream
+                )
+        await model.aclose()
+    assert len(backend.requests) == 2
 
 
 async def test_a_request_the_backend_refuses_is_not_sent_again(tmp_path: Path) -> None:
@@ -255,14 +292,12 @@ async def test_a_conversation_too_long_for_the_model_is_the_clients_mistake(
 ) -> None:
     too_long = Refusal(400, "This model's maximum context length is 4096 tokens.")
     async with (
-        scripted_backend([too_long]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        scripted_backend([too_long, too_long]) as backend,
+        house(backend, "memory", tmp_path, status_wait_s=60.0) as url,
         client_of(url) as client,
     ):
-        if stream:
-            _, error = await failed_stream(client, {"model": "fake-model", "messages": ASKED})
-        else:
-            error = await refused(client)
+        error = await refused(client, stream=stream)
+    assert isinstance(error, openai.BadRequestError)
     assert error.code == "context_length_exceeded"
 
 
@@ -302,13 +337,60 @@ async def test_a_backend_whose_connection_breaks_ends_the_stream_in_an_error(
     assert error.code == "backend_unreachable"
 
 
-async def test_an_error_before_the_first_piece_is_in_the_stream_too(tmp_path: Path) -> None:
+# The backend names a message
+
+
+USER_HI = {"role": "user", "content": "Hello."}
+STEP_BACK = [
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "step_r1_1",
+                "type": "function",
+                "function": {"name": "execute_bash", "arguments": "{}"},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "step_r1_1", "content": "42"},
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "said", "told"),
+    [
+        ([USER_HI], "messages[1].content is wrong", "messages[0].content is wrong"),
+        ([USER_HI], "body.messages.1.content: wrong", "body.messages.0.content: wrong"),
+        ([USER_HI], "at ('body', 'messages', 1, 'x')", "at ('body', 'messages', 0, 'x')"),
+        ([USER_HI], "messages.[1].role", "messages.[0].role"),
+        ([{"role": "system", "content": "Be brief."}, USER_HI], "messages[1]", "messages[1]"),
+        ([USER_HI], "messages[0].content is wrong", "messages.content is wrong"),
+        ([USER_HI], "messages[7].content is wrong", "messages.content is wrong"),
+        ([USER_HI, *STEP_BACK, USER_HI], "messages[2] is wrong", "messages is wrong"),
+        ([USER_HI], "3 messages are wrong", "3 messages are wrong"),
+    ],
+)
+async def test_a_message_that_the_backend_names_has_the_clients_own_index(
+    messages: list[Any], said: str, told: str, tmp_path: Path
+) -> None:
+    refusal = Refusal(400, said, beside={"param": said})
     async with (
-        scripted_backend([server_error()] * 9) as backend,
+        scripted_backend([refusal]) as backend,
         house(backend, "memory", tmp_path) as url,
         client_of(url) as client,
     ):
-        body = {"model": "fake-model", "messages": ASKED}
-        pieces, error = await failed_stream(client, body)
-    assert (pieces, error.message, error.code) == ([""], "CUDA out of memory", "500")
-    assert len(backend.requests) == ATTEMPTS
+        error = await refused(client, messages=messages)
+    assert isinstance(error, openai.BadRequestError)
+    body: Any = error.body
+    assert (body["message"], error.param) == (told, told)
+
+
+async def test_an_index_of_another_apis_translation_is_left_out(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([Refusal(400, "messages[1].content is wrong")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client_of(url) as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match=r"messages\.content is wrong"):
+            await client.responses.create(model="fake-model", input="Hello.")

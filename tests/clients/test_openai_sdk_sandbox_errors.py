@@ -31,6 +31,7 @@ async def test_without_a_sandbox_the_service_is_unavailable(tmp_path: Path) -> N
     assert isinstance(error, openai.InternalServerError)
     assert (error.status_code, error.code) == (503, "sandbox_unavailable")
     assert error.response.headers["retry-after"] == "5"
+    assert "x-should-retry" not in error.response.headers
     assert pieces == ["", "````console\n$ true\n", "[not finished]\n````\n"]
     assert (streamed.code, streamed.message) == ("sandbox_unavailable", "no engine answers")
 
@@ -75,6 +76,7 @@ async def test_a_pool_that_is_full_says_when_to_come_again(tmp_path: Path) -> No
         await model.aclose()
     assert (error.status_code, error.code) == (503, "sandbox_unavailable")
     assert error.response.headers["retry-after"] == "13"
+    assert "x-should-retry" not in error.response.headers
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,6 +1,12 @@
-"""What a client's own wishes become in the paper's manner."""
+"""What a client's own wishes become in the paper's manner, and how its runs end."""
 
+import asyncio
+import base64
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +15,13 @@ import httpx
 import pytest
 
 from policies.paper_words import PaperWords
+from policies.profile import Profile
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
-from tests.fakes.backend import Item, Refusal, scripted_backend
-from tests.fakes.paper import paper
-from tests.fakes.server import house
+from tests.fakes.backend import Backend, Held, Item, Refusal, scripted_backend
+from tests.fakes.paper import paper, unstreamed
+from tests.fakes.server import Kind, house
+from tests.fakes.small_window import SmallWindow
 
 WORDS = PaperWords(system="Work.", instance="<{problem_statement}>", no_call="\nC\n")
 USER = {"role": "user", "content": "6*7?"}
@@ -23,6 +31,38 @@ LOOKUP = {
     "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}},
 }
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+
+
+@asynccontextmanager
+async def served(
+    tmp_path: Path,
+    script: Any,
+    profile: Profile,
+    window: int | None = None,
+    kind: Kind = "memory",
+) -> AsyncIterator[tuple[Backend, httpx.AsyncClient]]:
+    """The proxy before a script, and a client of it."""
+    with anyio.fail_after(60):
+        async with (
+            scripted_backend(script, window=window) as backend,
+            house(backend, kind, tmp_path, profiles=Profiles.only(profile)) as url,
+            httpx.AsyncClient(timeout=60, base_url=url) as client,
+        ):
+            yield backend, client
+
+
+async def answer(client: httpx.AsyncClient, *messages: Any) -> tuple[str, str, str]:
+    """The answer to one request, its finish reason and the run's stop reason."""
+    asked = {"model": "m", "messages": [*messages, USER]}
+    body = (await client.post("/v1/chat/completions", json=asked)).json()
+    (choice,) = body["choices"]
+    return choice["message"]["content"], choice["finish_reason"], body["sandbox"]["stop_reason"]
+
+
+def limited(**limits: Any) -> Profile:
+    """The profile with other limits."""
+    profile = paper(WORDS)
+    return replace(profile, limits=replace(profile.limits, **limits))
 
 
 async def requests(tmp_path: Path, *replies: Item, **body: Any) -> list[dict[str, Any]]:
@@ -36,7 +76,7 @@ async def requests(tmp_path: Path, *replies: Item, **body: Any) -> list[dict[str
             asked = {"model": "m", "messages": [USER], **body}
             response = await client.post(f"{url}/v1/chat/completions", json=asked)
         assert response.json()["choices"][0]["message"]["content"] == "42", response.text
-        return [request.body for request in backend.requests]
+        return [unstreamed(request.body) for request in backend.requests]
 
 
 def parameters(body: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +139,9 @@ async def test_pictures_stay_beside_the_problem(tmp_path: Path) -> None:
     text, picture, steps = body["messages"][-1]["content"]
     assert text["text"].startswith("<")
     assert "What is it?" in text["text"]
+    assert text["text"].endswith(
+        ">\n\n[Given file: /testbed/documents/image-1.png (image/png, 2 bytes)]"
+    )
     assert picture == PICTURE
     assert steps == {"type": "text", "text": "\nSteps Remaining: 100"}
 
@@ -190,3 +233,160 @@ async def test_a_call_of_the_clients_tool_is_handed_over_and_its_answer_ends_in_
     assert after[: len(before)] == before
     assert [message["role"] for message in after[len(before) :]] == ["assistant", "tool"]
     assert after[-1]["content"] == "forty-two\nSteps Remaining: 100"
+
+
+def talking(count: int, tokens: int = 0) -> list[Item]:
+    """Turns without a call, each of which makes the trajectory so many tokens longer."""
+    usages = ({"prompt_tokens": n * tokens, "completion_tokens": tokens} for n in range(count))
+    return [{**text_reply("It is 41."), "usage": usage if tokens else None} for usage in usages]
+
+
+async def test_at_the_last_turn_nothing_is_asked_and_prose_is_no_answer(tmp_path: Path) -> None:
+    async with served(tmp_path, talking(3), limited(max_turns=3)) as (backend, client):
+        assert await answer(client) == ("", "length", "max_turns")
+    assert len(backend.requests) == 3
+
+
+async def test_at_the_last_turn_the_answer_is_the_answer_file(tmp_path: Path) -> None:
+    write = tool_reply(call("execute_bash", command="printf 42 > output/answer.txt"))
+    async with served(tmp_path, [write], limited(max_turns=1)) as (backend, client):
+        assert await answer(client) == ("42", "stop", "max_turns")
+    assert len(backend.requests) == 1
+
+
+async def test_a_submit_without_an_answer_file_is_an_empty_answer(tmp_path: Path) -> None:
+    script = [*talking(1), tool_reply(call("submit"))]
+    async with served(tmp_path, script, paper(WORDS)) as (backend, client):
+        said, _, stop = await answer(client)
+    assert (said, stop) == ("", "submitted")
+    assert len(backend.requests) == 2
+
+
+async def test_the_last_question_can_be_switched_on(tmp_path: Path) -> None:
+    script = [*talking(1), text_reply("42")]
+    profile = limited(max_turns=1, final_question=True)
+    async with served(tmp_path, script, profile) as (backend, client):
+        assert await answer(client) == ("42", "stop", "max_turns")
+    assert "tools" not in backend.requests[1].body
+
+
+async def test_a_trajectory_over_its_tokens_ends_the_run(tmp_path: Path) -> None:
+    script = talking(100, tokens=10_000)
+    async with served(tmp_path, script, paper(WORDS)) as (backend, client):
+        assert await answer(client) == ("", "length", "trajectory_tokens")
+    assert len(backend.requests) == 7  # 65,536 tokens
+    async with served(tmp_path / "long", script, limited(max_trajectory_tokens=131_072)) as (
+        backend,
+        client,
+    ):
+        assert await answer(client) == ("", "length", "trajectory_tokens")
+    assert len(backend.requests) == 14
+
+
+async def test_what_was_told_last_counts_before_it_is_sent(tmp_path: Path) -> None:
+    """The reference's guard ends a run whose last observation is one very long line."""
+    script = [tool_reply(call("execute_bash", command="printf 'x%.0s' $(seq 400000)"))]
+    async with served(tmp_path, script, paper(WORDS), kind="bubblewrap") as (backend, client):
+        assert await answer(client) == ("", "length", "trajectory_tokens")
+    assert len(backend.requests) == 1
+
+
+async def test_a_request_over_the_trajectorys_tokens_is_not_sent(tmp_path: Path) -> None:
+    long = {"role": "user", "content": "word " * 100_000}
+    async with served(tmp_path, [], paper(WORDS)) as (backend, client):
+        assert await answer(client, long) == ("", "length", "trajectory_tokens")
+    assert not backend.requests
+
+
+async def test_a_full_context_ends_the_run_and_nothing_is_shortened(tmp_path: Path) -> None:
+    def print_more(body: dict[str, Any]) -> dict[str, Any]:
+        return tool_reply(call("execute_bash", command="seq 1000 1080"))
+
+    play = SmallWindow(print_more, window=2048)
+    async with served(tmp_path, play, paper(WORDS), window=2048) as (_, client):
+        assert await answer(client) == ("", "length", "context_window")
+    histories = [body["messages"] for body in play.bodies]
+    assert len(histories) > 3
+    for shorter, longer in pairwise(histories):
+        assert longer[: len(shorter)] == shorter
+
+
+async def test_a_backend_may_be_silent_for_as_long_as_the_profile_says(tmp_path: Path) -> None:
+    held = Held(DONE, until=asyncio.Event())
+    async with served(tmp_path, [held] * 3, limited(model_timeout_s=0.05)) as (_, client):
+        asked = {"model": "m", "messages": [USER]}
+        response = await client.post("/v1/chat/completions", json=asked)
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "backend_timeout")
+
+
+def file_part(name: str, data: bytes) -> dict[str, Any]:
+    url = f"data:text/csv;base64,{base64.b64encode(data).decode()}"
+    return {"type": "file", "file": {"filename": name, "file_data": url}}
+
+
+NOTE = "[Given file: /testbed/documents/a.csv (text/csv, 2 bytes)]"
+FAULT = "[https://x.example/b.csv was not fetched: URLs are not fetched here]"
+
+
+@pytest.mark.parametrize(
+    ("content", "sent"),
+    [
+        (
+            [{"type": "text", "text": "6*7?"}, file_part("a.csv", b"42")],
+            f"<6*7?>\n\n{NOTE}\nSteps Remaining: 100",
+        ),
+        (
+            [file_part("a.csv", b"42"), {"type": "text", "text": "6*7?"}],
+            f"<6*7?>\n\n{NOTE}\nSteps Remaining: 100",
+        ),
+        (
+            [
+                {"type": "text", "text": "6*7?"},
+                file_part("a.csv", b"42"),
+                {"type": "file", "file": {"file_data": "https://x.example/b.csv"}},
+            ],
+            f"<6*7?>\n\n{NOTE}\n{FAULT}\nSteps Remaining: 100",
+        ),
+        ([{"type": "text", "text": "6*7?"}], "<6*7?>\nSteps Remaining: 100"),
+    ],
+)
+async def test_a_given_file_is_told_of_after_the_problem_which_stays_one_text(
+    tmp_path: Path, content: Any, sent: str
+) -> None:
+    (body,) = await requests(tmp_path, DONE, messages=[{"role": "user", "content": content}])
+    assert body["messages"][-1] == {"role": "user", "content": sent}
+
+
+async def test_a_file_named_beside_the_messages_is_told_of_after_the_problem(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, [DONE, DONE], paper(WORDS)) as (backend, client):
+        file = {"file": ("a.csv", b"42", "text/csv")}
+        form = {"purpose": "user_data"}
+        given = (await client.post("/v1/files", files=file, data=form)).json()["id"]
+        asked = {"model": "m", "messages": [USER], "sandbox": {"file_ids": [given]}}
+        answered = (await client.post("/v1/chat/completions", json=asked)).json()
+        hello = {"role": "user", "content": "Hello."}
+        asked["messages"] = [hello, {"role": "assistant", "content": "Hello!"}, USER]
+        await client.post("/v1/chat/completions", json=asked)
+        alone, later = [request.body["messages"][1:] for request in backend.requests]
+    assert answered["choices"][0]["message"]["content"] == "42"
+    assert alone[-1]["content"] == f"<6*7?>\n\n{NOTE}\nSteps Remaining: 100"
+    assert later[0]["content"] == f"Hello.\n\n{NOTE}"
+    assert later[-1]["content"] == "<6*7?>\nSteps Remaining: 100"
+
+
+async def test_a_file_beside_a_tools_result_is_told_of_where_it_stands(tmp_path: Path) -> None:
+    async with served(tmp_path, [tool_reply(call("lookup")), DONE], paper(WORDS)) as (
+        backend,
+        client,
+    ):
+        asked = {"model": "m", "messages": [USER], "tools": [LOOKUP]}
+        first = (await client.post("/v1/chat/completions", json=asked)).json()
+        (made,) = first["choices"][0]["message"]["tool_calls"]
+        told = {"role": "tool", "tool_call_id": made["id"], "content": "forty-two"}
+        more = {"role": "user", "content": [file_part("a.csv", b"42")]}
+        asked["messages"] = [USER, {"role": "assistant", "tool_calls": [made]}, told, more]
+        await client.post("/v1/chat/completions", json=asked)
+        (last,) = backend.requests[1].body["messages"][-1:]
+    assert [part["text"] for part in last["content"]] == [NOTE, "\nSteps Remaining: 100"]

@@ -69,16 +69,18 @@ def without(body: dict[str, Any], *names: str) -> dict[str, Any]:
 async def test_what_holds_for_every_call_arrives_at_each(tmp_path: Path) -> None:
     _, bodies = await asked([BASH, SUBMIT], tmp_path, **EVERY_CALL)
     given = {**without(EVERY_CALL, "extra_body"), **EVERY_CALL["extra_body"]}
-    sent = [without(body, "messages", "tools") for body in bodies]
-    assert sent == [{"model": "fake-model", **given}] * 2
+    sent = [without(body, "messages", "tools", "stream_options") for body in bodies]
+    assert sent == [{"model": "fake-model", **given, "stream": True}] * 2
 
 
 async def test_what_shapes_the_answer_arrives_at_its_call_alone(tmp_path: Path) -> None:
     script = [BASH, SUBMIT, text_reply("42")]
     _, bodies = await asked(script, tmp_path, **VISIBLE_ANSWER)
-    sent = [without(body, "messages", "tools") for body in bodies]
-    bare = {"model": "fake-model"}
-    assert sent == [bare, bare, {**bare, **VISIBLE_ANSWER}]
+    sent = [without(body, "messages", "tools", "stream_options") for body in bodies]
+    every = {"model": "fake-model", "stream": True}
+    # Prose of any turn may be the answer; and each has room for thinking and arguments.
+    every |= {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4096}
+    assert sent == [every, every, {**VISIBLE_ANSWER, **every}]
     assert ["tools" in body for body in bodies] == [True, True, False]
 
 

@@ -69,8 +69,9 @@ async def test_the_answer_is_the_backends_own_byte_for_byte(
     # The fake numbers its answers, in one place of each.
     ours = relayed.content.replace(b"script-1", b"script-0").replace(b"call_1", b"call_0")
     assert (relayed.status_code, ours) == (direct.status_code, direct.content)
-    for name in ("content-type", "retry-after", "x-ratelimit-limit", "x-request-id"):
+    for name in ("content-type", "retry-after", "x-ratelimit-limit"):
         assert relayed.headers.get(name) == direct.headers.get(name)
+    assert direct.headers.get("x-request-id") in (None, relayed.headers["x-request-id"])
     assert list(second.items()) == list(first.items())
 
 

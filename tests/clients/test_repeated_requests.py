@@ -1,8 +1,11 @@
 """Requests that come again: one run, whose answer each of them gets."""
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -20,6 +23,7 @@ from tests.clients.chat import (
     answer,
     ask,
     client,
+    delta,
     leave_after,
     reasoning,
 )
@@ -287,4 +291,40 @@ async def test_a_key_stands_for_one_request(tmp_path: Path) -> None:
         with pytest.raises(openai.UnprocessableEntityError) as caught:
             await asked()
     assert (caught.value.param, caught.value.code) == ("Idempotency-Key", "idempotency_key_reused")
+    assert len(backend.requests) == 1
+
+
+# Calls of the client's tools, as the model writes them
+
+
+async def pieces_of_call(http: httpx.AsyncClient, **body: Any) -> AsyncIterator[str]:
+    """The arguments of a streamed call, piece by piece."""
+    async with http.stream("POST", PATH, json={**ASKED, **body}, headers=KEY) as response:
+        async for line in response.aiter_lines():
+            found = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
+            for made in delta(found).get("tool_calls", ()) if found else ():
+                if piece := made["function"]["arguments"]:
+                    yield piece
+
+
+async def test_who_joins_in_the_midst_of_a_call_gets_all_of_it(tmp_path: Path) -> None:
+    written = json.dumps({"text": "a line of a file, " * 5})
+    reply = tool_reply({"name": "write_file", "arguments": written})
+    function = {"name": "write_file", "parameters": {"type": "object"}}
+    body = {"stream": True, "tools": [{"type": "function", "function": function}]}
+    release = asyncio.Event()
+    async with (
+        scripted_backend([Held(reply, release, after_pieces=6)]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client(url) as http,
+    ):
+        with anyio.fail_after(20):
+            early, late = pieces_of_call(http, **body), pieces_of_call(http, **body)
+            heard = [await anext(early) for _ in range(4)]
+            joined = [await anext(late)]
+            release.set()
+            heard += [piece async for piece in early]
+            joined += [piece async for piece in late]
+    assert joined[0] == "".join(heard[:4])
+    assert "".join(heard) == "".join(joined) == written
     assert len(backend.requests) == 1

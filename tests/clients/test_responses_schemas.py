@@ -94,7 +94,7 @@ RUNS: dict[str, tuple[list[Item], dict[str, Any]]] = {
     ),
 }
 FAILURES: dict[str, list[Item]] = {
-    "refused by the backend": [Refusal(400, "no", code=400)],
+    "refused amid a step": [MAKE, Refusal(400, "no", code=400)],
     "broken": [Raw(200, b"<html>")] * ATTEMPTS,
     "broken amid a step": [MAKE, *[Raw(500, b"")] * ATTEMPTS],
 }

@@ -189,9 +189,9 @@ async def test_an_answer_cut_short_is_incomplete(tmp_path: Path) -> None:
     script = [SUBMIT, {"content": "It", "finish_reason": "length"}]
     async with asking([*script], tmp_path) as (client, backend):
         response = await client.responses.create(
-            model="fake-model", input="?", max_output_tokens=16, extra_body={"stop": ["x"]}
+            model="fake-model", input="?", max_output_tokens=16, extra_body={"logit_bias": {"1": 1}}
         )
     assert response.status == "incomplete"
     assert response.incomplete_details
     assert response.incomplete_details.reason == "max_output_tokens"
-    assert backend.requests[1].body["max_completion_tokens"] == 16
+    assert backend.requests[1].body["max_completion_tokens"] == 4096

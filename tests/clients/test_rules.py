@@ -29,7 +29,7 @@ def edit(command: str, path: str, **more: Any) -> dict[str, Any]:
 
 def rules_in(response: httpx.Response) -> list[dict[str, Any]]:
     events = response.json()["sandbox"]["events"]
-    return [{**event, "run": ""} for event in events if event["kind"] == "rule"]
+    return [{**event, "run_id": ""} for event in events if event["kind"] == "rule"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ async def test_a_command_that_is_denied_is_not_run_and_the_model_is_told_why(
     assert rules_in(response) == [
         {
             "v": 1,
-            "run": "",
+            "run_id": "",
             "kind": "rule",
             "rule": "notes",
             "action": action,

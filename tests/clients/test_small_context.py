@@ -154,5 +154,5 @@ async def test_a_request_that_is_too_long_itself_is_a_400_as_without_the_proxy(
     play = SmallWindow(searching)
     async with proxied(play, "memory", tmp_path) as client:
         with pytest.raises(openai.BadRequestError) as raised:
-            await asked(client, [*ASK, {"role": "user", "content": "x" * 20_000}])
+            await asked(client, [{"role": "system", "content": "x" * 20_000}, ASK[1]])
     assert (raised.value.code, play.bodies) == ("context_length_exceeded", [])

@@ -236,8 +236,7 @@ async def test_a_whole_answer_has_the_events_that_a_streamed_one_has_but_for_out
         if name == "sandbox.step"
     ]
     assert kinds == [
-        *("run_started", "tool_start", "tool_output", "tool_end"),
-        *("tool_start", "tool_end", "file", "run_finished"),
+        *("run_started", "tool_start", "tool_output", "tool_end", "file", "run_finished"),
     ]
     assert [e["kind"] for e in whole] == [kind for kind in kinds if kind != "tool_output"]
     assert whole[2]["observation"] == OBSERVED

@@ -69,8 +69,11 @@ async def serving(
     more: Mapping[str, Any] | None = None,
     **variables: str,
 ) -> AsyncIterator[Server]:
-    """`serve` on a free port, ended with the block; `more` goes into its config.yaml."""
-    config = configured(home, {"sandbox": {"docker": {"image": DOCKER_IMAGE}}, **(more or {})})
+    """`serve` on a free port, ended with the block; `more` goes into its config.yaml. The backend
+    is asked for what clients ask alone, unless `more` says otherwise."""
+    tree: dict[str, Any] = {"sandbox": {"docker": {"image": DOCKER_IMAGE}}, **(more or {})}
+    tree["backend"] = {"tool_support": "always", **tree.get("backend", {})}
+    config = configured(home, tree)
     where = ("--port", "0", "--sandbox", kind, "--backend-url", backend_url)
     process = await anyio.open_process(
         [sys.executable, "-m", "proxy", "serve", "--config", config, *where],

@@ -10,9 +10,14 @@ from typing import Any
 
 import anyio
 import pytest
+from aiohttp import web
 
 from proxy.__main__ import listen
-from tests.e2e.proxy_process import ROOT, configured, environment, run
+from proxy.models.scripted import call, tool_reply
+from tests.clients.errors import ASKED, client_of, refused
+from tests.e2e.proxy_process import ROOT, configured, environment, run, serving
+from tests.fakes.backend import scripted_backend
+from tests.fakes.engine import NO_PARSER, Engine
 
 NOWHERE = "http://127.0.0.1:1/v1"
 
@@ -206,6 +211,57 @@ async def test_the_doctor_finds_what_is_missing_and_goes_on(tmp_path: Path) -> N
     assert found["bubblewrap sandbox"]
 
 
+def needs_key(request: web.Request) -> web.Response | None:
+    if request.headers.get("authorization") == "Bearer sk-good":
+        return None
+    return web.json_response({"error": {"message": "Who are you?"}}, status=401)
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ((), "FAIL  model backend: it wants a key, and none is sent: name the environment variable"
+         " that has it by --backend-key-env or backend.api_key_env (Who are you?)"),
+        (("--backend-key-env", "BAD"),
+         "FAIL  model backend: it refuses the key in the environment variable BAD (Who are you?)"),
+        (("--backend-key-env", "GOOD"), "ok    model backend: fake-model"),
+    ],
+    ids=["none", "a wrong one", "the right one"],
+)  # fmt: skip
+async def test_the_doctor_says_what_is_wrong_with_the_backends_key(
+    option: tuple[str, ...], line: str, tmp_path: Path
+) -> None:
+    async with scripted_backend([], let_in=needs_key) as backend:
+        asked = ("doctor", "--sandbox", "docker", "--backend-url", backend.base_url, *option)
+        nowhere = "tcp://127.0.0.1:1"
+        done = await run(tmp_path, *asked, GOOD="sk-good", BAD="sk-bad", DOCKER_HOST=nowhere)
+    assert done.stdout.decode().splitlines()[0] == line
+
+
+async def test_a_server_lets_in_whom_its_backend_lets_in(tmp_path: Path) -> None:
+    submit = tool_reply(call("submit", answer="Forty-two."))
+    forwards = {"backend": {"forward_client_key": True}}
+    async with (
+        scripted_backend([submit], let_in=needs_key) as backend,
+        serving(tmp_path, "bubblewrap", backend.base_url, forwards) as server,
+        client_of(server.url, "sk-good") as client,
+        client_of(server.url, "sk-bad") as stranger,
+    ):
+        with anyio.fail_after(60):
+            answer = await client.chat.completions.create(model="fake-model", messages=ASKED)
+        error = await refused(stranger)
+    assert answer.choices[0].message.content == "Forty-two."
+    assert (error.status_code, error.code) == (401, "invalid_api_key")
+    assert "Incorrect API key provided" in error.message
+
+
+async def test_a_key_cannot_be_ours_and_the_backends(tmp_path: Path) -> None:
+    tree = {"backend": {"forward_client_key": True}, "server": {"api_key_env": "OURS"}}
+    config = configured(tmp_path, tree)
+    line = await told(tmp_path, "serve", "--port", "0", "--config", config, OURS="sk-1")
+    assert line.startswith("backend.forward_client_key: a client sends one key")
+
+
 async def test_the_doctor_finds_no_engine(tmp_path: Path) -> None:
     done = await run(tmp_path, "doctor", "--sandbox", "docker", DOCKER_HOST="tcp://127.0.0.1:1")
     assert (done.returncode, done.stderr) == (1, b"")
@@ -222,6 +278,27 @@ async def test_the_doctor_can_live_without_an_engine_where_bubblewrap_works(
     lines = done.stdout.decode().splitlines()
     assert [line for line in lines if line.startswith("--    docker: ")]
     assert lines[-1] == "ok    sandboxes: bubblewrap"
+
+
+@pytest.mark.parametrize(
+    ("engine", "ok", "words"),
+    [
+        (Engine(), True, "the model is told of them"),
+        (Engine(template="ignores tools"), False, "--chat-template-file FILE"),
+        (Engine(refusal=NO_PARSER), False, "--enable-auto-tool-choice --tool-call-parser PARSER"),
+    ],
+    ids=["told", "ignored", "refused"],
+)
+async def test_the_doctor_says_of_each_model_whether_it_uses_tools(
+    engine: Engine, ok: bool, words: str, tmp_path: Path
+) -> None:
+    async with scripted_backend(engine.reply, elsewhere=engine.elsewhere) as backend:
+        where = ("--sandbox", "bubblewrap", "--backend-url", backend.base_url)
+        done = await run(tmp_path, "doctor", *where)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert findings(done)["tools of fake-model"] is ok
+    lines = done.stdout.decode().splitlines()
+    assert [words in line for line in lines if "tools of fake-model" in line] == [True]
 
 
 @pytest.mark.docker

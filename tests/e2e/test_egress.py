@@ -64,6 +64,14 @@ async def test_a_model_installs_a_package_and_is_refused_another_host(
 
 
 @pytest.mark.docker
+async def test_without_a_network_pip_is_told_so_once_and_gives_up(tmp_path: Path) -> None:
+    (told,) = await observations("docker", Egress(), tmp_path, "pip install six")
+    assert told.count("403 Forbidden: this sandbox has no network") == 1
+    assert told.count("Retrying") == 1
+    assert "No matching distribution found for six" in told
+
+
+@pytest.mark.docker
 async def test_a_model_installs_a_package_of_debian(tmp_path: Path) -> None:
     (told,) = await observations(
         "docker",

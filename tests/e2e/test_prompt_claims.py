@@ -12,12 +12,13 @@ from policies.egress import Egress
 from policies.isolation import Isolation, Level
 from policies.limits import Limits
 from policies.profile import Profile
-from policies.prompts import Equipment, system_prompt
+from policies.prompts import TRIED_ANYWAY, Equipment, system_prompt
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.image_check import MODULES, PROGRAMS, installed
 from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation
+from sandbox_runtime.tools.execute_bash import SCHEMA as BASH
 from tests.fakes.server import REAL_KINDS, Kind, open_sandboxes
 
 in_every_sandbox = pytest.mark.parametrize("kind", REAL_KINDS)
@@ -25,6 +26,7 @@ at_every_level = pytest.mark.parametrize("level", ["standard", "strict"])
 SMALL = Isolation(memory_mib=256, cpus=0.5, disk_mib=64)
 HEAVY = "python3 -c 'b = bytearray(400 << 20); print(len(b))'"
 BUSY = "for i in 1 2 3; do timeout 1 sh -c 'while :; do :; done' & done; wait"
+BASH_WORDS = BASH["function"]["description"]
 DIAL = 'import socket; socket.create_connection(("192.0.2.1", 80), 2)'
 
 Bash = Callable[..., Awaitable[Observation]]
@@ -54,7 +56,7 @@ async def test_the_directories_are_there_and_can_be_written_to(
 ) -> None:
     profile = Profile(isolation=Isolation(level=level))
     async with told(kind, tmp_path, profile) as (words, bash):
-        assert f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR};" in words
+        assert f"Working directory: {WORKING_DIR}. Files the user gave: {INPUT_DIR}." in words
         assert (await bash("pwd")).text.endswith(f"\n{WORKING_DIR}")
         made = await bash(f"mkdir -p {OUTPUT_DIR} && echo 1 > {OUTPUT_DIR}/a && ls -d {OUTPUT_DIR}")
     assert made.exit_code == 0
@@ -83,7 +85,7 @@ async def test_who_is_not_root_writes_where_it_is_told_and_nowhere_in_the_system
 @in_every_sandbox
 async def test_there_is_as_much_memory_as_it_says(kind: Kind, tmp_path: Path) -> None:
     async with told(kind, tmp_path, Profile(isolation=SMALL)) as (words, bash):
-        assert "All your processes together have 256 MiB of memory and 0.5 processors" in words
+        assert "There are 256 MiB of memory, 0.5 processors and 64 MiB of disk." in words
         assert "out of memory" in (await bash(HEAVY)).text
     enough = Profile(isolation=replace(SMALL, memory_mib=1024))
     async with told(kind, tmp_path, enough) as (_, bash):
@@ -102,14 +104,14 @@ async def test_there_are_as_many_processors_as_it_says(kind: Kind, tmp_path: Pat
 @in_every_sandbox
 async def test_no_more_can_be_written_than_it_says(kind: Kind, tmp_path: Path) -> None:
     async with told(kind, tmp_path, Profile(isolation=SMALL)) as (words, bash):
-        assert "you can write 64 MiB in all." in words
+        assert "64 MiB of disk." in words
         assert (await bash("head -c 20M /dev/zero > /testbed/a")).exit_code == 0
-        filling = bash("for i in $(seq 100); do head -c 4M /dev/zero > /testbed/b$i; done")
+        filling = "for i in $(seq 100); do head -c 4M /dev/zero > /testbed/b$i; done"
         if kind == "bubblewrap":
-            assert "No space left on device" in (await filling).text
-        else:  # whose disk is watched, and who fills it is stopped
+            assert "No space left on device" in (await bash(filling)).text
+        else:  # whose disk is watched, and who fills it is stopped: in a while, so it stays
             with pytest.raises(SandboxLostError, match="disk"):
-                await filling
+                await bash(f"{filling}; sleep infinity")
 
 
 @in_every_sandbox
@@ -118,8 +120,8 @@ async def test_the_shells_state_carries_over_and_its_background_goes_on(
     kind: Kind, level: Level, tmp_path: Path
 ) -> None:
     profile = Profile(isolation=Isolation(level=level))
-    async with told(kind, tmp_path, profile) as (words, bash):
-        assert "The shell's directory, variables and functions carry over between commands" in words
+    assert "Directory, variables, functions and background processes (&) carry over" in BASH_WORDS
+    async with told(kind, tmp_path, profile) as (_, bash):
         await bash("cd /tmp; x=forty; two() { echo two; }; sleep 100 & echo $! > /testbed/pid")
         seen = await bash('echo "$PWD $x $(two)"; kill -0 "$(cat /testbed/pid)" && echo alive')
     assert seen.text.endswith("/tmp forty two\nalive")
@@ -131,7 +133,9 @@ async def test_a_command_takes_as_long_as_it_says_and_goes_on_as_a_job(
 ) -> None:
     limits = Limits(command_timeout_s=1, max_command_timeout_s=60, command_wait_s=30)
     async with told(kind, tmp_path, Profile(limits=limits)) as (words, bash):
-        assert "One command may take 1 s, or up to 60 s if you say so; after 30 s it goes" in words
+        assert (
+            "A command is stopped after 1 s, or its timeout_s (at most 60); after 30 s it goes"
+        ) in words
         assert "(timed out)" in (await bash("sleep 100")).text
         longer = await bash("sleep 1.5; echo done", timeout_s=50)
         assert longer.text.endswith("done")
@@ -169,4 +173,5 @@ async def test_what_is_installed_can_be_called_and_imported(kind: Kind, tmp_path
         for name in listed:
             how = f"command -v {name}" if name in PROGRAMS else f"python3 -c 'import {name}'"
             assert (await bash(how)).exit_code == 0, name
-    assert {"bash", "python3"} <= set(listed) <= {*PROGRAMS, *MODULES}
+    assert "python3" in listed
+    assert set(listed) <= {*PROGRAMS, *MODULES} - TRIED_ANYWAY

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from proxy.models.script import ScriptedError, ScriptedReply, chunks_of, completion_of, sse
 
-Style = Literal["vllm", "sglang"]
+Style = Literal["vllm", "sglang", "llama.cpp"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Refusal:
     type: str = "BadRequestError"
     code: str | int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of the error."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Frames:
 class Held:
     """A reply that waits: before anything is sent, or after its first `after_pieces` pieces."""
 
-    reply: Mapping[str, Any] | Frames
+    reply: Mapping[str, Any] | Frames | Refusal
     until: asyncio.Event
     after_pieces: int = 0
 
@@ -87,6 +89,10 @@ class Backend:
         """With /v1, as SDKs are given it."""
         self.requests: list[SeenRequest] = []
         """The chat completions asked for so far."""
+        self.probes: list[tuple[str, int]] = []
+        """The client's end of the connection, for each HEAD request for the models."""
+        self.listings: list[Mapping[str, str]] = []
+        """The headers of each request for the list of models, by lower-case name."""
         self.style = style
         self.model = model
         self._arrival = asyncio.Condition()
@@ -96,6 +102,17 @@ class Backend:
         async with self._arrival:
             await self._arrival.wait_for(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
+
+    async def probed(self, count: int) -> None:
+        """Wait until there were so many HEAD requests for the models."""
+        async with self._arrival:
+            await self._arrival.wait_for(lambda: len(self.probes) >= count)
+
+    async def note_probe(self, peer: tuple[str, int]) -> None:
+        """Take a HEAD request in."""
+        async with self._arrival:
+            self.probes.append(peer)
+            self._arrival.notify_all()
 
     async def note(self, seen: SeenRequest) -> int:
         """Take a request in; gives its number from 0."""
@@ -113,12 +130,14 @@ async def scripted_backend(
     model: str = "fake-model",
     window: int | None = 1_000_000,
     elsewhere: "Handler | None" = None,
+    let_in: "LetIn | None" = None,
 ) -> AsyncIterator[Backend]:
     """Serve a script on a free port of this loop. A function instead of a list chooses each item by
     the request's body (see `by_history`). `window` is what it lists. `elsewhere` answers on all
-    other paths."""
+    other paths. `let_in` looks at every request first, and may refuse it."""
     backend = Backend(style, model)
-    app = web.Application(client_max_size=64 * 2**20)
+    middlewares = [] if let_in is None else [_middleware(let_in)]
+    app = web.Application(client_max_size=64 * 2**20, middlewares=middlewares)
     app.router.add_post("/v1/chat/completions", _chat_handler(backend, script))
     app.router.add_get("/v1/models", _models_handler(backend, window))
     if elsewhere is not None:
@@ -146,6 +165,15 @@ def by_history(replies: Sequence[Item]) -> Callable[[dict[str, Any]], Item]:
 
 
 Handler = Callable[[web.Request], Any]
+LetIn = Callable[[web.Request], web.Response | None]
+
+
+def _middleware(let_in: LetIn) -> Any:
+    @web.middleware
+    async def first(request: web.Request, handler: Handler) -> Any:
+        return let_in(request) or await handler(request)
+
+    return first
 
 
 def _chat_handler(
@@ -173,8 +201,15 @@ def _chat_handler(
 
 def _models_handler(backend: Backend, window: int | None) -> Handler:
     async def models(request: web.Request) -> web.Response:
+        if request.method == "HEAD":
+            assert request.transport is not None
+            await backend.note_probe(request.transport.get_extra_info("peername"))
+        backend.listings.append(_lower(request.headers))
         entry = {"id": backend.model, "object": "model", "created": 0, "owned_by": backend.style}
-        size = {} if window is None else {"max_model_len": window}
+        told: dict[str, Any] = {"max_model_len": window}
+        if backend.style == "llama.cpp":
+            told = {"meta": {"n_ctx": window, "n_ctx_train": 1_000_000}}
+        size = {} if window is None else told
         return web.json_response({"object": "list", "data": [{**entry, **size}]})
 
     return models
@@ -268,8 +303,9 @@ def _refusal(item: Refusal, style: Style) -> web.Response:
         "type": item.type,
         "param": None,
         "code": item.status if item.code is None else item.code,
+        **item.beside,
     }
-    body = {"error": fields} if style == "vllm" else {"object": "error", **fields}
+    body = {"object": "error", **fields} if style == "sglang" else {"error": fields}
     return web.json_response(body, status=item.status, headers=item.headers)
 
 

@@ -118,6 +118,7 @@ class RunningCommand:
             duration_s=self.process.used_s,
             stdout_bytes=stdout.bytes,
             stderr_bytes=stderr.bytes,
+            output_lines=stdout.lines + stderr.lines,
             running=running,
             waiting=waiting,
             job_id=self._id if running else "",

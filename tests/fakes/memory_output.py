@@ -18,7 +18,7 @@ class Captured:
         """As much of it as may be kept."""
         self._max_kept_bytes = cap.max_kept_bytes if cap.keep_in else 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._lines = 0
+        self._newlines = 0
         self._tail_bytes = cap.max_bytes // 2
         self._tail_lines = cap.max_lines // 2
         self._room = cap.max_bytes - self._tail_bytes
@@ -29,7 +29,7 @@ class Captured:
     def feed(self, data: bytes) -> str:
         """Take output in; returns the part of it that still belongs to the head."""
         self.bytes += len(data)
-        self._lines += data.count(b"\n")
+        self._newlines += data.count(b"\n")
         self.whole += data[: self._max_kept_bytes - len(self.whole)]
         head = b"" if self._tail else self._to_head(data)
         self._head += head
@@ -51,6 +51,11 @@ class Captured:
     def truncated(self) -> bool:
         return len(self._head) + len(self._shown_tail()) < self.bytes
 
+    @property
+    def lines(self) -> int:
+        is_open = (bytes(self._tail) or self._head)[-1:] not in (b"", b"\n")
+        return self._newlines + is_open
+
     def _shown_tail(self) -> bytes:
         tail = bytes(self._tail[-self._tail_bytes :])
         if len(self._head) + len(tail) < self.bytes:
@@ -67,7 +72,7 @@ class Captured:
         whole_characters = codecs.getincrementaldecoder("utf-8")("replace")
         head = whole_characters.decode(self._head)
         separator = "" if not head or head.endswith("\n") else "\n"
-        lines = self._lines - self._head.count(b"\n") - tail.count(b"\n")
+        lines = self._newlines - self._head.count(b"\n") - tail.count(b"\n")
         marker = left_out(omitted, lines, path, len(self.whole), self.bytes)
         return f"{head}{separator}{marker}\n{tail.decode(errors='replace')}"
 

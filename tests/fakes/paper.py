@@ -1,5 +1,6 @@
 """The profile of the paper as it is shipped, for tests of its manner."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from policies.manner import Manner
@@ -18,3 +19,8 @@ def undescribed(schema: Any) -> Any:
     if isinstance(schema, dict):
         return {key: undescribed(value) for key, value in schema.items() if key != "description"}
     return schema
+
+
+def unstreamed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request without what says that it is streamed: the reference has each turn in one piece."""
+    return {key: value for key, value in body.items() if key not in ("stream", "stream_options")}

@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,7 @@ from proxy.services import Services
 from proxy.store.runs import RunShelf
 from proxy.store.store import Store
 from proxy.text_lengths import TextLengths
+from proxy.tool_support import ToolVerdicts, WatchedModel
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
@@ -88,6 +90,7 @@ async def serve(services: Services) -> AsyncIterator[str]:
         with anyio.CancelScope(shield=True):
             await serving
             await services.runs.aclose()
+            await services.tool_verdicts.aclose()
             await services.workspaces.aclose()
             services.store.close()
         listener.close()
@@ -102,7 +105,8 @@ async def house(
     **changes: Any,
 ) -> AsyncIterator[str]:
     """The whole of it before a scripted backend; `changes` are fields of Services, and `make_runs`
-    where they are not to be as usual."""
+    and `make_verdicts` where they are not to be as usual. Nobody looks at the backend's models
+    else (`tool_support: always`)."""
     model = door_to(backend)
     try:
         async with open_sandboxes(kind, state_dir) as sandboxes:
@@ -129,22 +133,26 @@ def join(
     sandboxes: Sandboxes,
     state_dir: Path,
     isolation: Isolation = Isolation(),
-    make_runs: Callable[[Agent, ParkedRuns, RunShelf], Runs] = Runs,
+    make_runs: Callable[[Agent, ParkedRuns, RunShelf], Runs] | None = None,
+    make_verdicts: Callable[[Model, Store], ToolVerdicts] | None = None,
     **changes: Any,
 ) -> Services:
     """The parts in their places."""
     files = changes.pop("files", None) or FileStore(Store(state_dir), limits=ArtifactLimits())
     store = files.store
     workspaces = Workspaces(sandboxes, store.workspaces, keep_s=KEEP_S, max_kept=MAX_KEPT)
-    agent = Agent(model, workspaces, make_tools)
+    verdicts = make_verdicts(model, store) if make_verdicts else ToolVerdicts()
+    agent = Agent(WatchedModel(model, verdicts), workspaces, make_tools)
+    make_runs = make_runs or partial(Runs, tool_verdicts=verdicts)
     services = Services(
         model=model,
         runs=make_runs(agent, store.parked, store.runs),
         workspaces=workspaces,
         files=files,
         file_limits=FileLimits(),
-        inputs=Inputs(uploads=store.uploads, lengths=TextLengths(model)),
+        inputs=Inputs(uploads=store.uploads, lengths=TextLengths(model), window=agent.window),
         profiles=Profiles.only(Profile(isolation=isolation)),
+        tool_verdicts=verdicts,
     )
     return replace(services, **changes)
 

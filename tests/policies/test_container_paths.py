@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.container_paths import MAX_NAME_BYTES, archive_name, input_path
+from policies.container_paths import MAX_NAME_BYTES, ArchiveNames, input_path
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,22 @@ def test_a_long_name_is_cut_to_what_a_disk_takes(filename: str) -> None:
         ("/testbed/output/..\\..\\a", "output/.._.._a"),
         ("//a", "a"),
         ("/..", "file"),
+        ("/testbed/output/a\x1b[31m\nb.csv", "output/a_[31m_b.csv"),
+        ("/testbed/output/d\tir/a\x7f\x85.csv", "output/d_ir/a__.csv"),
+        ("/testbed/output/a\N{RIGHT-TO-LEFT OVERRIDE}vsc.exe", "output/a_vsc.exe"),
     ],
 )
-def test_no_name_in_a_zip_leads_out_of_it(path: str, name: str) -> None:
-    assert archive_name(path) == name
+def test_a_name_in_a_zip_leads_nowhere_else_and_hides_nothing(path: str, name: str) -> None:
+    assert ArchiveNames().give(path) == name
+
+
+def test_each_name_in_a_zip_is_given_once() -> None:
+    names = ArchiveNames()
+    paths = ["output/a.csv", "output/a\n.csv", "output/a\t.csv", "output/A.csv", "other/a.csv"]
+    assert [names.give(f"/testbed/{path}") for path in paths] == [
+        "output/a.csv",
+        "output/a_.csv",
+        "output/a_-2.csv",
+        "output/A-2.csv",
+        "other/a.csv",
+    ]

@@ -15,6 +15,7 @@ LIMITS = Limits(
     max_cpu_s=2.0,
     max_egress_mib=1,
     max_tool_output_chars=1000,
+    max_trajectory_tokens=70,
 )
 JUST_LESS = Spent(
     turns=2,
@@ -25,6 +26,7 @@ JUST_LESS = Spent(
     commands=4,
     cpu_s=1.99,
     egress_bytes=(1 << 20) - 1,
+    trajectory_tokens=70,
 )
 
 
@@ -39,6 +41,7 @@ def test_below_every_limit_a_run_goes_on() -> None:
         (replace(JUST_LESS, turns=3), StopReason.MAX_TURNS),
         (replace(JUST_LESS, wall_time_s=10.0), StopReason.WALL_TIME),
         (replace(JUST_LESS, tokens=100), StopReason.TOKEN_BUDGET),
+        (replace(JUST_LESS, trajectory_tokens=71), StopReason.TRAJECTORY_TOKENS),
         (replace(JUST_LESS, tool_output_chars=1000), StopReason.TOOL_OUTPUT_BUDGET),
         (replace(JUST_LESS, cost_usd=0.5), StopReason.COST_BUDGET),
         (replace(JUST_LESS, commands=5), StopReason.COMMAND_BUDGET),

@@ -1,5 +1,7 @@
 """The model is told the truth about its computer and about why the tools are gone."""
 
+import json
+
 import pytest
 
 from policies.answer_form import ANY_OBJECT, AnswerForm
@@ -17,14 +19,21 @@ from policies.prompts import (
     system_prompt,
 )
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
+from sandbox_runtime.image_check import MODULES, PROGRAMS
 from sandbox_runtime.tools import make_tools
+
+
+def described(name: str) -> str:
+    """What a model is told of the tool of that name."""
+    (schema,) = (tool.schema for tool in make_tools() if tool.name == name)
+    return str(schema["function"]["description"])
 
 
 def test_it_names_the_directories() -> None:
     words = system_prompt()
     assert f"Working directory: {WORKING_DIR}." in words
-    assert f"Files the user gave: {INPUT_DIR};" in words
-    assert f"into {OUTPUT_DIR};" in words
+    assert f"Files the user gave: {INPUT_DIR}." in words
+    assert f"into {OUTPUT_DIR}; nothing else is kept" in words
     assert (WORKING_DIR, INPUT_DIR, OUTPUT_DIR) == (
         "/testbed",
         "/testbed/documents",
@@ -35,7 +44,7 @@ def test_it_names_the_directories() -> None:
 @pytest.mark.parametrize(("timeout_s", "said"), [(120.0, "120 s"), (0.5, "0.5 s"), (7, "7 s")])
 def test_it_tells_the_time_limit_in_force(timeout_s: float, said: str) -> None:
     words = system_prompt(Profile(limits=Limits(command_timeout_s=timeout_s)))
-    assert f"One command may take {said}, or" in words
+    assert f"A command is stopped after {said}, or" in words
 
 
 def test_it_names_every_tool() -> None:
@@ -44,9 +53,16 @@ def test_it_names_every_tool() -> None:
 
 
 def test_it_says_that_there_is_no_network_and_that_the_shell_carries_over() -> None:
-    words = system_prompt()
-    assert "no network" in words
-    assert "carry over" in words
+    assert "no network" in system_prompt()
+    assert "carry over" in described("execute_bash")
+
+
+def test_words_and_tools_take_few_characters_however_much_is_installed() -> None:
+    everything = Equipment((*PROGRAMS, *MODULES, *(f"module{number}" for number in range(1000))))
+    words = system_prompt(Profile(), everything)
+    schemas = json.dumps([tool.schema for tool in make_tools()])
+    # At 3.5 characters a token and with 50 tokens of a chat template's own, 800 tokens at most.
+    assert len(words) + len(schemas) <= 2620
 
 
 def test_it_depends_on_nothing_but_the_policy_so_that_prefix_caches_hit() -> None:
@@ -65,6 +81,8 @@ def test_what_the_model_is_to_do_with_its_computer_is_the_profiles_to_say() -> N
 def test_it_tells_what_is_there_and_nothing_of_what_nobody_looked_for() -> None:
     assert "Installed: git, numpy." in system_prompt(equipment=Equipment(("git", "numpy")))
     assert "Installed" not in system_prompt()
+    assert "Installed: git." in system_prompt(equipment=Equipment(("bash", "git", "tar")))
+    assert "Installed" not in system_prompt(equipment=Equipment(("bash", "tar")))
     assert "/testbed/shared" in system_prompt(equipment=Equipment(has_shared=True))
     assert "/testbed/shared" not in system_prompt()
 

@@ -1,11 +1,13 @@
 """Which requests get a computer."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from policies.profile import Profile
-from policies.routing import Route, route
+from policies.routing import ROUTE_REASONS, SENTENCES, Route, RouteReason, route
+from policies.tool_support import NoToolsReason
 
 
 @pytest.mark.parametrize(
@@ -21,34 +23,34 @@ from policies.routing import Route, route
     ],
 )
 def test_a_request_gets_a_computer(fields: dict[str, Any]) -> None:
-    assert route({"model": "qwen3", **fields}, {}) == Route("sandbox", "qwen3", "computer: auto")
+    assert route({"model": "qwen3", **fields}, {}) == Route("sandbox", "qwen3", "auto")
 
 
 @pytest.mark.parametrize(
     ("body", "model", "reason"),
     [
-        ({"model": "qwen3:plain"}, "qwen3", "the model's name ends in :plain"),
-        ({"model": "a:b:plain"}, "a:b", "the model's name ends in :plain"),
-        ({"model": "qwen3:plain:plain"}, "qwen3:plain", "the model's name ends in :plain"),
-        ({"model": "m", "tool_choice": "none"}, "m", "tool_choice forbids tools"),
-        ({"model": "m", "function_call": "none"}, "m", "tool_choice forbids tools"),
-        ({"model": "m", "modalities": ["text", "audio"]}, "m", "the answer is not text alone"),
+        ({"model": "qwen3:plain"}, "qwen3", "plain_suffix"),
+        ({"model": "a:b:plain"}, "a:b", "plain_suffix"),
+        ({"model": "qwen3:plain:plain"}, "qwen3:plain", "plain_suffix"),
+        ({"model": "m", "tool_choice": "none"}, "m", "tool_choice_none"),
+        ({"model": "m", "function_call": "none"}, "m", "tool_choice_none"),
+        ({"model": "m", "modalities": ["text", "audio"]}, "m", "not_text"),
         (
             {"model": "m", "continue_final_message": True},
             "m",
-            "it continues a message that is begun",
+            "continued_message",
         ),
         (
             {"model": "m", "add_generation_prompt": False},
             "m",
-            "it continues a message that is begun",
+            "continued_message",
         ),
-        ({"model": "m", "input_ids": [1]}, "m", "it belongs to one call of one server"),
-        ({"model": "m", "bootstrap_room": 0}, "m", "it belongs to one call of one server"),
+        ({"model": "m", "input_ids": [1]}, "m", "backend_state"),
+        ({"model": "m", "bootstrap_room": 0}, "m", "backend_state"),
     ],
 )
 def test_a_request_that_cannot_or_will_not_use_tools_goes_straight_on(
-    body: dict[str, Any], model: str, reason: str
+    body: dict[str, Any], model: str, reason: RouteReason
 ) -> None:
     assert route(body, {}) == Route("plain", model, reason)
 
@@ -58,85 +60,9 @@ def test_only_the_whole_suffix_counts(model: str) -> None:
     assert route({"model": model}, {}).kind == "sandbox"
 
 
-UTILITY = "a chat UI asks for itself"
-TITLE = "Make a concise title of 3-5 words for the chat."
-OPEN_WEBUI_TITLE = f"""### Task:
-{TITLE}
-### Chat History:
-<chat_history>
-USER: hello
-</chat_history>"""
-OPEN_WEBUI_PROMPTS = [
-    "Generate a concise title summarizing the chat history.",
-    "Generate 1-3 broad tags categorizing the main themes of the chat history.",
-    "Predict 3-5 useful messages this user might naturally send next to advance their objective.",
-    "Suggest 3-5 relevant follow-up questions that the user might naturally ask next.",
-    "Generate a detailed prompt for am image generation task based on the given language.",
-    "Analyze the chat history to determine the necessity of generating search queries.",
-    "You are an autocompletion system. Continue the text in `<text>`.",
-]
-"""How versions up to 0.12 begin, each as it is spelt."""
-OPEN_WEBUI_WORK = [
-    "### Task:\nSummarize the conversation history that will be compacted out of the context.",
-    "Your task is to reflect the speaker's likely facial expression through a fitting emoji.",
-    "You have been provided with a set of responses from various models to the latest query.",
-]
-CLAUDE_CODE_TITLE = """x-anthropic-billing-header: cc_version=2.1.197.db9; cc_entrypoint=cli;
-
-You are Claude Code, Anthropic's official CLI for Claude.
-
-Generate a concise, sentence-case title (3-7 words) that captures the main topic or goal of this \
-coding session."""
-OPEN_WEBUI_ANSWER = """### Task:
-Answer the user's query from the context.
-<context>titles and tags</context>"""
-
-
-def said(text: str, role: str = "user") -> dict[str, Any]:
-    return {"model": "m", "messages": [{"role": role, "content": text}]}
-
-
-@pytest.mark.parametrize(
-    ("body", "headers"),
-    [
-        (said("Anything."), {"x-openwebui-task": "tags_generation"}),
-        (said(OPEN_WEBUI_TITLE), {}),
-        (said(OPEN_WEBUI_TITLE.replace("title", "list of tags")), {}),
-        *((said(OPEN_WEBUI_TITLE.replace(TITLE, each)), {}) for each in OPEN_WEBUI_PROMPTS),
-        *((said(each), {}) for each in OPEN_WEBUI_WORK),
-        (said("Give a concise, 5-word-or-less title for the conversation."), {}),
-        (said("Write a short title for this chat", "system"), {}),
-        (said(CLAUDE_CODE_TITLE, "system"), {}),
-        ({**said("Say OK."), "max_tokens": 1}, {}),
-        ({**said("Say OK."), "max_completion_tokens": 8}, {}),
-    ],
-)
-def test_what_a_chat_ui_asks_for_itself_goes_straight_on(
-    body: dict[str, Any], headers: dict[str, str]
-) -> None:
-    assert route(body, headers) == Route("plain", "m", UTILITY)
-
-
-@pytest.mark.parametrize(
-    ("body", "headers"),
-    [
-        (said("Anything."), {"x-openwebui-task": ""}),
-        (said("Anything."), {"x-openwebui-task": "{{TASK}}"}),
-        (said(OPEN_WEBUI_ANSWER), {}),
-        (said(OPEN_WEBUI_ANSWER + "<chat_history>"), {}),
-        (said("Plot the sales. " * 30 + "Then write a short title for the chat."), {}),
-        ({**said("Write a short title for this chat"), "tools": [{"type": "function"}]}, {}),
-        ({**said("Count."), "max_tokens": 9, "max_completion_tokens": None}, {}),
-        ({"model": "m", "messages": [None, {"content": [{"type": "text", "text": "x"}]}]}, {}),
-    ],
-)
-def test_what_a_user_asks_does_not(body: dict[str, Any], headers: dict[str, str]) -> None:
-    assert route(body, headers).kind == "sandbox"
-
-
 def test_who_may_not_have_a_computer_goes_straight_on() -> None:
     never = Profile(computer="never")
-    assert route({"model": "m", "tools": [{}]}, {}, never) == Route("plain", "m", "computer: never")
+    assert route({"model": "m", "tools": [{}]}, {}, never) == Route("plain", "m", "never")
 
 
 @pytest.mark.parametrize(
@@ -144,18 +70,18 @@ def test_who_may_not_have_a_computer_goes_straight_on() -> None:
 )
 def test_who_must_have_one_gets_it_for_whatever_is_asked(fields: dict[str, Any]) -> None:
     always = Profile(computer="always", weak_models=("m",))
-    assert route({"model": "m", **fields}, {}, always) == Route("sandbox", "m", "computer: always")
+    assert route({"model": "m", **fields}, {}, always) == Route("sandbox", "m", "always")
 
 
 @pytest.mark.parametrize(
     ("model", "fields", "reason"),
     [
-        ("m:plain", {}, "the model's name ends in :plain"),
-        ("m", {"modalities": ["text", "audio"]}, "the answer is not text alone"),
+        ("m:plain", {}, "plain_suffix"),
+        ("m", {"modalities": ["text", "audio"]}, "not_text"),
     ],
 )
 def test_what_cannot_be_answered_with_one_is_refused_then(
-    model: str, fields: dict[str, Any], reason: str
+    model: str, fields: dict[str, Any], reason: RouteReason
 ) -> None:
     always = Profile(computer="always")
     assert route({"model": model, **fields}, {}, always) == Route("refused", "m", reason)
@@ -167,3 +93,23 @@ def test_what_cannot_be_answered_with_one_is_refused_then(
 def test_a_model_that_is_too_weak_for_it_answers_without(model: str, kind: str) -> None:
     profile = Profile(weak_models=("Qwen3-4B", "Qwen3-4B-*"))
     assert route({"model": model}, {}, profile).kind == kind
+
+
+@pytest.mark.parametrize("reason", ["no_tool_support", "tools_ignored", "tools_refused"])
+def test_a_model_without_tools_answers_without_a_computer(reason: NoToolsReason) -> None:
+    assert route({"model": "m"}, {}, no_tools=reason) == Route("plain", "m", reason)
+    always = Profile(computer="always")
+    assert route({"model": "m"}, {}, always, reason) == Route("refused", "m", reason)
+
+
+def test_runs_that_failed_do_not_keep_a_computer_from_who_must_have_one() -> None:
+    body, failed = {"model": "m"}, "tools_failed"
+    assert route(body, {}, no_tools="tools_failed") == Route("plain", "m", failed)
+    always = Profile(computer="always")
+    assert route(body, {}, always, "tools_failed") == Route("sandbox", "m", "always")
+
+
+def test_every_reason_has_a_sentence_and_a_place_in_the_readme() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert set(SENTENCES) == set(ROUTE_REASONS)
+    assert [word for word in ROUTE_REASONS if f"`{word}`" not in readme] == []

@@ -8,7 +8,18 @@ import yaml
 
 from policies.budgets import DailyBudget
 from policies.prices import Price
-from proxy.config import Config, ConfigError, ServerConfig, load, parse, secret, state_dir
+from proxy.config import (
+    BackendConfig,
+    Config,
+    ConfigError,
+    ServerConfig,
+    backend_key_variable,
+    load,
+    parse,
+    require_forwarding_fits,
+    secret,
+    state_dir,
+)
 
 EXAMPLE = Path(__file__).parents[2] / "config.yaml"
 
@@ -188,3 +199,52 @@ def test_state_lies_where_config_or_the_system_says(
 )
 def test_what_nothing_could_work_with_is_told_at_start(tree: Any, words: str) -> None:
     assert words in complaint(tree)
+
+
+OPENAI = "https://api.openai.com/v1"
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable"),
+    [
+        ({"base_url": OPENAI}, "OPENAI_API_KEY"),
+        ({"base_url": "https://eu.api.openai.com/v1"}, "OPENAI_API_KEY"),
+        ({"base_url": OPENAI, "api_key_env": "MINE"}, "MINE"),
+        ({"base_url": OPENAI, "forward_client_key": True}, None),
+        ({"base_url": OPENAI, "kind": "litellm"}, None),
+        ({"base_url": "http://api.openai.com/v1"}, None),
+        ({"base_url": "https://api.openai.com.example.org/v1"}, None),
+        ({"base_url": "https://notapi.openai.com/v1"}, None),
+        ({"base_url": "http://127.0.0.1:8000/v1"}, None),
+        ({"base_url": "http://127.0.0.1:8000/v1", "api_key_env": "MINE"}, "MINE"),
+        ({"base_url": None}, None),
+    ],
+)
+def test_the_key_for_openai_goes_to_openai_alone(
+    backend: dict[str, Any], variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    assert backend_key_variable(BackendConfig(**backend)) == variable
+
+
+def test_openai_needs_no_key_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", " ")
+    assert backend_key_variable(BackendConfig(base_url=OPENAI)) is None
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"backend": {"kind": "litellm"}}, "only a backend of kind openai"),
+        ({"backend": {"api_key_env": "MINE"}}, "or backend.api_key_env, not both"),
+        ({"server": {"api_key_env": "OURS"}}, "leave server.api_key_env and keys out"),
+        ({"keys": [{"name": "a", "env": "OURS"}]}, "leave server.api_key_env and keys out"),
+    ],
+)
+def test_a_client_has_one_key_which_is_the_backends_or_ours(
+    tree: dict[str, Any], words: str
+) -> None:
+    backend = {"forward_client_key": True, **tree.get("backend", {})}
+    with pytest.raises(ConfigError, match=words):
+        require_forwarding_fits(parse({**tree, "backend": backend}, "c.yaml"))
+    require_forwarding_fits(parse(tree, "c.yaml"))

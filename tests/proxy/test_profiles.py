@@ -14,6 +14,7 @@ from proxy.keys import Key, Keyring
 from proxy.profiles import Profiles, build_profiles, shipped
 
 ANYONE = Key()
+NO_NETWORK = {"isolation": {"egress": {"mode": "none"}}}
 STUDENT = Key("student", ("default", "research"), {"limits": {"max_turns": 20}})
 
 
@@ -252,3 +253,49 @@ def test_a_server_of_one_profile_gives_it_to_everybody() -> None:
 def test_the_bundles_lie_beside_the_policies_they_are_of() -> None:
     bundles = Path(__file__).parents[2] / "policies" / "profiles"
     assert {path.stem for path in bundles.glob("*.yaml")} == shipped().keys()
+
+
+def test_paper_has_an_open_network_only_where_the_operator_names_it() -> None:
+    with pytest.raises(ForbiddenError) as raised:
+        profiles().of(ANYONE, "m", "paper", {})
+    assert "Profile 'paper' needs a key that lists it" in str(raised.value)
+    assert profiles().of(Key("k", ("paper",)), "m", None, {}).isolation.egress.mode == "open"
+
+
+@pytest.mark.parametrize(
+    "narrower",
+    [
+        {"profiles": {"paper": {"extends": "paper", **NO_NETWORK}}},
+        {"models": {"*": {"policy": NO_NETWORK}}},
+    ],
+)
+def test_an_operator_takes_the_network_from_paper_and_leaves_the_rest(
+    narrower: dict[str, Any],
+) -> None:
+    key = Key("k", ("paper",))
+    paper = profiles().of(key, "m", None, {})
+    found = profiles(**narrower).of(key, "m", None, {})
+    assert (found.isolation.egress.mode, found.limits) == ("none", paper.limits)
+    by_key = profiles().of(Key("k", ("paper",), NO_NETWORK), "m", None, {})
+    assert (by_key.isolation.egress.mode, by_key.limits) == ("none", paper.limits)
+
+
+def test_a_request_switches_off_what_paper_has_and_nothing_on() -> None:
+    key = Key("k", ("paper",))
+    asked = {"limits": {"max_trajectory_tokens": 1000}, **NO_NETWORK}
+    found = profiles().of(key, "m", None, asked)
+    assert (found.limits.max_trajectory_tokens, found.isolation.egress.mode) == (1000, "none")
+    wider: list[dict[str, Any]] = [
+        {"compact": True},
+        {"final_question": True},
+        {"max_trajectory_tokens": 131_072},
+        {"max_trajectory_tokens": None},
+        {"model_timeout_s": 1201},
+    ]
+    for limits in wider:
+        with pytest.raises(ForbiddenError):
+            profiles().of(key, "m", None, {"limits": limits})
+    long = {"extends": "paper", "limits": {"max_trajectory_tokens": 131_072}}
+    wide = profiles(profiles={"paper-long": long}).of(Key("k", ("paper-long",)), "m", None, {})
+    assert wide.limits.max_trajectory_tokens == 131_072
+    assert not wide.limits.compact

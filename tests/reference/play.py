@@ -21,10 +21,9 @@ def main() -> None:
         llm_base_url=job["base_url"],
         quiet=True,
     )
-    # Nothing here asks for a network; with an init it ends at once, and in any case some day.
-    runtime = DockerRuntime(
-        job["image"], command="sleep 300", logger=False, network_mode="none", init=True
-    )
+    # On the engine's bridge network, as always; with an init it ends at once, and in any case some
+    # day.
+    runtime = DockerRuntime(job["image"], command="sleep 300", logger=False, init=True)
     try:
         Agent(args).run(runtime, job["problem"], max_steps=100)
     finally:

@@ -3,8 +3,9 @@ sees the same requests from both."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ import pytest
 import yaml
 
 from policies.paper_words import PaperWords
+from policies.profile import Profile
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from proxy.prompt_file import read_words
 from sandbox_runtime.tools import make_tools
 from tests.fakes.backend import Backend, scripted_backend
-from tests.fakes.paper import paper, undescribed
+from tests.fakes.paper import paper, undescribed, unstreamed
 from tests.fakes.server import house, open_backend
 from tests.reference.environment import played, python
+from tests.reference.internet import internet
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 
 pytestmark = pytest.mark.docker
@@ -63,6 +66,7 @@ COMMANDS = [
     "for i in 1 2 3; do\n  echo $i\ndone | tail -1",
     "cat; echo end of input",
     "kill -9 $$",
+    "sleep 100 > /dev/null 2>&1 & jobs | wc -l",
     "printf '\\377\\0end'",
     "",
 ]
@@ -123,7 +127,25 @@ ODD = [
     tool_reply(bash("echo 42 > output/answer.txt")),
     tool_reply(call("submit")),
 ]
-REPLIES = [*(tool_reply(bash(each)) for each in COMMANDS), *map(tool_reply, EDITS), *ODD]
+
+
+def fetching(address: str) -> list[str]:
+    """Commands that need a network."""
+    url = f"http://{address}"
+    pip = f"pip install -q --index-url {url}/simple --trusted-host {address}"
+    return [
+        f"curl -sS {url}/facts.txt",
+        f"curl -sSo facts -w '%{{http_code}} %{{size_download}}' {url}/facts.txt; cat facts",
+        f"curl -sSf {url}/nothing",
+        f"python3 -c 'import urllib.request as u; print(u.urlopen(\"{url}/facts.txt\").read())'",
+        f"{pip} stand-in && python3 -c 'import stand_in; print(stand_in.VALUE)'",
+        f"{pip} nothing",
+    ]
+
+
+def replies(address: str) -> list[dict[str, Any]]:
+    commands = map(bash, [*COMMANDS, *fetching(address)])
+    return [*map(tool_reply, [*commands, *EDITS]), *ODD]
 
 
 @pytest.fixture(scope="module")
@@ -141,27 +163,74 @@ async def engine(tmp_path: Path) -> AsyncIterator[None]:
         await backend.aclose()
 
 
-async def test_the_models_server_sees_the_same_requests(reference: Path, tmp_path: Path) -> None:
-    async with engine(tmp_path), scripted_backend(REPLIES) as theirs:
-        job = {"base_url": theirs.base_url, "image": DOCKER_IMAGE, "problem": PROBLEM}
+async def by_reference(
+    reference: Path, script: Sequence[Any], tmp_path: Path
+) -> tuple[Backend, dict[str, Any]]:
+    """What the reference sends for a script, and what it says of itself."""
+    async with scripted_backend(script) as backend:
+        job = {"base_url": backend.base_url, "image": DOCKER_IMAGE, "problem": PROBLEM}
         job |= {"model": MODEL, **PROMPTS}
-        said = await asyncio.to_thread(played, reference, job, tmp_path)
-    words = supplied({**PROMPTS, **said}, tmp_path)
+        return backend, await asyncio.to_thread(played, reference, job, tmp_path)
+
+
+async def by_us(
+    profile: Profile, script: Sequence[Any], tmp_path: Path
+) -> tuple[Backend, dict[str, Any]]:
+    """What the profile sends for the same, and its answer."""
     async with (
-        scripted_backend(REPLIES) as ours,
-        house(ours, "docker", tmp_path, profiles=Profiles.only(paper(words))) as url,
+        scripted_backend(script) as backend,
+        house(backend, "docker", tmp_path, profiles=Profiles.only(profile)) as url,
         httpx.AsyncClient(timeout=100) as client,
     ):
         asked = {"model": MODEL, "messages": [{"role": "user", "content": PROBLEM}]}
         with anyio.fail_after(100):
             response = await client.post(f"{url}/v1/chat/completions", json=asked)
-    assert response.json()["choices"][0]["message"]["content"] == "42"
-    assert len(theirs.requests) == len(REPLIES)
+        return backend, response.json()
+
+
+def reaching(profile: Profile, address: str) -> Profile:
+    """The profile, for which that address of a private network counts as public."""
+    egress = replace(profile.isolation.egress, allow_cidrs=(f"{address}/32",))
+    return replace(profile, isolation=replace(profile.isolation, egress=egress))
+
+
+async def test_the_models_server_sees_the_same_requests(reference: Path, tmp_path: Path) -> None:
+    async with engine(tmp_path), internet() as address:
+        script = replies(address)
+        theirs, said = await by_reference(reference, script, tmp_path)
+        profile = paper(supplied({**PROMPTS, **said}, tmp_path))
+        ours, answer = await by_us(reaching(profile, address), script, tmp_path)
+    assert answer["choices"][0]["message"]["content"] == "42"
+    assert len(theirs.requests) == len(script)
     for seen, due in zip(bodies(ours), bodies(theirs), strict=True):
         assert seen["messages"][-2:] == due["messages"][-2:]
         assert seen == due
+    assert answer["sandbox"]["stop_reason"] == "submitted"
+    observed = [str(each.get("content")) for each in ours.requests[-1].body["messages"]]
+    assert sum("Water boils at" in each for each in observed) == 3
+    assert any("\\[STDOUT]\n42\n" in each for each in observed)
     in_our_words = [undescribed(tool.schema) for tool in make_tools(paper())]
     assert json.dumps(in_our_words) == json.dumps([undescribed(tool) for tool in said["tools"]])
+
+
+@pytest.mark.parametrize(
+    ("script", "count", "stop"),
+    [
+        ([text_reply("It is 42.")] * 101, 100, "max_turns"),
+        ([tool_reply(bash("seq -s ' ' 100000"))] * 2, 1, "trajectory_tokens"),
+    ],
+)
+async def test_a_run_ends_at_the_same_request_and_nothing_is_asked(
+    reference: Path, tmp_path: Path, script: list[Any], count: int, stop: str
+) -> None:
+    async with engine(tmp_path):
+        theirs, said = await by_reference(reference, script, tmp_path)
+        profile = paper(supplied({**PROMPTS, **said}, tmp_path))
+        ours, answer = await by_us(profile, script, tmp_path)
+    assert list(bodies(ours)) == list(bodies(theirs))
+    assert len(theirs.requests) == count
+    assert answer["sandbox"]["stop_reason"] == stop
+    assert answer["choices"][0]["message"]["content"] == ""
 
 
 def supplied(file: dict[str, Any], tmp_path: Path) -> PaperWords:
@@ -174,7 +243,8 @@ def supplied(file: dict[str, Any], tmp_path: Path) -> PaperWords:
 def bodies(backend: Backend) -> Iterator[dict[str, Any]]:
     """The requests, but for what README's table says is not reproduced."""
     for request in backend.requests:
-        yield {**request.body, "messages": [alike(each) for each in request.body["messages"]]}
+        messages = [alike(each) for each in request.body["messages"]]
+        yield {**unstreamed(request.body), "messages": messages}
 
 
 def alike(message: dict[str, Any]) -> dict[str, Any]:

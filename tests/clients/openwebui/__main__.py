@@ -13,7 +13,7 @@ from pathlib import Path
 from playwright.async_api import Page, async_playwright, expect
 
 from tests.clients.locked import MissingError
-from tests.clients.openwebui import installation
+from tests.clients.openwebui import first_token, installation
 from tests.clients.openwebui.chat import Chat
 from tests.clients.openwebui.model import NAME, Model
 from tests.clients.openwebui.open_webui import (
@@ -34,7 +34,10 @@ def main() -> int:
     arguments = _parser().parse_args()
     arguments.pictures.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(_play_all(arguments.sandbox, arguments.pictures))
+        if arguments.typing:
+            asyncio.run(_measure(arguments.sandbox, arguments.typing))
+        else:
+            asyncio.run(_play_all(arguments.sandbox, arguments.pictures))
     except MissingError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -50,13 +53,31 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("openwebui-pictures"),
         help="where the pictures of what was seen are put",
     )
+    parser.add_argument(
+        "--typing",
+        type=int,
+        metavar="ROUNDS",
+        help="measure instead how soon the first word of an answer shows",
+    )
     return parser
 
 
-async def _play_all(kind: Kind, pictures: Path) -> None:
+async def _measure(kind: Kind, rounds: int) -> None:
+    program = await asyncio.to_thread(installation.command)
+    with tempfile.TemporaryDirectory(prefix="openwebui-") as folder:
+        async with _window(_browser()) as page:
+            await first_token.measure(program, page, kind, Path(folder), rounds)
+
+
+def _browser() -> str:
     browser = shutil.which("chromium")
     if browser is None:
         raise MissingError("chromium is missing")
+    return browser
+
+
+async def _play_all(kind: Kind, pictures: Path) -> None:
+    browser = _browser()
     program = await asyncio.to_thread(installation.command)
     ways: tuple[tuple[str, Mapping[str, str], Sequence[Scene]], ...] = (
         ("with user info headers", FORWARDED, SCENES),

@@ -16,6 +16,7 @@ KEPT = "What is in the file that you kept?"
 CLOCK = "Ask your clock, then go on with your work."
 ENDLESS = "Work until I stop you."
 SLOW = "Take your time."
+TALK = "Tell me all the while what you do."
 PICTURE = "What kind of file did I give you?"
 TEXT = "How many rows did I give you?"
 BROKEN = "Break."
@@ -25,6 +26,12 @@ THOUGHT = "A table and a picture, then."
 WORD = "heliotrope"
 OUTPUT = "row 3 of many"
 DONE = "It is done."
+NARRATION = (
+    "I count the rows of the table first, since nobody can tell how many there are without. " * 2
+)
+STORY = "Once there was a table, and it had rows, and nobody knew how many of them there were. " * 4
+WRITTEN_PIECES = 24
+"""So much of the story is written before somebody has to read it."""
 FAULT = "the engine died"
 TITLE = "Squares of numbers"
 FOLLOW_UP = "And the cubes?"
@@ -44,8 +51,8 @@ class Model:
     """Chooses each reply by what was asked and how much was done since."""
 
     def __init__(self, marker: str) -> None:
-        self.may_go_on = {SQUARES: asyncio.Event(), SLOW: asyncio.Event()}
-        """What it waits for after its first command."""
+        self.may_go_on = {SQUARES: asyncio.Event(), SLOW: asyncio.Event(), TALK: asyncio.Event()}
+        """What it waits for after its first command; in the midst of a story, if it tells one."""
         self._scripts = {
             **SCRIPTS,
             ENDLESS: [_bash(f"seq -f 'row %g of many' 3; exec sleep {marker}")],
@@ -66,7 +73,8 @@ class Model:
         turn = self._scripts[question][number]
         reply = turn(since[-1]["content"]) if callable(turn) else turn
         held = number == 1 and question in self.may_go_on
-        return Held(reply, self.may_go_on[question]) if held else reply
+        pieces = WRITTEN_PIECES if question == TALK else 0
+        return Held(reply, self.may_go_on[question], pieces) if held else reply
 
 
 def _bash(command: str) -> Reply:
@@ -87,9 +95,11 @@ def said(line: str) -> str:
 
 
 _CLOCK = tool_reply(
-    call("execute_bash", command=f"echo {WORD} > begun.txt"), call("get_current_timestamp")
+    call("execute_bash", command=f"echo {WORD} > begun.txt"),
+    call("get_current_timestamp"),
+    content=NARRATION,
 )
-"""A tool of ours beside one of Open WebUI's own."""
+"""A tool of ours beside one of Open WebUI's own, and what is said before both."""
 SCRIPTS: Mapping[str, Sequence[Turn]] = {
     SQUARES: [
         {"reasoning": THOUGHT, **_bash(MAKE)},
@@ -99,6 +109,7 @@ SCRIPTS: Mapping[str, Sequence[Turn]] = {
     KEPT: [_bash("cat kept.txt"), _told],
     CLOCK: [_CLOCK, _bash("cat begun.txt"), _told],
     SLOW: [_bash("echo begun > output/begun.txt"), _submit(DONE)],
+    TALK: [{**_bash("echo 3 rows"), "content": NARRATION}, text_reply(STORY)],
     PICTURE: [_bash("head -c 4 documents/* | tail -c 3"), _told],
     TEXT: [_bash("cat documents/* 2>/dev/null | grep -c 'row [0-9]'"), _told],
 }

@@ -17,6 +17,12 @@ CONNECTION_HEADERS = {
 """The other, which can be set in its pages as well."""
 WHOLE_FILES = {"BYPASS_EMBEDDING_AND_RETRIEVAL": "True"}
 """Has the text of an uploaded file go to the model as it is, not a choice of its pieces."""
+NOTHING_BESIDE = {
+    "ENABLE_TITLE_GENERATION": "False",
+    "ENABLE_TAGS_GENERATION": "False",
+    "ENABLE_FOLLOW_UP_GENERATION": "False",
+}
+"""Has it ask for nothing but answers."""
 ALONE = {
     "WEBUI_AUTH": "False",
     "WEBUI_SECRET_KEY": "none",

@@ -79,6 +79,7 @@ async def its_own_tools_are_called_between_ours(stage: Stage) -> None:
     await expect(stage.chat.answer.get_by_text(said(model.WORD))).to_be_visible()
     used = stage.chat.answer.get_by_text("Explored 2 execute_bash, get_current_timestamp")
     await expect(used).to_be_visible()
+    await expect(stage.chat.answer.get_by_text(model.NARRATION.strip())).to_be_visible()
     await stage.chat.look("5-its-own-tools")
     told = [message["content"] for message in stage.worked[-2] if message["role"] == "tool"]
     assert len(told) == 2
@@ -115,6 +116,32 @@ async def a_page_that_is_loaded_anew_shows_the_run_go_on(stage: Stage) -> None:
     await chat.page.reload()
     await expect(chat.answer.get_by_role("button", name="begun.txt")).to_be_visible()
     await chat.look("9-loaded-again")
+
+
+async def words_show_while_they_are_written_and_cards_stand_between_them(stage: Stage) -> None:
+    chat = stage.chat
+    await chat.begin(model.NAME)
+    await chat.ask(model.TALK)
+    await expect(chat.answer.get_by_text(model.NARRATION.strip())).to_be_visible()
+    await expect(chat.answer.get_by_text(model.STORY[:80])).to_be_visible()
+    await chat.look("13-typing")
+    stage.model.may_go_on[model.TALK].set()
+    await expect(chat.answer.get_by_text(model.STORY.strip())).to_be_visible()
+    narration, card, answer = [
+        await chat.answer.get_by_text(words).first.bounding_box()
+        for words in (model.NARRATION.strip(), "View Result from execute_bash", model.STORY.strip())
+    ]
+    assert narration is not None
+    assert card is not None
+    assert answer is not None
+    assert narration["y"] < card["y"] < answer["y"]
+    await chat.look("14-told")
+    await chat.ask(model.KEPT)
+    await expect(chat.answer.get_by_text("No such file")).to_be_visible()
+    # The model is told what it said, in one message.
+    _, asked, said, again, *_ = stage.worked[-1]
+    assert [asked["content"], again["content"]] == [model.TALK, model.KEPT]
+    assert said["content"].split() == [*model.NARRATION.split(), *model.STORY.split()]
 
 
 async def a_picture_that_is_given_lies_in_the_sandbox(stage: Stage) -> None:
@@ -186,6 +213,7 @@ SCENES: tuple[Scene, ...] = (
     its_own_tools_are_called_between_ours,
     stopping_it_ends_the_command_and_the_chat_goes_on,
     a_page_that_is_loaded_anew_shows_the_run_go_on,
+    words_show_while_they_are_written_and_cards_stand_between_them,
     a_picture_that_is_given_lies_in_the_sandbox,
     a_short_text_that_is_given_stands_in_the_question,
     a_long_one_lies_in_the_sandbox,

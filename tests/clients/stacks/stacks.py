@@ -30,13 +30,12 @@ class Way:
 
     def raises_at(self, profile: Steps) -> Mapping[str, frozenset[str]]:
         """What may be raised where steps show in that profile, by scenario."""
-        if not self.late:
-            return {fault: frozenset({kind}) for fault, kind in self.raises.items()}
-        shown = ("cut", "unavailable") if profile in self.thinks else ("cut",)
-        return {
-            fault: frozenset({self.late} if fault in shown else {kind, self.late})
-            for fault, kind in self.raises.items()
-        }
+        may_be = {fault: frozenset({kind}) for fault, kind in self.raises.items()}
+        if self.late:
+            is_shown = profile in self.thinks
+            unavailable = frozenset({self.late} if is_shown else {self.raises["cut"], self.late})
+            may_be |= {"cut": frozenset({self.late}), "unavailable": unavailable}
+        return may_be
 
     @property
     def streams(self) -> bool:
@@ -74,13 +73,18 @@ def failing(refused: str, broken: str, unavailable: str) -> dict[str, str]:
     return {"refused": refused, "broken": broken, "cut": broken, "unavailable": unavailable}
 
 
+def streaming(whole: Mapping[str, str], begun: Mapping[str, str]) -> dict[str, str]:
+    """What is raised of a stream: before it has begun what is of an answer in one piece."""
+    return {**begun, "refused": whole["refused"], "broken": whole["broken"]}
+
+
 # The openai SDK, and what stands on it. Once a stream has begun there is no status any more.
 OPENAI = failing(
     "openai.BadRequestError 400",
     "openai.InternalServerError 500",
     "openai.InternalServerError 503",
 )
-OPENAI_STREAM = failing(*["openai.APIError"] * 3)
+OPENAI_STREAM = streaming(OPENAI, failing(*["openai.APIError"] * 3))
 # Its helper keeps of the frames what belongs to a choice.
 HELPER = ALL - {"files"}
 
@@ -132,13 +136,16 @@ LANGCHAIN_ANTHROPIC = failing(
     "langchain_anthropic.chat_models.AnthropicAPIError 500",
     "langchain_anthropic.chat_models.AnthropicAPIError 503",
 )
+LANGCHAIN_STREAM = streaming(LANGCHAIN_WHOLE, OPENAI_STREAM)
 LITELLM = ALL - {"files"}
 LITELLM_WHOLE = failing(
     "litellm.exceptions.BadRequestError 400",
     "litellm.exceptions.InternalServerError 500",
     "litellm.exceptions.ServiceUnavailableError 503",
 )
-LITELLM_STREAM = failing(*["litellm.exceptions.MidStreamFallbackError 500"] * 3)
+LITELLM_STREAM = streaming(
+    LITELLM_WHOLE, failing(*["litellm.exceptions.MidStreamFallbackError 500"] * 3)
+)
 PYDANTIC_AI = frozenset({"text", "finish", "calls", "thought", "usage"})
 PYDANTIC_AI_WHOLE = failing(
     "pydantic_ai.exceptions.ModelRequestRejectedError 400",
@@ -146,10 +153,13 @@ PYDANTIC_AI_WHOLE = failing(
     "pydantic_ai.exceptions.ModelUnavailableError 503",
 )
 # It takes the code of an error in the stream for a status where it is a number.
-PYDANTIC_AI_STREAM = failing(
-    "pydantic_ai.exceptions.ModelAPIError",
-    "pydantic_ai.exceptions.ModelServerError 500",
-    "pydantic_ai.exceptions.ModelAPIError",
+PYDANTIC_AI_STREAM = streaming(
+    PYDANTIC_AI_WHOLE,
+    failing(
+        "pydantic_ai.exceptions.ModelAPIError",
+        "pydantic_ai.exceptions.ModelServerError 500",
+        "pydantic_ai.exceptions.ModelAPIError",
+    ),
 )
 TERSE = frozenset({"text", "calls", "usage"})
 
@@ -160,7 +170,8 @@ ANTHROPIC_WHOLE = failing(
     "anthropic.InternalServerError 500",
     "anthropic.ServiceUnavailableError 503",
 )
-ANTHROPIC_STREAM = failing(*["anthropic.APIStatusError 200"] * 3)
+ANTHROPIC_STREAM = streaming(ANTHROPIC_WHOLE, failing(*["anthropic.APIStatusError 200"] * 3))
+LANGCHAIN_ANTHROPIC_STREAM = streaming(LANGCHAIN_ANTHROPIC, ANTHROPIC_STREAM)
 
 PYTHON = (
     openai_sdk("openai-2"),
@@ -171,13 +182,13 @@ PYTHON = (
         "langchain_client.py",
         (
             Way("whole", LANGCHAIN, LANGCHAIN_WHOLE),
-            Way("streamed", LANGCHAIN, OPENAI_STREAM),
+            Way("streamed", LANGCHAIN, LANGCHAIN_STREAM),
             Way("async", LANGCHAIN, LANGCHAIN_WHOLE),
-            Way("async streamed", LANGCHAIN, OPENAI_STREAM),
+            Way("async streamed", LANGCHAIN, LANGCHAIN_STREAM),
             responses("responses", LANGCHAIN_WHOLE, LANGCHAIN),
-            responses("responses streamed", OPENAI_STREAM, LANGCHAIN),
+            responses("responses streamed", LANGCHAIN_STREAM, LANGCHAIN),
             Way("anthropic", LANGCHAIN, LANGCHAIN_ANTHROPIC),
-            Way("anthropic streamed", LANGCHAIN, ANTHROPIC_STREAM),
+            Way("anthropic streamed", LANGCHAIN, LANGCHAIN_ANTHROPIC_STREAM),
         ),
         tools=("tools", "responses tools", "anthropic tools"),
         shapes=("shape",),
@@ -262,11 +273,11 @@ PYTHON = (
 
 # Node tells classes by their bare names.
 NODE_OPENAI = failing("BadRequestError 400", "InternalServerError 500", "InternalServerError 503")
-NODE_OPENAI_STREAM = failing(*["APIError"] * 3)
+NODE_OPENAI_STREAM = streaming(NODE_OPENAI, failing(*["APIError"] * 3))
 NODE_ANTHROPIC = failing(
     "BadRequestError 400", "InternalServerError 500", "ServiceUnavailableError 503"
 )
-NODE_ANTHROPIC_STREAM = failing(*["APIError"] * 3)
+NODE_ANTHROPIC_STREAM = streaming(NODE_ANTHROPIC, failing(*["APIError"] * 3))
 # Of fields it does not know this helper keeps the last piece.
 NODE_HELPER = ALL - {"thought"}
 
@@ -302,17 +313,17 @@ AI_SDK_SHOWS = {
 }
 AI_SDK_RESPONSES = AI_SDK - {"cited", "pictures"}
 AI_SDK_WHOLE = failing("APICallError 400", "APICallError 500", "APICallError 503")
-AI_SDK_OPENAI_STREAM = failing(*["APICallError 500"] * 3)
+AI_SDK_OPENAI_STREAM = streaming(AI_SDK_WHOLE, failing(*["APICallError 500"] * 3))
 
 
 def ai_sdk(name: str, stream: Mapping[str, str], late: str, anthropic: Mapping[str, str]) -> Stack:
     """A major version of Vercel's AI SDK; `stream` is what two of its providers raise in one,
     `late` what the Responses API's does once something was shown, `anthropic` what Anthropic's."""
     streams = {
-        "compatible": stream,
+        "compatible": streaming(AI_SDK_WHOLE, stream),
         "openai": AI_SDK_OPENAI_STREAM,
-        "openrouter": stream,
-        "anthropic": anthropic,
+        "openrouter": streaming(AI_SDK_WHOLE, stream),
+        "anthropic": streaming(AI_SDK_WHOLE, anthropic),
     }
     providers = (*streams, "responses")
     return Stack(

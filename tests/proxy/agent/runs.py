@@ -14,12 +14,14 @@ from proxy.agent.events import (
     AnswerDelta,
     Event,
     FileProduced,
+    OnDelta,
     ReasoningDelta,
     ToolCallFinished,
 )
-from proxy.agent.model import Model
+from proxy.agent.model import Model, Reply
 from proxy.agent.task import Artifact, Result, Task
 from proxy.agent.windows import Windows
+from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel, call, tool_reply
 from proxy.workspaces import Workspaces
 from sandbox_runtime.sandbox import Sandbox, Sandboxes
@@ -102,6 +104,26 @@ class Events(list[Event]):
     @property
     def files(self) -> list[str]:
         return [event.path for event in self if isinstance(event, FileProduced)]
+
+
+class Played(ScriptedModel):
+    """Plays its replies in the order in which it is asked, whatever it is asked."""
+
+    def __init__(self, replies: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(replies)
+        self._calls = 0
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        said = [{"role": "assistant"}] * self._calls
+        asked = len(self.requests)
+        try:
+            return await super().complete({**body, "messages": said}, on_delta)
+        except BackendError:
+            self._calls -= 1  # a refusal is not one of its replies
+            raise
+        finally:
+            self._calls += 1
+            self.requests[asked] = dict(body)
 
 
 AT_ONCE = Profile(computer="always")

@@ -75,6 +75,28 @@ async def test_the_tokens_are_of_all_calls_and_the_trajectorys_each_counted_once
     assert tally.trajectory_tokens == 200 + 5 == 100 + 35 + tally.env_tokens
 
 
+async def test_no_tool_call_has_no_tokens_of_the_sandbox() -> None:
+    result = await answered(
+        [
+            {**text_reply("42"), "usage": usage(100, 10)},
+            {**text_reply('{"n": 42}'), "usage": usage(143, 10)},
+        ],
+        final_only={"response_format": {"type": "json_object"}},
+    )
+    tally = result.tally
+    assert (tally.llm_calls, tally.tool_calls, tally.env_tokens) == (2, 0, 0)
+    assert tally.trajectory_tokens == 143 + 10
+
+
+async def test_the_request_for_the_answer_is_no_output_of_a_tool() -> None:
+    replies = [
+        {**tool_reply(LOOK), "usage": usage(100, 10)},
+        {**text_reply("42"), "usage": usage(200, 10)},
+    ]
+    result = await Run(ScriptedModel(replies), limits=Limits(max_turns=1)).go()
+    assert 0 < result.tally.env_tokens < 90
+
+
 async def test_the_call_that_asks_for_the_answer_is_no_turn() -> None:
     run = Run(ScriptedModel([tool_reply(LOOK), text_reply("42")]), limits=Limits(max_turns=1))
     result = await run.go()

@@ -35,7 +35,7 @@ async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> Non
 async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
     events = Events()
     profile = Profile(watch=Watch((RULE,)))
-    watch = EgressWatch(Task("r", MemoryOutbox(), "m", [USER], profile), events)
+    watch = EgressWatch(Task("r", MemoryOutbox(), "m", [USER], profile=profile), events)
     refused = "rule orders forbids this: no orders"
     assert await watch.asked(ORDERS) == refused
     watch.close()
@@ -46,7 +46,7 @@ async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
 async def test_what_is_refused_or_asked_for_after_the_run_is_not_open() -> None:
     events = Events()
     watch = EgressWatch(
-        Task("r", MemoryOutbox(), "m", [USER], Profile(watch=Watch((RULE,)))), events
+        Task("r", MemoryOutbox(), "m", [USER], profile=Profile(watch=Watch((RULE,)))), events
     )
     await watch.asked(ORDERS)
     await watch.decided(replace(decision(ORDERS), verdict="denied"))

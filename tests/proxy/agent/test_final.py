@@ -15,9 +15,11 @@ from proxy.agent.budget import Budget, Paying
 from proxy.agent.conversation import Conversation
 from proxy.agent.events import Event, OnDelta, Refused
 from proxy.agent.final import Final, FinalCall, in_form
+from proxy.agent.first_call import FirstCall
 from proxy.agent.guard import Guard
 from proxy.agent.model import Reply
 from proxy.agent.observation_files import ObservationFiles
+from proxy.agent.prose import ProseRules
 from proxy.agent.task import Result, Task
 from proxy.agent.toolbox import Toolbox
 from proxy.agent.windows import Window, Windows
@@ -136,7 +138,8 @@ async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
         files = ObservationFiles("r1", no_computer)
         paying = Paying(model, Budget(task, Limits(), 0.0))
         talk = Conversation(paying, task, [], "", Window(Windows(), model, "m"), files)
-        call = FinalCall(task, talk, writer, toolbox, ignore)
+        first_call = FirstCall(None, ignore)
+        call = FinalCall(task, talk, writer, toolbox, ignore, first_call, ProseRules())
         final = await call.answer(StopReason.SUBMITTED, "42", seconds=0.1)
     assert (final.text, final.finish_reason) == ("It is 42.", "length")
     assert [notice.code for notice in final.notices] == ["response_format_violated"]

@@ -10,6 +10,7 @@ from policies.limits import StopReason
 from policies.prompts import NUDGE, system_prompt
 from proxy.agent.events import (
     AnswerDelta,
+    CallAccepted,
     FileProduced,
     Narration,
     ReasoningDelta,
@@ -22,7 +23,7 @@ from proxy.agent.events import (
 )
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from sandbox_runtime.tools import make_tools
-from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Run, answered, bash, valid
+from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Played, Run, answered, bash, valid
 
 
 async def test_submit_ends_the_run_with_its_answer() -> None:
@@ -50,6 +51,7 @@ async def test_a_whole_run_is_told_in_order() -> None:
     assert run.events == [
         RunStarted("r1", prompt_of(model)),
         TurnStarted(1),
+        CallAccepted(),
         ReasoningDelta("Hm."),
         Narration("Counting."),
         ToolCallStarted(
@@ -177,18 +179,21 @@ async def test_prose_that_shows_the_model_is_done_is_the_answer() -> None:
     assert run.events == [
         RunStarted("r1", prompt_of(model)),
         TurnStarted(1),
+        CallAccepted(),
         AnswerDelta("There are 42."),
         RunFinished(StopReason.ANSWERED, {}),
     ]
 
 
-async def test_prose_that_announces_work_is_nudged_once_then_taken() -> None:
+async def test_announced_work_is_asked_for_once_and_the_announcement_is_the_answer_without_it() -> (
+    None
+):
     model = ScriptedModel([text_reply("Let me check:"), text_reply("Let me check again:")])
     run = Run(model)
     result = await run.go()
     assert model.requests[1]["messages"][-1] == {"role": "user", "content": NUDGE}
-    assert (result.answer, result.stop_reason) == ("Let me check again:", StopReason.ANSWERED)
-    assert run.events.reasoning == "Let me check:"
+    assert (result.answer, result.stop_reason) == ("Let me check:", StopReason.ANSWERED)
+    assert len(model.requests) == 2
 
 
 async def test_work_after_a_nudge_earns_another() -> None:
@@ -203,10 +208,11 @@ async def test_work_after_a_nudge_earns_another() -> None:
     assert (await Run(model).go()).answer == "42"
 
 
-async def test_a_cut_off_answer_is_nudged_and_called_cut_off() -> None:
-    cut = {"content": "There are for", "finish_reason": "length"}
-    result = await answered([cut, cut])
+async def test_a_cut_off_first_answer_is_returned_as_cut_off() -> None:
+    model = ScriptedModel([{"content": "There are for", "finish_reason": "length"}])
+    result = await Run(model).go()
     assert (result.answer, result.finish_reason) == ("There are for", "length")
+    assert len(model.requests) == 1
 
 
 async def test_a_filtered_answer_is_called_filtered() -> None:
@@ -214,17 +220,16 @@ async def test_a_filtered_answer_is_called_filtered() -> None:
     assert (result.answer, result.finish_reason) == ("There are", "content_filter")
 
 
-async def test_an_empty_reply_is_nudged_then_the_answer_is_asked_for() -> None:
-    model = ScriptedModel([text_reply(""), text_reply(""), text_reply("42")])
+async def test_an_empty_first_reply_is_followed_by_the_request_without_tools() -> None:
+    model = Played([text_reply(""), text_reply("42")])
     result = await Run(model).go()
     assert result.answer == "42"
-    assert "tools" in model.requests[1]
-    assert "tools" not in model.requests[2]
+    assert model.requests[1] == {"model": "m", "messages": [USER]}
 
 
-async def test_a_model_that_says_nothing_at_all_has_not_answered() -> None:
-    result = await answered([text_reply(""), text_reply(""), text_reply("")])
-    assert (result.answer, result.finish_reason) == ("", "length")
+async def test_an_empty_answer_is_not_one_that_was_cut_off() -> None:
+    result = await Run(Played([text_reply(""), text_reply("")])).go()
+    assert (result.answer, result.finish_reason) == ("", "stop")
 
 
 async def test_a_program_that_exits_with_124_is_no_timeout() -> None:

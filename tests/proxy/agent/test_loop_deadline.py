@@ -21,7 +21,7 @@ DEADLINE = StopReason.DEADLINE
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_model_that_takes_too_long_is_asked_for_what_it_has(stream: bool) -> None:
-    model = StuckModel([text_reply("About 42.")])
+    model = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
     with anyio.fail_after(20):
         result = await Run(model).go(deadline_s=2, stream=stream)
     assert (result.answer, result.stop_reason) == ("About 42.", DEADLINE)
@@ -29,7 +29,8 @@ async def test_a_model_that_takes_too_long_is_asked_for_what_it_has(stream: bool
 
 
 async def test_the_nearer_of_deadline_and_limit_is_named() -> None:
-    run = Run(StuckModel([text_reply("About 42.")]), limits=Limits(wall_time_s=0.01))
+    stuck = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
+    run = Run(stuck, limits=Limits(wall_time_s=0.2))
     with anyio.fail_after(20):
         result = await run.go(deadline_s=60)
     assert result.stop_reason is StopReason.WALL_TIME

@@ -26,6 +26,7 @@ from tests.proxy.agent.runs import (
     SUBMIT,
     USER,
     Events,
+    Played,
     Run,
     bash,
     valid,
@@ -101,7 +102,7 @@ async def test_repeated_overflows_shorten_one_observation_after_the_other() -> N
 async def test_a_request_that_is_too_long_itself_is_the_clients_to_hear_of() -> None:
     sandboxes = MemorySandboxes()
     with pytest.raises(ContextOverflowError):
-        await Run(ScriptedModel([OVERFLOW, SUBMIT]), sandboxes, profile=AT_ONCE).go()
+        await Run(ScriptedModel([OVERFLOW, OVERFLOW, SUBMIT]), sandboxes, profile=AT_ONCE).go()
     assert (sandboxes.opened, sandboxes.closed) == (1, 1)
 
 
@@ -157,10 +158,11 @@ class BreakingModel(ScriptedModel):
 
 async def test_a_failure_in_the_middle_of_the_last_answer_is_not_covered_up() -> None:
     steps = tool_reply(bash("echo 41 > output/answer.txt"))
-    run = Run(BreakingModel([steps, SUBMIT, text_reply("Forty-")]))
+    words = "Forty-one, forty-two, forty-three; " * 6
+    run = Run(BreakingModel([steps, SUBMIT, text_reply(words)]))
     with pytest.raises(BackendError, match="broke"):
-        await run.go(stream=True, final_only={"stop": ["\n"]})
-    assert run.events.answer == "Forty-"
+        await run.go(stream=True, final_only={"logit_bias": {"1": 1}})
+    assert len(run.events.answer) > 160
 
 
 # The sandbox fails
@@ -177,7 +179,7 @@ async def test_a_sandbox_that_cannot_start_does_not_matter_to_a_run_without_one(
     reply: dict[str, Any],
 ) -> None:
     sandboxes = MemorySandboxes(SandboxStartError("no room"))
-    model = ScriptedModel([reply, reply, text_reply("42")])
+    model = Played([reply, text_reply("42")])
     assert (await Run(model, sandboxes).go()).answer == "42"
 
 

@@ -30,12 +30,18 @@ async def test_what_holds_for_every_turn_goes_with_each_call() -> None:
 
 
 async def test_what_shapes_the_answer_goes_with_the_last_call_alone() -> None:
-    given = {"response_format": {"type": "json_object"}, "stop": ["\n"], "logprobs": True}
+    given = {"response_format": {"type": "json_object"}, "stop": ["\n"], "logit_bias": {"1": 1}}
     assert await asked(final_only=given) == [{}, {}, given]
 
 
-async def test_the_clients_token_limit_bounds_the_answer_alone() -> None:
-    assert await asked(final_budget={"max_tokens": 5}) == [{}, {}, {"max_tokens": 5}]
+async def test_log_probabilities_are_asked_for_in_every_call_for_any_may_be_the_answer() -> None:
+    given = {"logprobs": True, "top_logprobs": 2}
+    assert await asked(final_only=given) == [given] * 3
+
+
+async def test_every_call_is_bounded_with_room_for_thinking_and_arguments() -> None:
+    assert await asked(final_budget={"max_tokens": 5}) == [{"max_tokens": 4096}] * 3
+    assert await asked(final_budget={"max_tokens": 9000}) == [{"max_tokens": 9000}] * 3
 
 
 async def test_a_forced_call_is_forced_once() -> None:
@@ -149,7 +155,7 @@ async def test_a_submit_beside_a_client_call_ends_the_run(submit_first: bool) ->
     if submit_first:
         calls.reverse()
     model = ScriptedModel([tool_reply(*calls), text_reply('{"n": 42}')])
-    result = await Run(model).go(client_tools=[LOOKUP], final_only={"stop": ["\n"]})
+    result = await Run(model).go(client_tools=[LOOKUP], final_only={"logit_bias": {"1": 1}})
     assert (result.stop_reason, result.finish_reason) == (StopReason.SUBMITTED, "stop")
     assert (result.answer, list(result.tool_calls)) == ('{"n": 42}', [])
     assert valid(model.requests[1])

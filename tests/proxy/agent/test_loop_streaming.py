@@ -10,6 +10,7 @@ import pytest
 from policies.limits import Limits, StopReason
 from proxy.agent.events import (
     AnswerDelta,
+    CallAccepted,
     Event,
     ModelDelta,
     OnDelta,
@@ -104,9 +105,9 @@ async def test_a_streamed_last_answer_that_is_one_path_is_not_said_twice() -> No
 
 
 async def test_submit_may_answer_with_what_is_no_string() -> None:
-    run = Run(ScriptedModel([tool_reply(call("submit", answer={"n": 42}))]))
-    assert (await run.go(stream=True)).answer == '{"n": 42}'
-    assert run.events.answer == '{"n": 42}'
+    run = Run(ScriptedModel([tool_reply(call("submit", answer=42))]))
+    assert (await run.go(stream=True)).answer == "42"
+    assert run.events.answer == "42"
 
 
 async def test_only_the_first_call_of_a_turn_is_heard_before_its_turn() -> None:
@@ -120,7 +121,8 @@ async def test_an_answer_that_was_begun_and_refused_is_followed_by_the_mended_on
     refused = tool_reply(call("submit", answer="About \ud800 41."))
     run = Run(ScriptedModel([refused, tool_reply(call("submit", answer="There are 42."))]))
     result = await run.go(stream=True)
-    assert result.answer == run.events.answer == "About ? 41.\n\nThere are 42."
+    assert run.events.answer == "About ? 41.\n\nThere are 42."
+    assert (result.answer, result.streamed_before) == ("There are 42.", len("About ? 41.\n\n"))
 
 
 ESSAY = "\n\n" + "Sandboxes are older than models. " * 60 + "\n"
@@ -165,14 +167,15 @@ async def test_long_prose_that_a_call_follows_is_set_apart_from_the_answer() -> 
     model = ScriptedModel([planning, tool_reply(call("submit", answer="42."))])
     run = Run(model)
     result = await run.go(stream=True)
-    assert result.answer == run.events.answer == ESSAY.lstrip() + "\n\n42."
+    assert (result.answer, run.events.answer) == ("42.", ESSAY.lstrip() + "\n\n42.")
 
 
-async def test_long_prose_after_a_tool_was_used_waits_for_the_end_of_its_turn() -> None:
+async def test_an_answer_file_follows_prose_that_was_streamed_after_a_tool_was_used() -> None:
     to_file = tool_reply(bash("echo better > output/answer.txt"))
     run = Run(ScriptedModel([to_file, text_reply(ESSAY)]))
     result = await run.go(stream=True)
-    assert result.answer == run.events.answer == "better"
+    assert result.answer == "better"
+    assert run.events.answer.split() == [*ESSAY.split(), "better"]
 
 
 async def test_a_long_call_written_as_text_is_not_taken_for_prose() -> None:
@@ -185,8 +188,11 @@ async def test_a_long_call_written_as_text_is_not_taken_for_prose() -> None:
 async def test_an_answer_the_time_ran_out_on_is_followed_by_the_last_one() -> None:
     class Slow(HalfWay):
         async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+            if len(body["messages"]) == 2:
+                steps = ScriptedModel([tool_reply(bash("ls"))])
+                return await steps.complete({"messages": []}, on_delta)
             if "tools" in body:
-                return await super().complete(body, on_delta)
+                return await super().complete({**body, "messages": []}, on_delta)
             return await ScriptedModel([text_reply("So: 42.")]).complete({"messages": []}, on_delta)
 
     model = Slow([tool_reply(call("submit", answer="There are forty-two of them."))])
@@ -194,8 +200,8 @@ async def test_an_answer_the_time_ran_out_on_is_followed_by_the_last_one() -> No
     with anyio.fail_after(5):
         result = await run.go(stream=True)
     assert result.stop_reason == StopReason.WALL_TIME
-    assert result.answer == run.events.answer
-    assert result.answer.endswith("\n\nSo: 42.")
+    assert result.answer == "So: 42."
+    assert run.events.answer.endswith("\n\nSo: 42.")
 
 
 async def test_a_streamed_run_is_told_as_one_that_is_not_but_for_its_pieces() -> None:
@@ -205,8 +211,8 @@ async def test_a_streamed_run_is_told_as_one_that_is_not_but_for_its_pieces() ->
         tool_reply(call("submit", answer="There are 42.")),
     ]
     whole, streamed = Run(ScriptedModel(script)), Run(ScriptedModel(script))
-    first, second = await whole.go(), await streamed.go(stream=True)
-    pieces = (AnswerDelta, ReasoningDelta)
+    first, second = await whole.go(), await streamed.go(stream=True, narration="reasoning")
+    pieces = (AnswerDelta, CallAccepted, ReasoningDelta)
     assert [event for event in streamed.events if not isinstance(event, pieces)] == [
         event for event in whole.events if not isinstance(event, pieces)
     ]

@@ -36,6 +36,11 @@ class Listing(ScriptedModel):
         ({"id": "m", "context_length": 131072}, 131072),
         ({"id": "m", "context_window": 8192}, 8192),
         ({"id": "m", "max_model_len": None, "max_context_length": 32768}, 32768),
+        ({"id": "m", "meta": {"n_ctx": 2048, "n_ctx_train": 8192}}, 2048),
+        ({"id": "another", "meta": {"n_ctx": 2048}}, 2048),
+        ({"id": "m", "meta": {"n_ctx": True}}, None),
+        ({"id": "m", "meta": {"n_ctx_train": 8192}}, None),
+        ({"id": "m", "meta": "n_ctx"}, None),
         ({"id": "m", "max_model_len": "4096"}, None),
         ({"id": "m", "max_model_len": True}, None),
         ({"id": "m", "max_model_len": 0}, None),
@@ -45,6 +50,27 @@ class Listing(ScriptedModel):
 )
 async def test_it_is_what_the_server_lists(entry: dict[str, Any], window: int | None) -> None:
     assert await Windows().of(Listing(entry), "m") == window
+
+
+async def test_one_of_several_models_has_only_its_own_name() -> None:
+    listed = [{"id": name, "meta": {"n_ctx": 2048}} for name in ("a", "b")]
+    model, windows = Listing(*listed), Windows()
+    assert [await windows.of(model, name) for name in ("a", "b", "c")] == [2048, 2048, None]
+
+
+async def test_a_window_of_any_name_that_was_outgrown_is_none() -> None:
+    model, windows = Listing({"id": "a", "meta": {"n_ctx": 2048}}), Windows()
+    assert await windows.of(model, "m") == 2048
+    windows.taken("m", 2049)
+    assert await windows.of(model, "m") is None
+
+
+async def test_who_should_not_wait_asks_only_a_server_that_was_never_asked() -> None:
+    model, windows = Listing({"id": "another", "max_model_len": 4096}), Windows()
+    assert [await windows.of_first_asked(model, "m") for _ in range(2)] == [None, None]
+    assert model.asked == 1
+    windows.listed([{"id": "m", "max_model_len": 4096}])
+    assert await windows.of_first_asked(model, "m") == 4096
 
 
 async def test_runs_that_ask_together_ask_once() -> None:

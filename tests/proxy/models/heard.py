@@ -1,13 +1,28 @@
 """A listener that remembers."""
 
-from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, ToolCallDelta
+from proxy.agent.events import (
+    CallAccepted,
+    CallFailed,
+    CallProgress,
+    ModelDelta,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
 
 
 class Heard(list[ModelDelta]):
-    """What a model passed on, piece by piece."""
+    """What a model passed on of its reply, piece by piece."""
+
+    def __init__(self) -> None:
+        self.progress: list[CallProgress] = []
+        """What it told of its calls."""
 
     async def __call__(self, delta: ModelDelta) -> None:
-        self.append(delta)
+        if isinstance(delta, CallAccepted | CallFailed):
+            self.progress.append(delta)
+        else:
+            self.append(delta)
 
     @property
     def text(self) -> str:

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import BackendError, ContextOverflowError
+from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.models.backend_errors import backend_error, backend_error_from_response, retry_after_s
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+VLLM_HAS_NO_PARSER = (
+    '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+)
 
 
 def said(error: BackendError) -> tuple[int, str, str, str | None, str | None]:
@@ -100,6 +103,55 @@ def test_an_overflow_is_told_by_its_words(message: str) -> None:
 def test_other_refusals_are_no_overflow(status: int, message: str) -> None:
     error = backend_error({"error": {"message": message}}, status=status)
     assert not isinstance(error, ContextOverflowError)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, VLLM_HAS_NO_PARSER),
+        (400, 'tool_choice="required" requires --tool-call-parser to be set'),
+        (500, "tools param requires --jinja flag"),
+        (400, "registry.ollama.ai/library/stablelm2:latest does not support tools"),
+        (404, "No endpoints found that support tool use. Try another model."),
+        (400, "`tool calling` is not supported with this model"),
+        (400, "Unsupported parameter: 'tools' is not supported with this model."),
+        (400, "tools is not supported in this model. For a list of models, see the guide."),
+        (400, "deepseek-reasoner does not support Function Calling"),
+        (400, "The model does not support tool use or function calling but tools were given."),
+        (405, "Tool calling is not supported for model: a/b"),
+        (400, "Function calling is not enabled for models/gemma-3"),
+        (400, "Functions are not supported for this model version."),
+        (400, "sonar does not support parameters: ['top_k', 'tools'], for model=sonar."),
+        (422, "body.tools: Extra inputs are not permitted"),
+        (400, "Unrecognized request argument supplied: tools"),
+    ],
+)
+def test_a_refusal_of_tools_is_told_by_its_words(status: int, message: str) -> None:
+    error = backend_error({"error": {"message": message, "code": "c"}}, status=status)
+    assert isinstance(error, ToolsRefusedError)
+    assert said(error) == (status, message, "backend_error", "c", None)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (401, "this key does not support tools"),
+        (429, "tool use is not supported at this rate"),
+        (400, "Unsupported parameter: 'parallel_tool_calls' is not supported with this model."),
+        (400, "deepseek-reasoner does not support this tool_choice"),
+        (400, "the model does not support parallel tool calls"),
+        (400, "Streaming with tools is not supported"),
+        (400, "tools are not supported together with response_format"),
+        (400, "the backend does not support tools with logprobs"),
+        (400, "Unknown parameter: 'tools[0].function.strict'."),
+        (400, "Invalid schema for function 'execute_bash'"),
+        (400, '"a:latest" does not support thinking'),
+        (400, "tools[0].type is not supported"),
+    ],
+)
+def test_other_words_about_tools_are_no_refusal_of_all_tools(status: int, message: str) -> None:
+    error = backend_error({"error": {"message": message}}, status=status)
+    assert not isinstance(error, ToolsRefusedError)
 
 
 def test_an_overflow_is_told_by_its_code_too() -> None:

@@ -215,6 +215,16 @@ async def test_a_silent_backend_is_a_timeout() -> None:
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
+async def test_another_timeout_holds() -> None:
+    held = Held(text_reply("too late"), until=asyncio.Event())
+    async with scripted_backend([held]) as backend:
+        model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=60)
+        async with aclosing(model):
+            with anyio.fail_after(20), pytest.raises(BackendError) as raised:
+                await model.with_timeout(0.05).complete(BODY, None)
+    assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
+
+
 async def test_a_relayed_stream_tells_its_error_in_a_frame() -> None:
     error = {"message": "out of memory", "code": 500}
     item = Frames(frames(chunk({"content": "4"}), {"error": error}))

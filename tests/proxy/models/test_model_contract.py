@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from proxy.agent.events import ToolCallDelta
+from proxy.agent.events import CallAccepted, ToolCallDelta
 from proxy.agent.model import Model
-from proxy.errors import BackendError, ContextOverflowError
+from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.models.litellm_model import LiteLLMModel
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
@@ -129,6 +129,18 @@ async def test_a_streamed_reply_comes_in_pieces_that_make_the_same_message(door:
     assert {key: reply.usage[key] for key in usage} == usage
 
 
+async def test_a_streamed_call_tells_that_it_was_accepted(door: Opened) -> None:
+    refusal = {"error": {"status": 400, "message": "no"}}
+    accepted, refused = Heard(), Heard()
+    async with door([refusal, text_reply("42")]) as opened:
+        body = {"model": opened.name, "messages": ASKED}
+        with anyio.fail_after(PATIENCE_S):
+            with pytest.raises(BackendError):
+                await opened.model.complete(body, refused)
+            await opened.model.complete(body, accepted)
+    assert (refused.progress, accepted.progress) == ([], [CallAccepted()])
+
+
 async def test_tools_reach_the_model_and_its_calls_come_back(door: Opened) -> None:
     async with door([TWO_CALLS]) as opened:
         body = {"model": opened.name, "messages": ASKED, "tools": TOOLS, "tool_choice": "auto"}
@@ -236,6 +248,19 @@ async def test_a_conversation_that_is_too_long_is_told_apart(door: Opened, strea
             await opened.model.complete(body, Heard() if streamed else None)
     assert raised.value.status == 400
     assert raised.value.code == "context_length_exceeded"
+    assert message in raised.value.message
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_refusal_of_tools_is_told_from_other_refusals(door: Opened, streamed: bool) -> None:
+    message = (
+        '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    )
+    async with door([{"error": {"status": 400, "message": message}}]) as opened:
+        body = {"model": opened.name, "messages": ASKED, "tools": TOOLS}
+        with anyio.fail_after(PATIENCE_S), pytest.raises(ToolsRefusedError) as raised:
+            await opened.model.complete(body, Heard() if streamed else None)
+    assert raised.value.status == 400
     assert message in raised.value.message
 
 

@@ -134,6 +134,17 @@ async def test_a_silent_backend_is_a_timeout() -> None:
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
+async def test_another_timeout_holds_for_the_same_connections() -> None:
+    script = [text_reply("first"), Held(text_reply("late"), until=asyncio.Event())]
+    async with scripted_backend(script) as backend, door(backend) as model:
+        await model.complete(BODY, None)
+        with anyio.fail_after(5), pytest.raises(BackendError) as raised:
+            await model.with_timeout(0.05).complete(BODY, None)
+        first, second = (request.peer for request in backend.requests)
+    assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
+    assert first == second
+
+
 async def test_a_backend_that_is_not_there_is_unreachable() -> None:
     async with scripted_backend([]) as backend:
         pass

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from proxy.agent.events import ModelDelta
-from proxy.agent.model import Relayed, Reply
-from proxy.errors import BackendError, ContextOverflowError
+from proxy.agent.events import CallAccepted, CallFailed, ModelDelta
+from proxy.agent.model import NoMoreAttempts, Relayed, Reply
+from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel, text_reply
+from tests.proxy.models.heard import Heard
 
 BODY = {"messages": [{"role": "user", "content": "What is 6 times 7?"}]}
 
@@ -50,6 +51,14 @@ async def test_an_overflow_is_final_whatever_its_status() -> None:
     error = {"status": 500, "message": "too long", "code": "context_length_exceeded"}
     model, waits = failing(error), Waits()
     with pytest.raises(ContextOverflowError):
+        await RetryingModel(model, sleep=waits).complete(BODY, None)
+    assert (len(model.requests), waits) == (1, [])
+
+
+async def test_a_refusal_of_tools_is_final_whatever_its_status() -> None:
+    model = failing({"status": 500, "message": "tools param requires --jinja flag"})
+    waits = Waits()
+    with pytest.raises(ToolsRefusedError):
         await RetryingModel(model, sleep=waits).complete(BODY, None)
     assert (len(model.requests), waits) == (1, [])
 
@@ -98,11 +107,22 @@ class BreaksOff(ScriptedModel):
         raise BackendError("lost", status=502)
 
 
-async def test_after_a_piece_was_passed_on_there_is_no_second_attempt() -> None:
+async def test_listener_that_has_shown_a_piece_ends_the_attempts() -> None:
+    async def show(delta: ModelDelta) -> None:
+        if isinstance(delta, CallFailed):
+            raise NoMoreAttempts
+
+    model, waits = BreaksOff([text_reply("42")]), Waits()
+    with pytest.raises(BackendError, match="lost"):
+        await RetryingModel(model, sleep=waits).complete(BODY, show)
+    assert (len(model.requests), waits) == (1, [])
+
+
+async def test_reply_that_broke_off_unseen_is_asked_for_again() -> None:
     model, waits = BreaksOff([text_reply("42")]), Waits()
     with pytest.raises(BackendError, match="lost"):
         await RetryingModel(model, sleep=waits).complete(BODY, hear_nothing)
-    assert (len(model.requests), waits) == (1, [])
+    assert (len(model.requests), len(waits)) == (5, 4)
 
 
 async def test_without_a_listener_nothing_was_passed_on() -> None:
@@ -110,6 +130,49 @@ async def test_without_a_listener_nothing_was_passed_on() -> None:
     with pytest.raises(BackendError, match="lost"):
         await RetryingModel(model, attempts=3, sleep=waits).complete(BODY, None)
     assert len(model.requests) == 3
+
+
+class AcceptsThenFails(ScriptedModel):
+    """Accepts its first call, and loses the connection before the first piece."""
+
+    async def complete(self, body: Mapping[str, Any], on_delta: Any) -> Reply:
+        if not self.requests:
+            self.requests.append(dict(body))
+            await on_delta(CallAccepted())
+            raise BackendError("lost", status=502)
+        return await super().complete(body, on_delta)
+
+
+async def test_an_accepted_call_that_fails_before_its_first_piece_is_made_again() -> None:
+    heard, model = Heard(), AcceptsThenFails([text_reply("42")])
+    reply = await RetryingModel(model, sleep=Waits()).complete(BODY, heard)
+    assert (reply.message["content"], heard.text) == ("42", "42")
+
+
+async def test_the_listener_hears_of_each_failed_attempt_before_the_pause() -> None:
+    errors = [{"status": 503, "message": "busy"}, {"status": 429, "message": "slow down"}]
+    heard, waits = Heard(), Waits()
+    await RetryingModel(failing(*errors), sleep=waits).complete(BODY, heard)
+    failed = [CallFailed(503, waits[0]), CallFailed(429, waits[1])]
+    assert heard.progress == [*failed, CallAccepted()]
+
+
+async def test_a_listener_that_wants_no_more_attempts_gets_the_error() -> None:
+    async def decline(delta: ModelDelta) -> None:
+        raise NoMoreAttempts
+
+    model, waits = failing(*[{"status": 503, "message": "busy"}] * 3), Waits()
+    with pytest.raises(BackendError, match="busy") as raised:
+        await RetryingModel(model, sleep=waits).complete(BODY, decline)
+    assert (raised.value.status, len(model.requests), waits) == (503, 1, [])
+    assert raised.value.headers == {}
+
+
+async def test_an_error_after_several_attempts_asks_clients_for_no_more() -> None:
+    model = failing(*[{"status": 503, "message": "busy"}] * 2)
+    with pytest.raises(BackendError) as raised:
+        await RetryingModel(model, attempts=2, sleep=Waits()).complete(BODY, None)
+    assert raised.value.headers == {"x-should-retry": "false"}
 
 
 async def test_a_relayed_failure_is_passed_on_at_once() -> None:

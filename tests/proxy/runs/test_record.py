@@ -8,6 +8,9 @@ from policies.artifacts import LeftOut
 from policies.limits import StopReason
 from proxy.agent.events import (
     AnswerDelta,
+    ClientCallDelta,
+    ClientCallFinished,
+    ClientCallStarted,
     EgressDecided,
     Event,
     FileProduced,
@@ -41,6 +44,9 @@ EVENTS: list[Event] = [
     RuleMet("no-deletion", "deny", "command", "rm -r .", "it is mine"),
     ToolCallFinished(1, "c1", "execute_bash", "Exit code: 0", 0, 1, 0.25),
     OfChoice(1, AnswerDelta("b", {"content": None})),
+    ClientCallStarted(0, "call_r1_1", "lookup"),
+    ClientCallDelta(0, "{}"),
+    ClientCallFinished(0),
     AnswerDelta("a"),
     Refused("No."),
     FileProduced("cfile_1", STRANGE, 3),
@@ -67,6 +73,7 @@ RESULT = Result(
     refusal="No.",
     notices=[Notice("invalid_json", "It is none.")],
     others=[],
+    tool_trouble=("malformed_call", "runaway"),
 )
 
 

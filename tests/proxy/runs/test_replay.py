@@ -3,6 +3,10 @@
 from policies.limits import StopReason
 from proxy.agent.events import (
     AnswerDelta,
+    AnswerRestarted,
+    ClientCallDelta,
+    ClientCallFinished,
+    ClientCallStarted,
     Event,
     OfChoice,
     ReasoningDelta,
@@ -32,6 +36,16 @@ def test_pieces_of_one_text_are_joined() -> None:
     pieces = [ReasoningDelta("a"), ReasoningDelta("b"), AnswerDelta("c"), AnswerDelta("d")]
     end = RunFinished(StopReason.ANSWERED)
     assert replayed(*pieces, end) == [ReasoningDelta("ab"), AnswerDelta("cd"), end]
+
+
+def test_the_arguments_of_a_clients_call_are_joined_call_by_call() -> None:
+    begun = [ClientCallStarted(index, f"call_r1_{index + 1}", "lookup") for index in (0, 1)]
+    pieces = [ClientCallDelta(0, '{"a":'), ClientCallDelta(0, " 1}"), ClientCallFinished(0)]
+    last = [ClientCallDelta(1, "{"), ClientCallDelta(1, "}"), ClientCallFinished(1)]
+    assert replayed(begun[0], *pieces, begun[1], *last) == [
+        *(begun[0], ClientCallDelta(0, '{"a": 1}'), ClientCallFinished(0)),
+        *(begun[1], ClientCallDelta(1, "{}"), ClientCallFinished(1)),
+    ]
 
 
 def test_pieces_that_carry_probabilities_stay_as_they_are() -> None:
@@ -75,6 +89,16 @@ def test_the_oldest_turns_are_forgotten_and_the_answer_never() -> None:
     assert turns == list(range(turns[0], 101))
     assert len([event for event in kept if isinstance(event, ToolCallFinished)]) == len(turns)
     assert 1 <= len(turns) <= 20
+
+
+def test_narration_of_forgotten_turns_stays_apart_from_the_answer() -> None:
+    narration: list[Event] = [AnswerDelta("I look first.\n\n"), AnswerRestarted()]
+    events: list[Event] = [TurnStarted(1), *narration]
+    for turn in range(2, 101):
+        events += [TurnStarted(turn), call("x" * 1000)]
+    kept = replayed(*events, AnswerDelta("42"), max_chars=20_000)
+    assert kept[:2] == narration
+    assert kept[-1] == AnswerDelta("42")
 
 
 def test_one_turn_that_is_too_long_is_kept() -> None:

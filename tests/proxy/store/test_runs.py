@@ -1,5 +1,6 @@
 """Runs in the store: found for a while, whoever has begun them, and no more than may be."""
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from proxy.agent.parking import Parked
+from proxy.store.database import SWEEP_ROWS
 from proxy.store.migrations import STEPS
 from proxy.store.parked import MAX_BYTES as MAX_PARKED_BYTES
 from proxy.store.records import StoredRun
-from proxy.store.runs import LOST_S, MAX_BYTES, MAX_RUNS
+from proxy.store.runs import LOST_S, MAX_BYTES, MAX_RUNS, MAX_SUMMARIES, SUMMARY_KEEP_S
 from proxy.store.store import Store
 from tests.fakes.hand_clock import HandClock
 
@@ -129,3 +131,61 @@ async def test_runs_that_wait_outlive_a_change_of_their_table(tmp_path: Path) ->
         assert await store.parked.find(OWNER, "r1") == Parked(
             [], 0, [], as_text=False, goes_on=None
         )
+
+
+async def summarize(store: Store, *runs: StoredRun) -> None:
+    await store.runs.summarize(lambda: runs)
+
+
+async def test_a_summary_is_the_last_that_was_said_of_a_run(store: Store) -> None:
+    begun = replace(RUN, key=None, fingerprint="")
+    await summarize(store, begun, replace(begun, id="r2"))
+    await summarize(store, ended := replace(begun, status="completed", record="{}"))
+    assert await store.runs.summary(OWNER, "r1") == ended
+    assert await store.runs.summary("somebody else", "r1") is None
+
+
+async def test_a_summary_of_a_process_that_died_tells_so(tmp_path: Path, store: Store) -> None:
+    with closing(Store(tmp_path)) as other:
+        await summarize(other, RUN)
+        found = await store.runs.summary(OWNER, "r1")
+        assert found
+        assert found.status == "running"
+    found = await store.runs.summary(OWNER, "r1")
+    assert found
+    assert found.status == "lost"
+
+
+async def test_an_owner_has_so_many_summaries_and_no_other_loses_one(store: Store) -> None:
+    await summarize(store, replace(RUN, id="other", owner="somebody else"))
+    await summarize(store, *(replace(RUN, id=f"r{n}") for n in range(MAX_SUMMARIES + 2)))
+    found = [await store.runs.summary(OWNER, f"r{n}") for n in (0, 1, 2, MAX_SUMMARIES + 1)]
+    assert [run is None for run in found] == [True, True, False, False]
+    assert await store.runs.summary("somebody else", "other")
+
+
+async def test_the_sweep_deletes_old_summaries(
+    tmp_path: Path, store: Store, clock: HandClock
+) -> None:
+    await summarize(store, RUN)
+    clock.advance(SUMMARY_KEEP_S)
+    await store.sweep()
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
+        assert database.execute("SELECT count(*) FROM run_summaries").fetchall() == [(0,)]
+
+
+async def test_requests_have_their_turn_while_the_store_is_swept(
+    tmp_path: Path, store: Store, clock: HandClock
+) -> None:
+    total = 3 * SWEEP_ROWS
+    await summarize(store, *(replace(RUN, id=f"r{n}") for n in range(total)))
+    clock.advance(SUMMARY_KEEP_S)
+    sweeping = asyncio.create_task(store.sweep())
+    counts = set()
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
+        while not sweeping.done():
+            await store.runs.summary(OWNER, "another")
+            counts.add(*database.execute("SELECT count(*) FROM run_summaries").fetchone())
+    await sweeping
+    assert counts & set(range(1, total))
+    assert min(counts) == 0

@@ -1,5 +1,6 @@
 """What keys have spent outlives the process, is seen by all, and ends at midnight."""
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -46,6 +47,31 @@ async def test_an_expense_counts_as_expected_until_it_is_settled(store: Store) -
     assert await store.spending.spent(OWNER) == Expense(tokens=60)
     await account.settle(receipt, Expense(tokens=20, cost_usd=0.5))
     assert await store.spending.spent(OWNER) == Expense(tokens=20, cost_usd=0.5)
+
+
+@pytest.mark.parametrize("kind", ["take", "overdraw"])
+async def test_what_is_taken_while_its_request_is_cancelled_is_given_back(
+    kind: str, store: Store
+) -> None:
+    account = store.spending.account(OWNER, DailyBudget(tokens=100))
+    taking = asyncio.create_task(getattr(account, kind)(Expense(tokens=60)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the store's thread has it now
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert await store.spending.spent(OWNER) == Expense()
+
+
+async def test_what_is_settled_while_its_request_is_cancelled_is_counted(store: Store) -> None:
+    account = store.spending.account(OWNER, DailyBudget(tokens=100))
+    receipt = await account.take(Expense(tokens=60))
+    settling = asyncio.create_task(account.settle(receipt, Expense(tokens=5)))
+    await asyncio.sleep(0)
+    settling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await settling
+    assert await store.spending.spent(OWNER) == Expense(tokens=5)
 
 
 async def test_what_is_used_up_is_named_and_nothing_is_taken(store: Store) -> None:

@@ -54,7 +54,7 @@ def opened(directory: Path, clock: HandClock) -> Iterator[Store]:
 
 async def kept(store: Store, data: bytes) -> Blob:
     """A content without a row."""
-    with store.blobs.new() as writer:
+    async with store.blobs.new() as writer:
         await writer.take(data)
         return await writer.keep()
 
@@ -212,7 +212,7 @@ async def main():
     store = Store(Path(sys.argv[1]))
     print("open", flush=True)
     for number in range(int(sys.argv[2])):
-        with store.blobs.new() as writer:
+        async with store.blobs.new() as writer:
             await writer.take(b"x")
             blob = await writer.keep()
         await store.uploads.add(
@@ -322,7 +322,7 @@ def test_a_place_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 async def test_a_content_that_comes_slowly_is_not_swept(store: Store, clock: HandClock) -> None:
-    with store.blobs.new() as writer:
+    async with store.blobs.new() as writer:
         await writer.take(b"a")
         clock.advance(2 * GRACE_S)
         await store.sweep()

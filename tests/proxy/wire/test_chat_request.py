@@ -50,7 +50,7 @@ EVERY_TURN = {
 FINAL_ONLY = {
     "response_format": {"type": "json_object"},
     "structured_outputs": {"json": {}},
-    "guided_json": {},
+    "guided_json": "{}",
     "guided_regex": "a",
     "guided_choice": ["a"],
     "guided_grammar": "a",
@@ -62,7 +62,6 @@ FINAL_ONLY = {
     "top_logprobs": 2,
     "prompt_logprobs": 0,
     "logit_bias": {"1": 2},
-    "echo": False,
     "return_token_ids": True,
     "min_tokens": 3,
     "bad_words": ["a"],
@@ -85,9 +84,8 @@ def tool(name: object) -> dict[str, Any]:
 
 
 def test_a_bare_request_becomes_a_bare_task() -> None:
-    assert task_of() == Task(
-        run_id="r1", outbox=OUTBOX, model="backend-m", messages=MESSAGES, client_tools=[]
-    )
+    asked = {"messages": MESSAGES, "plain_messages": MESSAGES, "client_tools": []}
+    assert task_of() == Task(run_id="r1", outbox=OUTBOX, model="backend-m", **asked)
 
 
 def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
@@ -109,6 +107,7 @@ def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
         outbox=OUTBOX,
         model="backend-m",
         messages=MESSAGES,
+        plain_messages=MESSAGES,
         client_tools=tools,
         tool_choice=NAMED,
         parallel_tool_calls=False,
@@ -135,6 +134,7 @@ def test_a_null_shapes_no_answer_and_sets_no_limit() -> None:
 def test_defaults_that_clients_send_along_ask_for_no_call_of_their_own() -> None:
     idle = {"response_format": {"type": "text"}, "skip_special_tokens": True, "stop": [], "n": 1}
     assert task_of(**idle, logprobs=False, top_logprobs=0).final_only == {}
+    assert task_of(**idle, echo=False, min_tokens=3).final_only == {"min_tokens": 3}
 
 
 @pytest.mark.parametrize(

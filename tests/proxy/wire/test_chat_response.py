@@ -59,23 +59,17 @@ RESULT = Result(
     },
     segments=1,
     tally=SPENT,
+    steps=2,
     artifacts=[PICTURE, TABLE],
     left_out=[LeftOut("/testbed/output/huge", 1 << 40, "too_large")],
     choice={},
     response={"model": "backend-m", "system_fingerprint": "fp", "service_tier": None, "id": "x"},
 )
-NO_DETAILS = {
-    "reasoning_tokens": 0,
-    "audio_tokens": 0,
-    "accepted_prediction_tokens": 0,
-    "rejected_prediction_tokens": 0,
-}
 USAGE = {
     "prompt_tokens": 30,
     "completion_tokens": 4,
     "total_tokens": 34,
-    "prompt_tokens_details": {"cached_tokens": 20, "audio_tokens": 0},
-    "completion_tokens_details": NO_DETAILS,
+    "prompt_tokens_details": {"cached_tokens": 20},
     "sandbox": SPENT_TOLD,
 }
 ANNOTATIONS = [
@@ -99,8 +93,8 @@ SANDBOX = {
     "run_id": "r1",
     "container_id": "cntr_1",
     "stop_reason": "submitted",
-    "route": "",
-    "steps": 3,
+    "route": "auto",
+    "steps": 2,
     "files": [
         {
             "id": "cfile_1",
@@ -183,8 +177,6 @@ def test_a_completion_with_nothing_has_what_is_required() -> None:
         "prompt_tokens": 0,
         "completion_tokens": 0,
         "total_tokens": 0,
-        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
-        "completion_tokens_details": NO_DETAILS,
     }
 
 
@@ -264,7 +256,7 @@ def test_the_first_chunk_says_who_speaks() -> None:
 
 
 def test_a_step_is_told_as_it_happens() -> None:
-    start = {"v": 1, "run": "r1", "step": 1, "kind": "tool_start", "tool": "execute_bash"}
+    start = {"v": 1, "run_id": "r1", "step": 1, "kind": "tool_start", "tool": "execute_bash"}
     output = {"v": 1, "step": 1, "kind": "tool_output"}
     end = {"v": 1, "step": 1, "kind": "tool_end", "exit_code": 0, "ms": 1240}
     assert frames(

@@ -44,7 +44,7 @@ def test_an_event_stands_beside_a_chunk_that_says_nothing() -> None:
         "created": 7,
         "model": "m",
         "choices": [{"index": 0, "delta": {}, "finish_reason": None}],
-        "sandbox": {"v": 1, "run": "r1", "kind": "run_started"},
+        "sandbox": {"v": 1, "run_id": "r1", "kind": "run_started"},
     }
 
 

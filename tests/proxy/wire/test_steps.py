@@ -51,7 +51,6 @@ def finished(
             "str_replace_editor create /testbed/a.py\n",
         ),
         ("str_replace_editor", {}, "str_replace_editor\n"),
-        ("submit", {"answer": "42"}, "submit\n"),
         ("nonsense", {"x": 1}, "nonsense\n"),
     ],
 )
@@ -129,7 +128,7 @@ def test_however_much_there_is_what_is_shown_is_bounded(piece: str) -> None:
 
 def test_a_step_begins_on_a_line_of_its_own() -> None:
     text = StepText("reasoning")
-    step = [started("submit", {}), finished(None, None)]
+    step = [started("nonsense", {}), finished(None, None)]
     events: list[Event] = [
         *step,
         ReasoningDelta("Hm."),
@@ -138,7 +137,7 @@ def test_a_step_begins_on_a_line_of_its_own() -> None:
         ReasoningDelta("So.\n"),
         *step,
     ]
-    shown = "````console\nsubmit\n[0.0 s]\n````\n"
+    shown = "````console\nnonsense\n[0.0 s]\n````\n"
     assert "".join(map(text.of, events)) == f"{shown}Hm.\n{shown}So.\n{shown}"
 
 
@@ -184,14 +183,21 @@ def test_the_end_of_a_long_output_does_not_end_the_block_either() -> None:
 
 def test_a_step_that_nobody_finishes_ends_its_block() -> None:
     text = StepText("reasoning")
-    text.of(started("submit", {}))
+    text.of(started("nonsense", {}))
     assert text.abandoned() == "[not finished]\n````\n"
+    assert text.abandoned() == ""
+
+
+def test_what_is_submitted_is_the_answer_and_no_step() -> None:
+    text = StepText("reasoning")
+    events: list[Event] = [started("submit", {"answer": "42"}), finished(None, None)]
+    assert [text.of(event) for event in events] == ["", ""]
     assert text.abandoned() == ""
 
 
 def test_profile_off_shows_thinking_alone() -> None:
     text = StepText("off")
-    events: list[Event] = [started("submit", {}), finished(0, 1), ReasoningDelta("Hm.")]
+    events: list[Event] = [started("nonsense", {}), finished(0, 1), ReasoningDelta("Hm.")]
     assert [text.of(event) for event in events] == ["", "", "Hm."]
 
 
@@ -204,7 +210,7 @@ def test_half_a_surrogate_pair_is_no_text() -> None:
 def test_what_is_said_of_a_step_carries_our_object() -> None:
     assert extension(started("execute_bash", {}), "r1") == {
         "v": 1,
-        "run": "r1",
+        "run_id": "r1",
         "step": 2,
         "kind": "tool_start",
         "tool": "execute_bash",

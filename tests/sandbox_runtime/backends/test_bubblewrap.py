@@ -291,10 +291,10 @@ from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.guest.bootstrap import GuestConfig, program
 program(GuestConfig())  # imports late what only root may be able to read
+backend = BubblewrapBackend(state_dir=Path("/nonexistent"))  # reads the agent
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 async def main():
-    backend = BubblewrapBackend(state_dir=Path("/nonexistent"))
     checks = {check.name: (check.ok, check.detail) for check in await backend.check()}
     sandbox = await start_sandbox(backend, Isolation(memory_mib=256, pids=32))
     results = []

@@ -67,6 +67,15 @@ async def test_at_the_strict_level_only_the_workspace_can_be_written() -> None:
 # What is shown of the host
 
 
+@pytest.mark.parametrize("isolation", [SMALL, STRICT])
+async def test_python_goes_by_both_names_whatever_the_host_calls_it(isolation: Isolation) -> None:
+    which = "import os, sys; print(os.path.realpath(sys.executable))"
+    async with new_sandbox(isolation) as sandbox:
+        plain = await output(sandbox, f'python -c "{which}"')
+        assert plain == await output(sandbox, f'python3 -c "{which}"')
+        assert plain.startswith("/usr/")
+
+
 async def test_tls_finds_whom_to_trust_but_no_private_key() -> None:
     trusted = (
         "import os, ssl; path = ssl.get_default_verify_paths().capath;"

@@ -21,7 +21,7 @@ from sandbox_runtime.backends.docker import (
 from sandbox_runtime.backends.docker_agent import AgentVolumes
 from sandbox_runtime.backends.docker_container import Image
 from sandbox_runtime.backends.docker_engine import Engine
-from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.lending import start_sandbox
 from tests.sandbox_runtime.backends.engine import (
     derived,
@@ -128,6 +128,19 @@ async def test_a_start_that_is_given_up_leaves_no_container(
             sandbox = await start_sandbox(backend, Isolation())
             await sandbox.close()
     assert not await asyncio.to_thread(names, tmp_path)
+
+
+@pytest.mark.parametrize("end", [("rm", "-f"), ("kill",)])
+async def test_a_container_that_somebody_else_removes_is_told_as_that(
+    backend: DockerBackend, end: tuple[str, ...]
+) -> None:
+    sandbox = await start_sandbox(backend, Isolation())
+    await anyio.run_process(["docker", *end, sandbox.id])
+    with anyio.fail_after(30), pytest.raises(SandboxLostError) as lost:
+        await sandbox.exec("sleep 60", timeout_s=60)
+    assert "from outside" in str(lost.value)
+    assert "memory" not in str(lost.value)
+    await sandbox.close()
 
 
 async def test_another_image_of_the_same_name_has_another_fingerprint(tmp_path: Path) -> None:

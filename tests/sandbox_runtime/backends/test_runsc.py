@@ -12,6 +12,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.backends.runsc_leftovers import RunscLeftovers
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
+from sandbox_runtime.image_check import image_checks
 from sandbox_runtime.lending import start_sandbox
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.backends.engine import client, docker_backend, inspect
@@ -49,6 +50,23 @@ async def test_the_kernel_is_not_the_hosts(backend: DockerBackend) -> None:
     assert await output(sandbox, "uname -r") != f"{os.uname().release}\n"
     checks = {check.name: check.detail for check in await backend.check()}
     assert checks["docker runtime"].startswith("runsc: each sandbox has a kernel of its own")
+    await sandbox.close()
+
+
+async def test_files_are_listed_and_looked_at_as_elsewhere(backend: DockerBackend) -> None:
+    sandbox = await start_sandbox(backend, SMALL)
+    await output(sandbox, "echo text > a && ln -s a link && touch -d 2020-01-02 old")
+    listed = (await output(sandbox, "ls -l --time-style=long-iso a old link")).splitlines()
+    assert [line.split()[4:] for line in listed] == [
+        ["5", *listed[0].split()[5:7], "a"],
+        ["1", *listed[1].split()[5:7], "link", "->", "a"],
+        ["0", "2020-01-02", "00:00", "old"],
+    ]
+    assert await output(sandbox, "stat --format='%A %s %n' a") == "-rw-r--r-- 5 a\n"
+    failed = [
+        check for check in await image_checks(sandbox) if check.name in ("image ls", "image stat")
+    ]
+    assert failed == []
     await sandbox.close()
 
 

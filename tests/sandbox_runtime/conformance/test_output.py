@@ -44,6 +44,24 @@ async def test_lines_beyond_the_cap_are_left_out_of_the_middle(sandbox: Sandbox)
     assert lines[6:] == ["99996", "99997", "99998", "99999", "100000"]
 
 
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        ("seq 2500", 2500),
+        ("seq 100000 >&2; seq 7", 100_007),
+        ("printf 'a\\nb'", 2),
+        ("printf 'a\\rb\\r\\nc\\n'", 2),
+        ("true", 0),
+        ("seq 999 | tr '\\n' ' '", 1),
+    ],
+)
+async def test_lines_are_counted_whether_they_are_shown_or_not(
+    command: str, lines: int, sandbox: Sandbox
+) -> None:
+    result = await sandbox.exec(command, timeout_s=PLENTY_S, cap=OutputCap(max_bytes=1000))
+    assert result.output_lines == lines
+
+
 async def test_one_line_of_300_kb_is_cut_in_its_middle(sandbox: Sandbox) -> None:
     cap = OutputCap(max_bytes=2000, max_lines=50)
     command = f"printf start; {_letters(300_000)}; printf end"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proxy.__main__ import main
 from sandbox_runtime.image_build import BUILD, build_image
 from tests.sandbox_runtime.image.containers import container
 from tests.sandbox_runtime.transfer import PLENTY_S, output
@@ -63,7 +64,8 @@ async def test_certificates_given_to_the_build_are_trusted(
         refused = await sandbox.exec(verify, timeout_s=PLENTY_S, stdin=pem.encode())
         assert "xx02: verification failed" in refused.stderr
     try:
-        assert build_image("slim", SIGNER, "--quiet", "--build-arg", f"CA_CERTIFICATES={pem}") == 0
+        build = ["build-image", "--target=slim", f"--tag={SIGNER}"]
+        assert main([*build, f"--build-arg=CA_CERTIFICATES={pem}"]) == 0
         async with container(SIGNER, tmp_path) as sandbox:
             trusted = await sandbox.exec(verify, timeout_s=PLENTY_S, stdin=pem.encode())
             assert (trusted.exit_code, trusted.stdout) == (0, "xx01: OK\nxx02: OK\n")

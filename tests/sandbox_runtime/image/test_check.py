@@ -8,15 +8,25 @@ from typing import Any
 import pytest
 
 from sandbox_runtime.backends.base import Check
-from sandbox_runtime.image_check import FILES, MODULES, PROGRAMS, REQUIRED, image_checks
+from sandbox_runtime.image_check import (
+    FILES,
+    MODULES,
+    PROGRAMS,
+    REQUIRED,
+    WORKING,
+    image_checks,
+)
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.image.containers import container
 from tests.sandbox_runtime.transfer import PLENTY_S, output
 
-EVERYTHING = {*PROGRAMS, *MODULES, *FILES}
+EVERYTHING = {*PROGRAMS, *MODULES, *FILES, *WORKING}
 NO_BASH = "llm-sandbox-proxy/test-no-bash:latest"
-IN_SLIM = {"bash", "certificates", "curl", "git", "pip", "ps", "python3", "tar", "unzip"}
+IN_SLIM = {
+    *("bash", "certificates", "curl", "git", "ls", "pip", "ps", "python", "python3", "stat"),
+    *("tar", "unzip"),
+}
 
 
 @pytest.fixture
@@ -50,6 +60,7 @@ async def test_the_small_image_has_programs_and_lacks_libraries(sandbox: Sandbox
     [
         ("git", 'rm "$(command -v git)"'),
         ("tar", 'rm "$(command -v tar)"'),
+        ("python", 'rm "$(command -v python)"'),
         ("python3", 'rm "$(command -v python3)"'),
         ("pip", "rm -r /usr/lib/python3/dist-packages/pip"),
         ("certificates", "rm /etc/ssl/certs/ca-certificates.crt"),
@@ -59,7 +70,7 @@ async def test_what_is_taken_away_is_missed(sandbox: Sandbox, name: str, removal
     before = await image_checks(sandbox)
     await output(sandbox, removal)
     after = await image_checks(sandbox)
-    gone = {name, "pip"} if name == "python3" else {name}
+    gone = {"python3", "python", "pip"} if name == "python3" else {name}
     assert there(before) - there(after) == gone
     assert lacking(after) - lacking(before) == gone
 
@@ -76,6 +87,16 @@ async def test_what_is_taken_away_is_missed(sandbox: Sandbox, name: str, removal
 async def test_what_is_added_is_found(sandbox: Sandbox, name: str, making: str) -> None:
     await output(sandbox, making)
     assert there(await image_checks(sandbox)) == {*IN_SLIM, name}
+
+
+@pytest.mark.docker
+async def test_programs_that_are_there_and_fail_are_told_with_a_cure(sandbox: Sandbox) -> None:
+    refused = "#!/bin/sh\necho \"$0: cannot access '/': Invalid argument\" >&2; exit 2\n"
+    for name in ("ls", "stat"):
+        await output(sandbox, f"cat > /usr/bin/{name} <<'END'\n{refused}END")
+    bad = [check for check in await image_checks(sandbox) if check.detail.startswith("fails")]
+    assert [check.name for check in bad] == ["image ls", "image stat"]
+    assert all("newer" in check.detail and not check.ok for check in bad)
 
 
 @pytest.mark.docker

@@ -150,3 +150,17 @@ async def test_it_has_the_tools_of_the_shell(sandbox: Sandbox) -> None:
     assert await output(sandbox, "git init --quiet /tmp/r && git -C /tmp/r status --short") == ""
     assert await output(sandbox, "echo '[1, 2]' | jq add; echo text | rg --count e") == "3\n1\n"
     assert (await output(sandbox, "wget --version; curl --version")).startswith("GNU Wget")
+
+
+async def test_python_goes_by_both_names_and_is_talked_to_by_ipython(sandbox: Sandbox) -> None:
+    assert await output(sandbox, "python --version") == await output(sandbox, "python3 --version")
+    assert await output(sandbox, "ipython -c 'print(6 * 7)'") == "42\n"
+    guess = "import chardet; print(chardet.detect('größer als'.encode())['encoding'])"
+    assert await output(sandbox, f'python -c "{guess}"') == "utf-8\n"
+
+
+async def test_uv_makes_environments_and_gives_up_soon_without_a_network(sandbox: Sandbox) -> None:
+    make = "uv venv --quiet /tmp/venv && /tmp/venv/bin/python -c 'print(6 * 7)'"
+    assert await output(sandbox, make) == "42\n"
+    refused = await sandbox.exec("uv pip install --system six", timeout_s=PLENTY_S)
+    assert "after 1 retry" in refused.stderr

@@ -34,6 +34,20 @@ async def test_a_commands_output_and_exit_code_are_observed() -> None:
     assert observation == Observation(text, exit_code=3, output_lines=2)
 
 
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        ("seq 2500", 2500),
+        ("seq 100000", 100_000),
+        ("seq 2500 >&2; seq 3", 2503),
+        ("printf 'a\\nb'", 2),
+        ("true", 0),
+    ],
+)
+async def test_lines_are_counted_that_were_left_out_for_the_model(command: str, lines: int) -> None:
+    assert (await _run(MemorySandbox(), command)).output_lines == lines
+
+
 async def test_state_carries_over_from_call_to_call() -> None:
     sandbox = MemorySandbox()
     await _run(sandbox, "cd /tmp; export X=1; exit 1")

@@ -43,7 +43,8 @@ def parsed(client: Any, said: Dictation, streamed: bool) -> Any:
 
 
 def without(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: body[name] for name in body if name not in ("model", "messages", "tools")}
+    others = ("model", "messages", "tools", "stream", "stream_options")
+    return {name: body[name] for name in body if name not in others}
 
 
 def test_what_holds_for_every_call_reaches_each_and_what_shapes_the_answer_its_own(
@@ -51,9 +52,11 @@ def test_what_holds_for_every_call_reaches_each_and_what_shapes_the_answer_its_o
 ) -> None:
     said = Dictation(bash("echo 42"), submits("It is 42."), says("42."))
     done = ask(client, said, **EVERY_CALL, **VISIBLE_ANSWER, extra_body=UNKNOWN)
-    bare = {**EVERY_CALL, **UNKNOWN}
+    # Prose of any call may be the answer; and each call has room for thinking and arguments.
+    every = {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4096}
+    bare = {**EVERY_CALL, **UNKNOWN, **every}
     sent = [without(body) for body in said.asked()]
-    assert (answer(done), sent) == ("42.", [bare, bare, {**bare, **VISIBLE_ANSWER}])
+    assert (answer(done), sent) == ("42.", [bare, bare, {**VISIBLE_ANSWER, **bare}])
 
 
 def test_the_log_probabilities_of_the_answer_come_back(client: Any) -> None:

@@ -226,7 +226,8 @@ def test_what_only_openai_has_a_use_for_reaches_no_backend(client: Any) -> None:
     else:
         made = client.responses.create(model=NAME, input=said.words, extra_body=given)
     assert made.output_text == "Hello."
-    assert set(said.asked()[0]) == {"model", "messages", "tools"}
+    asked = {"model", "messages", "tools", "stream", "stream_options"}
+    assert set(said.asked()[0]) == asked
 
 
 def test_an_answer_cut_short_is_incomplete(client: Any) -> None:

@@ -1,0 +1,203 @@
+"""When a person sees the first of an answer, with a model that writes a token in 0.2 s.
+
+Plain and through the loop, in each API: on the first turn, from the client's request on, and after
+a tool call, from the moment in which the model was asked for its next turn, so that what the tool
+takes is no part of it. The loop holds prose back for up to a second: a call may follow it.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from statistics import median
+from typing import Any, Literal
+
+import aiohttp
+from aiohttp import web
+
+from bench.places import Kind, places
+from bench.plan import Plan, Way, interleave
+from bench.servers import Server, free_port, proxy
+from bench.table import Part, Row
+
+ROUNDS = 5
+TOKEN_S = 0.2
+TOKENS = 60
+ADDED_S = 1.2
+"""What the loop may add to plain."""
+Api = Literal["chat", "responses", "messages"]
+APIS: tuple[Api, ...] = ("chat", "responses", "messages")
+PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
+AT_ONCE, AFTER_CALL = "first turn", "after a tool call"
+PROSE_MODEL, CALL_MODEL = "prose", "call"
+CALL = {"name": "execute_bash", "arguments": json.dumps({"command": "echo $((6 * 7))"})}
+TIMEOUT = aiohttp.ClientTimeout(total=60)
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Every API and every kind of sandbox, plain beside them."""
+    async with AsyncExitStack() as opened:
+        async with places(plan.image, agents=("native",)) as found:
+            pass
+        clock = Clock()
+        model = await opened.enter_async_context(slow_model(clock))
+        session = await opened.enter_async_context(aiohttp.ClientSession(timeout=TIMEOUT))
+        ways: dict[str, Way] = {}
+        for kind in found.kinds:
+            server = await opened.enter_async_context(
+                proxy(model, sandbox=kind, image=plan.image, idle=1)
+            )
+            asking = partial(_first_token_s, session, clock, server)
+            for api in APIS:
+                if _plain(api) not in ways:
+                    ways[_plain(api)] = partial(asking, api, f"{PROSE_MODEL}:plain", _plain(api))
+                for name, turn in ((PROSE_MODEL, AT_ONCE), (CALL_MODEL, AFTER_CALL)):
+                    row = _loop(kind, api, turn)
+                    ways[row] = partial(asking, api, name, row)
+        measured = await interleave(plan.rounds or ROUNDS, ways)
+    rows = [row for api in APIS for row in _rows(api, found.kinds, measured)]
+    name = f"typing: until the first token of prose shows, the model writing one in {TOKEN_S} s"
+    return [Part(name, [*rows, *found.missing])]
+
+
+def _plain(api: Api) -> str:
+    return f"{api}, :plain"
+
+
+def _loop(kind: Kind, api: Api, turn: str) -> str:
+    return f"{api}, {kind}: {turn}"
+
+
+def _rows(api: Api, kinds: list[Kind], measured: Mapping[str, list[float]]) -> list[Row]:
+    plain = measured.get(_plain(api), [])
+    if not plain:
+        return []
+    most = median(plain) + ADDED_S
+    rows = [Row(_plain(api), plain, "s")]
+    for kind in kinds:
+        for turn in (AT_ONCE, AFTER_CALL):
+            name = _loop(kind, api, turn)
+            added = median(measured[name]) - median(plain)
+            rows.append(Row(name, measured[name], "s", most, note=f"plain + {added:.2f} s"))
+    return rows
+
+
+class Clock:
+    """When the model was asked for prose last; and what to ask."""
+
+    def __init__(self) -> None:
+        self.asked = 0.0
+        self._numbers = itertools.count(1)
+
+    def question(self) -> str:
+        """One that was not asked before, so that no run is joined."""
+        return f"What is 6 * 7? I ask for time number {next(self._numbers)}."
+
+
+async def _first_token_s(
+    session: aiohttp.ClientSession, clock: Clock, server: Server, api: Api, model: str, row: str
+) -> Mapping[str, float]:
+    """Ask, and leave once there is something to see."""
+    url, body = f"{server.base_url}{PATHS[api]}", _request(api, model, clock.question())
+    started = time.perf_counter()
+    async with session.post(url, json=body) as response:
+        if response.status != 200:
+            raise RuntimeError(f"{url}: {response.status} {(await response.text())[:300]}")
+        async for line in response.content:
+            if line.startswith(b"data: {") and _visible(json.loads(line[len(b"data: ") :])):
+                since = clock.asked if model == CALL_MODEL else started
+                return {row: time.perf_counter() - since}
+    raise RuntimeError(f"{url}: nothing was to be seen")
+
+
+def _request(api: Api, model: str, question: str) -> dict[str, Any]:
+    asked: dict[str, Any] = {"model": model, "stream": True}
+    if api == "responses":
+        return {**asked, "input": question}
+    said = [{"role": "user", "content": question}]
+    limit = {"max_tokens": 1000} if api == "messages" else {}
+    return {**asked, **limit, "messages": said}
+
+
+def _visible(event: Any) -> str:
+    """What a frame of any of the three APIs adds to the answer."""
+    match event:
+        case {"choices": [{"delta": {"content": str(text)}}]}:
+            return text
+        case {"type": "response.output_text.delta", "delta": str(text)}:
+            return text
+        case {"type": "content_block_delta", "delta": {"text": str(text)}}:
+            return text
+    return ""
+
+
+@asynccontextmanager
+async def slow_model(clock: Clock) -> AsyncIterator[Server]:
+    """The model, in this process; it speaks all three APIs, for `:plain` goes to its own."""
+    routes = [
+        web.get("/v1/models", _models),
+        web.post("/v1/chat/completions", partial(_chat, clock)),
+        web.post("/v1/responses", partial(_responses, clock)),
+        web.post("/v1/messages", partial(_messages, clock)),
+    ]
+    application = web.Application()
+    application.add_routes(routes)
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    port = free_port()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        yield Server(os.getpid(), port, 0)
+    finally:
+        await runner.cleanup()
+
+
+async def _models(_: web.Request) -> web.Response:
+    names = (PROSE_MODEL, CALL_MODEL)
+    listed = [{"id": name, "object": "model", "max_model_len": 100_000} for name in names]
+    return web.json_response({"object": "list", "data": listed})
+
+
+async def _chat(clock: Clock, request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    has_called = any(said["role"] == "tool" for said in body["messages"])
+    if body["model"] == CALL_MODEL and not has_called:
+        call = {"index": 0, "id": "call_1", "type": "function", "function": CALL}
+        return await _stream(request, [_chunk({"tool_calls": [call]}, "tool_calls")])
+    clock.asked = time.perf_counter()
+    return await _stream(request, [_chunk({"content": f"word{n} "}) for n in range(TOKENS)])
+
+
+async def _responses(clock: Clock, request: web.Request) -> web.StreamResponse:
+    clock.asked = time.perf_counter()
+    type_ = "response.output_text.delta"
+    deltas = [{"type": type_, "item_id": "msg_1", "delta": f"word{n} "} for n in range(TOKENS)]
+    return await _stream(request, deltas)
+
+
+async def _messages(clock: Clock, request: web.Request) -> web.StreamResponse:
+    clock.asked = time.perf_counter()
+    deltas = [{"type": "text_delta", "text": f"word{n} "} for n in range(TOKENS)]
+    events = [{"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas]
+    return await _stream(request, events)
+
+
+def _chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    head = {"id": "chatcmpl-slow", "object": "chat.completion.chunk", "created": 0}
+    return {**head, "model": PROSE_MODEL, "choices": [choice]}
+
+
+async def _stream(request: web.Request, events: list[dict[str, Any]]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for event in events:
+        await asyncio.sleep(TOKEN_S)
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    return response

@@ -1,0 +1,112 @@
+"""Detects replies in which a model repeats the proxy's own texts as its answer."""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+RUN_WORDS = 10
+"""A run of so many words in the same order counts as a quotation."""
+MIN_SENTENCE_WORDS = 5
+"""A whole sentence of an instruction counts as a quotation from this length on."""
+HELD_WORDS = 3
+"""Text is suspect once so many of its last words agree with one of the proxy's texts."""
+_WORD_OR_END = re.compile(r"(?P<word>[^\W_]+(?:['\u2019][^\W_]+)?)|[.!?;:](?!\w)|\n")
+"""Matches a word (group `word`) or the end of a sentence."""
+_SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n+")
+
+Words = tuple[str, ...]
+
+
+class OwnTexts:
+    """The texts that the proxy sends to the model, indexed for finding quotations of them."""
+
+    def __init__(self, prompts: Iterable[str], instructions: Iterable[str] = ()) -> None:
+        """`prompts` are recognised by ten words in a row; of `instructions` (the nudge, the last
+        question, the request for a summary) a whole sentence is enough."""
+        instructions = list(instructions)
+        self._runs = {
+            run for text in (*prompts, *instructions) for run in _runs(words_of(text), RUN_WORDS)
+        }
+        sentences = (words_of(each) for text in instructions for each in _SENTENCE.split(text))
+        self._sentences = {each for each in sentences if len(each) >= MIN_SENTENCE_WORDS}
+        self._lengths = sorted({RUN_WORDS, *map(len, self._sentences)})
+        self._begun = {
+            run[:n] for run in (*self._runs, *self._sentences) for n in range(HELD_WORDS, len(run))
+        }
+
+    def run_at_end(self, words: Sequence[str]) -> Words | None:
+        """Return the last ten of `words` if they are a quotation, or None."""
+        run = tuple(words[-RUN_WORDS:])
+        return run if run in self._runs else None
+
+    def sentence_at_end(self, words: Sequence[str]) -> Words | None:
+        """Return the sentence of an instruction that `words` end with, where a sentence ends after
+        them, or None."""
+        ends = (tuple(words[-length:]) for length in self._lengths if length <= len(words))
+        return next((end for end in ends if end in self._sentences), None)
+
+    def may_be_quoted(self, words: Sequence[str]) -> bool:
+        """Return True if the last of `words` may be the beginning of a quotation."""
+        longest = self._lengths[-1] if self._lengths else 0
+        return any(
+            tuple(words[-n:]) in self._begun
+            for n in range(HELD_WORDS, min(longest, len(words) + 1))
+        )
+
+
+class EchoCheck:
+    """Checks one growing text for quotations of the proxy's own texts."""
+
+    def __init__(self, own: OwnTexts, client_text: Sequence[str]) -> None:
+        """`client_text` are the texts of the client's messages; quoting those is allowed."""
+        self._own = own
+        self._client_text = client_text
+        self._words: deque[str] = deque(maxlen=64)
+        self._unfinished = ""
+        self.is_suspect = False
+        """True while the text so far may be the beginning of a quotation."""
+
+    def is_echo(self, piece: str, *, at_end: bool = False) -> bool:
+        """Add a piece of the text; return True once it quotes the proxy. `at_end` says that
+        nothing follows."""
+        self._unfinished += piece
+        end = len(self._unfinished) if at_end else _last_boundary(self._unfinished)
+        whole, self._unfinished = self._unfinished[:end], self._unfinished[end:]
+        for found in self._quotations(f"{whole}." if at_end else whole):
+            if not self._is_the_clients(found):
+                return True
+        self.is_suspect = not at_end and self._own.may_be_quoted(tuple(self._words))
+        return False
+
+    def _quotations(self, text: str) -> Iterator[Words]:
+        """Yield the quotations that the words of `text` complete."""
+        for match in _WORD_OR_END.finditer(text):
+            if match["word"] is None:
+                found = self._own.sentence_at_end(tuple(self._words))
+            else:
+                self._words.append(_plain(match["word"]))
+                found = self._own.run_at_end(tuple(self._words))
+            if found:
+                yield found
+
+    def _is_the_clients(self, run: Words) -> bool:
+        return any(f" {' '.join(run)} " in f" {' '.join(words_of(t))} " for t in self._client_text)
+
+
+def words_of(text: str) -> Words:
+    """Return the words of a text in lower case, without punctuation."""
+    return tuple(_plain(match["word"]) for match in _WORD_OR_END.finditer(text) if match["word"])
+
+
+def _plain(word: str) -> str:
+    return word.replace("\u2019", "'").lower()
+
+
+def _runs(words: Words, length: int) -> Iterable[Words]:
+    return (words[n : n + length] for n in range(len(words) - length + 1))
+
+
+def _last_boundary(text: str) -> int:
+    """Return where the last word of `text` begins, which the next piece may continue."""
+    match = re.search(r"[\w'\u2019]+\Z", text)
+    return match.start() if match else len(text)

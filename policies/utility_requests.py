@@ -1,0 +1,376 @@
+"""Recognize the requests that chat clients make for themselves: titles, tags, suggestions, probes.
+
+Such a request is made from a fixed template of its client. It is recognized by a header, or by the
+template: how the text begins, and what stands further down in it or at its end. A question of a
+user that speaks of titles, or that quotes a template, has neither.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+TASK_HEADER = "x-openwebui-task"
+"""Open WebUI names in it what it wants for itself; empty in the requests of its users."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A prompt that a client fills in and sends for itself."""
+
+    client: str
+    role: Literal["system", "last"]
+    """Which message holds it: a system message, or the last one, whoever is said to speak there."""
+    opening: re.Pattern[str]
+    """Matches the beginning of the text."""
+    holds: tuple[str, ...] = ()
+    """What stands in the text too."""
+    end: str = ""
+    """How the text ends."""
+    ends_a_chat: bool = False
+    """Whether the chat comes before it as messages; else there is no message of the model yet."""
+    beside_tools: bool = False
+    """Whether the client sends its tools along."""
+
+    def fits(self, text: str) -> bool:
+        """Return whether a text is made from the template."""
+        return (
+            self.opening.match(text) is not None
+            and text.rstrip().endswith(self.end)
+            and all(part in text for part in self.holds)
+        )
+
+
+_PREAMBLE = re.compile(
+    r"\s*(?:x-anthropic-billing-header:[^\n]*\s+)?"
+    r"(?:You are (?:Claude Code|a Claude agent),[^\n]*\s+)?"
+)
+"""What Claude Code and its SDK put before every system prompt."""
+_CHAT = ("### Guidelines:", "### Output:", "<chat_history>")
+_CHAT_END = "</chat_history>"
+_MESSAGE_TITLE = (
+    r"(?:- )?[Yy]ou will generate a short title based on the first message a user begins"
+)
+
+
+def _template(
+    client: str, role: Literal["system", "last"], opening: str, *holds: str, **ends: Any
+) -> Template:
+    return Template(client, role, re.compile(opening), holds, **ends)
+
+
+TEMPLATES = (
+    # Open WebUI, 0.4 to 0.12: backend/open_webui/config.py and utils/context_compaction.py.
+    _template(
+        "Open WebUI",
+        "last",
+        r"#+ Task:\s+(?:Generate a concise\b[^\n]{0,60}\btitle\b|Generate 1-3 broad tags\b"
+        r"|Suggest 3-5 relevant follow-up questions\b|Predict 3-5 useful messages\b"
+        r"|Generate a detailed prompt for a[mn]? image generation task\b"
+        r"|Analyze the chat history to determine the necessity of generating search queries\b)",
+        *_CHAT,
+        end=_CHAT_END,
+    ),
+    _template(
+        "Open WebUI",
+        "last",
+        r"Create a concise, 3-5 word title\b",
+        "RESPOND ONLY WITH THE TITLE",
+        "<chat_history>",
+        end=_CHAT_END,
+    ),
+    _template(
+        "Open WebUI",
+        "last",
+        r"#+ Task:\s+You are an autocompletion system\.",
+        *("<chat_history>", "<type>", "<text>"),
+        end="# Output:",
+    ),
+    _template(
+        "Open WebUI",
+        "last",
+        r"(?:#+ Task:\s+S|You MUST s)ummarize the conversation history that will be compacted\b",
+        *("### Messages Being Compacted:", "### Recent Messages Kept In Context:"),
+    ),
+    _template(
+        "Open WebUI",
+        "last",
+        r"Your task is to reflect the speaker's likely facial expression through a fitting emoji\.",
+        "Message: ```",
+        end="```",
+    ),
+    _template(
+        "Open WebUI",
+        "last",
+        r"You have been provided with a set of responses from various models to the latest ",
+        "Responses from models:",
+    ),
+    _template(
+        "Open WebUI",
+        "system",
+        r"Available Tools: ",
+        "Your task is to choose and return the correct tool(s) from the list of available tools",
+    ),
+    # LibreChat: src/utils/title.ts of its agents package, and before that prompts/titlePrompts.js.
+    _template(
+        "LibreChat",
+        "last",
+        r"Provide a concise, 5-word-or-less title for the conversation, using title case[^\n]*"
+        r"\n+Conversation:\s+User:",
+    ),
+    _template(
+        "LibreChat",
+        "last",
+        r"Analyze this conversation and provide:\s+1\. The detected language of the conversation\s+"
+        r"2\. A concise title in the detected language\b[^\n]*\n+User:",
+    ),
+    _template(
+        "LibreChat",
+        "last",
+        r"Write a concise title for this conversation in the (?:given|detected) language\.\s+"
+        r"Title in 5 Words or Less\.",
+    ),
+    _template(
+        "LibreChat",
+        "system",
+        r"Write a concise title for this conversation in the given language\.\s+"
+        r"Title in 5 Words or Less\.",
+    ),
+    _template(
+        "LibreChat",
+        "last",
+        r"Please generate a concise, 5-word-or-less title for the conversation, using its same "
+        r"language\b",
+        end="||>Title:",
+    ),
+    _template(
+        "LibreChat",
+        "last",
+        r"Detect the language used in the following text\. Note: words may be misspelled or cut "
+        r"off;",
+    ),
+    _template(
+        "LibreChat",
+        "system",
+        r"In this environment you have access to a set of tools you can use to generate the "
+        r"conversation title\.",
+        "<tool_name>submit_title</tool_name>",
+    ),
+    # LobeChat: packages/prompts/src/chains/summaryTitle.ts.
+    _template(
+        "LobeChat",
+        "system",
+        r"You are a professional conversation summarizer\. Generate a concise title\b",
+        "Rules:",
+        "Output ONLY the title text",
+    ),
+    # Hugging Face chat-ui: src/lib/server/textGeneration/title.ts.
+    _template("chat-ui", "system", r"You are a chat thread titling assistant\.", "Rules:"),
+    # n8n's chat hub: chat-hub.constants.ts.
+    _template(
+        "n8n",
+        "system",
+        r"Generate a concise, descriptive title for this conversation based on the user's "
+        r"message\.",
+        "Requirements:",
+    ),
+    # Claude Code, as recorded on the wire: titles since 2.1, before that topics and session names.
+    _template("Claude Code", "last", r"<session>\s", "</session>\n\nWrite the title in "),
+    _template("Claude Code", "system", r"You are naming a coding session\b", '"title"'),
+    _template(
+        "Claude Code",
+        "system",
+        r"Generate a concise, sentence-case title \(3-7 words\) that captures the main topic\b",
+        "coding session",
+    ),
+    _template(
+        "Claude Code",
+        "system",
+        r"Analyze if this message indicates a new conversation topic\.",
+        "isNewTopic",
+    ),
+    _template(
+        "Claude Code",
+        "system",
+        r"Summarize this coding conversation in under 50 characters\.",
+        "Capture the main task",
+    ),
+    _template(
+        "Claude Code",
+        "last",
+        r"Please write a 5.10 word title (?:for )?the following conversation:",
+        end="Respond with the title for the conversation and nothing else.",
+    ),
+    _template(
+        "Claude Code",
+        "last",
+        r"You are coming up with a succinct title and git branch name for a coding session\b",
+        "<description>",
+        "</description>",
+        end="Please generate a title and branch name for this session.",
+    ),
+    # opencode: packages/opencode/src/agent/prompt/title.txt; what it and others had before: Crush,
+    # Vercel's chatbot, nanobot.
+    _template(
+        "opencode",
+        "system",
+        r"You are a title generator\. You output ONLY a thread title\.",
+        "<rules>",
+        "<examples>",
+    ),
+    _template("opencode", "system", _MESSAGE_TITLE, "the title should be a summary"),
+    # Codex's app, which asks in a thread of its own.
+    _template(
+        "Codex",
+        "last",
+        r"You are a helpful assistant\. You will be presented with a user prompt, and your job is "
+        r"to provide a short title for a task\b",
+        "Generate a concise UI title",
+        "User prompt:\n",
+        beside_tools=True,
+    ),
+    # GitHub Copilot Chat (prompts/node/panel/title.tsx), CodeCompanion.
+    _template(
+        "Copilot Chat",
+        "system",
+        r"You are an expert in crafting (?:pithy|ultra-compact) titles for chatbot conversations\.",
+        "You are presented with a chat",
+    ),
+    # Goose: create_session_name_prompt in its provider base.
+    _template(
+        "Goose",
+        "last",
+        r"(?:Here are the first few user messages:\n|Based on the conversation so far,)",
+        "provide a concise description of this session in 4 words or less.",
+        end="reply *ONLY* with the description",
+    ),
+    # Continue: core/util/chatDescriber.ts.
+    _template(
+        "Continue",
+        "last",
+        r"Given the following\.\.\. please reply with a title for the chat that is 3-4 words in "
+        r"length,",
+        "you don't need ending punctuation.",
+    ),
+    # Cherry Studio: src/renderer/src/config/prompts.ts, and the same in its app.
+    _template(
+        "Cherry Studio",
+        "system",
+        r"You are an assistant skilled in conversation\. You need to summarize the user's "
+        r"conversation into a title within 10 words\.",
+    ),
+    _template(
+        "Cherry Studio",
+        "system",
+        r"Summarize the given session as a 10-word title using user language, ignoring commands\b",
+    ),
+    # Chatbox: packages/prompts.ts.
+    _template(
+        "Chatbox",
+        "last",
+        r"Based on the chat history, give this conversation a name\.\s+Keep it short - \d+ ",
+        "Here's the conversation:",
+        end="The name is:",
+    ),
+    # aider: aider/prompts.py.
+    _template(
+        "aider",
+        "system",
+        r"You are an expert software engineer that generates concise, one-line Git commit messages "
+        r"based on the provided diffs\.",
+    ),
+    _template(
+        "aider",
+        "system",
+        r"\*Briefly\* summarize this partial conversation about programming\.",
+    ),
+    # Zed: summarize_thread_prompt.txt.
+    _template(
+        "Zed",
+        "last",
+        r"Generate a concise 3-7 word title for this conversation, omitting punctuation\.\s+"
+        r"Go straight to the title, without any preamble and prefix like [^\n]{1,400}\Z",
+        ends_a_chat=True,
+    ),
+    # NextChat: app/locales/en.ts, Store.Prompt.
+    _template(
+        "NextChat",
+        "last",
+        r"Please generate a four to five word title summarizing our conversation without any "
+        r"lead-in,",
+        end="Remove enclosing quotation marks.",
+        ends_a_chat=True,
+    ),
+    _template(
+        "NextChat",
+        "last",
+        r"Summarize (?:the|our) discussion briefly in \d+ (?:words|characters) or less to use as a "
+        r"prompt for future context\.\s*\Z",
+        ends_a_chat=True,
+    ),
+)
+_PROBES = frozenset({"quota", "test"})
+"""What Claude Code says, and nothing else, to see whether a key works and what is left of it."""
+
+
+def is_utility_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Return whether a client asks for itself; `headers` are in lower case."""
+    task = headers.get(TASK_HEADER, "").strip()
+    if task and not task.startswith("{{"):  # a version that does not fill the name in
+        return True
+    messages = [each for each in body.get("messages") or [] if isinstance(each, Mapping)]
+    return _is_probe(body, messages) or _is_from_template(messages, tools=_offers_tools(body))
+
+
+def _offers_tools(body: Mapping[str, Any]) -> bool:
+    """Return whether the model may choose among tools. A title's form may be a tool that is forced
+    (LangChain's `withStructuredOutput` in LibreChat)."""
+    tools = body.get("tools")
+    forced = isinstance(body.get("tool_choice"), Mapping)
+    return bool(tools) and not (forced and isinstance(tools, list) and len(tools) == 1)
+
+
+def _is_probe(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
+    if len(messages) != 1 or body.get("max_tokens") != 1:
+        return False
+    return _text(messages[0].get("content")) in _PROBES
+
+
+def _is_from_template(messages: Sequence[Mapping[str, Any]], *, tools: bool) -> bool:
+    if not messages:
+        return False
+    has_begun = any(each.get("role") in ("assistant", "tool") for each in messages)
+    return any(
+        template.fits(text)
+        for role, text in _candidates(messages)
+        for template in TEMPLATES
+        if template.role == role
+        and (template.ends_a_chat or not has_begun)
+        and (template.beside_tools or not tools)
+    )
+
+
+def _candidates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The texts that may be a template, each with the role that templates have there."""
+    for message in messages:
+        if message.get("role") in ("system", "developer"):
+            text = _text(message.get("content"))
+            yield "system", text[_preamble_length(text) :]
+    if messages[-1].get("role") in ("user", "system", "developer"):
+        yield "last", _text(messages[-1].get("content")).lstrip()
+
+
+def _preamble_length(text: str) -> int:
+    preamble = _PREAMBLE.match(text)
+    return preamble.end() if preamble else 0
+
+
+def _text(content: Any) -> str:
+    """The text of a message; empty where it has more than text."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [each.get("text") for each in parts if isinstance(each, Mapping)]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        return ""
+    return "\n\n".join(str(text) for text in texts)

@@ -1,0 +1,399 @@
+"""The loop: ask the model, do what it calls for, tell it what came of that, until it is done."""
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from policies.completion import is_answer
+from policies.deadline import time_plan
+from policies.limits import StopReason
+from policies.prompts import WHY_NO_MORE_TOOLS, Equipment
+from proxy.agent.answer import AnswerWriter
+from proxy.agent.budget import Budget, Paying
+from proxy.agent.call_runner import CallRunner
+from proxy.agent.client_calls import client_call_stream
+from proxy.agent.conversation import Conversation
+from proxy.agent.efficiency import CapabilityUse, tally_of
+from proxy.agent.egress_watch import EgressWatch
+from proxy.agent.ending import Ending
+from proxy.agent.events import Emit, Narration, Refused, RunFinished, RunStarted, TurnStarted
+from proxy.agent.final import BestAnswer, FinalCall, prose_rules, tool_name, when_shown
+from proxy.agent.first_call import FirstCall
+from proxy.agent.guard import Guard
+from proxy.agent.handed_back import hand_back_all
+from proxy.agent.handed_over import HandedOver
+from proxy.agent.history import text_of
+from proxy.agent.listener import TurnListener
+from proxy.agent.manner import manner_of
+from proxy.agent.model import Model, Reply, refusal_of
+from proxy.agent.observation_files import ObservationFiles
+from proxy.agent.outputs import Outputs, given_files, remove_answers
+from proxy.agent.prose import HOLD_CHARS, Prose, ProseRules
+from proxy.agent.task import Notice, Result, Task, out_of_time
+from proxy.agent.tool_calls import Turn
+from proxy.agent.toolbox import Toolbox
+from proxy.agent.usage import tokens
+from proxy.agent.windows import Window, Windows
+from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
+from proxy.workspaces import Seat
+from sandbox_runtime.errors import SandboxError
+from sandbox_runtime.sandbox import Sandbox
+from sandbox_runtime.tools.base import Tool
+
+FINAL_ANSWER_S = 600.0
+"""How long the one last question may take, the run's own time being up; less where a deadline is
+near."""
+NUDGE_TOKENS = 48
+"""What a model that was nudged may say before its call, HOLD_CHARS, in tokens."""
+MAX_TURNS_WITHOUT_WORK = 2
+"""So many turns may call tools by mistake alone, then the request is answered without tools."""
+
+
+class AgentLoop:
+    """One run: asks the model, does what it calls for, tells it what came of that."""
+
+    def __init__(
+        self,
+        model: Model,
+        windows: Windows,
+        tools: Sequence[Tool],
+        equipment: Equipment,
+        task: Task,
+        emit: Emit,
+        seat: Seat,
+        watch: EgressWatch,
+        began: float,
+    ) -> None:
+        profile = task.profile
+        self._manner = manner_of(profile)
+        self._task = task = self._manner.posed(task)
+        self._emit, self._seat, self._watch = emit, seat, watch
+        self._use, self._ending = CapabilityUse(), Ending()
+        self._times = time_plan(profile.limits.wall_time_s, task.deadline_s)
+        self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
+        self._outputs = Outputs(task.inputs)
+        self._guard = Guard(profile, emit)
+        self._client_names = [tool_name(tool) for tool in task.client_tools]
+        self._toolbox = Toolbox(
+            *(tools, seat, emit, self._guard, task.inputs),
+            prepare=self._prepare,
+            keep_warm=model.keep_warm,
+            taken=self._client_names,
+            max_calls=task.max_tool_calls,
+        )
+        self.budget = Budget(task, self._limits, began)
+        self._begin(model, windows, equipment)
+        self._nudged = self._plainly = False
+        """_nudged: the model was asked for a call that it had announced. _plainly: the next turn is
+        the plain turn, which sends the client's request without words or tools of ours."""
+        self._turns_without_work = 0
+
+    def _begin(self, model: Model, windows: Windows, equipment: Equipment) -> None:
+        """Create the parts that talk to the model and to the client."""
+        task, emit = self._task, self._emit
+        words = self._manner.words(task.profile, equipment, self._toolbox.names)
+        self._prompt = hashlib.sha256(words.encode()).hexdigest() if words else ""
+        schemas = self._toolbox.schemas_but("submit" if task.must_call else "")
+        files = ObservationFiles(task.run_id, self._computer)
+        window = Window(windows, model, task.model)
+        paying = Paying(model, self.budget, self._limits.model_timeout_s)
+        self._talk = Conversation(paying, task, schemas, words, window, files)
+        self._talk.has_worked = task.resumes is not None or not self._manner.prose_ends
+        rewrites = task.rewrite_links
+        self._writer = AnswerWriter(emit, task.outbox, task.profile, rewrite_links=rewrites)
+        self._rules = prose_rules(task, words, schemas)
+        self._first_call = FirstCall(task.status_hold, emit)
+        self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
+        self._calls = CallRunner(
+            *(self._toolbox, self._talk, self.budget, self._ending, self._use),
+            limits=self._limits,
+            client_names=self._client_names,
+        )
+
+    async def go(self) -> Result:
+        await self._emit(RunStarted(self._task.run_id, self._prompt))
+        stop = None
+        while stop is None:
+            stop = await self._before_turn()
+            stop = stop or await self._turn()
+        stop = await self._last_chance(stop)
+        if stop is StopReason.WALL_TIME:
+            stop = self._times.stop
+        may_ask = self._limits.final_question and not self._ending.has_cut_call
+        if may_ask and self._task.must_call and stop in WHY_NO_MORE_TOOLS:
+            left_s = max(0.001, self._times.answer_s - self.budget.wall_time_s)
+            stop = await self._calls.ask_for(stop, self._call_ids, min(FINAL_ANSWER_S, left_s))
+        answer = await self._best_answer(stop)
+        await self._writer.finish(answer, self._toolbox.computer)
+        if self._ending.refusal:
+            await self._emit(Refused(self._ending.refusal))
+        return await self._result(stop, answer)
+
+    async def _before_turn(self) -> StopReason | None:
+        """Return the limit that leaves no room for a turn; the plain turn always has room."""
+        if self._plainly:
+            return None
+        told, tokens_said = self._talk.history.messages, self._talk.trajectory_tokens()
+        return await self.budget.before_turn(told, tokens_said)
+
+    async def _last_chance(self, stop: StopReason) -> StopReason:
+        """Run the plain turn if a limit ended the run before a tool ran and before the model said
+        anything. Return why the run ends. Raises OutOfTimeError where the time is up."""
+        ending = self._ending
+        has_answer = self._has_worked or ending.prose or ending.prose_reply or ending.has_cut_call
+        if stop not in WHY_NO_MORE_TOOLS or has_answer or self._task.must_call:
+            return stop
+        again: StopReason | None = stop
+        if stop is not StopReason.WALL_TIME:
+            self._plainly = True
+            again = await self._turn()
+        if again is StopReason.WALL_TIME and not (ending.prose or ending.has_cut_call):
+            raise out_of_time(self._task)
+        return again if again in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED) else stop
+
+    async def _best_answer(self, stop: StopReason) -> str:
+        asks = (self._task, self._talk, self._writer, self._toolbox, self._emit)
+        call = FinalCall(*asks, self._first_call, self._rules)
+        left_s = max(0.001, self._times.answer_s - self.budget.wall_time_s)
+        seconds = min(FINAL_ANSWER_S, left_s) if self._limits.final_question else None
+        takes_prose = self._manner.prose_ends
+        best = BestAnswer(self._task, self._ending, call, seconds, takes_prose=takes_prose)
+        return await best.find(
+            stop, self._toolbox.computer, has_worked=self._has_worked, is_plain=self._plainly
+        )
+
+    @property
+    def _has_worked(self) -> bool:
+        """True once a tool has run. Until then the answer is the model's own, as without tools."""
+        return self._talk.has_worked
+
+    async def _prepare(self, computer: Sandbox) -> Mapping[str, str]:
+        """Make a computer ready for this run; returns the client's files that are in it already."""
+        self.budget.watch(computer.meter)
+        if not self._seat.goes_on:
+            return {}
+        if self._task.resumes is None or not self._task.resumes.began:
+            await remove_answers(computer)
+        await self._outputs.begin(computer)
+        return await given_files(computer)
+
+    async def _computer(self) -> Sandbox | None:
+        """The one in use; where the run goes on with one, also before its next command."""
+        waited = self._task.resumes
+        if waited and waited.began and not self._toolbox.is_begun:
+            with suppress(SandboxError):  # the next command hears of it
+                await self._toolbox.sandbox()
+        return self._toolbox.computer
+
+    def _time_left_s(self) -> float:
+        return max(0.001, self._limits.wall_time_s - self.budget.wall_time_s)
+
+    def _turn_time_s(self) -> float:
+        """Return the seconds that a turn may take. Before a tool has run, the turn also gets the
+        time that is kept for the final question, which is then not asked."""
+        if self._has_worked:
+            return self._time_left_s()
+        until_s = min(self._times.answer_s, self._limits.wall_time_s + FINAL_ANSWER_S)
+        return max(0.001, until_s - self.budget.wall_time_s)
+
+    # One turn
+
+    async def _turn(self) -> StopReason | None:
+        left = self._limits.max_turns - self.budget.turns
+        self._manner.before_turn(self._talk.history, left)
+        self.budget.turns += 1
+        self._use.begin_turn()
+        await self._emit(TurnStarted(self.budget.turns))
+        await self._writer.begin()
+        async with self._listener() as listener:
+            try:
+                async with asyncio.timeout(self._turn_time_s()):
+                    ask = self._talk.ask_plainly if self._plainly else self._talk.ask
+                    reply = await ask(listener.hear)
+            except TimeoutError:
+                self._ending.has_cut_call = listener.has_begun_client_call
+                return self._out_of_time(listener.prose.text.strip())
+            except (ContextOverflowError, ToolsRefusedError) as error:
+                if listener.has_begun_client_call:
+                    raise
+                return self._refused(error)
+            return await self._end_turn(listener, reply)
+
+    def _listener(self) -> TurnListener:
+        task = self._task
+        shows = when_shown(task)
+        prose = Prose(self._rules)
+        if self._plainly:
+            prose, shows = Prose(ProseRules()), "at once"
+        elif self._nudged and not self._has_worked:
+            prose, shows = Prose(self._rules, max_chars=HOLD_CHARS), "never"
+        streams = task.stream and self._manner.prose_ends
+        calls = (task, self._emit, self._toolbox, self._client_names, self._call_ids)
+        return TurnListener(
+            *(self._emit, self._first_call, self._writer, self._toolbox, prose),
+            streams=task.stream,
+            shows=shows if streams else "never",
+            shows_submit=streams and not task.final_only,
+            client_calls=client_call_stream(*calls) if streams else None,
+        )
+
+    def _refused(self, error: BackendError) -> StopReason | None:
+        """Return why the run ends after a refusal of tools or length, or None if it goes on."""
+        is_refusal = isinstance(error, ToolsRefusedError)
+        insists = self._has_worked or self._task.profile.computer == "always"
+        if self._plainly or (is_refusal and insists):
+            raise error
+        if self._has_worked:
+            if self.budget.turns == 1:
+                raise error  # the request itself is too long
+            return StopReason.CONTEXT_WINDOW
+        if self._ending.prose:
+            return StopReason.ANSWERED
+        if is_refusal:
+            self._ending.route = "tools_refused"
+            self._ending.notices = (Notice("tools_refused", error.message),)
+        self._plainly = True
+        return None
+
+    def _out_of_time(self, said: str) -> StopReason:
+        """Keep what the model `said` before its time was up."""
+        ending = self._ending
+        ending.reply = self._talk.unfinished or ending.reply
+        if said and not ending.announced and self._manner.prose_ends:
+            ending.prose = said
+            ending.prose_reply = None if self._has_worked else self._talk.unfinished
+        return StopReason.WALL_TIME
+
+    async def _end_turn(self, listener: TurnListener, reply: Reply) -> StopReason | None:
+        self._ending.reply = reply
+        names = self._client_names if self._plainly else [*self._toolbox.names, *self._client_names]
+        turn = self._manner.understand(reply.message, names, self._call_ids)
+        if self._plainly:
+            self._talk.history.begin_again()
+        is_echo = reply.stopped == "echo" or (
+            not turn.calls and not self._plainly and listener.prose.is_echo_at_end()
+        )
+        if is_echo and self._manner.prose_ends:
+            return self._echoed()
+        self._talk.history.append(turn.message)
+        if turn.calls:
+            self._ending.note_narration(turn, reply)
+            self._ending.sent_ids = await listener.end_with_calls(turn, reply)
+            return await self._act(turn, reply)
+        is_answer = self._is_answer(reply)
+        await listener.end_without_calls(reply, is_answer=is_answer)
+        return self._without_calls(reply, is_answer=is_answer)
+
+    def _echoed(self) -> StopReason | None:
+        """Discard a reply that repeats the proxy's own texts: the plain turn follows, unless there
+        is an answer already."""
+        self._ending.note("echo")
+        if self._has_worked or self._ending.announced:
+            return StopReason.ANSWERED
+        self._plainly = True
+        return None
+
+    def _is_answer(self, reply: Reply) -> bool:
+        """Note the prose of a turn without tool calls. Return True if the turn ends the run."""
+        ending = self._ending
+        if reply.stopped == "runaway":
+            ending.note("runaway")
+        if not self._manner.prose_ends:
+            prose = text_of(reply.message).strip()
+            ending.prose, ending.prose_reply = prose or ending.prose, None
+            if is_answer(prose, "stop"):
+                ending.prose_reply = reply
+            return False
+        if ending.announced and not self._has_worked:
+            return True  # what was announced is not called: the announcement is the answer
+        prose = text_of(reply.message)
+        if not self._plainly:
+            prose = prose.strip()
+        ends = self._nudged or self._is_done(prose, reply)
+        if prose or (ends and not self._has_worked):
+            ending.prose = prose
+            ending.prose_reply = reply if ends or is_answer(prose, "stop") else None
+        return ends
+
+    def _is_done(self, prose: str, reply: Reply) -> bool:
+        if self._plainly or reply.stopped is not None:
+            return True
+        if not self._has_worked and reply.finish_reason in ("length", "content_filter"):
+            return True
+        return is_answer(prose, reply.finish_reason)
+
+    def _without_calls(self, reply: Reply, *, is_answer: bool) -> StopReason | None:
+        """Return why a turn without tool calls ends the run, or None if another turn follows."""
+        ending = self._ending
+        if refusal := refusal_of(reply.message):
+            ending.refusal, ending.choice = refusal, reply.choice
+            ending.finish_reason = reply.finish_reason
+            return StopReason.REFUSED
+        if is_answer:
+            return StopReason.ANSWERED
+        if not self._has_worked and not self._task.must_call:
+            if not ending.prose:
+                self._plainly = True
+                return None
+            ending.prose_reply = reply
+            limit, spent = self._rules.max_tokens, tokens(self._talk.usage, "completion_tokens")
+            if limit is not None and spent + NUDGE_TOKENS > limit:
+                return StopReason.ANSWERED  # no room for the call that was announced
+            ending.announced = ending.prose
+        self._nudged = True
+        self._talk.history.ask(self._manner.no_call)
+        return None
+
+    async def _act(self, turn: Turn, reply: Reply) -> StopReason | None:
+        """Run the tool calls of a turn. Return why the run ends, or None."""
+        self._nudged = False
+        ending = self._ending
+        if ending.announced and when_shown(self._task) == "never":
+            await self._emit(Narration(ending.announced))
+        ending.announced = ""
+        stop = await self._calls.run(turn, reply)
+        if stop is None and not self._has_worked:  # no call of the turn could be run
+            ending.note("malformed_call")
+            self._turns_without_work += 1
+            self._plainly = self._turns_without_work >= MAX_TURNS_WITHOUT_WORK
+        return stop
+
+    # The end
+
+    async def _result(self, stop: StopReason, answer: str) -> Result:
+        handed_back = await hand_back_all(
+            self._toolbox, self._outputs, self._writer, self._task, self._guard, self._emit
+        )
+        await self._watch.tell_open()
+        await self._emit(RunFinished(stop, self._talk.usage))
+        reply = self._ending.reply
+        handed_over = HandedOver(self._task, self._ending, self._call_ids)
+        return Result(
+            run_id=self._task.run_id,
+            container_id=self._task.outbox.container_id,
+            model=self._task.model,
+            answer=self._writer.text,
+            streamed_before=self._writer.streamed_before,
+            stop_reason=stop,
+            finish_reason=self._ending.finish_reason_of(stop, answer, self._task.legacy_state),
+            tool_calls=handed_over.calls,
+            usage=self._talk.usage_of(self._task.usage_of),
+            usages=self._talk.usages,
+            segments=len(self._talk.compactions) + 1,
+            compactions=self._talk.compactions,
+            tally=tally_of(self._task, self._talk, self.budget, self._toolbox, self._use),
+            artifacts=handed_back.artifacts,
+            left_out=handed_back.left_out,
+            choice=self._ending.choice,
+            response=reply.response if reply else {},
+            refusal=self._ending.refusal,
+            notices=(*self._ending.notices, *handed_back.notices),
+            tool_trouble=tuple(self._ending.trouble),
+            origin=self._seat.origin,
+            route=self._ending.route or self._task.route,
+            steps=self._toolbox.shown_steps,
+            parked=handed_over.parked(self._talk.history, began=self._toolbox.computer is not None),
+        )

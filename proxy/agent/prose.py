@@ -1,0 +1,242 @@
+"""The visible prose of one reply: decides when it is shown and when the reply is ended."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from policies.echo import EchoCheck, OwnTexts
+from policies.repetition import RepetitionCheck
+from proxy.agent.events import TextDelta
+from proxy.agent.model import ReplyStopped
+from proxy.agent.partial_reply import estimated_tokens
+
+HOLD_CHARS = 160
+"""Prose is held back until it has so many characters: most narration before a tool call is
+shorter."""
+HOLD_S = 1.0
+"""Prose is held back for so long at most: a person must see typing."""
+_TAG = "<tool_call>"
+_FENCE = re.compile(r"```(\w*)[ \t]*(?:\n\s*|\Z)|`{1,2}\Z")
+_FENCED_CALLS = ("", "json", "tool_call", "tool_code")
+_FIRST_KEY = re.compile(r'\s*(?:\[\s*)?\{\s*(?:"([^"]*)("\s*(?::\s*(?:"([^"]*)(")?)?)?)?)?')
+_CALL_KEYS = frozenset(
+    {"name", "tool", "function", "type", "id", "arguments", "parameters", "args", "input"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProseRules:
+    """The limits of a run's visible prose, and the texts that must not appear in it."""
+
+    max_tokens: int | None = None
+    """The client's token limit for visible prose."""
+    stops: tuple[str, ...] = ()
+    """The client's stop strings."""
+    own: OwnTexts = field(default_factory=lambda: OwnTexts(()))
+    """The proxy's own texts: a reply that repeats them is ended."""
+    client_texts: Sequence[str] = ()
+    """The texts of the client's messages: replies may quote them."""
+    tool_names: Collection[str] = ()
+
+
+@lru_cache(maxsize=16)
+def own_texts(prompts: tuple[str, ...], instructions: tuple[str, ...]) -> OwnTexts:
+    """Return the OwnTexts of these texts, cached: building them takes milliseconds."""
+    return OwnTexts(prompts, instructions)
+
+
+class Prose:
+    """The visible prose of one reply as it arrives.
+
+    Pieces are held until `ready` gives them out, so that neither a tool call written as text, nor
+    one of the proxy's own texts, nor the beginning of a stop string is shown.
+    """
+
+    def __init__(self, rules: ProseRules, *, max_chars: int | None = None) -> None:
+        """`max_chars`: after so much prose the reply is ended, for a tool call was asked for."""
+        self._rules = rules
+        self._max_chars = max_chars
+        self._echo = EchoCheck(rules.own, rules.client_texts)
+        self._repetition = RepetitionCheck()
+        self._pieces: list[str] = []
+        self._held: list[TextDelta] = []
+        self._held_chars = 0
+        self._chars = 0
+        self._tail = ""
+        """The end of the text, in which a stop string may have begun."""
+        self._is_open = False
+        self._shown_chars = 0
+
+    def begun_again(self) -> "Prose":
+        """Return an empty one with the same rules."""
+        return Prose(self._rules, max_chars=self._max_chars)
+
+    @property
+    def text(self) -> str:
+        """The prose so far."""
+        return "".join(self._pieces)
+
+    @property
+    def is_shown(self) -> bool:
+        """True once `ready` or `rest` has given out a piece."""
+        return self._is_open
+
+    def add(self, delta: TextDelta) -> None:
+        """Take a piece in. Raises ReplyStopped where the reply has to end; `text` is then what
+        stays of it."""
+        piece = delta.text
+        if self._rules.stops and (found := self._find_stop(piece)):
+            at, stop = found
+            kept = piece[: max(0, at - self._chars)]
+            self._take(TextDelta(kept, delta.logprobs))
+            self._trim(at)
+            raise ReplyStopped("stop", stop)
+        self._take(delta)
+        if self._echo.is_echo(piece):
+            raise ReplyStopped("echo")
+        if self._repetition.is_runaway(piece):
+            raise ReplyStopped("runaway")
+        limit = self._rules.max_tokens
+        if limit is not None and self.tokens >= limit and not self._may_be_call():
+            raise ReplyStopped("max_tokens")
+        most = self._max_chars
+        if most is not None and self._chars > most and not self._may_be_call():
+            raise ReplyStopped("no_call")
+
+    @property
+    def chars(self) -> int:
+        """The length of the prose so far, in characters."""
+        return self._chars
+
+    def is_echo_at_end(self) -> bool:
+        """Return True if the last words complete one of the proxy's own texts. Call it once the
+        reply is over."""
+        return self._echo.is_echo("", at_end=True)
+
+    @property
+    def tokens(self) -> int:
+        """The estimated number of tokens so far."""
+        return estimated_tokens(len(self._pieces), self._chars)
+
+    def ready(self, *, is_due: bool = False) -> list[TextDelta]:
+        """Return the pieces that may be shown now. `is_due`: the first was held for HOLD_S."""
+        if not self._held or self._echo.is_suspect:
+            return []
+        if not (self._is_open or is_due or self._held_chars >= HOLD_CHARS):
+            return []
+        held = "".join(delta.text for delta in self._held)
+        if not self._is_open and not held.strip():
+            return []
+        return self._given(min(self._call_at(held), self._stop_at(held)))
+
+    def rest(self) -> list[TextDelta]:
+        """Return all pieces that are still held. Call it once the reply is over."""
+        return self._given(self._held_chars)
+
+    def _given(self, chars: int) -> list[TextDelta]:
+        given: list[TextDelta] = []
+        while self._held and len(self._held[0].text) <= chars:
+            delta = self._held.pop(0)
+            chars -= len(delta.text)
+            self._held_chars -= len(delta.text)
+            if not self._is_open:
+                if not delta.text.strip():
+                    continue  # an answer begins with its first word
+                delta = TextDelta(delta.text.lstrip(), delta.logprobs)
+            self._is_open = True
+            given.append(delta)
+        return given
+
+    def _take(self, delta: TextDelta) -> None:
+        self._pieces.append(delta.text)
+        self._held.append(delta)
+        self._held_chars += len(delta.text)
+        self._chars += len(delta.text)
+
+    # Stop strings
+
+    def _find_stop(self, piece: str) -> tuple[int, str] | None:
+        """Return the position of the first stop string in the text, and the string, or None."""
+        text = self._tail + piece
+        found = [(at, stop) for stop in self._rules.stops if (at := text.find(stop)) >= 0]
+        begins_at = self._chars - len(self._tail)
+        longest = max(map(len, self._rules.stops))
+        self._tail = text[-(longest - 1) :] if longest > 1 else ""
+        if not found:
+            return None
+        at, stop = min(found)
+        return begins_at + at, stop
+
+    def _trim(self, chars: int) -> None:
+        """Drop what lies beyond the first `chars` characters; those pieces are still held."""
+        self._pieces = [self.text[:chars]]
+        over = self._chars - chars
+        while over > 0 and self._held:
+            last = self._held.pop()
+            kept = last.text[: max(0, len(last.text) - over)]
+            over -= len(last.text) - len(kept)
+            self._held_chars -= len(last.text) - len(kept)
+            if kept:
+                self._held.append(TextDelta(kept, last.logprobs))
+        self._chars = chars
+
+    def _stop_at(self, held: str) -> int:
+        """Return where in the held text an unfinished stop string may begin, else its length."""
+        for size in range(min(len(held), len(self._tail)), 0, -1):
+            if any(stop.startswith(held[-size:]) for stop in self._rules.stops):
+                return len(held) - size
+        return len(held)
+
+    # Calls written as text
+
+    def _may_be_call(self) -> bool:
+        held = "".join(delta.text for delta in self._held)
+        return self._call_at(held) < len(held)
+
+    def _call_at(self, held: str) -> int:
+        """Return where in the held text a written tool call may begin, else its length."""
+        ends = [len(held), _tag_at(held)]
+        if not self._is_open and _may_be_call_object(held, self._rules.tool_names):
+            ends.append(0)
+        ends += [
+            match.start()
+            for match in _FENCE.finditer(held)
+            if match[1] is None or _fence_may_hold_call(match, held, self._rules.tool_names)
+        ]
+        return min(ends)
+
+
+def _tag_at(held: str) -> int:
+    if (at := held.find(_TAG)) >= 0:
+        return at
+    for size in range(min(len(_TAG) - 1, len(held)), 0, -1):
+        if _TAG.startswith(held[-size:]):
+            return len(held) - size
+    return len(held)
+
+
+def _fence_may_hold_call(match: "re.Match[str]", held: str, names: Collection[str]) -> bool:
+    language, inside = match[1], held[match.end() :]
+    if match.end() == len(held) and not match.group().endswith("\n"):
+        return any(each.startswith(language) for each in _FENCED_CALLS)
+    return language in _FENCED_CALLS and (not inside.strip() or _may_be_call_object(inside, names))
+
+
+def _may_be_call_object(text: str, names: Collection[str]) -> bool:
+    """Return True if JSON that begins with `text` may be a tool call, judged by its first key and
+    the tool's name."""
+    begun = text.strip()
+    if not begun or begun[0] not in "{[":
+        return False
+    match = _FIRST_KEY.match(begun)
+    if match is None:
+        return begun == "["
+    key, key_ended, value, value_ended = match.groups()
+    if key is None:
+        return match.end() == len(begun)
+    if not key_ended:
+        return any(each.startswith(key) for each in _CALL_KEYS)
+    if key in ("name", "tool") and value is not None:
+        return any(name.startswith(value) for name in names) if not value_ended else value in names
+    return key in _CALL_KEYS

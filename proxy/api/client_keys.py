@@ -1,0 +1,43 @@
+"""Requests that come with the client's own key of the backend: asked about before anything else."""
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.agent.model import Credentials
+from proxy.api.connection import key_sent, owner_of, take_client
+from proxy.api.faults import told
+from proxy.client_keys import ClientKeys
+from proxy.errors import ProxyError
+from proxy.keys import Key
+
+_ACCOUNT_HEADERS = ("openai-organization", "openai-project")
+_OPEN_PATHS = frozenset({"/health"})
+
+
+class ClientKeyMiddleware:
+    """Lets in who comes with a key that the backend accepts. A request without a key goes on: it
+    may need none, as a signed link does; where it needs one it is refused there."""
+
+    def __init__(self, app: ASGIApp, keys: ClientKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            request = Request(scope)
+            if key := key_sent(request):
+                credentials = Credentials(key, _account(request.headers))
+                try:
+                    await self._keys.require_accepted(credentials)
+                except ProxyError as error:
+                    await told(request, error)(scope, receive, send)
+                    return
+                # Each key has a day of its own, under a name that does not tell it.
+                take_client(request, Key(owner_of(key)), credentials)
+        await self._app(scope, receive, send)
+
+
+def _account(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in _ACCOUNT_HEADERS if headers.get(name)}

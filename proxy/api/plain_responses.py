@@ -1,0 +1,81 @@
+"""Responses of `:plain` models, which the backend keeps: each is its client's alone."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from functools import partial, wraps
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from policies.budgets import DailyBudget
+from proxy.agent.model import Relayed, RelayedBody
+from proxy.api.connection import left, owner, services
+from proxy.api.passing import pass_on, pass_plain, passage_of
+from proxy.errors import NotFoundError
+from proxy.store.responses import ResponseShelf
+
+MAX_SEARCHED_BYTES = 64 << 10
+"""How much of an answer is looked through for its id, which stands at its beginning."""
+_ID = re.compile(rb'"id"\s*:\s*"(resp[\w-]{1,200})"')
+
+Answer = Callable[[Request, str], Awaitable[Response]]
+
+
+async def create(request: Request, written: bytes, day: DailyBudget) -> Response:
+    """The backend's own answer, whose id is noted as its client's. Raises as `pass_plain` does."""
+    shelf, whose = services(request).store.responses, owner(request)
+    if json.loads(written).get("store") is False:
+        return await pass_plain(request, written, day)
+    return await pass_plain(request, written, day, partial(_noted, shelf, whose))
+
+
+def or_the_backends(answer: Answer) -> Answer:
+    """Answer for a response that is kept here; of one that the backend keeps, it answers."""
+
+    @wraps(answer)
+    async def answered(request: Request, response_id: str) -> Response:
+        try:
+            return await answer(request, response_id)
+        except NotFoundError:
+            shelf = services(request).store.responses
+            if not await shelf.is_the_backends(owner(request), response_id):
+                raise
+        return await pass_on(request, passage_of(request), None, partial(left, request))
+
+    return answered
+
+
+def _noted(shelf: ResponseShelf, whose: str, relayed: Relayed) -> Relayed:
+    if relayed.status >= 400:
+        return relayed
+    return replace(relayed, body=_Noted(relayed.body, partial(shelf.note_the_backends, whose)))
+
+
+class _Noted:
+    """A body on its way; the response is its client's before the client knows its id."""
+
+    def __init__(self, body: RelayedBody, note: Callable[[str], Awaitable[None]]) -> None:
+        self._body = body
+        self._pieces: AsyncIterator[bytes] = aiter(body)
+        self._note = note
+        self._searched = b""
+        self._is_done = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = await anext(self._pieces)
+        if not self._is_done:
+            self._searched += piece
+            found = _ID.search(self._searched)
+            self._is_done = bool(found) or len(self._searched) > MAX_SEARCHED_BYTES
+            if found:
+                await self._note(found[1].decode())
+        return piece
+
+    async def aclose(self) -> None:
+        """See RelayedBody."""
+        await self._body.aclose()

@@ -1,0 +1,302 @@
+"""Which models are given tools: found out in the background, learnt from refusals and from runs."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, TypeVar
+
+from policies.tool_support import (
+    CHECK_EVERY_S,
+    EVIDENCE_HOLDS_S,
+    SUPPORTED,
+    KnownVerdict,
+    ToolSupport,
+    ToolVerdict,
+    failed,
+    is_evidence,
+    never,
+    refused,
+)
+from proxy.agent.events import OnDelta
+from proxy.agent.model import Credentials, Model, Passage, Relayed, Reply
+from proxy.agent.task import Result
+from proxy.errors import BackendError, ToolsRefusedError
+from proxy.models.tool_probe import ToolProbe
+from proxy.store.tool_verdicts import ToolVerdictShelf
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+PROBE_S = 120.0
+"""How long a probe may take: a busy engine answers late."""
+DOUBTED_AFTER_S = 60.0
+"""How long a verdict holds that a refusal speaks against, and when a probe that failed is tried
+again."""
+MAX_PROBES = 4
+"""How many models are probed at one time; the others with a later request."""
+MAX_MODELS = 1024
+"""Names that are remembered, of models and of a key's models: clients make them up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSettings:
+    """What the operator says."""
+
+    usual: ToolSupport = "always"
+    by_model: Sequence[tuple[str, ToolSupport]] = ()
+    """By name or pattern (`*`); the first that fits holds."""
+
+    def of(self, model: str) -> ToolSupport:
+        """What holds for a model."""
+        fitting = (said for pattern, said in self.by_model if fnmatchcase(model, pattern))
+        return next(fitting, self.usual)
+
+
+class ToolVerdicts:
+    """The verdicts on one backend's models.
+
+    Without a probe it knows what the settings say and learns from runs; without a shelf it forgets
+    with the process.
+    """
+
+    def __init__(
+        self,
+        settings: ToolSettings = ToolSettings(),
+        probe: ToolProbe | None = None,
+        shelf: ToolVerdictShelf | None = None,
+        backend: str = "",
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._probe = probe
+        self._shelf = shelf
+        self._backend = backend
+        self._now = now
+        self._known: dict[str, KnownVerdict] = {}
+        self._check_at: dict[str, float] = {}
+        """When a model is to be looked at again."""
+        self._doubted: set[str] = set()
+        """Models whose verdict a refusal speaks against."""
+        self._evidence: dict[tuple[str, str], tuple[float, ToolVerdict]] = {}
+        """By key and model: until when the verdict holds."""
+        self._work: dict[str, asyncio.Task[None]] = {}
+
+    async def load(self) -> None:
+        """Know again what was known before a restart."""
+        if self._shelf is None:
+            return
+        self._known = await self._shelf.all(self._backend)
+        for model, known in self._known.items():
+            if self._settings.of(model) == "probe":
+                _warn(known.verdict)
+
+    def of(self, owner: str, model: str) -> ToolVerdict:
+        """Whether a key's request is given tools, at once; a model that nobody has looked at is
+        given them, and is looked at in the background."""
+        setting = self._settings.of(model)
+        if setting != "probe":
+            return SUPPORTED if setting == "always" else never(model)
+        self._look_at(model)
+        known = self._known.get(model)
+        if known is not None and known.verdict.reason:
+            return known.verdict
+        until, verdict = self._evidence.get((owner, model), (0.0, SUPPORTED))
+        return verdict if self._now() < until else SUPPORTED
+
+    def refused(self, model: str, said: str) -> ToolVerdict:
+        """Note that the backend refused a request for its tools; gives the verdict, if there are
+        any. A verdict by probe that says otherwise stays until the next probe, which is due soon:
+        the request may have been an odd one."""
+        if self._settings.of(model) != "probe":
+            return SUPPORTED
+        verdict = refused(model, said)
+        known = self._known.get(model)
+        if known is None:
+            self._check_at.pop(model, None)
+            found = KnownVerdict(verdict, None, self._now())
+            self._know(model, found)
+            self._do(f"refusal {model}", partial(self._save, model, found))
+        elif known.verdict.reason is None and model not in self._doubted:
+            self._doubted.add(model)
+            _put(self._check_at, model, self._now() + DOUBTED_AFTER_S)
+        return verdict
+
+    def ended(self, owner: str, result: Result) -> None:
+        """Note a run's trouble with tools; it holds for its key alone."""
+        if self._settings.of(model := result.model) != "probe":
+            return
+        runs = (result, *result.others)
+        trouble = {word for each in runs for word in each.tool_trouble}
+        # Calls of unknown tools count as commands, but take no memory.
+        ran = any(each.tally.peak_mem_bytes or each.tally.cpu_ms for each in runs)
+        if not is_evidence(trouble, has_run_commands=ran):
+            return
+        verdict = failed(model, trouble)
+        log.warning("run %s: no tools for its key now: %s", result.run_id, verdict.words)
+        _put(self._evidence, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict))
+
+    async def looked_at(self) -> None:
+        """Wait until everything in the background is done."""
+        while self._work:
+            await asyncio.wait(list(self._work.values()))
+            await asyncio.sleep(0)  # for what takes them out of the table
+
+    async def aclose(self) -> None:
+        """Give up what is being found out. Safe to call twice."""
+        for work in self._work.values():
+            work.cancel()
+        await self.looked_at()
+
+    # In the background
+
+    def _look_at(self, model: str) -> None:
+        if self._probe is None or model in self._work or len(self._work) >= MAX_PROBES:
+            return
+        if self._now() >= self._check_at.get(model, 0.0):
+            _put(self._check_at, model, self._now() + CHECK_EVERY_S)
+            self._do(model, partial(self._find_out, self._probe, model))
+
+    def _do(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        async def done() -> None:
+            try:
+                await work()
+            except Exception:
+                log.exception("whether a model uses tools could not be noted")
+
+        self._work[name] = asyncio.create_task(done())
+        self._work[name].add_done_callback(lambda _: self._work.pop(name, None))
+
+    async def _find_out(self, probe: ToolProbe, model: str) -> None:
+        known = self._known.get(model)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                is_listed = model in await probe.models()
+                version = await probe.version() if is_listed else None
+                verdict = await self._probed(probe, model, version) if is_listed else None
+        except (BackendError, TimeoutError) as error:
+            log.debug("whether the model %r uses tools could not be found out: %s", model, error)
+            _put(self._check_at, model, self._now() + DOUBTED_AFTER_S)
+            version, verdict = known.version if known else None, None
+        if verdict is not None:
+            self._doubted.discard(model)
+            found = KnownVerdict(verdict, version, self._now())
+            self._know(model, found)
+            await self._save(model, found)
+        elif known is not None and known.is_outdated(version, self._now()):
+            await self._forget(model)
+
+    async def _probed(
+        self, probe: ToolProbe, model: str, version: str | None
+    ) -> ToolVerdict | None:
+        """A new verdict, where one is wanted. One against tools is looked at again each time: an
+        operator who does what it says starts the same version anew."""
+        known = self._known.get(model)
+        if known is None or known.verdict.reason or model in self._doubted:
+            return await probe.verdict(model, version)
+        outdated = known.is_outdated(version, self._now())
+        return await probe.verdict(model, version) if outdated else None
+
+    def _know(self, model: str, found: KnownVerdict) -> None:
+        before = self._known.get(model)
+        _put(self._known, model, found)
+        if before is None or before.verdict != found.verdict:
+            _warn(found.verdict)
+
+    async def _save(self, model: str, known: KnownVerdict) -> None:
+        if self._shelf is not None:
+            await self._shelf.save(self._backend, model, known)
+
+    async def _forget(self, model: str) -> None:
+        self._known.pop(model, None)
+        if self._shelf is not None:
+            await self._shelf.forget(self._backend, model)
+
+
+def _warn(verdict: ToolVerdict) -> None:
+    if verdict.reason:
+        log.warning("no tools, and so no sandbox: %s", verdict.words)
+
+
+def _told(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
+    """A refusal as the loop hears of it: where the operator says that the model is given tools, it
+    is a failure like others, and no reason to answer without."""
+    if verdict.reason:
+        return no_tools_error(verdict)
+    return BackendError(
+        error.message, status=error.status, type=error.type, code=error.code, param=error.param
+    )
+
+
+def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
+    """The error for a request that needs tools where the verdict is against them."""
+    return ToolsRefusedError(
+        verdict.words,
+        status=400,
+        type="invalid_request_error",
+        code="tools_not_supported",
+        param="model",
+    )
+
+
+def _put(kept: dict[K, V], key: K, value: V) -> None:
+    """Put a value in, the oldest out where there are too many."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > MAX_MODELS:
+        kept.pop(next(iter(kept)))
+
+
+class WatchedModel:
+    """A model whose backend's refusals of tools are noted, and raised in a verdict's words."""
+
+    def __init__(self, model: Model, verdicts: ToolVerdicts) -> None:
+        self._model = model
+        self._verdicts = verdicts
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        """See Model."""
+        try:
+            return await self._model.complete(body, on_delta)
+        except ToolsRefusedError as error:
+            verdict = self._verdicts.refused(str(body.get("model")), error.message)
+            raise _told(verdict, error) from error
+
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+        """See Model."""
+        return await self._model.relay(body, headers)
+
+    def for_client(self, credentials: Credentials) -> "WatchedModel":
+        """See Model."""
+        return WatchedModel(self._model.for_client(credentials), self._verdicts)
+
+    def with_timeout(self, timeout_s: float) -> "WatchedModel":
+        """See Model."""
+        return WatchedModel(self._model.with_timeout(timeout_s), self._verdicts)
+
+    async def count_tokens(self, model: str, text: str) -> int | None:
+        """See Model."""
+        return await self._model.count_tokens(model, text)
+
+    @property
+    def passage(self) -> Passage | None:
+        """See Model."""
+        return self._model.passage
+
+    async def keep_warm(self) -> None:
+        """See Model."""
+        await self._model.keep_warm()
+
+    async def models(self) -> list[dict[str, Any]]:
+        """See Model."""
+        return await self._model.models()
+
+    async def aclose(self) -> None:
+        """See Model."""
+        await self._model.aclose()

@@ -1,0 +1,314 @@
+"""Clients that come with their own keys of the backend, which says whom it lets in."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import openai
+import pytest
+from aiohttp import web
+
+from policies.budgets import DailyBudget
+from policies.profile import Profile
+from proxy.client_keys import REMEMBERED_S, ClientKeys
+from proxy.keys import Keyring
+from proxy.models.openai_http import OpenAIHTTPModel
+from proxy.models.scripted import call, tool_reply
+from proxy.profiles import Profiles
+from tests.clients.errors import ASKED
+from tests.fakes.backend import Backend, Item, by_history, scripted_backend
+from tests.fakes.server import house
+
+BASH = tool_reply(call("execute_bash", command="true"))
+SUBMIT = tool_reply(call("submit", answer="Forty-two."))
+TURNS = by_history([BASH, SUBMIT])
+ADA, BOB = "sk-ada-key-of-hers", "sk-bob-key-of-his"
+WRONG = "sk-made-up"
+
+
+@dataclass
+class OpenAI:
+    """Lets in by key, as OpenAI does."""
+
+    keys: set[str] = field(default_factory=lambda: {ADA, BOB})
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    """Each request's key and path."""
+    models: int = 200
+    """What it says of its models to whom it knows."""
+
+    def __call__(self, request: web.Request) -> web.Response | None:
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        self.seen.append((key, request.path))
+        if key not in self.keys:
+            return refusal(401, "Incorrect API key provided: sk-***.", "invalid_api_key")
+        if request.path == "/v1/models" and self.models != 200:
+            return refusal(self.models, "You have insufficient permissions.", None)
+        if request.content_length == 2:  # {}
+            return refusal(400, "you must provide a model parameter", None)
+        return None
+
+    def checks(self) -> list[str]:
+        """The keys that it was asked about."""
+        return [key for key, path in self.seen if path == "/v1/models"]
+
+
+def refusal(status: int, message: str, code: str | None) -> web.Response:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return web.json_response({"error": error}, status=status)
+
+
+@dataclass
+class Clock:
+    """Time that passes when it is told to."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Proxied:
+    """The proxy before that backend."""
+
+    url: str
+    backend: Backend
+    clock: Clock
+    http: httpx.AsyncClient
+
+    def client(self, key: str, **more: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=self.http, **more
+        )
+
+
+async def elsewhere(request: web.Request) -> web.Response:
+    if request.path == "/v1/embeddings":
+        return web.json_response({"object": "list", "data": [], "model": "m"})
+    return web.Response(status=404)
+
+
+@asynccontextmanager
+async def proxied(
+    gate: OpenAI,
+    tmp_path: Path,
+    script: Sequence[Item] | Callable[[dict[str, Any]], Item] = TURNS,
+    *,
+    max_remembered: int = 100,
+    **changes: Any,
+) -> AsyncIterator[Proxied]:
+    clock = Clock()
+    async with scripted_backend(script, elsewhere=elsewhere, let_in=gate) as backend:
+        door = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=20)
+        changes |= {
+            "keyring": Keyring(is_closed=True),
+            "client_keys": ClientKeys(door, now=clock, max_remembered=max_remembered),
+        }
+        try:
+            async with (
+                house(backend, "memory", tmp_path, **changes) as url,
+                httpx.AsyncClient(base_url=url) as http,
+            ):
+                with anyio.fail_after(60):
+                    yield Proxied(url, backend, clock, http)
+        finally:
+            await door.aclose()
+
+
+async def answer_of(client: openai.AsyncOpenAI, **fields: Any) -> Any:
+    asked: dict[str, Any] = {"model": "fake-model", "messages": ASKED, **fields}
+    completion = await client.chat.completions.create(**asked)
+    return completion.choices[0].message.content
+
+
+async def test_every_call_is_made_with_the_clients_own_key(tmp_path: Path) -> None:
+    gate = OpenAI()
+    async with proxied(gate, tmp_path) as proxy:
+        ada = proxy.client(ADA, organization="org-1", project="proj-1")
+        assert await answer_of(ada) == "Forty-two."
+        await answer_of(ada, stream=False, model="fake-model:plain")
+        await ada.models.list()
+        await ada.embeddings.create(model="m", input="Hello.", encoding_format="float")
+    assert {key for key, _ in gate.seen} == {ADA}
+    assert {"/v1/chat/completions", "/v1/embeddings", "/v1/models"} <= {p for _, p in gate.seen}
+    sent = [seen.headers for seen in proxy.backend.requests]
+    assert {(each["openai-organization"], each["openai-project"]) for each in sent} == {
+        ("org-1", "proj-1")
+    }
+
+
+async def test_anthropics_header_has_the_key_too(tmp_path: Path) -> None:
+    gate = OpenAI()
+    body = {"model": "fake-model", "messages": ASKED, "max_tokens": 100}
+    async with proxied(gate, tmp_path) as proxy:
+        answer = await proxy.http.post("/v1/messages", json=body, headers={"x-api-key": ADA})
+        wrong = await proxy.http.post("/v1/messages", json=body, headers={"x-api-key": WRONG})
+    assert answer.json()["content"][0]["text"] == "Forty-two."
+    assert (wrong.status_code, wrong.json()["error"]["type"]) == (401, "authentication_error")
+    assert all(seen.headers["authorization"] == f"Bearer {ADA}" for seen in proxy.backend.requests)
+
+
+async def test_a_refused_key_is_told_and_owns_nothing(tmp_path: Path) -> None:
+    gate = OpenAI()
+    async with proxied(gate, tmp_path) as proxy:
+        client = proxy.client(WRONG)
+        for ask in (
+            lambda: answer_of(client),
+            lambda: answer_of(client, model="fake-model:plain"),
+            lambda: client.files.create(file=b"mine", purpose="user_data"),
+            lambda: client.containers.create(name="mine"),
+            lambda: client.conversations.create(),
+            lambda: client.models.list(),
+        ):
+            with pytest.raises(openai.AuthenticationError) as caught:
+                await ask()
+            assert "Incorrect API key provided" in caught.value.message
+            assert caught.value.code == "invalid_api_key"
+            assert WRONG not in caught.value.message
+        gate.keys.add(WRONG)
+        proxy.clock.now = REMEMBERED_S
+        assert [each.id async for each in client.files.list()] == []
+        assert [each.id async for each in client.containers.list()] == []
+    assert proxy.backend.requests == []
+    assert gate.checks() == [WRONG, WRONG]
+
+
+async def test_what_the_backend_said_of_a_key_holds_for_five_minutes(tmp_path: Path) -> None:
+    gate = OpenAI()
+    async with proxied(gate, tmp_path) as proxy:
+        ada = proxy.client(ADA)
+        for now in (0.0, REMEMBERED_S - 1, REMEMBERED_S, REMEMBERED_S + 1):
+            proxy.clock.now = now
+            await ada.files.list()
+        gate.keys.remove(ADA)
+        proxy.clock.now = 2 * REMEMBERED_S
+        with pytest.raises(openai.AuthenticationError):
+            await ada.files.list()
+    assert REMEMBERED_S == 300
+    assert gate.checks() == [ADA] * 3
+
+
+async def test_requests_that_come_together_ask_once(tmp_path: Path) -> None:
+    gate = OpenAI()
+    async with proxied(gate, tmp_path) as proxy:
+        headers = {"Authorization": f"Bearer {ADA}"}
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(partial(proxy.http.get, "/v1/files", headers=headers))
+    assert gate.checks() == [ADA]
+
+
+async def test_only_so_many_keys_are_remembered(tmp_path: Path) -> None:
+    gate = OpenAI()
+    async with proxied(gate, tmp_path, max_remembered=2) as proxy:
+        for key in (ADA, BOB, ADA):
+            await proxy.client(key).files.list()
+        with pytest.raises(openai.AuthenticationError):
+            await proxy.client(WRONG).files.list()
+        for key in (BOB, ADA):
+            await proxy.client(key).files.list()
+    assert gate.checks() == [ADA, BOB, WRONG, ADA]
+
+
+async def test_each_key_has_its_own_things_and_its_own_day(tmp_path: Path) -> None:
+    one_run = Profiles.only(Profile(per_day=DailyBudget(runs=1)))
+    async with proxied(OpenAI(), tmp_path, profiles=one_run) as proxy:
+        ada, bob = proxy.client(ADA), proxy.client(BOB)
+        mine = await ada.files.create(file=("a.txt", b"mine"), purpose="user_data")
+        with pytest.raises(openai.NotFoundError):
+            await bob.files.retrieve(mine.id)
+        assert [each.id async for each in ada.files.list()] == [mine.id]
+        assert [await answer_of(each) for each in (ada, bob)] == ["Forty-two."] * 2
+        with pytest.raises(openai.RateLimitError):
+            await answer_of(ada)
+
+
+async def test_a_detached_run_goes_on_with_the_key_it_began_with(tmp_path: Path) -> None:
+    gate = OpenAI()
+    leaves = {"sandbox": {"on_disconnect": "detach"}}
+    async with proxied(gate, tmp_path) as proxy:
+        headers = {"Authorization": f"Bearer {ADA}"}
+        body = {"model": "fake-model", "messages": ASKED, "stream": True, **leaves}
+        async with (
+            httpx.AsyncClient(base_url=proxy.url, headers=headers) as http,
+            http.stream("POST", "/v1/chat/completions", json=body) as answer,
+        ):
+            run_id = answer.headers["x-sandbox-run"]
+        second = await proxy.backend.arrived(2)
+        await second.answered.wait()
+        with pytest.raises(openai.NotFoundError):
+            await proxy.client(BOB).get(f"/runs/{run_id}", cast_to=object)
+    assert second.headers["authorization"] == f"Bearer {ADA}"
+
+
+async def test_who_sends_no_key_gets_no_further(tmp_path: Path) -> None:
+    gate = OpenAI()
+    async with proxied(gate, tmp_path) as proxy:
+        statuses = [
+            (
+                await proxy.http.request(method, path, json={"model": "m", "messages": ASKED})
+            ).status_code
+            for method, path in (
+                ("POST", "/v1/chat/completions"),
+                ("GET", "/v1/models"),
+                ("GET", "/v1/files"),
+                ("POST", "/v1/embeddings"),
+            )
+        ]
+        health = await proxy.http.get("/health", headers={"Authorization": f"Bearer {WRONG}"})
+    assert statuses == [401] * 4
+    assert health.status_code == 200
+    assert gate.seen == []
+
+
+@pytest.mark.parametrize("key", ["k\u00e9y", "a\tb", "k" * 5000])
+async def test_what_can_be_no_key_is_not_asked_about(key: str, tmp_path: Path) -> None:
+    gate = OpenAI()
+    async with proxied(gate, tmp_path) as proxy:
+        header = f"Bearer {key}".encode("latin-1")
+        answer = await proxy.http.get("/v1/files", headers={b"Authorization": header})
+    assert answer.status_code == 401
+    assert gate.seen == []
+
+
+@pytest.mark.parametrize("models", [403, 404, 405])
+async def test_a_key_for_completions_alone_is_accepted(models: int, tmp_path: Path) -> None:
+    gate = OpenAI(models=models)
+    async with proxied(gate, tmp_path) as proxy:
+        assert await answer_of(proxy.client(ADA)) == "Forty-two."
+        with pytest.raises(openai.AuthenticationError):
+            await answer_of(proxy.client(WRONG))
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_backend_that_does_not_say_is_asked_again(status: int, tmp_path: Path) -> None:
+    gate = OpenAI(models=status)
+    async with proxied(gate, tmp_path) as proxy:
+        ada = proxy.client(ADA)
+        with pytest.raises(openai.APIStatusError) as caught:
+            await ada.files.list()
+        gate.models = 200
+        await ada.files.list()
+    assert caught.value.status_code == status
+
+
+async def test_the_key_is_written_down_nowhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    async with proxied(OpenAI(), tmp_path) as proxy:
+        ada = proxy.client(ADA)
+        await ada.files.create(file=("a.txt", b"mine"), purpose="user_data")
+        await answer_of(ada, extra_headers={"Idempotency-Key": "k1"})
+        with pytest.raises(openai.AuthenticationError):
+            await answer_of(proxy.client(WRONG))
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    said = "".join(each.getMessage() for each in caplog.records if each.name.startswith("proxy"))
+    for key in (ADA, WRONG):
+        assert key.encode() not in kept
+        assert key not in said

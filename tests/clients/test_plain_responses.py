@@ -1,0 +1,100 @@
+"""The id of a `:plain` model's response works, for its client alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from proxy.keys import Key, Keyring
+from tests.fakes.backend import scripted_backend
+from tests.fakes.server import house
+
+KEYRING = Keyring([("sk-mine", Key("mine")), ("sk-yours", Key("yours"))])
+MINE, YOURS = ({"authorization": f"Bearer sk-{whose}"} for whose in ("mine", "yours"))
+PLAIN = {"model": "fake-model:plain", "input": "Hello."}
+
+
+class Backend:
+    """Keeps responses, as OpenAI's own server does."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+        self.seen: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.seen.append(f"{request.method} {request.path_qs}")
+        if request.path == "/v1/responses":
+            asked = await request.json()
+            made = {"id": f"resp_{len(self.kept)}", "object": "response", "output": []}
+            self.kept[made["id"]] = made
+            if not asked.get("stream"):
+                return web.json_response(made)
+            event = {"type": "response.created", "response": made}
+            text = f"event: response.created\ndata: {json.dumps(event)}\n\n"
+            return web.Response(text=text, content_type="text/event-stream")
+        found = self.kept.get(request.path.split("/")[3])
+        if found is None:
+            return web.json_response({"error": {"message": "gone"}}, status=404)
+        if request.method == "DELETE":
+            del self.kept[found["id"]]
+        return web.json_response(found)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_plain_responses_id_works_for_its_client(stream: bool, tmp_path: Path) -> None:
+    own = Backend()
+    async with (
+        scripted_backend([], elsewhere=own.answer) as backend,
+        house(backend, "memory", tmp_path, keyring=KEYRING) as url,
+        httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
+    ):
+        asked = {**PLAIN, "stream": stream}
+        made = await http.post("/responses", json=asked, headers=MINE)
+        path = "/responses/resp_0"
+        found = await http.get(f"{path}?include=x", headers=MINE)
+        items = await http.get(f"{path}/input_items", headers=MINE)
+        foreign = await http.get(path, headers=YOURS)
+        unknown = await http.get("/responses/resp_7", headers=MINE)
+        deleted = await http.delete(path, headers=MINE)
+        again = await http.get(path, headers=MINE)
+    assert '"resp_0"' in made.text
+    assert [each.status_code for each in (found, items, deleted)] == [200] * 3
+    assert found.json()["id"] == "resp_0"
+    assert (foreign.status_code, unknown.status_code) == (404, 404)
+    assert again.json() == {"error": {"message": "gone"}}
+    assert own.seen == [
+        "POST /v1/responses",
+        "GET /v1/responses/resp_0?include=x",
+        "GET /v1/responses/resp_0/input_items",
+        "DELETE /v1/responses/resp_0",
+        "GET /v1/responses/resp_0",
+    ]
+
+
+async def test_a_response_that_is_not_to_be_stored_has_no_id_here(tmp_path: Path) -> None:
+    own = Backend()
+    async with (
+        scripted_backend([], elsewhere=own.answer) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
+    ):
+        await http.post("/responses", json={**PLAIN, "store": False})
+        found = await http.get("/responses/resp_0")
+    assert found.status_code == 404
+    assert own.seen == ["POST /v1/responses"]
+
+
+async def test_a_plain_responses_id_works_after_a_restart(tmp_path: Path) -> None:
+    async with scripted_backend([], elsewhere=Backend().answer) as backend:
+        for first in (True, False):
+            async with (
+                house(backend, "memory", tmp_path) as url,
+                httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
+            ):
+                if first:
+                    await http.post("/responses", json=PLAIN)
+                found = await http.get("/responses/resp_0")
+    assert found.json()["id"] == "resp_0"

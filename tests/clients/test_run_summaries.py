@@ -1,0 +1,115 @@
+"""Every run whose id a client was given can be asked for, for a while after its end."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from policies.artifacts import ArtifactLimits
+from proxy.files import FileStore
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.store.runs import SUMMARY_KEEP_S
+from proxy.store.store import Store
+from tests.clients.chat import ask, client
+from tests.fakes.backend import Held, Item, scripted_backend
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.server import house
+
+USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+STEP = {**tool_reply(call("execute_bash", command="echo 42")), "usage": USAGE}
+ANSWER = {**text_reply("It is 42."), "usage": USAGE}
+MESSAGES = [{"role": "user", "content": "How many?"}]
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": MESSAGES}),
+    "streamed": ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}),
+    "messages": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
+    "responses": ("/v1/responses", {"input": "How many?"}),
+    "not stored": ("/v1/responses", {"input": "How many?", "store": False}),
+}
+
+
+async def looked_up(http: httpx.AsyncClient, run_id: str, **headers: str) -> httpx.Response:
+    return await http.get(f"/v1/runs/{run_id}", headers=headers)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize(("path", "body"), REQUESTS.values(), ids=REQUESTS)
+async def test_a_run_whose_answer_was_heard_tells_how_it_ended(
+    path: str, body: dict[str, Any], restarted: bool, tmp_path: Path
+) -> None:
+    async with scripted_backend([STEP, ANSWER]) as backend:
+        async with house(backend, "memory", tmp_path) as url, client(url) as http:
+            answered = await http.post(path, json={"model": "fake-model", **body})
+            run_id = answered.headers["x-sandbox-run"]
+            found = await looked_up(http, run_id)
+            foreign = await looked_up(http, run_id, authorization="Bearer sk-other")
+        if restarted:
+            async with house(backend, "memory", tmp_path) as url, client(url) as http:
+                found = await looked_up(http, run_id)
+    run = found.json()
+    assert (found.status_code, foreign.status_code) == (200, 404)
+    assert (run["id"], run["object"], run["status"]) == (run_id, "run", "completed")
+    assert (run["stop_reason"], run["error"]) == ("answered", None)
+    assert run["container_id"] == answered.headers["x-sandbox-container"]
+    assert (run["usage"]["total_tokens"], run["usage"]["sandbox"]["tool_calls"]) == (30, 1)
+    assert run["completion"] is None
+    assert "It is 42." not in found.text
+
+
+async def test_each_choices_run_is_told_of(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([ANSWER] * 3) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client(url) as http,
+    ):
+        choices = (await ask(http, n=3)).json()["choices"]
+        runs = [choice["sandbox"] for choice in choices]
+        found = [(await looked_up(http, run["run_id"])).json() for run in runs]
+    assert [run["id"] for run in found] == [run["run_id"] for run in runs]
+    assert [run["container_id"] for run in found] == [run["container_id"] for run in runs]
+    assert [run["usage"]["total_tokens"] for run in found] == [45, 15, 15]
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "code"),
+    [([], "failed", "backend_error"), ([Held(ANSWER, asyncio.Event())], "cancelled", None)],
+)
+async def test_a_run_that_came_to_no_answer_is_told_of(
+    script: list[Item], status: str, code: str | None, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        client(url) as http,
+    ):
+        body = {"model": "fake-model", "messages": MESSAGES, "stream": True}
+        with anyio.fail_after(20):
+            async with http.stream("POST", "/v1/chat/completions", json=body) as answered:
+                run_id = answered.headers["x-sandbox-run"]
+                if script:
+                    assert (await looked_up(http, run_id)).json()["status"] == "running"
+                else:
+                    await answered.aread()
+            while (run := (await looked_up(http, run_id)).json())["status"] == "running":
+                await anyio.lowlevel.checkpoint()
+    assert (run["status"], run["completion"], run["usage"]) == (status, None, None)
+    assert (run["error"] is None) == (code is None)
+
+
+@pytest.mark.parametrize("later_s", [SUMMARY_KEEP_S - 1, SUMMARY_KEEP_S])
+async def test_a_run_is_told_of_for_a_day(later_s: int, tmp_path: Path) -> None:
+    clock = HandClock()
+
+    def files() -> FileStore:
+        return FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
+
+    async with scripted_backend([ANSWER]) as backend:
+        async with house(backend, "memory", tmp_path, files=files()) as url, client(url) as http:
+            run_id = (await ask(http)).headers["x-sandbox-run"]
+        clock.advance(later_s)
+        async with house(backend, "memory", tmp_path, files=files()) as url, client(url) as http:
+            found = await looked_up(http, run_id)
+    assert found.status_code == (200 if later_s < SUMMARY_KEEP_S else 404)

@@ -1,0 +1,107 @@
+"""A slow command costs the next turn no new connection to the backend."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from policies.profile import Profile
+from proxy.agent.agent import Agent
+from proxy.agent.model import Model
+from proxy.agent.parking import ParkedRuns
+from proxy.config import ConfigError, parse
+from proxy.models.openai_http import OpenAIHTTPModel
+from proxy.models.retry import RetryingModel
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.runs.runs import Runs
+from proxy.store.runs import RunShelf
+from sandbox_runtime.tools import make_tools
+from sandbox_runtime.tools.base import Observation, Tool
+from tests.fakes.backend import Backend, scripted_backend
+from tests.fakes.server import house
+
+KEEP_ALIVE_S = 0.8
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
+REPLIES = [tool_reply(call("execute_bash", command="make")), text_reply("Done.")]
+
+
+class SlowBash:
+    """Its command ends when an unused connection would have been closed, twice over."""
+
+    def __init__(self, bash: Tool, backend: Backend) -> None:
+        self.name = bash.name
+        self.schema = bash.schema
+        self._backend = backend
+
+    async def run(self, *_: Any, **__: Any) -> Observation:
+        await self._backend.probed(3)
+        return Observation("slow")
+
+
+async def answered(backend: Backend, model: Model, state_dir: Path) -> str:
+    """What a run says whose one command is slow."""
+
+    def make_runs(agent: Agent, parked: ParkedRuns, kept: RunShelf) -> Runs:
+        return Runs(replace(agent, model=model, make_tools=slow_tools), parked, kept)
+
+    def slow_tools(profile: Profile) -> list[Tool]:
+        return [
+            SlowBash(tool, backend) if tool.name == "execute_bash" else tool
+            for tool in make_tools(profile)
+        ]
+
+    with anyio.fail_after(30):
+        async with (
+            aclosing(model),
+            house(backend, "memory", state_dir, make_runs=make_runs) as url,
+            httpx.AsyncClient(timeout=None) as client,
+        ):
+            response = await client.post(f"{url}/v1/chat/completions", json=BODY)
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def model_of(backend: Backend) -> Model:
+    return RetryingModel(
+        OpenAIHTTPModel(backend.base_url, api_key="sk-1", timeout_s=20, keep_alive_s=KEEP_ALIVE_S),
+        attempts=1,
+    )
+
+
+async def test_next_turn_goes_over_a_connection_from_before_the_command_ended(
+    tmp_path: Path,
+) -> None:
+    async with scripted_backend(REPLIES) as backend:
+        assert await answered(backend, model_of(backend), tmp_path) == "Done."
+    _, second = backend.requests
+    assert second.peer in backend.probes
+
+
+async def test_no_connection_is_kept_open_beyond_the_command() -> None:
+    async with scripted_backend([text_reply("Hello.")]) as backend:
+        model = model_of(backend)
+        async with aclosing(model):
+            with anyio.fail_after(20):
+                warming = asyncio.create_task(model.keep_warm())
+                await backend.probed(2)
+                warming.cancel()
+                await asyncio.wait([warming])
+                assert warming.cancelled()
+
+
+async def test_backend_that_is_away_fails_no_command() -> None:
+    away = "http://127.0.0.1:1/v1"
+    model = OpenAIHTTPModel(away, api_key=None, timeout_s=5, keep_alive_s=0.001)
+    async with aclosing(model):
+        with anyio.fail_after(30):
+            await model.keep_warm()
+
+
+@pytest.mark.parametrize("value", [0, 0.5, 3601])
+def test_keep_alive_time_has_bounds(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"backend\.keep_alive_s"):
+        parse({"backend": {"keep_alive_s": value}}, "c.yaml")

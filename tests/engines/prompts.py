@@ -1,0 +1,23 @@
+"""Ten small requests, and what of ours must not stand in their answers."""
+
+import re
+
+PROMPTS = (
+    "What is the capital of France?",
+    "What is 17 + 25?",
+    "Write a haiku about the sea.",
+    "Name three primary colours.",
+    "Translate 'good morning' into Spanish.",
+    "Is the sun a star? Answer yes or no.",
+    "List the first five prime numbers.",
+    "What is the opposite of hot?",
+    "Explain in one sentence what a computer is.",
+    "Write a Python function that adds two numbers.",
+)
+OURS = re.compile(
+    r"\bsubmit\b|execute_bash|str_replace_editor|/testbed|isolated Linux|No tool was called"
+    r"|Tools are no longer|go on with the tools|in the form it asked for|limit of steps"
+    r"|Nobody can answer questions|refer to produced files",
+    re.IGNORECASE,
+)
+"""Words of the proxy's own: of its prompts, tools and instructions."""

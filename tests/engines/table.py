@@ -1,0 +1,120 @@
+"""A table of what ten small requests cost at a real model, plain and through the loop.
+
+`python -m tests.engines.table [--seeds N] [--prompts N] [--columns NAME,...]`
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from tests.engines.asking import MAX_TOKENS, TEMPERATURE, Asked, asked, request
+from tests.engines.installing import NotInstalledError
+from tests.engines.prompts import OURS, PROMPTS
+from tests.engines.servers import WITH_TOOLS, ModelServer, model_server, proxy, tools_always
+
+COLUMNS = ("plain", "shipped", "always")
+"""The model server itself; the proxy as it is shipped, where the model is not told of its tools;
+and the proxy told that it is, where that is so."""
+SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One request."""
+
+    column: str
+    prompt: str
+    seed: int
+    seconds: float
+    asked: Asked
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.engines.table", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--columns", default=",".join(COLUMNS))
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
+    parser.add_argument("--temperature", type=float, default=TEMPERATURE)
+    options = parser.parse_args()
+    try:
+        cells = anyio.run(_cells, options)
+    except NotInstalledError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.writelines(f"{line}\n" for line in (*_rows(cells), "", *_sums(cells, options)))
+    return 0
+
+
+async def _cells(options: argparse.Namespace) -> list[Cell]:
+    cells: list[Cell] = []
+    for column in options.columns.split(","):
+        async with _servers(column) as (url, server):
+            for prompt in PROMPTS[: options.prompts]:
+                for seed in range(options.seeds):
+                    body = request(
+                        prompt,
+                        seed=seed,
+                        max_tokens=options.max_tokens,
+                        temperature=options.temperature,
+                    )
+                    started = time.monotonic()
+                    answer = await asked(url, server, body)
+                    cells.append(Cell(column, prompt, seed, time.monotonic() - started, answer))
+    return cells
+
+
+@asynccontextmanager
+async def _servers(column: str) -> AsyncIterator[tuple[str, ModelServer]]:
+    template = WITH_TOOLS if column == "always" else None
+    async with model_server(template=template) as server:
+        if column == "plain":
+            yield server.url, server
+            return
+        more = tools_always() if column == "always" else {}
+        async with proxy(server.url, **more) as ours:
+            yield f"http://127.0.0.1:{ours.port}", server
+
+
+def _rows(cells: list[Cell]) -> list[str]:
+    lines = [f"{'':8} seed  usage  engine prompt  seconds finish     answer"]
+    for prompt in dict.fromkeys(cell.prompt for cell in cells):
+        lines.append(f"-- {prompt}")
+        mine = [cell for cell in cells if cell.prompt == prompt]
+        for cell in sorted(mine, key=lambda cell: cell.seed):
+            answer = cell.asked
+            lines.append(
+                f"{cell.column:8} {cell.seed:4} {answer.usage.completion:6}"
+                f" {answer.counted.completion:7} {answer.usage.prompt:6} {cell.seconds:8.1f}"
+                f" {answer.finish_reason:10} {' '.join(answer.text.split())[:SHOWN_CHARS]}"
+            )
+    return lines
+
+
+def _sums(cells: list[Cell], options: argparse.Namespace) -> list[str]:
+    """One line a column: tokens the client was told of, and those that were generated."""
+    lines = ["column     usage  engine  x plain  seconds  over limit  our words  finish reasons"]
+    of_plain = sum(cell.asked.counted.completion for cell in cells if cell.column == "plain")
+    for column in dict.fromkeys(cell.column for cell in cells):
+        mine = [cell for cell in cells if cell.column == column]
+        generated = sum(cell.asked.counted.completion for cell in mine)
+        over = sum(cell.asked.counted.completion > options.max_tokens * 1.05 for cell in mine)
+        ours = sum(bool(OURS.search(cell.asked.text)) for cell in mine)
+        reasons = Counter(cell.asked.finish_reason for cell in mine)
+        lines.append(
+            f"{column:8} {sum(cell.asked.usage.completion for cell in mine):7} {generated:7}"
+            f" {generated / of_plain if of_plain else float('nan'):8.2f}"
+            f" {sum(cell.seconds for cell in mine):8.1f} {over:11} {ours:10}"
+            f"  {', '.join(f'{name} {count}' for name, count in sorted(reasons.items()))}"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What a client asks of an answer's form holds at a real server, with our tools offered."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.engines.asking import asked, post, request
+from tests.engines.conftest import Served
+
+pytestmark = pytest.mark.engine
+OVERRUN = 8
+"""Tokens that the server has made by the time it sees a call that was ended at a limit."""
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FORMS = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}},
+    "json_schema": CITY,
+}
+
+
+async def test_an_answer_keeps_to_a_grammar(served: Served) -> None:
+    body = request("Is the sun a star?", grammar='root ::= "yes" | "no"', max_tokens=100)
+    answer = await asked(served.url, served.server, body)
+    assert (answer.status, answer.text in {"yes", "no"}) == (200, True), answer.body
+
+
+@pytest.mark.parametrize("name", FORMS)
+async def test_an_answer_is_valid_under_a_schema(name: str, served: Served) -> None:
+    body = request("What is the capital of France?", max_tokens=100, **{name: FORMS[name]})
+    answer = await asked(served.url, served.server, body)
+    assert answer.status == 200, answer.body
+    assert list(json.loads(answer.text)) == ["city"]
+
+
+async def test_each_choice_is_an_answer_of_its_own(served: Served) -> None:
+    body = request("Name a colour.", n=3, max_tokens=30, temperature=1.0)
+    before = await served.server.counted()
+    response = await post(served.url, body)
+    counted = await served.server.counted() - before
+    got = response.json()
+    assert [choice["index"] for choice in got["choices"]] == [0, 1, 2]
+    assert all(choice["message"]["content"] for choice in got["choices"])
+    assert 0 <= counted.completion - got["usage"]["completion_tokens"] <= 3 * OVERRUN
+
+
+async def test_a_stream_says_what_the_whole_answer_says(served: Served) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    body = request("What is 17 + 25?", max_tokens=60, **options)
+    before = await served.server.counted()
+    response = await post(served.url, body)
+    counted = await served.server.counted() - before
+    *chunks, end = [
+        line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data")
+    ]
+    read = [json.loads(chunk) for chunk in chunks]
+    said = "".join(
+        choice["delta"].get("content") or "" for chunk in read for choice in chunk["choices"]
+    )
+    assert (end, bool(said)) == ("[DONE]", True)
+    (usage,) = [chunk["usage"] for chunk in read if chunk.get("usage")]
+    assert 0 <= counted.completion - usage["completion_tokens"] <= OVERRUN

@@ -1,0 +1,79 @@
+"""An inference engine as far as tools go: it counts prompts, and may know no tools.
+
+engine = Engine(template="ignores tools")
+async with scripted_backend(engine.reply, elsewhere=engine.elsewhere) as backend:
+    ...
+assert engine.tokens_asked == 2
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aiohttp import web
+
+from proxy.models.scripted import text_reply
+from tests.fakes.backend import Item, Refusal
+
+NO_PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+TOOL_TOKENS = 60
+"""How much longer each tool makes a prompt."""
+
+
+@dataclass
+class Engine:
+    """What it is can be changed at any time, as if it were started anew."""
+
+    template: Literal["passes tools on", "ignores tools"] = "passes tools on"
+    refusal: str | None = None
+    """What it says to every request with tools."""
+    version: str | None = "1.0"
+    tokenizes: Literal["with tools", "without tools", "no"] = "with tools"
+    """Whether it has vLLM's /tokenize, and whether that looks at the tools."""
+    counts: bool = True
+    """Whether it reports usage."""
+    answer: str = "Hello."
+    call: Mapping[str, Any] | None = None
+    """Its reply to a client's request with tools, instead."""
+    paths: list[str] = field(default_factory=list)
+    """Those asked for, but chat completions."""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    """The bodies of chat completions, probes included."""
+
+    @property
+    def probes(self) -> list[dict[str, Any]]:
+        """The requests of which nobody reads the answer."""
+        return [body for body in self.asked if body.get("max_tokens") == 1]
+
+    @property
+    def answered(self) -> list[dict[str, Any]]:
+        """The requests of clients."""
+        return [body for body in self.asked if body.get("max_tokens") != 1]
+
+    def reply(self, body: dict[str, Any]) -> Item:
+        """The answer to a chat completion."""
+        self.asked.append(body)
+        if body.get("tools") and self.refusal is not None:
+            return Refusal(400, self.refusal)
+        usage = {"prompt_tokens": self._size(body), "completion_tokens": 1}
+        reply: Mapping[str, Any] = text_reply(self.answer)
+        if body.get("tools") and body.get("max_tokens") != 1:
+            reply = self.call or reply
+        return {**reply, **({"usage": usage} if self.counts else {})}
+
+    async def elsewhere(self, request: web.Request) -> web.Response:
+        """What the engine says on its other paths."""
+        self.paths.append(request.path)
+        if request.path == "/version" and self.version is not None:
+            return web.json_response({"version": self.version})
+        if request.path == "/tokenize" and self.tokenizes != "no":
+            body = await request.json()
+            if self.tokenizes == "without tools":
+                body.pop("tools", None)
+            return web.json_response({"count": self._size(body), "max_model_len": 4096})
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    def _size(self, body: dict[str, Any]) -> int:
+        words = sum(len(str(each["content"]).split()) for each in body["messages"])
+        shown = self.template == "passes tools on"
+        return words + (TOOL_TOKENS * len(body.get("tools") or []) if shown else 0)

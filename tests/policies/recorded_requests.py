@@ -1,0 +1,42 @@
+"""Reads the requests that clients make for themselves, and the prompts of people."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from proxy.wire.messages_request import as_chat
+
+_HERE = Path(__file__).parent
+
+
+class Recorded(NamedTuple):
+    """A request that a client makes for itself."""
+
+    client: str
+    body: dict[str, Any]
+    """As the route sees it: a chat completion."""
+    headers: dict[str, str]
+
+
+def recorded_requests() -> list[Recorded]:
+    """Read utility_requests.yaml."""
+    entries = yaml.safe_load((_HERE / "utility_requests.yaml").read_text(encoding="utf-8"))
+    return [
+        Recorded(
+            entry["client"],
+            as_chat({"model": "m", **entry["body"]}).chat
+            if entry.get("api") == "messages"
+            else {"model": "m", **entry["body"]},
+            entry.get("headers", {}),
+        )
+        for entry in entries
+    ]
+
+
+def natural_prompts() -> list[str]:
+    """Read natural_prompts.yaml."""
+    prompts: list[str] = yaml.safe_load(
+        (_HERE / "natural_prompts.yaml").read_text(encoding="utf-8")
+    )
+    return prompts

@@ -1,0 +1,82 @@
+"""The proxy's own words are recognised when a model says them again."""
+
+import pytest
+
+from policies.echo import EchoCheck, OwnTexts
+from policies.limits import StopReason
+from policies.prompts import INSTRUCTIONS, final_request, sum_up_request, system_prompt
+
+PROMPT = system_prompt()
+OWN = OwnTexts([PROMPT], INSTRUCTIONS)
+
+
+def echo_at(text: str, client: str = "", piece: int = 4) -> int | None:
+    """After how many characters a reply is recognised as an echo; None: it is not."""
+    check = EchoCheck(OWN, [client])
+    for at in range(0, len(text), piece):
+        if check.is_echo(text[at : at + piece]):
+            return at + piece
+    return len(text) if check.is_echo("", at_end=True) else None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        final_request(StopReason.WALL_TIME),
+        f"Sure! {final_request(StopReason.MAX_TURNS)}",
+        sum_up_request(500),
+        *INSTRUCTIONS[:2],
+        PROMPT,
+        PROMPT.upper(),
+        f"**{PROMPT[40:400]}**",
+        "\n".join(PROMPT.split(". ")[1:4]),
+    ],
+)
+def test_own_text_is_recognised(text: str) -> None:
+    assert echo_at(text) is not None
+
+
+def test_echo_is_recognised_long_before_it_is_over() -> None:
+    found = echo_at(PROMPT)
+    assert found is not None
+    assert found < 120
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The capital of France is Paris.",
+        "The sandbox has no network, so I worked with the file you gave.",
+        "I ran it in a Linux sandbox through execute_bash; the result is 42.",
+        "The time is up: it is 12:00.",
+        "No tool was called by the client, so the log is empty.",
+        "I have written the chart to /testbed/output/chart.png.",
+        "Tools are no longer available in shop 7. Write to the owner for the final price.",
+        "Call me when you are done with the complete list.",
+        "",
+    ],
+)
+def test_ordinary_answer_is_no_echo(text: str) -> None:
+    assert echo_at(text) is None
+
+
+def test_what_the_client_wrote_itself_may_be_quoted() -> None:
+    assert echo_at(PROMPT) is not None
+    assert echo_at(PROMPT, client=f"What does this mean? {PROMPT}") is None
+
+
+def test_text_is_suspect_while_it_may_become_an_echo() -> None:
+    check = EchoCheck(OWN, [])
+    own = " ".join(PROMPT.split()[:6])
+    assert not check.is_echo(own + " ")
+    assert check.is_suspect
+    assert not check.is_echo("something quite different follows here ")
+    assert not check.is_suspect
+
+
+def test_a_word_counts_once_it_is_whole() -> None:
+    own = OwnTexts([], ["Write the final answer now."])
+    check = EchoCheck(own, [])
+    assert not check.is_echo("Write the final answer no")
+    assert not check.is_echo("t yet")
+    assert not check.is_echo(".")

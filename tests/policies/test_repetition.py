@@ -1,0 +1,59 @@
+"""A model that repeats itself without end is stopped; texts that repeat themselves are not."""
+
+import pytest
+
+from policies.repetition import CHECK_EVERY_CHARS, RepetitionCheck, repeated_suffix
+from tests.policies.legitimate_texts import legitimate_texts
+
+LEGITIMATE = dict(legitimate_texts())
+PASSAGES = (
+    "I am sorry. ",
+    "The capital of France is Paris. It has been the capital since the tenth century.\n\n",
+    "1. Open the file.\n2. Read the file.\n3. Close the file.\n",
+    "<tool>\n",
+    "ha",
+    "A paragraph of some length, in which a model explains at leisure what it has explained before,"
+    " and to which it will come back as soon as it has come to its end, word for word. " * 2,
+)
+
+
+def heard(text: str, piece: int = 5) -> int | None:
+    """After how many characters a model that writes the text is stopped; None: it is not."""
+    check = RepetitionCheck()
+    for at in range(0, len(text), piece):
+        if check.is_runaway(text[at : at + piece]):
+            return at + piece
+    return None
+
+
+def test_there_are_enough_legitimate_texts() -> None:
+    assert len(LEGITIMATE) >= 200
+
+
+@pytest.mark.parametrize("name", LEGITIMATE)
+def test_legitimate_text_is_not_cut(name: str) -> None:
+    assert heard(LEGITIMATE[name]) is None
+
+
+@pytest.mark.parametrize("passage", PASSAGES)
+@pytest.mark.parametrize("before", ["", "Here is what I know about it. "])
+def test_passage_that_is_repeated_without_end_is_cut(passage: str, before: str) -> None:
+    runaway = before + passage * (20_000 // len(passage))
+    cut = heard(runaway)
+    assert cut is not None
+    assert cut <= len(before) + 8 * len(passage) + 4_000 + CHECK_EVERY_CHARS + 5
+
+
+@pytest.mark.parametrize("passage", ["0", "0, ", "00 00\n", "| 0 | 0 |\n"])
+def test_data_may_be_longer_but_not_without_end(passage: str) -> None:
+    cut = heard(passage * (40_000 // len(passage)))
+    assert cut is not None
+    assert 16_000 <= cut <= 17_000
+
+
+def test_text_that_goes_on_differently_after_a_repetition_is_not_cut() -> None:
+    assert repeated_suffix("I am sorry. " * 1000 + "But here is the answer: 42.") == 0
+
+
+def test_repetition_is_found_in_the_largest_pieces_too() -> None:
+    assert heard("I am sorry. " * 2000, piece=30_000) is not None

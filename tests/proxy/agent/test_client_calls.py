@@ -1,0 +1,126 @@
+"""Which calls of the client's tools are told while the model writes them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.limits import StopReason
+from proxy.agent.events import (
+    ClientCallDelta,
+    ClientCallFinished,
+    ClientCallStarted,
+    Event,
+    ModelDelta,
+    OnDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+)
+from proxy.agent.model import Reply
+from proxy.errors import ContextOverflowError
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.proxy.agent.runs import LOOKUP, Played, Run
+
+KEY = call("lookup", key="x")
+WRITTEN = '{"key": "x"}'
+
+
+class Piecewise(ScriptedModel):
+    """Sends these pieces of its reply, and fails after them if it is to."""
+
+    def __init__(
+        self,
+        replies: Sequence[Mapping[str, Any]],
+        pieces: Sequence[ModelDelta],
+        error: Exception | None = None,
+    ) -> None:
+        super().__init__(replies)
+        self._pieces = pieces
+        self._error = error
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        reply = await super().complete(body, None)
+        for piece in self._pieces if on_delta else ():
+            assert on_delta is not None
+            await on_delta(piece)
+        if self._error is not None:
+            raise self._error
+        return reply
+
+
+def told(run: Run) -> list[Event]:
+    """What was told of the client's calls."""
+    kinds = ClientCallStarted | ClientCallDelta | ClientCallFinished
+    return [event for event in run.events if isinstance(event, kinds)]
+
+
+def whole(*pieces: str) -> list[Event]:
+    """What is told of one call of `lookup`."""
+    deltas = [ClientCallDelta(0, piece) for piece in pieces]
+    return [ClientCallStarted(0, "call_r1_1", "lookup"), *deltas, ClientCallFinished(0)]
+
+
+async def test_a_call_is_told_once_its_name_is_whole() -> None:
+    pieces = [
+        *(ToolCallDelta(0, "look", ""), ToolCallDelta(0, "lookup", "")),
+        *(ToolCallDelta(0, "lookup", '{"key":'), ToolCallDelta(0, "lookup", ' "x"}')),
+    ]
+    run = Run(Piecewise([tool_reply(KEY)], pieces))
+    result = await run.go(client_tools=[LOOKUP], stream=True)
+    assert told(run) == whole('{"key":', ' "x"}')
+    assert [made["id"] for made in result.tool_calls] == ["call_r1_1"]
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [
+        ("select 1", {}),
+        ("", {}),
+        (WRITTEN, {"stream": False}),
+        (WRITTEN, {"legacy_state": "s1"}),
+        (WRITTEN, {"free_text": frozenset({"lookup"})}),
+    ],
+    ids=["no object", "no arguments", "not streamed", "functions", "free text"],
+)
+async def test_other_calls_are_in_the_result_alone(written: str, asked: dict[str, Any]) -> None:
+    run = Run(ScriptedModel([tool_reply({"name": "lookup", "arguments": written})]))
+    result = await run.go(**{"client_tools": [LOOKUP], "stream": True, **asked})
+    assert told(run) == []
+    assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
+
+
+async def test_a_call_written_as_text_is_in_the_result_alone() -> None:
+    text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
+    run = Run(ScriptedModel([text_reply(text)]))
+    result = await run.go(client_tools=[LOOKUP], stream=True)
+    assert (told(run), len(result.tool_calls)) == ([], 1)
+
+
+async def test_a_call_is_told_where_the_model_is_asked_without_tools_of_ours() -> None:
+    wrong = tool_reply(call("unknown"))
+    run = Run(Played([wrong, wrong, tool_reply(KEY)]))
+    with anyio.fail_after(5):
+        result = await run.go(client_tools=[LOOKUP], stream=True)
+    assert [made["function"]["arguments"] for made in result.tool_calls] == [WRITTEN]
+    first, *_, last = told(run)
+    assert isinstance(first, ClientCallStarted)
+    assert (first.call_id, last) == (result.tool_calls[0]["id"], ClientCallFinished(0))
+
+
+async def test_thinking_without_end_does_not_take_back_a_call_that_was_told() -> None:
+    thinking = [ReasoningDelta("And on it goes. ") for _ in range(2000)]
+    run = Run(Piecewise([tool_reply(KEY)], [ToolCallDelta(0, "lookup", WRITTEN), *thinking]))
+    result = await run.go(client_tools=[LOOKUP], stream=True)
+    assert told(run) == whole(WRITTEN)
+    assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
+
+
+async def test_the_model_is_not_asked_again_for_a_call_that_was_told_in_part() -> None:
+    overflow = ContextOverflowError("too long")
+    model = Piecewise([tool_reply(KEY)], [ToolCallDelta(0, "lookup", '{"key":')], overflow)
+    run = Run(model)
+    with pytest.raises(ContextOverflowError):
+        await run.go(client_tools=[LOOKUP], stream=True)
+    assert told(run) == whole('{"key":')[:2]
+    assert len(model.requests) == 1

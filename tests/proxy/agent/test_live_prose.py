@@ -1,0 +1,226 @@
+"""Someone who watches sees the model typing, and nothing that is not for them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.answer_form import ANY_OBJECT
+from policies.limits import StopReason
+from proxy.agent.events import (
+    AnswerDelta,
+    AnswerRestarted,
+    Event,
+    ModelDelta,
+    OnDelta,
+    TextDelta,
+    ToolCallStarted,
+)
+from proxy.agent.model import Reply
+from proxy.agent.prose import HOLD_CHARS, Prose, ProseRules
+from proxy.models.scripted import call, text_reply, tool_reply
+from sandbox_runtime.errors import SandboxLostError
+from tests.proxy.agent.runs import SUBMIT, Events, Played, Run, bash
+
+ESSAY = "Sandboxes are older than models, and older than computers. " * 8
+STEPS = tool_reply(bash("ls"))
+
+
+class Halting(Played):
+    """Writes so much of its last reply's prose and waits until somebody has seen any of it."""
+
+    def __init__(self, replies: list[dict[str, Any]], halts_after: int) -> None:
+        super().__init__(replies)
+        self._replies_left = len(replies)
+        self._halts_after = halts_after
+        self.seen = anyio.Event()
+
+    async def see(self, event: Event) -> None:
+        """Let the reply go on once an answer shows."""
+        if isinstance(event, AnswerDelta):
+            self.seen.set()
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        self._replies_left -= 1
+        written = 0
+
+        async def hear(delta: ModelDelta) -> None:
+            nonlocal written
+            assert on_delta is not None
+            await on_delta(delta)
+            if isinstance(delta, TextDelta):
+                written += len(delta.text)
+            if self._replies_left == 0 and written >= self._halts_after:
+                await self.seen.wait()
+
+        return await super().complete(body, hear)
+
+
+@pytest.mark.parametrize("before", [[], [STEPS]], ids=["first turn", "after a tool"])
+@pytest.mark.parametrize("halts_after", [HOLD_CHARS + 8, 24], ids=["by length", "by time"])
+async def test_prose_shows_while_the_model_still_writes(
+    before: list[dict[str, Any]], halts_after: int
+) -> None:
+    model = Halting([*before, text_reply(ESSAY)], halts_after)
+    run = Run(model, events=Events(model.see))
+    with anyio.fail_after(20):
+        result = await run.go(stream=True)
+    assert result.answer == run.events.answer
+    assert result.answer.strip() == ESSAY.strip()
+    assert len([event for event in run.events if isinstance(event, AnswerDelta)]) > 2
+
+
+async def test_failure_to_show_prose_by_time_fails_the_run() -> None:
+    model = Halting([text_reply(ESSAY)], 24)
+
+    async def see_and_fail(event: Event) -> None:
+        is_first = isinstance(event, AnswerDelta) and not model.seen.is_set()
+        await model.see(event)
+        if is_first:
+            raise SandboxLostError("gone while links were looked for")
+
+    with anyio.fail_after(20), pytest.raises(SandboxLostError):
+        await Run(model, events=Events(see_and_fail)).go(stream=True)
+
+
+async def test_short_prose_before_a_call_is_reasoning() -> None:
+    run = Run(Played([{**STEPS, "content": "I look first."}, SUBMIT]))
+    await run.go(stream=True)
+    assert (run.events.answer, run.events.reasoning) == ("42", "I look first.")
+
+
+async def test_long_prose_before_a_call_stays_set_apart_and_is_no_part_of_the_whole_answer() -> (
+    None
+):
+    run = Run(Played([{**STEPS, "content": ESSAY}, SUBMIT]))
+    result = await run.go(stream=True)
+    assert run.events.answer == f"{ESSAY}\n\n42"
+    assert (result.answer, result.streamed_before) == ("42", len(ESSAY) + 2)
+    at = [type(event) for event in run.events].index(AnswerRestarted)
+    assert isinstance(run.events[at + 1], ToolCallStarted)
+
+
+async def test_strict_separation_keeps_narration_out_of_the_content() -> None:
+    run = Run(Played([{**STEPS, "content": ESSAY}, {**STEPS, "content": ESSAY * 3}, SUBMIT]))
+    result = await run.go(stream=True, narration="reasoning")
+    assert (result.answer, run.events.answer) == ("42", "42")
+    assert run.events.reasoning == ESSAY * 4
+
+
+@pytest.mark.parametrize("space", ["", "\n\n", "  "])
+async def test_submitted_answer_that_was_streamed_is_not_sent_again(space: str) -> None:
+    submit = tool_reply(call("submit", answer=f"{ESSAY}{space}"), content=ESSAY)
+    run = Run(Played([STEPS, submit]))
+    result = await run.go(stream=True)
+    assert result.answer == run.events.answer
+    assert result.answer.split() == ESSAY.split()
+    assert result.stop_reason is StopReason.SUBMITTED
+
+
+async def test_submitted_answer_that_only_begins_like_the_prose_is_sent_whole() -> None:
+    submit = tool_reply(call("submit", answer=f"{ESSAY} So there."), content=ESSAY)
+    run = Run(Played([submit]))
+    result = await run.go(stream=True)
+    assert result.answer == f"{ESSAY} So there."
+    assert run.events.answer == f"{ESSAY}\n\n{ESSAY} So there."
+
+
+WRITTEN = json.dumps({"name": "execute_bash", "arguments": {"command": "echo " + "a" * 400}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WRITTEN,
+        f"<tool_call>{WRITTEN}</tool_call>",
+        f"{ESSAY}\n<tool_call>\n{WRITTEN}\n</tool_call>",
+        f"{ESSAY}\n```json\n{WRITTEN}\n```",
+    ],
+)
+async def test_call_written_as_text_is_not_shown_as_the_answer(text: str) -> None:
+    run = Run(Played([text_reply(text), SUBMIT]))
+    result = await run.go(stream=True)
+    assert result.answer == "42"
+    assert "execute_bash" not in run.events.answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nprint(1)\n```\n" + ESSAY,
+        '```json\n{"city": "Paris", "people": 2}\n```\n' + ESSAY,
+        '{"city": "Paris"}\n' + ESSAY,
+        "[1, 2, 3]\n" + ESSAY,
+        '{"name": "Bob", "age": 5}\n' + ESSAY,
+    ],
+)
+async def test_code_and_json_that_call_nothing_show_while_they_are_written(text: str) -> None:
+    model = Halting([text_reply(text)], HOLD_CHARS + 60)
+    run = Run(model, events=Events(model.see))
+    with anyio.fail_after(20):
+        result = await run.go(stream=True)
+    assert result.answer == run.events.answer
+    assert result.answer.strip() == text.strip()
+
+
+# What the client's parameters ask of prose
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_string_ends_the_prose_without_another_call(stream: bool) -> None:
+    model = Played([text_reply(f"{ESSAY}END of it all, and then some.")])
+    run = Run(model)
+    result = await run.go(final_only={"stop": ["END of", "never"]}, stream=stream)
+    assert (result.answer.strip(), result.finish_reason) == (ESSAY.strip(), "stop")
+    assert run.events.answer == result.answer
+    assert (len(model.requests), result.choice["stop_reason"]) == (1, "END of")
+
+
+async def test_submitted_answer_ends_at_a_stop_string_too() -> None:
+    model = Played([tool_reply(call("submit", answer="42. END of it"))])
+    result = await Run(model).go(final_only={"stop": "END"}, stream=True)
+    assert (result.answer, len(model.requests)) == ("42. ", 1)
+
+
+async def test_log_probabilities_of_prose_need_no_other_call() -> None:
+    class WithLogprobs(Played):
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+            reply = await super().complete(body, on_delta)
+            logprobs = {"logprobs": {"content": [{"token": "42"}]}}
+            return Reply(reply.message, reply.finish_reason, reply.usage, logprobs)
+
+    model = WithLogprobs([text_reply("42")])
+    result = await Run(model).go(final_only={"logprobs": True})
+    assert (result.choice["logprobs"], len(model.requests)) == ({"content": [{"token": "42"}]}, 1)
+    assert model.requests[0]["logprobs"] is True
+
+
+async def test_backend_without_log_probabilities_beside_tools_gives_them_in_a_last_call() -> None:
+    refused = {"error": {"status": 400, "message": "logprobs is not supported with tools"}}
+    model = Played([refused, text_reply("42"), text_reply("42")])
+    assert (await Run(model).go(final_only={"logprobs": True})).answer == "42"
+    assert [request.get("logprobs") for request in model.requests] == [True, None, True]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reply", [text_reply('{"n": 42}'), text_reply('```json\n{"n": 42}\n```')])
+async def test_prose_in_the_form_asked_for_needs_no_other_call(
+    reply: dict[str, Any], stream: bool
+) -> None:
+    model = Played([reply])
+    form = {"response_format": {"type": "json_object"}}
+    run = Run(model)
+    result = await run.go(final_only=form, form=ANY_OBJECT, stream=stream)
+    assert (result.answer, run.events.answer) == ('{"n": 42}', '{"n": 42}')
+    assert (result.finish_reason, len(model.requests)) == ("stop", 1)
+
+
+def test_half_of_a_stop_string_is_not_shown() -> None:
+    prose = Prose(ProseRules(stops=("END of",)))
+    prose.add(TextDelta(ESSAY))
+    prose.add(TextDelta(" EN"))
+    prose.add(TextDelta("D"))
+    shown = "".join(piece.text for piece in prose.ready(is_due=True))
+    assert shown == ESSAY

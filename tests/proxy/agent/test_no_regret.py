@@ -1,0 +1,287 @@
+"""Until a tool has run, the answer is the one the model would have given without any."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.limits import Limits, StopReason
+from policies.prompts import NUDGE, final_request, system_prompt
+from proxy.agent.events import OnDelta
+from proxy.agent.model import Reply
+from proxy.errors import ContextOverflowError, OutOfTimeError, ToolsRefusedError
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.proxy.agent.runs import LOOKUP, OVERFLOW, SUBMIT, USER, Played, Run, bash
+
+PLAIN = {"model": "m", "messages": [USER]}
+CUT = {"content": "There are for", "finish_reason": "length"}
+BAD = tool_reply({"name": "execute_bash", "arguments": '{"command": '})
+UNKNOWN = tool_reply(call("search", query="how many"))
+
+
+# Cut off
+
+
+async def test_first_answer_that_is_cut_off_is_returned_and_nothing_is_summed_up() -> None:
+    model = Played([CUT])
+    result = await Run(model).go(final_budget={"max_tokens": 5000})
+    assert (result.answer, result.finish_reason) == ("There are for", "length")
+    assert (len(model.requests), list(result.compactions)) == (1, [])
+
+
+async def test_thinking_that_is_cut_off_is_returned_as_it_would_be_without_tools() -> None:
+    model = Played([{"content": "", "reasoning": "Hm, let me", "finish_reason": "length"}])
+    result = await Run(model).go()
+    assert (result.answer, result.finish_reason, len(model.requests)) == ("", "length", 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_visible_prose_is_cut_at_the_clients_own_limit(stream: bool) -> None:
+    model = Played([text_reply("one two three four five six seven eight nine ten " * 20)])
+    run = Run(model)
+    result = await run.go(final_budget={"max_tokens": 12}, stream=stream)
+    assert model.requests[0]["max_tokens"] == 4096
+    assert result.finish_reason == "length"
+    assert len(result.answer) <= 12 * 8  # the script writes eight characters a piece
+    assert result.usage["completion_tokens"] == 12
+    assert result.usage["estimated"] is True
+    assert run.events.answer == result.answer
+
+
+async def test_a_call_has_room_for_its_arguments_beyond_the_clients_limit() -> None:
+    answer = "There are forty-two of them, and here is why: " + "because it is so. " * 20
+    model = Played([tool_reply(call("submit", answer=answer))])
+    result = await Run(model).go(final_budget={"max_tokens": 12})
+    assert (result.answer, result.finish_reason) == (answer, "stop")
+
+
+async def test_an_operator_may_give_calls_less_room() -> None:
+    model = Played([text_reply("42")])
+    await Run(model, limits=Limits(min_turn_tokens=100)).go(final_budget={"max_tokens": 12})
+    assert model.requests[0]["max_tokens"] == 100
+
+
+async def test_room_that_does_not_fit_into_the_window_is_given_up() -> None:
+    model = Played([OVERFLOW, text_reply("42")])
+    result = await Run(model).go(final_budget={"max_tokens": 12})
+    assert (result.answer, model.requests[-1]["max_tokens"]) == ("42", 12)
+    assert "tools" in model.requests[-1]
+
+
+# Words of ours
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", [system_prompt(), final_request(StopReason.WALL_TIME)])
+async def test_reply_that_repeats_our_words_is_ended_and_the_request_asked_plainly(
+    echo: str, stream: bool
+) -> None:
+    model = Played([text_reply(echo), text_reply("There are 42.")])
+    run = Run(model)
+    result = await run.go(stream=stream)
+    assert (result.answer, run.events.answer) == ("There are 42.", "There are 42.")
+    assert model.requests[1] == PLAIN
+    assert result.tool_trouble == ("echo",)
+    assert result.usages[0]["completion_tokens"] < len(echo) / 16
+
+
+async def test_our_words_as_the_last_answer_leave_the_best_before_them() -> None:
+    steps = {**tool_reply(bash("ls")), "content": "There are 42."}
+    echo = text_reply(final_request(StopReason.MAX_TURNS))
+    result = await Run(Played([steps, echo]), limits=Limits(max_turns=1)).go()
+    assert (result.answer, result.stop_reason) == ("There are 42.", StopReason.MAX_TURNS)
+
+
+async def test_our_words_after_a_tool_has_run_are_no_answer() -> None:
+    found = tool_reply(bash("echo 42 > output/answer.txt"))
+    result = await Run(Played([found, text_reply(NUDGE)])).go()
+    assert (result.answer, result.tool_trouble) == ("42", ("echo",))
+
+
+async def test_what_the_client_wrote_itself_may_be_repeated() -> None:
+    words = system_prompt()
+    client = {"role": "user", "content": f"Repeat this: {words}"}
+    model = Played([text_reply(words)])
+    assert (await Run(model).go(messages=[client])).answer == words.strip()
+
+
+# Runaways
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_runaway_prose_is_cut_as_length(stream: bool) -> None:
+    result = await Run(Played([text_reply("I am sorry. " * 3000)])).go(stream=stream)
+    assert (result.finish_reason, result.tool_trouble) == ("length", ("runaway",))
+    assert 4_000 <= len(result.answer) <= 5_000
+
+
+async def test_runaway_thinking_is_cut_as_length() -> None:
+    run = Run(Played([{"content": "42", "reasoning": "Wait, let me check. " * 3000}]))
+    result = await run.go(stream=True)
+    assert (result.answer, result.finish_reason) == ("", "length")
+    assert len(run.events.reasoning) <= 5_000
+
+
+# Calls that come to nothing
+
+
+async def test_announced_call_that_is_not_made_costs_few_tokens() -> None:
+    long = "I would begin by looking at the directory, and then go on from there. " * 50
+    model = Played([text_reply("Let me check:"), text_reply(long)])
+    result = await Run(model).go()
+    assert (result.answer, result.finish_reason) == ("Let me check:", "stop")
+    assert result.usages[1]["completion_tokens"] <= 48
+
+
+async def test_announced_call_is_not_asked_for_where_the_clients_limit_has_no_room() -> None:
+    model = Played([{**text_reply("Let me check:"), "usage": {"completion_tokens": 40}}])
+    result = await Run(model).go(final_budget={"max_tokens": 60})
+    assert (result.answer, len(model.requests)) == ("Let me check:", 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_announced_call_that_is_made_after_the_nudge_goes_on(stream: bool) -> None:
+    model = Played([text_reply("Let me check:"), tool_reply(bash("ls")), SUBMIT])
+    run = Run(model)
+    result = await run.go(stream=stream)
+    assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+    assert "Let me check:" in (run.events.answer if stream else run.events.reasoning)
+
+
+@pytest.mark.parametrize("bad", [BAD, UNKNOWN], ids=["malformed", "unknown"])
+async def test_tools_are_given_up_where_only_mistakes_come(bad: dict[str, Any]) -> None:
+    model = Played([bad, bad, text_reply("There are 42.")])
+    result = await Run(model).go()
+    assert (result.answer, result.tool_trouble) == ("There are 42.", ("malformed_call",))
+    assert model.requests[2] == PLAIN
+
+
+async def test_a_mistake_can_be_mended() -> None:
+    result = await Run(Played([BAD, tool_reply(bash("ls")), SUBMIT])).go()
+    assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+
+
+@pytest.mark.parametrize("answer", [{"n": 42}, [42]])
+async def test_submitting_an_object_is_a_mistake(answer: Any) -> None:
+    model = Played([tool_reply(call("submit", answer=answer)), SUBMIT])
+    result = await Run(model).go()
+    assert (result.answer, len(model.requests)) == ("42", 2)
+
+
+async def test_plain_request_has_every_parameter_of_the_clients_and_its_tools() -> None:
+    fields = {
+        "every_turn": {"temperature": 0.5},
+        "final_only": {"logit_bias": {"1": 1}},
+        "final_budget": {"max_tokens": 7},
+        "client_tools": [LOOKUP],
+        "tool_choice": "auto",
+        "plain_messages": [{"role": "user", "content": "How many, in full?"}],
+    }
+    model = Played([text_reply(""), text_reply("42")])
+    assert (await Run(model).go(**fields)).answer == "42"
+    assert model.requests[1] == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "How many, in full?"}],
+        "temperature": 0.5,
+        "logit_bias": {"1": 1},
+        "max_tokens": 7,
+        "tools": [LOOKUP],
+        "tool_choice": "auto",
+    }
+
+
+async def test_plain_request_may_end_in_a_call_of_the_clients() -> None:
+    model = Played([text_reply(""), tool_reply(call("lookup", key="x"))])
+    result = await Run(model).go(client_tools=[LOOKUP])
+    assert (result.stop_reason, result.finish_reason) == (
+        StopReason.CLIENT_TOOL_CALLS,
+        "tool_calls",
+    )
+
+
+# Backends
+
+
+class Refusing(Played):
+    """A backend that takes no tools."""
+
+    error: Exception = ToolsRefusedError("no tools here", status=400)
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        if any(tool["function"]["name"] == "execute_bash" for tool in body.get("tools", ())):
+            raise self.error
+        return await super().complete(body, on_delta)
+
+
+class TooLong(Refusing):
+    """A backend whose window has no room for our words and tools."""
+
+    error = ContextOverflowError("too long", status=400)
+
+
+@pytest.mark.parametrize("kind", [Refusing, TooLong])
+async def test_backend_that_refuses_what_we_add_is_asked_plainly(kind: type[Refusing]) -> None:
+    model = kind([text_reply("There are 42.")])
+    assert (await Run(model).go()).answer == "There are 42."
+    assert model.requests == [PLAIN]
+
+
+@pytest.mark.parametrize(
+    "limits", [Limits(max_turns=0), Limits(max_tokens=0), Limits(max_commands=0)]
+)
+async def test_limit_that_leaves_no_turn_leaves_the_plain_answer(limits: Limits) -> None:
+    model = Played([text_reply("There are 42.")])
+    result = await Run(model, limits=limits).go()
+    assert (result.answer, model.requests) == ("There are 42.", [PLAIN])
+
+
+# Time
+
+
+class Pausing(ScriptedModel):
+    """Says its words and then nothing more."""
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        await super().complete(body, on_delta)
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_deadline_returns_the_text_said_so_far_and_counts_it(stream: bool) -> None:
+    run = Run(Pausing([text_reply("There are forty-two of them, as far as")]))
+    with anyio.fail_after(20):
+        result = await run.go(deadline_s=1, stream=stream)
+    assert (result.answer, result.finish_reason) == (
+        "There are forty-two of them, as far as",
+        "length",
+    )
+    assert result.stop_reason is StopReason.DEADLINE
+    assert result.usage["completion_tokens"] == 5
+    assert run.events.answer == result.answer
+
+
+async def test_deadline_with_nothing_said_is_an_error() -> None:
+    with anyio.fail_after(20), pytest.raises(OutOfTimeError):
+        await Run(Pausing([text_reply("")])).go(deadline_s=0.2)
+
+
+async def test_unfinished_turn_is_counted_beside_the_last_answer() -> None:
+    class PausingOnce(Played):
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+            reply = await super().complete(body, on_delta)
+            if "tools" in body and len(body["messages"]) > 2:
+                await anyio.sleep_forever()
+            return reply
+
+    counted = {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105}
+    steps = {**tool_reply(bash("ls")), "usage": counted}
+    last = {**text_reply("About 42."), "usage": counted}
+    model = PausingOnce([steps, text_reply("Let me think about this for a while"), last])
+    run = Run(model)
+    with anyio.fail_after(20):
+        result = await run.go(deadline_s=2)
+    assert result.stop_reason is StopReason.DEADLINE
+    assert [usage["completion_tokens"] for usage in result.usages] == [5, 5, 5]
+    assert [usage.get("estimated") for usage in result.usages] == [None, True, None]

@@ -1,0 +1,100 @@
+"""How a server streams: its running token counts, and that it may not stream at all."""
+
+import anyio
+import pytest
+
+from proxy.agent.budget import Budget, Paying
+from proxy.agent.events import ModelDelta, TextDelta, TokenCount
+from proxy.agent.model import ReplyStopped
+from proxy.agent.task import Task
+from proxy.errors import BackendError
+from proxy.models.assembly import COUNT_EVERY, Assembly
+from proxy.models.openai_http import OpenAIHTTPModel
+from proxy.models.scripted import text_reply
+from proxy.models.streamed_reply import Streaming, refuses_streams
+from tests.fakes.backend import Refusal, chunk, scripted_backend
+from tests.proxy.agent.runs import USER, MemoryOutbox
+from tests.proxy.models.heard import Heard
+
+BODY = {"model": "m", "messages": [USER]}
+
+
+async def test_server_that_refuses_to_stream_is_asked_for_the_whole_from_then_on() -> None:
+    refusal = Refusal(400, "Streaming is not supported by this deployment.")
+    script = [refusal, text_reply("42"), text_reply("43")]
+    async with scripted_backend(script) as backend:
+        model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5)
+        heard = Heard()
+        with anyio.fail_after(5):
+            await model.complete(BODY, heard)
+            await model.complete(BODY, heard)
+        await model.aclose()
+    assert heard.text == "4243"
+    assert ["stream" in seen.body for seen in backend.requests] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("message", "refuses"),
+    [
+        ("stream is not supported for this model", True),
+        ("This endpoint does not support streaming.", True),
+        ("Streaming responses are not available here", True),
+        ("We cannot stream this model", True),
+        ("logprobs is not supported with tools + stream", False),
+        ("Parameter 'n' is not supported when stream is on", False),
+        ("The model does not exist", False),
+    ],
+)
+def test_refusal_to_stream_is_told_from_other_refusals(message: str, refuses: bool) -> None:
+    assert refuses_streams(BackendError(message, status=400)) is refuses
+    assert not refuses_streams(BackendError(message, status=500))
+
+
+@pytest.mark.parametrize(
+    ("owner", "asked"),
+    [
+        ("vllm", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+        ("sglang", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+        ("llamacpp", {"stream_options": {"include_usage": True}, "timings_per_token": True}),
+        ("openai", {"stream_options": {"include_usage": True}}),
+    ],
+)
+def test_running_counts_are_asked_for_where_the_server_has_them(
+    owner: str, asked: dict[str, object]
+) -> None:
+    streaming = Streaming()
+    streaming.learn([{"id": "m", "owned_by": owner}])
+    assert streaming.request(BODY) == {**BODY, "stream": True, **asked}
+
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 21, "total_tokens": 28}
+TIMINGS = {"prompt_n": 5, "cache_n": 2, "predicted_n": 21}
+
+
+@pytest.mark.parametrize("counted", [{"usage": USAGE}, {"timings": TIMINGS}])
+def test_running_count_is_passed_on_now_and_then(counted: dict[str, object]) -> None:
+    assembly = Assembly()
+    deltas: list[ModelDelta] = []
+    for _ in range(COUNT_EVERY * 2):
+        deltas += assembly.add({**chunk({"content": "a"}), **counted})
+    counts = [delta for delta in deltas if isinstance(delta, TokenCount)]
+    assert counts == [TokenCount(7, 21)] * 2
+
+
+async def test_reply_that_is_stopped_is_counted_by_the_engine_where_it_counts() -> None:
+    class Counting:
+        async def complete(self, body: object, on_delta: object) -> object:
+            assert callable(on_delta)
+            for piece in (TextDelta("a"), TokenCount(7, 21), TextDelta("b"), TextDelta("c")):
+                await on_delta(piece)
+            raise AssertionError
+
+    async def stop_at_c(delta: ModelDelta) -> None:
+        if delta == TextDelta("c"):
+            raise ReplyStopped("max_tokens")
+
+    task = Task(run_id="r", outbox=MemoryOutbox(), model="m", messages=[USER])
+    budget = Budget(task, task.profile.limits, 0.0)
+    reply = await Paying(Counting(), budget).complete(BODY, stop_at_c)  # type: ignore[arg-type] # it answers
+    assert reply.usage == {"prompt_tokens": 7, "completion_tokens": 23, "total_tokens": 30}
+    assert (reply.message["content"], reply.finish_reason) == ("abc", "length")

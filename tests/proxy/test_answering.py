@@ -1,0 +1,97 @@
+"""A stream whose encoder fails ends in an error."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from policies.steps import Steps
+from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
+from proxy.agent.first_call import StatusHold
+from proxy.agent.task import Result
+from proxy.api.answering import Frames, streamed
+from proxy.app import routed
+from proxy.errors import ProxyError, internal_error
+from proxy.models.scripted import ScriptedModel
+from proxy.runs.claim import Claim
+from proxy.runs.run import Head, Run
+from proxy.wire.chat_answer import StreamedCompletion, head
+from proxy.wire.terms import Terms
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.server import join
+
+STEPS: Steps = "off"
+
+
+class BrokenFrames(StreamedCompletion):
+    """An encoder that fails at the answer."""
+
+    def __init__(self) -> None:
+        super().__init__(head("r1", 0, "m"), "r1", STEPS, wants_usage=False)
+
+    def event(self, event: Event) -> str:
+        """See Frames."""
+        if isinstance(event, AnswerDelta):
+            raise RuntimeError("the encoder is broken")
+        return super().event(event)
+
+
+class MuteFrames(BrokenFrames):
+    """An encoder that cannot write an error either."""
+
+    def fail(self, error: ProxyError) -> str:
+        """See Frames."""
+        raise RuntimeError("the encoder is broken")
+
+
+async def stream(tmp_path: Path, frames: Frames) -> tuple[httpx.Response, Run]:
+    """The response that these frames make of a run that says one word and goes on."""
+
+    async def work(run: Run, emit: Emit) -> Result:
+        await emit(CallAccepted())
+        await emit(AnswerDelta("42"))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def endpoint(request: Request) -> Response:
+        return await streamed(request, run.listen(), frames, Terms(), StatusHold(60))
+
+    def end(run: Run) -> None:
+        run.cancel("the client left")
+
+    run = Run(Head("r1", "m", "cntr_1", 0), Claim("me", "work"), work, end)
+    app = routed(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
+    app.router.add_route("/stream", endpoint)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        with anyio.fail_after(20):
+            answer = await client.get("/stream")
+            await run.ended()
+    return answer, run
+
+
+async def test_a_stream_whose_encoder_fails_ends_in_an_error_frame(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer, run = await stream(tmp_path, BrokenFrames())
+    role, error, done, _ = answer.text.split("\n\n")
+    assert json.loads(role.removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
+    assert json.loads(error.removeprefix("data: ")) == internal_error().body()
+    assert done == "data: [DONE]"
+    assert "the encoder is broken" in caplog.text
+    assert run.status == "cancelled"
+
+
+async def test_an_encoder_that_cannot_write_an_error_either_ends_in_one_that_every_client_knows(
+    tmp_path: Path,
+) -> None:
+    answer, _ = await stream(tmp_path, MuteFrames())
+    name, data = answer.text.split("\n\n")[-2].split("\n")
+    assert name == "event: error"
+    body = {"type": "error", **internal_error().body()}
+    assert json.loads(data.removeprefix("data: ")) == body

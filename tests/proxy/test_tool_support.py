@@ -1,0 +1,60 @@
+"""What runs tell of a model's tools, and what is remembered."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.tool_support import EVIDENCE_HOLDS_S, SUPPORTED
+from proxy.agent.task import Result, Tally, ToolTrouble
+from proxy.tool_support import MAX_MODELS, ToolSettings, ToolVerdicts
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.results import SUBMITTED
+
+PROBE = ToolSettings("probe")
+
+
+def in_trouble(*trouble: ToolTrouble, **fields: Tally) -> Result:
+    return replace(SUBMITTED, tool_trouble=trouble, **fields)
+
+
+def test_a_runs_trouble_holds_for_its_key_and_an_hour() -> None:
+    clock = HandClock()
+    verdicts = ToolVerdicts(PROBE, now=clock.time)
+    verdicts.ended("ours", in_trouble("runaway", "echo"))
+    told = verdicts.of("ours", "m")
+    assert told.reason == "tools_failed"
+    assert "(echo, runaway)" in told.words
+    assert verdicts.of("theirs", "m") == verdicts.of("ours", "another") == SUPPORTED
+    clock.advance(EVIDENCE_HOLDS_S)
+    assert verdicts.of("ours", "m") == SUPPORTED
+
+
+def test_trouble_of_a_further_choice_counts_too() -> None:
+    verdicts = ToolVerdicts(PROBE)
+    verdicts.ended("ours", replace(SUBMITTED, others=[in_trouble("echo")]))
+    assert verdicts.of("ours", "m").reason == "tools_failed"
+
+
+@pytest.mark.parametrize(
+    "result",
+    [SUBMITTED, in_trouble("malformed_call", tally=Tally(commands=2, peak_mem_bytes=4096))],
+    ids=["no call at all", "one bad call among others"],
+)
+def test_other_runs_tell_nothing(result: Result) -> None:
+    verdicts = ToolVerdicts(PROBE)
+    verdicts.ended("ours", result)
+    assert verdicts.of("ours", "m") == SUPPORTED
+
+
+def test_no_run_counts_where_every_model_is_given_tools() -> None:
+    verdicts = ToolVerdicts(ToolSettings("always"))
+    verdicts.ended("ours", in_trouble("runaway"))
+    assert verdicts.of("ours", "m") == SUPPORTED
+
+
+def test_the_oldest_evidence_is_forgotten_where_there_is_much() -> None:
+    verdicts = ToolVerdicts(PROBE)
+    for number in range(MAX_MODELS + 1):
+        verdicts.ended(f"key-{number}", in_trouble("runaway"))
+    assert verdicts.of("key-0", "m") == SUPPORTED
+    assert verdicts.of(f"key-{MAX_MODELS}", "m").reason == "tools_failed"
