@@ -21,8 +21,8 @@ class Template:
     client: str
     role: Literal["system", "last"]
     """Which message holds it: a system message, or the last one, whoever is said to speak there."""
-    opening: re.Pattern[str]
-    """Matches the beginning of the text."""
+    opening: str
+    """A regular expression that matches the beginning of the text; compiled when first used."""
     holds: tuple[str, ...] = ()
     """What stands in the text too."""
     end: str = ""
@@ -35,7 +35,7 @@ class Template:
     def fits(self, text: str) -> bool:
         """Return whether a text is made from the template."""
         return (
-            self.opening.match(text) is not None
+            re.match(self.opening, text) is not None
             and text.rstrip().endswith(self.end)
             and all(part in text for part in self.holds)
         )
@@ -56,7 +56,7 @@ _MESSAGE_TITLE = (
 def _template(
     client: str, role: Literal["system", "last"], opening: str, *holds: str, **ends: Any
 ) -> Template:
-    return Template(client, role, re.compile(opening), holds, **ends)
+    return Template(client, role, opening, holds, **ends)
 
 
 TEMPLATES = (

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -289,9 +290,9 @@ class WatchedModel:
         """See Model."""
         return self._model.passage
 
-    async def keep_warm(self) -> None:
+    def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model."""
-        await self._model.keep_warm()
+        return self._model.keep_warm()
 
     async def models(self) -> list[dict[str, Any]]:
         """See Model."""

@@ -130,6 +130,7 @@ class FinalCall:
         ) as listener:
             reply = await ask(_but_calls(listener.hear))
             await listener.end_without_calls(reply, is_answer=True)
+        self._prose = listener.prose  # another one where the call was made once more
         refusal = refusal_of(reply.message)
         is_echo = reply.stopped == "echo" or self._prose.is_echo_at_end()
         text = "" if refusal or is_echo else text_of(reply.message).lstrip()

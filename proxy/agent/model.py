@@ -1,6 +1,7 @@
 """What the house asks of a language model."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -128,9 +129,9 @@ class Model(Answering, Protocol):
     def passage(self) -> Passage | None:
         """To the backend's other paths, where it is a server that has any."""
 
-    async def keep_warm(self) -> None:
-        """Keep a connection open for the next call, until cancelled or for some minutes; return at
-        once where there is none to keep. A failure of the backend is ignored."""
+    def keep_warm(self) -> AbstractAsyncContextManager[None]:
+        """Keep a connection open for the next call while the block runs, for some minutes at most.
+        A failure of the backend is ignored."""
 
     async def models(self) -> list[dict[str, Any]]:
         """The backend's models, as `GET /v1/models` lists them. Raises BackendError."""

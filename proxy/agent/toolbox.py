@@ -1,17 +1,15 @@
 """The tools of one run and the sandbox they work in."""
 
 import asyncio
-import logging
 import time
 from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
     Mapping,
     Sequence,
 )
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,16 +25,13 @@ from sandbox_runtime.errors import SandboxFileError, SandboxGoneError, SandboxLo
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
-_LOG = logging.getLogger(__name__)
 Prepare = Callable[[Sandbox], Awaitable[Mapping[str, str]]]
 """Makes a computer ready for a run, and says which files were given to it already: their paths and
 identities."""
-KeepWarm = Callable[[], Coroutine[Any, Any, None]]
-"""Keeps the model's connection open until it is cancelled."""
+KeepWarm = Callable[[], AbstractAsyncContextManager[None]]
+"""Keeps the model's connection open while a block runs."""
 MAX_LOSSES = 3
 """How many sandboxes one run may lose before it is the run that fails."""
-BESIDE_AFTER_S = 0.1
-"""Commands that are shorter have nothing done beside them."""
 GRACE_S = 0.5
 """What a command that used up its time has for ending by itself, so that its output is seen."""
 
@@ -57,7 +52,7 @@ class Toolbox:
         inputs: Sequence[InputFile] = (),
         *,
         prepare: Prepare,
-        keep_warm: KeepWarm | None = None,
+        keep_warm: KeepWarm = nullcontext,
         taken: Collection[str] = (),
         max_calls: int | None = None,
     ) -> None:
@@ -122,7 +117,7 @@ class Toolbox:
         await self._emit(ToolCallStarted(step, call.id, name, shown))
         started = time.monotonic()
         try:
-            async with asyncio.timeout(left_s + GRACE_S), _Beside(self._keep_warm):
+            async with asyncio.timeout(left_s + GRACE_S), self._keep_warm():
                 with self.waited:
                     observation = await self._observe(call, step, timeout_s)
         except TimeoutError:
@@ -198,35 +193,6 @@ class Toolbox:
                 given[file.path] = file.identity
         if given != present:
             await remember_given(computer, given)
-
-
-class _Beside:
-    """Runs work beside a block that takes BESIDE_AFTER_S at least: most are shorter, and a task
-    costs more than a timer. What fails in it is logged and fails nothing else."""
-
-    def __init__(self, work: KeepWarm | None) -> None:
-        self._work = work
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> None:
-        if self._work is not None:
-            self._timer = asyncio.get_running_loop().call_later(BESIDE_AFTER_S, self._start)
-
-    def _start(self) -> None:
-        assert self._work is not None
-        self._task = asyncio.create_task(self._work())
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        task = self._task
-        if task is None:
-            return
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled() and (error := task.exception()):
-            _LOG.warning("keeping the backend's connection open failed: %r", error)
 
 
 def _free(name: str, taken: Collection[str]) -> str:

@@ -60,6 +60,8 @@ async def task_of(
         resumes=place.resumes,
         deadline_s=deadline_s,
         status_hold=hold,
+        credentials=credentials(request),
+        narration=services(request).narration,
         inputs=await _lying_there(request, whose, place.goes_on),
         usage_of=usage_asked(body, request.headers),
     )
@@ -71,8 +73,6 @@ async def _with_files_and_choices(
 ) -> Task:
     """The task with its files and its further choices; charged last, so that a request that is
     wrong spends nothing."""
-    narration = services(request).narration
-    task = replace(task, credentials=credentials(request), narration=narration)
     task = await services(request).inputs.receive(task, whose, asked)
     count = choice_count(asked, task.profile.limits.max_choices)
     task = await charged(request, task, runs=count)

@@ -60,7 +60,8 @@ def way_of(request: Request, body: Mapping[str, Any]) -> Way:
     verdict = SUPPORTED
     if decided.kind == "sandbox":
         verdict = services(request).tool_verdicts.of(owner(request), decided.model)
-        decided = route(body, request.headers, profile, verdict.reason)
+        if verdict.reason:
+            decided = route(body, request.headers, profile, verdict.reason)
     if decided.kind == "refused":
         if verdict.reason:
             raise no_tools_error(verdict)

@@ -5,7 +5,13 @@ import copy
 import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    contextmanager,
+    nullcontext,
+)
 from typing import Any
 
 from proxy.agent.events import CallAccepted, OnDelta
@@ -106,8 +112,9 @@ class LiteLLMModel:
         count: int = await asyncio.to_thread(self._library.litellm.token_counter, bare, text=text)
         return count
 
-    async def keep_warm(self) -> None:
+    def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model. litellm keeps its own connections for two minutes."""
+        return nullcontext()
 
     async def models(self) -> list[dict[str, Any]]:
         """See Model. Those it was configured with, and, once litellm was needed, their contexts by

@@ -1,11 +1,10 @@
 """The door to any server that speaks OpenAI's chat completions: vLLM, SGLang, OpenAI itself."""
 
-import asyncio
 import copy
 import io
 import json
 from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any
 
 import aiohttp
@@ -17,6 +16,7 @@ from proxy.errors import BackendError
 from proxy.models.assembly import deltas_of, reply_of
 from proxy.models.backend_errors import backend_error, bad_response, is_error
 from proxy.models.http_answer import TRANSLATED, HTTPAnswer
+from proxy.models.keeping_warm import KeepingWarm
 from proxy.models.relay import (
     end_to_end_headers,
     passed_response_headers,
@@ -39,10 +39,7 @@ KEEP_ALIVE_S = 4.0
 """Below uvicorn's 5 s: a request must not go out on a connection that is just being closed."""
 _PROBE_AT = 0.75
 """The share of that time after which an unused connection is used once."""
-_MAX_PROBES = 100
-"""Of one command: for five minutes, or longer where connections are kept longer."""
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
-_PROBE_END_S = 1.0
 _MODELS = "/models"
 _AT_ONCE_BYTES = 1 << 20
 """More than this, such as images, is written in pieces: aiohttp warns of it else."""
@@ -169,19 +166,10 @@ class OpenAIHTTPModel:
         headers = passed_response_headers(response.headers, self._root_url)
         return Relayed(response.status, headers, HTTPAnswer(response))
 
-    async def keep_warm(self) -> None:
+    def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model. A HEAD request over the connection, before it would be closed as unused, keeps
-        it open on both sides; whatever its status. When cancelled in the midst of one it waits a
-        moment for the end, for the connection is the next call's."""
-        for _ in range(_MAX_PROBES):
-            await asyncio.sleep(self._connections.keep_alive_s * _PROBE_AT)
-            probe = asyncio.create_task(self._probe())
-            try:
-                await asyncio.shield(probe)
-            finally:
-                if not probe.done():
-                    await asyncio.wait({probe}, timeout=_PROBE_END_S)
-                    probe.cancel()
+        it open on both sides; whatever its status."""
+        return KeepingWarm(self._connections.keep_alive_s * _PROBE_AT, self._probe)
 
     async def _probe(self) -> None:
         with suppress(aiohttp.ClientError, OSError):

@@ -5,6 +5,7 @@ import copy
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from proxy.agent.events import CallFailed, OnDelta
@@ -91,9 +92,9 @@ class RetryingModel:
         """See Model."""
         return self._model.passage
 
-    async def keep_warm(self) -> None:
+    def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model."""
-        await self._model.keep_warm()
+        return self._model.keep_warm()
 
     async def models(self) -> list[dict[str, Any]]:
         """See Model."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,9 @@ class ScriptedModel:
         """See Model. A script has no tokenizer."""
         return None
 
-    async def keep_warm(self) -> None:
+    def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model. A script has no connection."""
+        return nullcontext()
 
     async def models(self) -> list[dict[str, Any]]:
         """See Model."""

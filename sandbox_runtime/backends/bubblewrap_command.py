@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from policies.isolation import Isolation
@@ -108,7 +109,7 @@ class Chain:
         path = PATH if self.has_own_root else f"{PATH}:{_OWN_PROGRAMS}"
         for item in {"PATH": path, "LANG": "C.UTF-8", **user.env}.items():
             yield from ("--setenv", *item)
-        yield from self._own_files() if self.has_own_root else self._host_files()
+        yield from self._own_files() if self.has_own_root else _host_files(self._is_strict)
         if self.inputs:
             yield from ("--ro-bind", str(self.inputs), SHARED_DIR)
         yield from ("--seccomp", str(self.seccomp), "--chdir", "/", "--")
@@ -121,28 +122,32 @@ class Chain:
                 yield from ("--bind", f"/sys{name}", name)
             yield from _SEAL_ROOT
 
-    def _host_files(self) -> Iterator[str]:
-        yield from ("--ro-bind", "/usr", "/usr")
-        for name in _HOST_LINKS:
-            path = Path(name)
-            if path.is_symlink():
-                yield from ("--symlink", str(path.readlink()), name)
-            elif path.is_dir():
-                yield from ("--ro-bind", name, name)
-        yield from ("--perms", "0755", "--dir", "/var", "--bind", "/sys/etc", "/etc")
-        if (python3 := host_program("python3")) and not host_program("python"):
-            yield from ("--symlink", python3, f"{_OWN_PROGRAMS}/python")
-        for name in _WRITABLE_STRICT if self._is_strict else _WRITABLE:
-            yield from ("--bind", f"/sys{name}", name)
-        for name in _HOST_DATA:
-            yield from ("--ro-bind-try", name, name)
-        yield from (*_DEVICES, *_SEAL_DEVICES, *_SEAL_ROOT)
-        if self._is_strict:
-            yield from ("--remount-ro", "/etc")
-
     @property
     def _is_strict(self) -> bool:
         return self.isolation.level == "strict"
+
+
+@cache
+def _host_files(is_strict: bool) -> tuple[str, ...]:
+    """The part of the command for the host's own files, as they are when it is first needed."""
+    command = ["--ro-bind", "/usr", "/usr"]
+    for name in _HOST_LINKS:
+        path = Path(name)
+        if path.is_symlink():
+            command += ["--symlink", str(path.readlink()), name]
+        elif path.is_dir():
+            command += ["--ro-bind", name, name]
+    command += ["--perms", "0755", "--dir", "/var", "--bind", "/sys/etc", "/etc"]
+    if (python3 := host_program("python3")) and not host_program("python"):
+        command += ["--symlink", python3, f"{_OWN_PROGRAMS}/python"]
+    for name in _WRITABLE_STRICT if is_strict else _WRITABLE:
+        command += ["--bind", f"/sys{name}", name]
+    for name in _HOST_DATA:
+        command += ["--ro-bind-try", name, name]
+    command += [*_DEVICES, *_SEAL_DEVICES, *_SEAL_ROOT]
+    if is_strict:
+        command += ["--remount-ro", "/etc"]
+    return tuple(command)
 
 
 def host_program(name: str) -> str | None:

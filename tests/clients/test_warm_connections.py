@@ -83,22 +83,34 @@ async def test_next_turn_goes_over_a_connection_from_before_the_command_ended(
 
 async def test_no_connection_is_kept_open_beyond_the_command() -> None:
     async with scripted_backend([text_reply("Hello.")]) as backend:
-        model = model_of(backend)
+        model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5, keep_alive_s=0.001)
         async with aclosing(model):
             with anyio.fail_after(20):
-                warming = asyncio.create_task(model.keep_warm())
-                await backend.probed(2)
-                warming.cancel()
-                await asyncio.wait([warming])
-                assert warming.cancelled()
+                async with model.keep_warm():
+                    await backend.probed(2)
+                probes = len(backend.probes)
+                for _ in range(50):  # each takes longer than it is from one probe to the next
+                    await model.models()
+            assert len(backend.probes) == probes
 
 
-async def test_backend_that_is_away_fails_no_command() -> None:
-    away = "http://127.0.0.1:1/v1"
-    model = OpenAIHTTPModel(away, api_key=None, timeout_s=5, keep_alive_s=0.001)
-    async with aclosing(model):
-        with anyio.fail_after(30):
-            await model.keep_warm()
+async def test_backend_that_closes_connections_fails_no_command() -> None:
+    closed = asyncio.Semaphore(0)
+
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        closed.release()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        model = OpenAIHTTPModel(
+            f"http://127.0.0.1:{port}/v1", api_key=None, timeout_s=5, keep_alive_s=0.001
+        )
+        async with aclosing(model):
+            with anyio.fail_after(30):
+                async with model.keep_warm():
+                    for _ in range(3):
+                        await closed.acquire()
 
 
 @pytest.mark.parametrize("value", [0, 0.5, 3601])
