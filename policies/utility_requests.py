@@ -8,6 +8,7 @@ user that speaks of titles, or that quotes a template, has neither.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 TASK_HEADER = "x-openwebui-task"
@@ -343,11 +344,18 @@ def _is_from_template(messages: Sequence[Mapping[str, Any]], *, tools: bool) -> 
     return any(
         template.fits(text)
         for role, text in _candidates(messages)
+        if _openings().match(text)  # of most texts no template need be looked at
         for template in TEMPLATES
         if template.role == role
         and (template.ends_a_chat or not has_begun)
         and (template.beside_tools or not tools)
     )
+
+
+@cache
+def _openings() -> re.Pattern[str]:
+    """The openings of all templates."""
+    return re.compile("|".join(f"(?:{template.opening})" for template in TEMPLATES))
 
 
 def _candidates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

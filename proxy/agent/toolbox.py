@@ -154,8 +154,8 @@ class Toolbox:
 
         try:
             seen = await tool.run(self, call.arguments, timeout_s=timeout_s, on_output=on_output)
-            text = "\n".join([*self._not_placed, seen.text])
-            return replace(seen, text=self._guard.without_secrets(text))
+            text = self._guard.without_secrets("\n".join([*self._not_placed, seen.text]))
+            return seen if text == seen.text else replace(seen, text=text)
         except SandboxLostError as error:
             self.losses += 1
             self.computer = None

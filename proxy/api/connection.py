@@ -24,6 +24,7 @@ T = TypeVar("T")
 Gone = Callable[[], Coroutine[Any, Any, None]]
 """Waits until the client has left."""
 _KEY = "sandbox_proxy.key"
+_SENT = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
 _RUN = "sandbox_proxy.run"
 _NO_RUN = "sandbox_proxy.no_run"
@@ -60,10 +61,13 @@ def owner_of(key: str) -> str:
 
 def key_sent(request: Request) -> str:
     """The key that a request brings, or nothing."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        key = request.headers.get("x-api-key", "")  # Anthropic's clients
-    return key.strip()
+    known: str | None = request.scope.get(_SENT)
+    if known is None:
+        scheme, _, known = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            known = request.headers.get("x-api-key", "")  # Anthropic's clients
+        known = request.scope[_SENT] = known.strip()
+    return known
 
 
 def authorize(request: Request) -> Key:

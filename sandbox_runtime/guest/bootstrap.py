@@ -8,6 +8,7 @@ source from standard input: any image with python3 works. Either is told its con
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -107,14 +108,19 @@ def native_agent(machine: str, kind: AgentKind) -> Path | None:
 
     Raises SandboxStartError when the native one is wanted and there is none.
     """
-    path = Path(str(resources.files("sandbox_runtime"))) / "guest" / "bin" / f"agent-{machine}"
     if kind == "python":
         return None
+    path = _programs() / f"agent-{machine}"
     if path.is_file():
         return path
     if kind == "native":
         raise SandboxStartError(f"there is no native agent for {machine!r}: run `make agent`")
     return None
+
+
+@cache
+def _programs() -> Path:
+    return Path(str(resources.files("sandbox_runtime"))) / "guest" / "bin"
 
 
 def native_input(config: GuestConfig) -> bytes:
