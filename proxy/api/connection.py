@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import re
-import uuid
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -121,7 +121,7 @@ def own_request_id(scope: Scope) -> str:
     one."""
     if found := scope.get(_RUN) or scope.get(_NO_RUN):
         return request_id(found)
-    scope[_NO_RUN] = uuid.uuid4().hex
+    scope[_NO_RUN] = secrets.token_hex(16)
     return request_id(scope[_NO_RUN])
 
 
@@ -139,9 +139,9 @@ def with_request_id(scope: Scope, send: Send) -> Send:
 
 def _with_request_id(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> list[Any]:
     headers = list(headers)
-    if any(name == REQUEST_ID_HEADER for name, _ in headers):
+    if REQUEST_ID_HEADER in dict(headers):
         return headers
-    sent = next((value for name, value in scope["headers"] if name == REQUEST_ID_HEADER), b"")
+    sent = dict(scope["headers"]).get(REQUEST_ID_HEADER, b"")
     found = sent if _PRINTABLE_ID.fullmatch(sent) else own_request_id(scope).encode()
     return [*headers, (REQUEST_ID_HEADER, found)]
 

@@ -34,8 +34,9 @@ class Way:
         """What an answer without a run says of the reason, and of what would change that."""
         if not self.is_plain:
             return {}
-        detail = self.verdict.header_words
-        return {ROUTE_HEADER: self.route.reason, **({DETAIL_HEADER: detail} if detail else {})}
+        reason: dict[str, str] = {ROUTE_HEADER: self.route.reason}
+        words = self.verdict.words and self.verdict.header_words
+        return {**reason, DETAIL_HEADER: words} if words else reason
 
     @property
     def is_plain(self) -> bool:
