@@ -24,7 +24,7 @@ LOOK_EVERY_S = 0.2
 """How soon it is seen that a run has ended that is at work in another process."""
 MAX_WAITING = 10_000
 """How many summaries wait for the store; beyond that the oldest is lost."""
-SUMMARIZE_EVERY_S = 0.5
+SUMMARIZE_EVERY_S = 1.0
 """How long summaries are gathered, for one transaction to write them all."""
 
 
