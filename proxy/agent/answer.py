@@ -9,8 +9,8 @@ from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES
 from proxy.agent.events import AnswerDelta, AnswerRestarted, Emit
 from proxy.agent.links import LinkWriter
 from proxy.agent.outputs import all_files
-from proxy.agent.submit_stream import SubmitStream
 from proxy.agent.task import Outbox
+from proxy.agent.text_argument import TextArgument
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 
@@ -33,7 +33,7 @@ class AnswerWriter:
         self._profile = profile
         self._rewrite = rewrite_links
         self._links: LinkWriter | None = None
-        self._submit = SubmitStream()
+        self._submit = TextArgument("answer")
         self._submit_held = ""
         """The beginning of a submitted answer that repeats the narration before it."""
         self._linked = set[str]()
@@ -51,7 +51,7 @@ class AnswerWriter:
         await self._end()
         if self.text:
             self._narration = _Part(self.given, self.text)
-        self._submit, self._submit_held = SubmitStream(), ""
+        self._submit, self._submit_held = TextArgument("answer"), ""
         self.given = self.text = ""
 
     async def set_aside(self) -> None:

@@ -19,7 +19,7 @@ from proxy.agent.efficiency import CapabilityUse
 from proxy.agent.ending import Ending
 from proxy.agent.model import Reply
 from proxy.agent.parking import NO_RESULT, answers
-from proxy.agent.submit_stream import recovered_answer
+from proxy.agent.text_argument import recovered_answer
 from proxy.agent.tool_calls import ToolCall, Turn, understand
 from proxy.agent.toolbox import Toolbox
 from sandbox_runtime.tools.base import Observation

@@ -1,6 +1,7 @@
 """Calls of the client's own tools on their way to the client while the model writes them."""
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
 from policies.redaction import Secrets
@@ -12,6 +13,7 @@ from proxy.agent.events import (
     ToolCallDelta,
 )
 from proxy.agent.task import Task
+from proxy.agent.text_argument import TextArgument
 from proxy.agent.tool_calls import Turn
 from proxy.agent.toolbox import Toolbox
 
@@ -32,8 +34,8 @@ class ClientCallStream:
         free_text: Collection[str],
         new_id: "Iterator[str]",
     ) -> None:
-        """`names` are those of the client's tools; calls of `free_text` tools are sent whole, when
-        the run ends; `new_id` makes the ids that the client is given."""
+        """`names` are those of the client's tools; of calls of `free_text` tools the one text in
+        their arguments is sent; `new_id` makes the ids that the client is given."""
         self._emit = emit
         self._toolbox = toolbox
         self._names = names
@@ -47,8 +49,10 @@ class ClientCallStream:
         """The places of the calls that were begun, or left for the end of the run."""
         self._open: int | None = None
         """The place of the call that is being sent."""
-        self._pieces: list[str] = []
-        """Its arguments so far."""
+        self._written: defaultdict[int, list[str]] = defaultdict(list)
+        """The arguments of each call so far, by its place."""
+        self._texts: dict[int, TextArgument] = {}
+        """The texts of the calls of `free_text` tools, by their places."""
         self._holds = False
         """Whether no further call is begun."""
 
@@ -64,10 +68,10 @@ class ClientCallStream:
             self._holds = True
         if not delta.arguments:
             return  # the name need not be whole yet
-        if delta.index != self._open and not await self._begin(delta):
-            return
-        self._pieces.append(delta.arguments)
-        await self._emit(ClientCallDelta(self._index(delta.index), delta.arguments))
+        self._written[delta.index].append(delta.arguments)
+        text = self._shown(delta)
+        if text and (delta.index == self._open or await self._begin(delta)):
+            await self._emit(ClientCallDelta(self._index(delta.index), text))
 
     async def end(self, turn: Turn) -> Mapping[str, str]:
         """The turn is over. Return the ids that the client has, by the ids in the turn."""
@@ -78,27 +82,37 @@ class ClientCallStream:
             if place in self._ids and call.name == self._called[place]
         }
 
+    def _shown(self, delta: ToolCallDelta) -> str:
+        """Return what the client is sent of a piece."""
+        if delta.name not in self._free_text:
+            return delta.arguments
+        text = self._texts.setdefault(delta.index, TextArgument("input"))
+        return text.feed(delta.arguments)
+
     async def _begin(self, delta: ToolCallDelta) -> bool:
         """Begin a call. Return False where that cannot be, or has been."""
         place, name = delta.index, delta.name
         if self._holds or place in self._decided:
             return False
         self._decided.add(place)
-        is_object = delta.arguments.lstrip().startswith("{")
-        if not is_object or name not in self._names or name in self._free_text:
+        takes_text = name in self._free_text
+        is_object = takes_text or delta.arguments.lstrip().startswith("{")
+        if not is_object or name not in self._names:
             return False
-        if self._open is not None and (place < self._open or not _is_json(self._pieces)):
+        opened = self._open
+        if opened is not None and (place < opened or not _is_json(self._written[opened])):
             self._holds = True
             return False
         await self._finish()
         self._open, self._ids[place] = place, next(self._new_id)
-        await self._emit(ClientCallStarted(self._index(place), self._ids[place], name))
+        started = ClientCallStarted(self._index(place), self._ids[place], name, takes_text)
+        await self._emit(started)
         return True
 
     async def _finish(self) -> None:
         if self._open is not None:
             await self._emit(ClientCallFinished(self._index(self._open)))
-        self._open, self._pieces = None, []
+        self._open = None
 
     def _index(self, place: int) -> int:
         """The place of a call among the client's calls of the turn."""

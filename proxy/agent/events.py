@@ -80,11 +80,13 @@ class ClientCallStarted:
     call_id: str
     """Its id there."""
     name: str
+    takes_text: bool = False
+    """Whether the tool takes a text and no arguments (OpenAI's `custom`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCallDelta:
-    """A piece of the arguments of a client's call."""
+    """A piece of the arguments of a client's call, or of its text."""
 
     index: int
     text: str

@@ -230,6 +230,8 @@ class ChunkWriter:
         self._events = StepEvents(run_id) if steps == "events" else None
         self._answer_began = False
         self._sent_calls = set[str]()
+        self._call_fields: dict[int, tuple[str, str]] = {}
+        """Where the pieces of each call stand: under which key, and in which of its fields."""
         """The ids of the client's calls that were sent as the model wrote them."""
         self._index = index
         self._others: dict[int, ChunkWriter] = {}
@@ -282,12 +284,15 @@ class ChunkWriter:
         piece of one, and pieces would shift its cards."""
         if self._items:
             return None
-        if isinstance(event, ClientCallDelta):
-            piece: dict[str, Any] = {"function": {"arguments": event.text}}
-        else:
+        if isinstance(event, ClientCallStarted):
+            kind, field = ("custom", "input") if event.takes_text else ("function", "arguments")
             self._sent_calls.add(event.call_id)
-            function = {"name": event.name, "arguments": ""}
-            piece = {"id": event.call_id, "type": "function", "function": function}
+            self._call_fields[event.index] = kind, field
+            made: dict[str, Any] = {"name": event.name, field: ""}
+            piece = {"id": event.call_id, "type": kind, kind: made}
+        else:
+            kind, field = self._call_fields.get(event.index, ("function", "arguments"))
+            piece = {kind: {field: event.text}}
         return self._chunk({"tool_calls": [{"index": event.index, **piece}]})
 
     def _thought(self, text: str, sandbox: Mapping[str, Any] | None) -> str | None:
@@ -339,7 +344,7 @@ class ChunkWriter:
         """A client's call without what was sent of it before; its index stays in any case."""
         if call["id"] not in self._sent_calls:
             return {**call, "index": index}
-        rest = {key: call[key] for key in call if key not in ("id", "type", "function")}
+        rest = {key: call[key] for key in call if key not in ("id", "type", "function", "custom")}
         return {"index": index, **rest}
 
     def _other(self, index: int) -> "ChunkWriter":

@@ -11,7 +11,7 @@ PARAMETERS: Mapping[str, Any] = {
 }
 
 
-def as_function(custom: Mapping[str, Any]) -> dict[str, Any]:
+def _as_function(custom: Mapping[str, Any]) -> dict[str, Any]:
     """A tool, given as what OpenAI says of it, as the model is told of it."""
     told = {"name": custom["name"], "description": _description(custom)}
     given = {name: word for name, word in told.items() if word is not None}
@@ -29,7 +29,7 @@ def as_functions(body: Mapping[str, Any]) -> dict[str, Any]:
         **body,
         "messages": [_told(message) for message in body["messages"]],
         "tools": [
-            as_function(tool["custom"]) if _is_custom(tool) else tool
+            _as_function(tool["custom"]) if _is_custom(tool) else tool
             for tool in body.get("tools") or []
         ],
         "tool_choice": _choice(body.get("tool_choice")),
@@ -40,13 +40,9 @@ def _description(custom: Mapping[str, Any]) -> str | None:
     """With the grammar, which nobody here holds the model to."""
     match custom.get("format"):
         case {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}:
-            pass
-        case {"type": "grammar", "syntax": syntax, "definition": definition}:
-            pass
-        case _:
-            return custom.get("description")
-    grammar = f"Its input must be as this grammar says ({syntax}):\n{definition}"
-    return f"{custom.get('description') or ''}\n\n{grammar}".strip()
+            grammar = f"Its input must be as this grammar says ({syntax}):\n{definition}"
+            return f"{custom.get('description') or ''}\n\n{grammar}".strip()
+    return custom.get("description")
 
 
 def _told(message: dict[str, Any]) -> dict[str, Any]:

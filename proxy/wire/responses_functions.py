@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.wire import custom_tools
 from proxy.wire.responses_builtin import SEARCH, Tool, described, run_by_client
 
 
@@ -26,14 +25,23 @@ def brought(items: Sequence[Mapping[str, Any]]) -> list[Tool]:
     return [tool for item in items if item.get("type") in adding for tool in item["tools"]]
 
 
-def as_function(tool: Tool) -> dict[str, Any]:
+def in_chat(tool: Tool) -> dict[str, Any]:
     """A tool as a chat has it."""
     named = {**tool, "name": function_name(tool)}
     if tool["type"] == "custom":
-        return custom_tools.as_function(named)
+        return {"type": "custom", "custom": _custom_in_chat(named)}
     names = ("name", "description", "parameters", "strict")
     told = {name: named[name] for name in names if named.get(name) is not None}
     return {"type": "function", "function": told}
+
+
+def _custom_in_chat(tool: Tool) -> dict[str, Any]:
+    """A tool that takes free text, as a chat has it: with its grammar one level further in."""
+    told = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    match tool.get("format"):
+        case {"type": "grammar", **grammar}:
+            told["format"] = {"type": "grammar", "grammar": grammar}
+    return told
 
 
 def found(tools: Iterable[Tool]) -> str:

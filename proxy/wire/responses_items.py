@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.agent.events import ClientCallDelta, ClientCallFinished, ClientCallStarted
-from proxy.agent.tool_calls import free_text
 from proxy.wire.responses_builtin import PREFIXES, call_fields
 
 Told = dict[str, Any]
@@ -250,15 +249,15 @@ class ClientCalls:
         """All of one; nothing where it was sent before."""
         if call["id"] in self._sent:
             return []
-        name, written = call["function"]["name"], call["function"]["arguments"]
+        made = call[call["type"]]
+        name, written = made["name"], made["input" if call["type"] == "custom" else "arguments"]
         tool = self._tools[name]
         if self._is_text(name):
-            made = ClientCall(self._output, call["id"], tool)
-            text = free_text(written) if tool["type"] == "custom" else written
-            return [made.added, *made.write(text), *made.end()]
-        item = {"type": f"{tool['type']}_call", "call_id": call["id"], "status": "in_progress"}
-        fields = call_fields(tool["type"], written)
-        place, added = self._output.begin(PREFIXES[tool["type"]], {**item, **fields})
+            item = ClientCall(self._output, call["id"], tool)
+            return [item.added, *item.write(written), *item.end()]
+        fields = {"call_id": call["id"], **call_fields(tool["type"], written)}
+        begun = {"type": f"{tool['type']}_call", "status": "in_progress", **fields}
+        place, added = self._output.begin(PREFIXES[tool["type"]], begun)
         return [added, self._output.end(place, status="completed")]
 
     def _is_text(self, name: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from proxy.wire.responses_builtin import Tool, run_by_client
-from proxy.wire.responses_functions import as_function, function_name, own_tools
+from proxy.wire.responses_functions import function_name, in_chat, own_tools
 from proxy.wire.responses_shapes import LEFT_OUT
 
 HostedTool = Literal["shell", "code_interpreter"]
@@ -38,7 +38,7 @@ def asked_tools(tools: Sequence[Tool], more: Sequence[Tool] = ()) -> AskedTools:
     containers = [found for n, tool in enumerate(tools) if (found := _container(tool, n))]
     shown = [_shown_as(tool) for tool in tools]
     return AskedTools(
-        functions=[as_function(tool) for tool in own.values()],
+        functions=[in_chat(tool) for tool in own.values()],
         own=own,
         shows=next((name for name in shown if name), None),
         has_computer=any(map(_is_computer, tools)),

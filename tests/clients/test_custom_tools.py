@@ -1,5 +1,6 @@
 """OpenAI's custom tools, which take free text: functions to the model, themselves to the client."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of
-from tests.fakes.backend import Backend, Item, scripted_backend
+from tests.fakes.backend import Backend, Held, Item, scripted_backend
 from tests.fakes.server import house
 
 SQL: Any = {"type": "custom", "custom": {"name": "sql", "description": "Runs SQL."}}
@@ -67,16 +68,37 @@ async def test_a_custom_tool_is_called_and_answered(tmp_path: Path) -> None:
     assert backend.requests[1].body["messages"][-1]["content"] == "1"
 
 
-async def test_its_call_is_streamed_as_one(tmp_path: Path) -> None:
+async def test_its_call_is_streamed_piece_by_piece(tmp_path: Path) -> None:
     async with asking([ASKS], tmp_path) as (client, _):
         stream = await client.chat.completions.create(
             model="fake-model", messages=ASKED, tools=[SQL], stream=True
         )
         deltas = [chunk.choices[0].delta async for chunk in stream if chunk.choices]
-    (calls,) = (delta.tool_calls for delta in deltas if delta.tool_calls)
-    made = calls[0].model_dump(exclude_unset=True)
-    assert made.pop("id").startswith("call_")
-    assert made == {"index": 0, "type": "custom", "custom": {"name": "sql", "input": "select 1"}}
+    first, *rest = (
+        delta.tool_calls[0].model_dump(exclude_unset=True) for delta in deltas if delta.tool_calls
+    )
+    assert first.pop("id").startswith("call_")
+    assert first == {"index": 0, "type": "custom", "custom": {"name": "sql", "input": ""}}
+    assert all(set(piece) == {"index", "custom"} for piece in rest)
+    assert "".join(piece["custom"]["input"] for piece in rest) == "select 1"
+
+
+async def test_its_call_arrives_while_the_model_writes_it(tmp_path: Path) -> None:
+    patch = "*** Update File: a.py\n" * 20
+    go_on = asyncio.Event()
+    held = Held(tool_reply(call("sql", input=patch)), go_on, after_pieces=8)
+    pieces: list[str] = []
+    async with asking([held], tmp_path) as (client, _):
+        stream = await client.responses.create(
+            model="fake-model", input="?", tools=[{"type": "custom", "name": "sql"}], stream=True
+        )
+        async for event in stream:
+            if event.type == "response.custom_tool_call_input.delta":
+                pieces.append(event.delta)
+            if len(pieces) == 3:
+                go_on.set()  # the backend goes on only once these are here
+    assert len(pieces) >= 10
+    assert "".join(pieces) == patch
 
 
 async def test_a_model_that_writes_no_argument_has_written_the_text(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.proxy.agent.runs import LOOKUP, Played, Run
 
 KEY = call("lookup", key="x")
 WRITTEN = '{"key": "x"}'
+FREE_TEXT: dict[str, Any] = {"free_text": frozenset({"lookup"})}
 
 
 class Piecewise(ScriptedModel):
@@ -79,15 +80,56 @@ async def test_a_call_is_told_once_its_name_is_whole() -> None:
         ("", {}),
         (WRITTEN, {"stream": False}),
         (WRITTEN, {"legacy_state": "s1"}),
-        (WRITTEN, {"free_text": frozenset({"lookup"})}),
+        ("select 1", FREE_TEXT),
+        ('{"input": ["a"]}', FREE_TEXT),
+        ('{"input": ""}', FREE_TEXT),
     ],
-    ids=["no object", "no arguments", "not streamed", "functions", "free text"],
+    ids=[
+        *("no object", "no arguments", "not streamed", "functions"),
+        *("a bare text", "no text", "an empty text"),
+    ],
 )
 async def test_other_calls_are_in_the_result_alone(written: str, asked: dict[str, Any]) -> None:
     run = Run(ScriptedModel([tool_reply({"name": "lookup", "arguments": written})]))
     result = await run.go(**{"client_tools": [LOOKUP], "stream": True, **asked})
     assert told(run) == []
     assert result.stop_reason is StopReason.CLIENT_TOOL_CALLS
+
+
+async def test_of_a_call_of_a_free_text_tool_its_text_is_told() -> None:
+    arguments = ['{"in', 'put":', ' "select', " \\", "n\\u00", 'e9"', "}"]
+    model = Piecewise(
+        [tool_reply({"name": "lookup", "arguments": "".join(arguments)})],
+        [ToolCallDelta(0, "lookup", piece) for piece in arguments],
+    )
+    run = Run(model)
+    result = await run.go(client_tools=[LOOKUP], stream=True, **FREE_TEXT)
+    first, *pieces, last = told(run)
+    assert first == ClientCallStarted(0, "call_r1_1", "lookup", takes_text=True)
+    assert pieces == [ClientCallDelta(0, text) for text in ("select", " ", "\n", "é")]
+    assert last == ClientCallFinished(0)
+    assert result.tool_calls == [
+        {"id": "call_r1_1", "type": "custom", "custom": {"name": "lookup", "input": "select \né"}}
+    ]
+
+
+async def test_a_call_after_one_of_a_free_text_tool_is_told_too() -> None:
+    calls = [call("sql", input="select 1"), KEY]
+    pieces = [
+        ToolCallDelta(0, "sql", '{"input": "select 1"}'),
+        ToolCallDelta(1, "lookup", WRITTEN),
+    ]
+    run = Run(Piecewise([tool_reply(*calls)], pieces))
+    sql = {"type": "function", "function": {"name": "sql"}}
+    await run.go(client_tools=[sql, LOOKUP], stream=True, free_text=frozenset({"sql"}))
+    assert told(run) == [
+        ClientCallStarted(0, "call_r1_1", "sql", takes_text=True),
+        ClientCallDelta(0, "select 1"),
+        ClientCallFinished(0),
+        ClientCallStarted(1, "call_r1_2", "lookup"),
+        ClientCallDelta(1, WRITTEN),
+        ClientCallFinished(1),
+    ]
 
 
 async def test_a_call_written_as_text_is_in_the_result_alone() -> None:

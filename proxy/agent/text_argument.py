@@ -1,12 +1,8 @@
-"""The answer read out of submit's arguments while the model still writes them."""
+"""A text read out of a tool call's arguments while the model still writes them."""
 
 import json
 import re
 
-_START = re.compile(r'\A\s*\{\s*"answer"\s*:\s*"')
-_COULD_START = re.compile(
-    r'\A\s*(?:\{\s*(?:"(?:a(?:n(?:s(?:w(?:e(?:r(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?)?\Z'
-)
 _UNIT = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}"
     r'|\\u[0-9a-fA-F]{0,3}(?=[^0-9a-fA-F])|\\[^u]|[^"\\]+'
@@ -15,17 +11,19 @@ _END = re.compile(r'"\s*(?:[,}]|\Z)')
 _CUT_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
 
 
-class SubmitStream:
-    """Fed with pieces of `{"answer": "…"}`, gives back the pieces of the text inside."""
+class TextArgument:
+    """Fed with pieces of `{"<name>": "…"}`, gives back the pieces of the text inside."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._start = re.compile(rf'\A\s*\{{\s*"{name}"\s*:\s*"')
+        self._head = f'{{"{name}":"'
         self._pending = ""
         self._state = "before"
         self.text = ""
         """What has been read so far."""
 
     def feed(self, arguments: str) -> str:
-        """The part of the answer that this piece completes."""
+        """The part of the text that this piece completes."""
         self._pending += arguments
         if self._state == "before":
             self._look_for_start()
@@ -37,16 +35,16 @@ class SubmitStream:
 
     @property
     def is_whole(self) -> bool:
-        """Whether what has been read is the answer, as far as it was written: no stray quote ended
+        """Whether what has been read is the text, as far as it was written: no stray quote ended
         it."""
         return self._state == "inside" or bool(_END.match(self._pending))
 
     def _look_for_start(self) -> None:
-        if start := _START.match(self._pending):
+        if start := self._start.match(self._pending):
             self._pending = self._pending[start.end() :]
             self._state = "inside"
-        elif not _COULD_START.match(self._pending):
-            self._state = "after"  # no answer, or one that is no string: it is read at the end
+        elif not self._head.startswith("".join(self._pending.split())):
+            self._state = "after"  # another argument, or no text: it is read at the end
 
     def _take(self) -> str:
         position = 0
@@ -64,7 +62,7 @@ class SubmitStream:
 
 def recovered_answer(arguments: str) -> str:
     """The answer in arguments that are not valid JSON, cut off or wrongly escaped; or ""."""
-    stream = SubmitStream()
+    stream = TextArgument("answer")
     stream.feed(arguments)
     return stream.text if stream.is_whole else ""
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from proxy.agent.submit_stream import SubmitStream, recovered_answer
+from proxy.agent.text_argument import TextArgument, recovered_answer
 from tests.proxy.agent.cuts import cuts
 
 ALPHABET = [
@@ -36,7 +36,7 @@ def test_any_answer_in_any_pieces_is_read_as_json_means_it(seed: int, ascii_only
     answer = "".join(rng.choice(ALPHABET) for _ in range(rng.randint(0, 60)))
     answer = json.loads(json.dumps(answer))  # two halves that met by chance are one character
     text = json.dumps({"answer": answer, "more": "x"}, ensure_ascii=ascii_only)
-    stream = SubmitStream()
+    stream = TextArgument("answer")
     read = "".join(stream.feed(piece) for piece in cuts(text, seed))
     assert (read, stream.text) == (answer, answer)
 
@@ -44,7 +44,7 @@ def test_any_answer_in_any_pieces_is_read_as_json_means_it(seed: int, ascii_only
 @pytest.mark.parametrize("seed", range(20))
 def test_no_half_of_a_character_is_ever_given_out(seed: int) -> None:
     text = json.dumps({"answer": "😀" * 20})
-    stream = SubmitStream()
+    stream = TextArgument("answer")
     for piece in cuts(text, seed, longest=3):
         stream.feed(piece).encode()
     assert stream.text == "😀" * 20
@@ -53,7 +53,7 @@ def test_no_half_of_a_character_is_ever_given_out(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_read_only_grows_towards_the_answer(seed: int) -> None:
     answer = 'One "two"\n\\three\\ \u00e9😀 four.'
-    stream = SubmitStream()
+    stream = TextArgument("answer")
     for piece in cuts(json.dumps({"answer": answer}), seed):
         stream.feed(piece)
         assert answer.startswith(stream.text)
@@ -65,7 +65,7 @@ def test_what_is_read_only_grows_towards_the_answer(seed: int) -> None:
 )
 def test_blanks_around_the_names_do_not_matter(head: str) -> None:
     for seed in range(10):
-        stream = SubmitStream()
+        stream = TextArgument("answer")
         for piece in cuts(head + 'yes"}', seed, longest=4):
             stream.feed(piece)
         assert stream.text == "yes"
@@ -90,12 +90,12 @@ def test_blanks_around_the_names_do_not_matter(head: str) -> None:
 )
 def test_arguments_without_a_text_as_answer_give_nothing(arguments: str) -> None:
     for seed in range(5):
-        stream = SubmitStream()
+        stream = TextArgument("answer")
         assert "".join(stream.feed(piece) for piece in cuts(arguments, seed, longest=4)) == ""
 
 
 def test_nothing_after_the_answer_is_read() -> None:
-    stream = SubmitStream()
+    stream = TextArgument("answer")
     assert stream.feed('{"answer": "a"') == "a"
     assert stream.feed(', "answer": "b"}') == ""
 
@@ -124,7 +124,7 @@ def test_nothing_after_the_answer_is_read() -> None:
 def test_what_is_recovered_from_broken_json(arguments: str, answer: str) -> None:
     assert recovered_answer(arguments) == answer
     for seed in range(20):
-        stream = SubmitStream()
+        stream = TextArgument("answer")
         for piece in cuts(arguments, seed):
             stream.feed(piece)
         assert (stream.text if stream.is_whole else "") == answer
