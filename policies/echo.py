@@ -10,6 +10,8 @@ MIN_SENTENCE_WORDS = 5
 """A whole sentence of an instruction counts as a quotation from this length on."""
 HELD_WORDS = 3
 """Text is suspect once so many of its last words agree with one of the proxy's texts."""
+MAX_WORD_CHARS = 64
+_IN_WORDS = "_'\u2019"
 _WORD_OR_END = re.compile(r"(?P<word>[^\W_]+(?:['\u2019][^\W_]+)?)|[.!?;:](?!\w)|\n")
 """Matches a word (group `word`) or the end of a sentence."""
 _SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n+")
@@ -61,6 +63,7 @@ class EchoCheck:
         """`client_text` are the texts of the client's messages; quoting those is allowed."""
         self._own = own
         self._client_text = client_text
+        self._client_words: str | None = None
         self._words: deque[str] = deque(maxlen=64)
         self._unfinished = ""
         self.is_suspect = False
@@ -90,7 +93,10 @@ class EchoCheck:
                 yield found
 
     def _is_the_clients(self, run: Words) -> bool:
-        return any(f" {' '.join(run)} " in f" {' '.join(words_of(t))} " for t in self._client_text)
+        if self._client_words is None:
+            texts = (" ".join(words_of(text)) for text in self._client_text)
+            self._client_words = "\n".join(f" {text} " for text in texts)
+        return f" {' '.join(run)} " in self._client_words
 
 
 def words_of(text: str) -> Words:
@@ -107,6 +113,11 @@ def _runs(words: Words, length: int) -> Iterable[Words]:
 
 
 def _last_boundary(text: str) -> int:
-    """Return where the last word of `text` begins, which the next piece may continue."""
-    match = re.search(r"[\w'\u2019]+\Z", text)
-    return match.start() if match else len(text)
+    """Return where the last word of `text` begins, which the next piece may continue; the end
+    where that word is longer than any of the proxy's."""
+    at = len(text)
+    while at > 0 and (text[at - 1].isalnum() or text[at - 1] in _IN_WORDS):
+        at -= 1
+        if len(text) - at > MAX_WORD_CHARS:
+            return len(text)
+    return at

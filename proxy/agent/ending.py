@@ -53,9 +53,10 @@ class Ending:
             return "length"
         return self.finish_reason if self.finish_reason in ("length", "content_filter") else "stop"
 
-    def note_narration(self, turn: Turn, reply: Reply) -> None:
-        """Note what is said beside calls: it is an answer if nothing better comes."""
-        prose = "" if turn.as_text else text_of(reply.message).strip()
+    def note_narration(self, turn: Turn, reply: Reply, *, is_echo: bool) -> None:
+        """Note what is said beside calls: it is an answer if nothing better comes. `is_echo`: it
+        repeats the proxy's own texts."""
+        prose = "" if turn.as_text or is_echo else text_of(reply.message).strip()
         if prose:
             self.prose = prose
             self.prose_reply = reply if is_answer(prose, "stop") else None

@@ -67,8 +67,9 @@ class FinalCall:
         self._emit = emit
         self._first_call = first_call
         self._rules = rules
-        self._prose = Prose(rules)
-        self._heard_so_far = ""
+        self._last_text = ""
+        """What the model has answered so far, if its answer was whole."""
+        self._listener: TurnListener | None = None
 
     async def answer(self, stop: StopReason, fallback: str, seconds: float) -> Final:
         """The answer, or `fallback` where none comes. Raises BackendError."""
@@ -81,7 +82,7 @@ class FinalCall:
                 raise
             return await self._as_it_is(Final(fallback))
         except TimeoutError as error:
-            if best := self._writer.given or self._heard_so_far or fallback:
+            if best := self._writer.given or self._last_text or self._unfinished() or fallback:
                 return await self._as_it_is(Final(best, "length"))
             raise out_of_time(self._task) from error
 
@@ -116,32 +117,37 @@ class FinalCall:
     async def _heard(self, ask: Callable[[OnDelta], Awaitable[Reply]], fallback: str) -> Final:
         """Ask for the answer and pass it on. Return `fallback` if the reply is empty or repeats the
         proxy's own texts."""
-        self._prose = Prose(self._rules)
         shows: Shows = "soon" if self._task.stream and self._task.form is None else "never"
         async with TurnListener(
             self._emit,
             self._first_call,
             self._writer,
             self._toolbox,
-            self._prose,
+            Prose(self._rules),
             streams=self._task.stream,
             shows=shows,
             shows_submit=False,
         ) as listener:
+            self._listener = listener
             reply = await ask(_but_calls(listener.hear))
             await listener.end_without_calls(reply, is_answer=True)
-        self._prose = listener.prose  # another one where the call was made once more
         refusal = refusal_of(reply.message)
-        is_echo = reply.stopped == "echo" or self._prose.is_echo_at_end()
+        is_echo = reply.stopped == "echo" or listener.prose.is_echo_at_end()
         text = "" if refusal or is_echo else text_of(reply.message).lstrip()
         if not text.strip() and not refusal:
             text = fallback
-        self._heard_so_far = text
+        self._last_text = text
         return Final(text, reply.finish_reason, reply, refusal)
+
+    def _unfinished(self) -> str:
+        """What has come of a reply that the time has cut off."""
+        if self._listener is None or self._listener.prose.is_echo_at_end():
+            return ""
+        return self._listener.prose.text.strip()
 
     async def _released(self, final: Final) -> Final:
         """Pass on what was held back of it, in the pieces it came in."""
-        held = self._prose.rest()
+        held = self._listener.prose.rest() if self._listener else []
         if "".join(delta.text for delta in held) == final.text:
             for delta in held:
                 await self._writer.write(delta.text, self._toolbox.computer, delta.logprobs)

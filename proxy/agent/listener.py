@@ -1,7 +1,7 @@
 """Passes a turn's reply on while it arrives: as thinking, as narration or as the answer."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, Self
 
 from policies.repetition import RepetitionCheck
@@ -47,9 +47,11 @@ class TurnListener:
         shows: Shows,
         shows_submit: bool,
         client_calls: ClientCallStream | None = None,
+        tools: Collection[str] | None = None,
     ) -> None:
         """`streams`: whether thinking is passed on piece by piece; `shows_submit`: whether a
-        submitted answer is, too; `client_calls` passes on the calls of the client's tools."""
+        submitted answer is, too; `client_calls` passes on the calls of the client's tools; calls
+        of other tools than `tools` are ignored, if there is a limit to them."""
         self._emit = emit
         self._first_call = first_call
         self._writer = writer
@@ -58,6 +60,7 @@ class TurnListener:
         self._shows = shows
         self._shows_submit = shows_submit
         self._client_calls = client_calls
+        self._tools = tools
         self._thinking = RepetitionCheck()
         self._has_shown = False
         self._called = False
@@ -89,13 +92,14 @@ class TurnListener:
                     if self._streams:
                         self._has_shown = True
                         await self._emit(delta)
-                    if self._thinking.is_runaway(text) and not self.has_begun_client_call:
+                    is_runaway = self.prose.rules.ends_replies and self._thinking.is_runaway(text)
+                    if is_runaway and not self.has_begun_client_call:
                         raise ReplyStopped("runaway")
                 case TextDelta(text) if self._called:
                     self._after_call.append(text)
                 case TextDelta():
                     await self._hear_prose(delta)
-                case ToolCallDelta():
+                case ToolCallDelta(name=name) if self._tools is None or name in self._tools:
                     await self._hear_call(delta)
                 case CallAccepted() | CallFailed():
                     await self._hear_progress(delta)
@@ -105,9 +109,18 @@ class TurnListener:
         show."""
         await self._first_call.hear(progress)
         if isinstance(progress, CallFailed):
-            if self._has_shown or self._called or self.prose.is_shown:
+            if self._has_shown or self.prose.is_shown or (self._called and self._streams):
                 raise NoMoreAttempts
-            self.prose = self.prose.begun_again()
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Forget a reply of which nothing was shown."""
+        self.prose, self._thinking = self.prose.begun_again(), RepetitionCheck()
+        self._called, self._after_call = False, []
+        self._is_due = self._shows == "at once"
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def _hear_prose(self, delta: TextDelta) -> None:
         try:
@@ -173,7 +186,7 @@ class TurnListener:
             await self._narrate("".join(self._after_call))
         else:
             await think_aloud(reply, self._emit)
-            await self._narrate(text_of(reply.message))
+            await self._narrate("" if self.prose.is_echo_at_end() else text_of(reply.message))
         return await self._client_calls.end(turn) if self._client_calls else {}
 
     async def end_without_calls(self, reply: Reply, *, is_answer: bool) -> None:

@@ -31,9 +31,9 @@ from proxy.agent.manner import manner_of
 from proxy.agent.model import Model, Reply, refusal_of
 from proxy.agent.observation_files import ObservationFiles
 from proxy.agent.outputs import Outputs, given_files, remove_answers
-from proxy.agent.prose import HOLD_CHARS, Prose, ProseRules
+from proxy.agent.prose import HOLD_CHARS, UNCHECKED, Prose, ProseRules
 from proxy.agent.task import Notice, Result, Task, out_of_time
-from proxy.agent.tool_calls import Turn
+from proxy.agent.tool_calls import Turn, only_of
 from proxy.agent.toolbox import Toolbox
 from proxy.agent.usage import tokens
 from proxy.agent.windows import Window, Windows
@@ -44,12 +44,11 @@ from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Tool
 
 FINAL_ANSWER_S = 600.0
-"""How long the one last question may take, the run's own time being up; less where a deadline is
-near."""
+"""The time for the final question once the run's own is up; less where a deadline is near."""
 NUDGE_TOKENS = 48
-"""What a model that was nudged may say before its call, HOLD_CHARS, in tokens."""
+"""HOLD_CHARS in tokens: the prose that a nudged turn may contain before its call."""
 MAX_TURNS_WITHOUT_WORK = 2
-"""So many turns may call tools by mistake alone, then the request is answered without tools."""
+"""After so many turns in which no call could be run, the request is sent without tools."""
 
 
 class AgentLoop:
@@ -86,9 +85,10 @@ class AgentLoop:
         )
         self.budget = Budget(task, self._limits, began)
         self._begin(model, windows, equipment)
-        self._nudged = self._plainly = False
-        """_nudged: the model was asked for a call that it had announced. _plainly: the next turn is
-        the plain turn, which sends the client's request without words or tools of ours."""
+        self._nudged = False
+        """Whether the model was asked for a call that it had announced."""
+        self._plainly = False
+        """Whether the next turn is the last one: the client's request as it came, no tools."""
         self._turns_without_work = 0
 
     def _begin(self, model: Model, windows: Windows, equipment: Equipment) -> None:
@@ -104,7 +104,8 @@ class AgentLoop:
         self._talk.has_worked = task.resumes is not None or not self._manner.prose_ends
         rewrites = task.rewrite_links
         self._writer = AnswerWriter(emit, task.outbox, task.profile, rewrite_links=rewrites)
-        self._rules = prose_rules(task, words, schemas)
+        is_checked = self._manner.prose_ends
+        self._rules = prose_rules(task, words, schemas) if is_checked else UNCHECKED
         self._first_call = FirstCall(task.status_hold, emit)
         self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
         self._calls = CallRunner(
@@ -122,8 +123,8 @@ class AgentLoop:
         stop = await self._last_chance(stop)
         if stop is StopReason.WALL_TIME:
             stop = self._times.stop
-        may_ask = self._limits.final_question and not self._ending.has_cut_call
-        if may_ask and self._task.must_call and stop in WHY_NO_MORE_TOOLS:
+        asks = self._limits.final_question and not self._ending.has_cut_call
+        if asks and self._task.must_call and stop in WHY_NO_MORE_TOOLS:
             left_s = max(0.001, self._times.answer_s - self.budget.wall_time_s)
             stop = await self._calls.ask_for(stop, self._call_ids, min(FINAL_ANSWER_S, left_s))
         answer = await self._best_answer(stop)
@@ -136,8 +137,8 @@ class AgentLoop:
         """Return the limit that leaves no room for a turn; the plain turn always has room."""
         if self._plainly:
             return None
-        told, tokens_said = self._talk.history.messages, self._talk.trajectory_tokens()
-        return await self.budget.before_turn(told, tokens_said)
+        talk = self._talk
+        return await self.budget.before_turn(talk.history.messages, talk.trajectory_tokens())
 
     async def _last_chance(self, stop: StopReason) -> StopReason:
         """Run the plain turn if a limit ended the run before a tool ran and before the model said
@@ -181,7 +182,7 @@ class AgentLoop:
         return await given_files(computer)
 
     async def _computer(self) -> Sandbox | None:
-        """The one in use; where the run goes on with one, also before its next command."""
+        """Return the sandbox in use; a run that is resumed gets its own back here at the latest."""
         waited = self._task.resumes
         if waited and waited.began and not self._toolbox.is_begun:
             with suppress(SandboxError):  # the next command hears of it
@@ -225,7 +226,7 @@ class AgentLoop:
     def _listener(self) -> TurnListener:
         task = self._task
         shows = when_shown(task)
-        prose = Prose(self._rules)
+        prose = Prose(self._rules, ends_at_echo=not self._has_worked)
         if self._plainly:
             prose, shows = Prose(ProseRules()), "at once"
         elif self._nudged and not self._has_worked:
@@ -238,6 +239,7 @@ class AgentLoop:
             shows=shows if streams else "never",
             shows_submit=streams and not task.final_only,
             client_calls=client_call_stream(*calls) if streams else None,
+            tools=self._client_names if self._plainly else None,
         )
 
     def _refused(self, error: BackendError) -> StopReason | None:
@@ -273,14 +275,13 @@ class AgentLoop:
         turn = self._manner.understand(reply.message, names, self._call_ids)
         if self._plainly:
             self._talk.history.begin_again()
-        is_echo = reply.stopped == "echo" or (
-            not turn.calls and not self._plainly and listener.prose.is_echo_at_end()
-        )
-        if is_echo and self._manner.prose_ends:
+            turn = only_of(turn, names)
+        is_echo = not self._plainly and listener.prose.is_echo_at_end()
+        if reply.stopped == "echo" or (is_echo and not turn.calls):
             return self._echoed()
         self._talk.history.append(turn.message)
         if turn.calls:
-            self._ending.note_narration(turn, reply)
+            self._ending.note_narration(turn, reply, is_echo=is_echo)
             self._ending.sent_ids = await listener.end_with_calls(turn, reply)
             return await self._act(turn, reply)
         is_answer = self._is_answer(reply)
@@ -288,8 +289,8 @@ class AgentLoop:
         return self._without_calls(reply, is_answer=is_answer)
 
     def _echoed(self) -> StopReason | None:
-        """Discard a reply that repeats the proxy's own texts: the plain turn follows, unless there
-        is an answer already."""
+        """Discard a reply that repeats the proxy's own texts: the plain turn follows, unless an
+        answer is there."""
         self._ending.note("echo")
         if self._has_worked or self._ending.announced:
             return StopReason.ANSWERED

@@ -1,6 +1,8 @@
 """The visible prose of one reply: decides when it is shown and when the reply is ended."""
 
+import json
 import re
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,12 +12,14 @@ from policies.repetition import RepetitionCheck
 from proxy.agent.events import TextDelta
 from proxy.agent.model import ReplyStopped
 from proxy.agent.partial_reply import estimated_tokens
+from proxy.agent.tool_calls import calls_known_tool
 
 HOLD_CHARS = 160
 """Prose is held back until it has so many characters: most narration before a tool call is
 shorter."""
 HOLD_S = 1.0
 """Prose is held back for so long at most: a person must see typing."""
+_DECODER = json.JSONDecoder()
 _TAG = "<tool_call>"
 _FENCE = re.compile(r"```(\w*)[ \t]*(?:\n\s*|\Z)|`{1,2}\Z")
 _FENCED_CALLS = ("", "json", "tool_call", "tool_code")
@@ -38,6 +42,11 @@ class ProseRules:
     client_texts: Sequence[str] = ()
     """The texts of the client's messages: replies may quote them."""
     tool_names: Collection[str] = ()
+    ends_replies: bool = True
+    """Whether a reply that repeats itself, or the proxy's own texts, is ended."""
+
+
+UNCHECKED = ProseRules(ends_replies=False)
 
 
 @lru_cache(maxsize=16)
@@ -53,24 +62,41 @@ class Prose:
     one of the proxy's own texts, nor the beginning of a stop string is shown.
     """
 
-    def __init__(self, rules: ProseRules, *, max_chars: int | None = None) -> None:
-        """`max_chars`: after so much prose the reply is ended, for a tool call was asked for."""
+    def __init__(
+        self, rules: ProseRules, *, max_chars: int | None = None, ends_at_echo: bool = True
+    ) -> None:
+        """`max_chars`: after so much prose the reply is ended, for a tool call was asked for.
+        `ends_at_echo`: False where a reply that repeats the proxy's own texts goes on, for a tool
+        call may follow; its prose is then dropped."""
         self._rules = rules
         self._max_chars = max_chars
+        self._ends_at_echo = ends_at_echo
         self._echo = EchoCheck(rules.own, rules.client_texts)
         self._repetition = RepetitionCheck()
         self._pieces: list[str] = []
-        self._held: list[TextDelta] = []
+        self._held: deque[TextDelta] = deque()
         self._held_chars = 0
+        self._holds_word = False
+        """Whether there is more than white space in what is held."""
+        self._call_at = 0
+        """Where in it a written tool call may begin; its length where none may."""
+        self._look_at_chars = 0
+        """How long it has to be for that to be looked for again."""
         self._chars = 0
         self._tail = ""
         """The end of the text, in which a stop string may have begun."""
         self._is_open = False
-        self._shown_chars = 0
+        self.is_echo = False
+        """True once the prose has repeated one of the proxy's own texts."""
+
+    @property
+    def rules(self) -> ProseRules:
+        """What it was created with."""
+        return self._rules
 
     def begun_again(self) -> "Prose":
         """Return an empty one with the same rules."""
-        return Prose(self._rules, max_chars=self._max_chars)
+        return Prose(self._rules, max_chars=self._max_chars, ends_at_echo=self._ends_at_echo)
 
     @property
     def text(self) -> str:
@@ -93,10 +119,8 @@ class Prose:
             self._trim(at)
             raise ReplyStopped("stop", stop)
         self._take(delta)
-        if self._echo.is_echo(piece):
-            raise ReplyStopped("echo")
-        if self._repetition.is_runaway(piece):
-            raise ReplyStopped("runaway")
+        if self._rules.ends_replies:
+            self._check(piece)
         limit = self._rules.max_tokens
         if limit is not None and self.tokens >= limit and not self._may_be_call():
             raise ReplyStopped("max_tokens")
@@ -104,15 +128,24 @@ class Prose:
         if most is not None and self._chars > most and not self._may_be_call():
             raise ReplyStopped("no_call")
 
+    def _check(self, piece: str) -> None:
+        self.is_echo = self.is_echo or self._echo.is_echo(piece)
+        if self.is_echo and self._ends_at_echo:
+            raise ReplyStopped("echo")
+        if self._repetition.is_runaway(piece):
+            raise ReplyStopped("runaway")
+
     @property
     def chars(self) -> int:
         """The length of the prose so far, in characters."""
         return self._chars
 
     def is_echo_at_end(self) -> bool:
-        """Return True if the last words complete one of the proxy's own texts. Call it once the
-        reply is over."""
-        return self._echo.is_echo("", at_end=True)
+        """Return True if the prose repeats one of the proxy's own texts, which its last words may
+        complete. Call it once the reply is over."""
+        if self._rules.ends_replies:
+            self.is_echo = self.is_echo or self._echo.is_echo("", at_end=True)
+        return self.is_echo
 
     @property
     def tokens(self) -> int:
@@ -121,25 +154,27 @@ class Prose:
 
     def ready(self, *, is_due: bool = False) -> list[TextDelta]:
         """Return the pieces that may be shown now. `is_due`: the first was held for HOLD_S."""
-        if not self._held or self._echo.is_suspect:
+        if not self._held or self._echo.is_suspect or self.is_echo:
             return []
         if not (self._is_open or is_due or self._held_chars >= HOLD_CHARS):
             return []
-        held = "".join(delta.text for delta in self._held)
-        if not self._is_open and not held.strip():
+        if not (self._is_open or self._holds_word):
             return []
-        return self._given(min(self._call_at(held), self._stop_at(held)))
+        return self._given(min(self._call_begins_at(), self._stop_begins_at()))
 
     def rest(self) -> list[TextDelta]:
-        """Return all pieces that are still held. Call it once the reply is over."""
-        return self._given(self._held_chars)
+        """Return all pieces that are still held, none of an echo. Call it once the reply is
+        over."""
+        return [] if self.is_echo else self._given(self._held_chars)
 
     def _given(self, chars: int) -> list[TextDelta]:
         given: list[TextDelta] = []
         while self._held and len(self._held[0].text) <= chars:
-            delta = self._held.pop(0)
+            delta = self._held.popleft()
             chars -= len(delta.text)
             self._held_chars -= len(delta.text)
+            self._call_at -= len(delta.text)
+            self._look_at_chars = 0
             if not self._is_open:
                 if not delta.text.strip():
                     continue  # an answer begins with its first word
@@ -152,6 +187,7 @@ class Prose:
         self._pieces.append(delta.text)
         self._held.append(delta)
         self._held_chars += len(delta.text)
+        self._holds_word = self._holds_word or bool(delta.text.strip())
         self._chars += len(delta.text)
 
     # Stop strings
@@ -180,29 +216,40 @@ class Prose:
             if kept:
                 self._held.append(TextDelta(kept, last.logprobs))
         self._chars = chars
+        self._look_at_chars = 0
 
-    def _stop_at(self, held: str) -> int:
+    def _stop_begins_at(self) -> int:
         """Return where in the held text an unfinished stop string may begin, else its length."""
-        for size in range(min(len(held), len(self._tail)), 0, -1):
-            if any(stop.startswith(held[-size:]) for stop in self._rules.stops):
-                return len(held) - size
-        return len(held)
+        for size in range(min(self._held_chars, len(self._tail)), 0, -1):
+            if any(stop.startswith(self._tail[-size:]) for stop in self._rules.stops):
+                return self._held_chars - size
+        return self._held_chars
 
     # Calls written as text
 
     def _may_be_call(self) -> bool:
-        held = "".join(delta.text for delta in self._held)
-        return self._call_at(held) < len(held)
+        return self._call_begins_at() < self._held_chars
 
-    def _call_at(self, held: str) -> int:
+    def _call_begins_at(self) -> int:
         """Return where in the held text a written tool call may begin, else its length."""
+        if self._held_chars >= self._look_at_chars:
+            held = "".join(delta.text for delta in self._held)
+            self._call_at = self._find_call(held)
+            # Each look takes as long as the text is; so what may be a long call is looked at
+            # whenever it has grown by its eighth.
+            is_call = self._call_at < len(held)
+            self._look_at_chars = len(held) + len(held) // 8 if is_call else 0
+        return self._call_at
+
+    def _find_call(self, held: str) -> int:
+        names = self._rules.tool_names
         ends = [len(held), _tag_at(held)]
-        if not self._is_open and _may_be_call_object(held, self._rules.tool_names):
+        if not self._is_open and _may_be_call_object(held, names, is_alone=True):
             ends.append(0)
         ends += [
             match.start()
             for match in _FENCE.finditer(held)
-            if match[1] is None or _fence_may_hold_call(match, held, self._rules.tool_names)
+            if match[1] is None or _fence_may_hold_call(match, held, names)
         ]
         return min(ends)
 
@@ -223,12 +270,20 @@ def _fence_may_hold_call(match: "re.Match[str]", held: str, names: Collection[st
     return language in _FENCED_CALLS and (not inside.strip() or _may_be_call_object(inside, names))
 
 
-def _may_be_call_object(text: str, names: Collection[str]) -> bool:
-    """Return True if JSON that begins with `text` may be a tool call, judged by its first key and
-    the tool's name."""
+def _may_be_call_object(text: str, names: Collection[str], *, is_alone: bool = False) -> bool:
+    """Return True if a text begins with a tool call in JSON, or with the first half of what may be
+    one, judged by its first key and the tool's name. `is_alone`: nothing else may follow it."""
     begun = text.strip()
     if not begun or begun[0] not in "{[":
         return False
+    try:
+        value, end = _DECODER.raw_decode(begun)
+    except (ValueError, RecursionError):
+        return _may_become_call(begun, names)
+    return calls_known_tool(value, names) and not (is_alone and begun[end:].strip())
+
+
+def _may_become_call(begun: str, names: Collection[str]) -> bool:
     match = _FIRST_KEY.match(begun)
     if match is None:
         return begun == "["

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.agent.history import text_of
@@ -48,6 +48,18 @@ class Turn:
     """Whether the calls were written as text, so that no `tool` message can answer them."""
 
 
+def only_of(turn: Turn, names: Collection[str]) -> Turn:
+    """Return the turn with none but the calls of these tools."""
+    kept = tuple(call for call in turn.calls if call.name in names)
+    if len(kept) == len(turn.calls):
+        return turn
+    message = {key: value for key, value in turn.message.items() if key != "tool_calls"}
+    if kept and not turn.as_text:
+        entries = turn.message["tool_calls"]
+        message["tool_calls"] = [each for each in entries if each["function"]["name"] in names]
+    return replace(turn, message=message, calls=kept, as_text=turn.as_text and bool(kept))
+
+
 def understand(message: Message, names: Collection[str], new_id: "Iterator[str]") -> Turn:
     """Find the tool calls of a reply; `names` are the tools there are."""
     entries = message.get("tool_calls")
@@ -76,6 +88,11 @@ def as_custom(made: Mapping[str, Any]) -> dict[str, Any]:
 def may_call(prose: str) -> bool:
     """Whether prose that is not whole yet may turn out to be a tool call written as text."""
     return prose.lstrip().startswith(("{", "[", "```")) or _TAG.search(prose) is not None
+
+
+def calls_known_tool(value: Any, names: Collection[str]) -> bool:
+    """Return True if a JSON value is a call of one of the tools, or a list that holds one."""
+    return any(call[0] in names for call in _as_calls(value) if isinstance(call, tuple))
 
 
 def repaired(message: Message, new_id: "Iterator[str]") -> Message:

@@ -60,6 +60,17 @@ def test_ordinary_answer_is_no_echo(text: str) -> None:
     assert echo_at(text) is None
 
 
+def test_text_without_end_of_word_is_read_once() -> None:
+    check = EchoCheck(OWN, [])
+    for _ in range(3):  # seconds, and an hour where each letter is begun with anew
+        assert not check.is_echo("3" * 300_000 + "\n")
+    assert check.is_echo(PROMPT)
+
+
+def test_own_text_after_a_word_of_any_length_is_recognised() -> None:
+    assert echo_at("9" * 1000 + " " + PROMPT) is not None
+
+
 def test_what_the_client_wrote_itself_may_be_quoted() -> None:
     assert echo_at(PROMPT) is not None
     assert echo_at(PROMPT, client=f"What does this mean? {PROMPT}") is None

@@ -154,6 +154,9 @@ async def test_call_written_as_text_is_not_shown_as_the_answer(text: str) -> Non
         '{"city": "Paris"}\n' + ESSAY,
         "[1, 2, 3]\n" + ESSAY,
         '{"name": "Bob", "age": 5}\n' + ESSAY,
+        '```json\n{"type": "Feature", "id": 1}\n```\n' + ESSAY,
+        '{"type": "Feature", "id": 1}\n' + ESSAY,
+        '```json\n{"name": "execute_bash"}\n```'.replace("execute_bash", "Bob") + ESSAY,
     ],
 )
 async def test_code_and_json_that_call_nothing_show_while_they_are_written(text: str) -> None:
@@ -215,6 +218,16 @@ async def test_prose_in_the_form_asked_for_needs_no_other_call(
     result = await run.go(final_only=form, form=ANY_OBJECT, stream=stream)
     assert (result.answer, run.events.answer) == ('{"n": 42}', '{"n": 42}')
     assert (result.finish_reason, len(model.requests)) == ("stop", 1)
+
+
+@pytest.mark.parametrize("begins", ['{"id": "', '```json\n{"type": "', '[{"function": "'])
+def test_long_text_that_may_be_a_call_is_looked_at_few_times(begins: str) -> None:
+    prose = Prose(ProseRules(max_tokens=1, tool_names=["execute_bash"]))
+    prose.add(TextDelta(begins))
+    for number in range(200_000):  # a second; hours where each piece costs a look
+        prose.add(TextDelta(f"{number}, "))
+        assert prose.ready(is_due=True) == []
+    assert len(prose.rest()) == 200_001
 
 
 def test_half_of_a_stop_string_is_not_shown() -> None:

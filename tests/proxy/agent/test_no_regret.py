@@ -8,8 +8,15 @@ import pytest
 
 from policies.limits import Limits, StopReason
 from policies.prompts import NUDGE, final_request, system_prompt
-from proxy.agent.events import OnDelta
-from proxy.agent.model import Reply
+from proxy.agent.events import (
+    CallFailed,
+    ModelDelta,
+    OnDelta,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from proxy.agent.model import NoMoreAttempts, Reply
 from proxy.errors import ContextOverflowError, OutOfTimeError, ToolsRefusedError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.agent.runs import LOOKUP, OVERFLOW, SUBMIT, USER, Played, Run, bash
@@ -18,6 +25,35 @@ PLAIN = {"model": "m", "messages": [USER]}
 CUT = {"content": "There are for", "finish_reason": "length"}
 BAD = tool_reply({"name": "execute_bash", "arguments": '{"command": '})
 UNKNOWN = tool_reply(call("search", query="how many"))
+
+
+# The plain turn
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [[], [LOOKUP]])
+async def test_plain_turn_ends_the_run_whatever_it_calls(
+    tools: list[dict[str, Any]], stream: bool
+) -> None:
+    says = {**UNKNOWN, "content": "There are 42."}
+    model = Played([UNKNOWN, UNKNOWN, says, *[UNKNOWN] * 20])
+    run = Run(model)
+    result = await run.go(client_tools=tools, stream=stream)
+    assert (result.answer, result.stop_reason) == ("There are 42.", StopReason.ANSWERED)
+    assert (run.events.answer, result.finish_reason) == ("There are 42.", "stop")
+    assert len(model.requests) == 3
+
+
+async def test_of_a_plain_turn_the_clients_calls_are_left_and_no_others() -> None:
+    both = tool_reply(call("execute_bash", command="ls"), call("lookup"))
+    model = Played([UNKNOWN, UNKNOWN, both, text_reply("Done.")])
+    run = Run(model)
+    result = await run.go(client_tools=[LOOKUP])
+    assert [made["function"]["name"] for made in result.tool_calls] == ["lookup"]
+    assert len(run.events.observations) == 2  # of the calls of a tool that nobody has
+    assert result.parked is not None
+    (last,) = result.parked.messages[-1:]
+    assert [made["function"]["name"] for made in last["tool_calls"]] == ["lookup"]
 
 
 # Cut off
@@ -69,6 +105,48 @@ async def test_room_that_does_not_fit_into_the_window_is_given_up() -> None:
     assert "tools" in model.requests[-1]
 
 
+# Calls that break off
+
+
+class Breaking(Played):
+    """Its first call breaks off after these pieces, and is made once more."""
+
+    def __init__(self, replies: list[Any], pieces: list[ModelDelta]) -> None:
+        super().__init__(replies)
+        self._broken = pieces
+
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        pieces, self._broken = self._broken, []
+        assert on_delta is not None
+        for piece in pieces:
+            await on_delta(piece)
+        if pieces:
+            await on_delta(CallFailed(502, 0.0))
+        return await super().complete(body, on_delta)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [TextDelta("Let me"), ToolCallDelta(0, "execute_bash", '{"comm')],
+        [ToolCallDelta(0, "submit", '{"answer": "4')],
+        [ReasoningDelta("Hm, ")],
+    ],
+)
+async def test_what_nobody_was_shown_is_asked_for_once_more(pieces: list[ModelDelta]) -> None:
+    said = {**SUBMIT, "content": "I have it."}
+    run = Run(Breaking([said], pieces))
+    result = await run.go(stream=False)
+    assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+    assert run.events.reasoning == "I have it."
+
+
+async def test_call_that_was_shown_in_part_is_not_made_once_more() -> None:
+    run = Run(Breaking([SUBMIT], [ToolCallDelta(0, "submit", '{"answer": "4')]))
+    with pytest.raises(NoMoreAttempts):
+        await run.go(stream=True)
+
+
 # Words of ours
 
 
@@ -97,6 +175,17 @@ async def test_our_words_after_a_tool_has_run_are_no_answer() -> None:
     found = tool_reply(bash("echo 42 > output/answer.txt"))
     result = await Run(Played([found, text_reply(NUDGE)])).go()
     assert (result.answer, result.tool_trouble) == ("42", ("echo",))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_our_words_beside_a_call_after_a_tool_has_run_cost_no_call(stream: bool) -> None:
+    quoting = {**SUBMIT, "content": f"{system_prompt()} So I hand it in."}
+    run = Run(Played([tool_reply(bash("ls")), quoting]))
+    result = await run.go(stream=stream)
+    assert (result.answer, result.stop_reason) == ("42", StopReason.SUBMITTED)
+    assert result.tool_trouble == ()
+    assert run.events.reasoning == ""
+    assert run.events.answer == "42"
 
 
 async def test_what_the_client_wrote_itself_may_be_repeated() -> None:
@@ -285,3 +374,19 @@ async def test_unfinished_turn_is_counted_beside_the_last_answer() -> None:
     assert result.stop_reason is StopReason.DEADLINE
     assert [usage["completion_tokens"] for usage in result.usages] == [5, 5, 5]
     assert [usage.get("estimated") for usage in result.usages] == [None, True, None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_last_answer_that_the_deadline_cuts_off_is_kept(stream: bool) -> None:
+    class PausingAtLast(Played):
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+            reply = await super().complete(body, on_delta)
+            if "tools" not in body:
+                await anyio.sleep_forever()
+            return reply
+
+    model = PausingAtLast([tool_reply(bash("ls")), text_reply("There are about forty")])
+    run = Run(model, limits=Limits(max_turns=1))
+    with anyio.fail_after(20):
+        result = await run.go(deadline_s=2.0, stream=stream)
+    assert (result.answer, result.finish_reason) == ("There are about forty", "length")
