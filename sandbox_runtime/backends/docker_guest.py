@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import time
 from typing import Protocol
 
 import anyio
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 _REMOVAL_PATIENCE_S = 3.0
 _CAUSE_WAIT_S = 3.0
 _EXIT_WAIT_S = 0.5
+_EVENTS_WAIT_S, _EVENTS_EVERY_S = 0.5, 0.1
 _KILLED = 128 + signal.SIGKILL
 
 
@@ -135,6 +137,10 @@ class DockerGuest:
     def _killed_by(self, unknown: str) -> str:
         try:
             events = self._engine.history(self._name, "kill", "oom")
+            until = time.monotonic() + _EVENTS_WAIT_S
+            while not events and time.monotonic() < until:  # it hears of them later than we do
+                time.sleep(_EVENTS_EVERY_S)
+                events = self._engine.history(self._name, "kill", "oom")
         except (*ENGINE_ERRORS, ValueError, KeyError):  # an engine that keeps none, or others
             return unknown
         if "kill" in events:
