@@ -20,7 +20,7 @@ HOLDS_WITHOUT_VERSION_S = 24 * 3600.0
 EVIDENCE_HOLDS_S = 3600.0
 """How long tool calls that failed in runs of a key keep tools from that key."""
 MAX_SAID_CHARS = 300
-"""Of a backend's refusal, in a verdict's words."""
+"""How much of a backend's refusal a verdict quotes."""
 _LOCAL_ENDINGS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".svc")
 
 _NEVER = "backend.tool_support is never for the model {model!r}."
@@ -77,7 +77,8 @@ class KnownVerdict:
     """In seconds since 1970."""
 
     def is_outdated(self, version: str | None, now: float) -> bool:
-        """Whether the verdict belongs to another engine, or to one of long ago."""
+        """Return True if the engine's version has changed, or if none is known and the verdict is a
+        day old."""
         if version is None or self.version is None:
             return version != self.version or now - self.found_at >= HOLDS_WITHOUT_VERSION_S
         return version != self.version
@@ -107,8 +108,8 @@ def failed(model: str, trouble: Collection[str]) -> ToolVerdict:
 
 
 def is_evidence(trouble: Collection[str], *, has_run_commands: bool) -> bool:
-    """Whether a run's trouble speaks against the model. One bad call before commands that ran does
-    not, and neither does a run without any call."""
+    """Return True if a run's trouble shows that the model cannot use tools. Malformed calls do not
+    count if the run also ran commands."""
     counted = set(trouble) - ({"malformed_call"} if has_run_commands else set())
     return bool(counted)
 

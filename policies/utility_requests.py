@@ -21,7 +21,8 @@ class Template:
 
     client: str
     role: Literal["system", "last"]
-    """Which message holds it: a system message, or the last one, whoever is said to speak there."""
+    """Which message holds it: a system message, or the last one, if its role is user,
+    system or developer."""
     opening: str
     """A regular expression that matches the beginning of the text; compiled when first used."""
     holds: tuple[str, ...] = ()

@@ -3,6 +3,8 @@ while. A key is remembered by its digest alone."""
 
 import asyncio
 import hashlib
+import json
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -16,10 +18,12 @@ from proxy.models.backend_errors import backend_error_from_response, timed_out
 REMEMBERED_S = 300.0
 """How long what the backend said of a key holds."""
 MAX_REMEMBERED = 10_000
-"""Of so many keys; beyond that the one asked for the longest ago is forgotten."""
+"""How many keys are remembered; beyond that the earliest check is forgotten."""
+MAX_CHECKS = 16
+"""How many keys the backend is asked about at a time."""
 MAX_KEY_CHARS = 4096
 CHECK_S = 10.0
-"""How long the backend may take to say whether it takes a key."""
+"""How long the backend may take to say whether it accepts a key, its turn awaited."""
 _MAX_ERROR_BYTES = 64 * 1024
 _JSON = {"content-type": "application/json"}
 _REFUSED = frozenset({400, 401})
@@ -27,6 +31,10 @@ _SAYS_NOTHING = frozenset({403, 404, 405})
 """A key may be good for completions alone, and a server may list no models."""
 _NOT_ALLOWED = frozenset({401, 403})
 _LOOKED_AT = frozenset({400, 422})
+_ANY_KEY = (
+    "The backend accepts any key, so it cannot tell clients apart: give it keys of its own, or set"
+    " backend.forward_client_key to false."
+)
 
 
 class ClientKeys:
@@ -42,6 +50,11 @@ class ClientKeys:
         self._model = model
         self._now = now
         self._max_remembered = max_remembered
+        self._tells = False
+        """Whether the backend lists its models to none but those whose key it accepts."""
+        self._told_until = -1.0
+        """Until when that holds."""
+        self._checking = asyncio.Semaphore(MAX_CHECKS)
         self._known: dict[bytes, tuple[bool, float]] = {}
         """Whether each key was accepted, and until when that holds; oldest first."""
         self._checks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
@@ -52,7 +65,7 @@ class ClientKeys:
         key = credentials.key
         if len(key) > MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
             raise _refusal()  # no header can carry it
-        digest = hashlib.sha256(key.encode()).digest()
+        digest = _digest(credentials)
         accepted = self._remembered(digest)
         if accepted is None:
             async with self._checks.setdefault(digest, asyncio.Lock()):
@@ -75,19 +88,42 @@ class ClientKeys:
 
     async def _checked(self, credentials: Credentials) -> bool:
         try:
-            async with asyncio.timeout(CHECK_S):
-                return await _is_accepted(self._model.for_client(credentials))
+            async with asyncio.timeout(CHECK_S), self._checking:
+                if await self._models_tell():
+                    status = await self._listing_status(credentials)
+                    if status not in _SAYS_NOTHING:
+                        return status not in _REFUSED
+                return await self._may_complete(credentials)
         except TimeoutError as error:
-            raise timed_out("it does not say whether it takes the key") from error
+            raise timed_out("it does not say whether it accepts the key") from error
+
+    async def _models_tell(self) -> bool:
+        """Return whether the backend lists its models to nobody without a key that it accepts.
+        Raises BackendError where it accepts any key at all."""
+        if self._now() >= self._told_until:
+            stranger = Credentials(f"sk-{secrets.token_hex(24)}")
+            self._tells = await self._listing_status(stranger) in _REFUSED
+            if not self._tells and await self._may_complete(stranger):
+                raise BackendError(_ANY_KEY, status=502, code="backend_bad_response")
+            self._told_until = self._now() + REMEMBERED_S
+        return self._tells
+
+    async def _listing_status(self, credentials: Credentials) -> int:
+        model = self._model.for_client(credentials)
+        return await _status(model, Passing("GET", "/v1/models", {}, None))
+
+    async def _may_complete(self, credentials: Credentials) -> bool:
+        """Return what the backend says to an empty request: who may not complete is refused before
+        the request is looked at."""
+        model = self._model.for_client(credentials)
+        passing = Passing("POST", "/v1/chat/completions", _JSON, b"{}")
+        return await _status(model, passing) not in _NOT_ALLOWED
 
 
-async def _is_accepted(model: Model) -> bool:
-    status = await _status(model, Passing("GET", "/v1/models", {}, None))
-    if status not in _SAYS_NOTHING:
-        return status not in _REFUSED
-    # Who may not complete is told so before the request is looked at, in which there is nothing.
-    status = await _status(model, Passing("POST", "/v1/chat/completions", _JSON, b"{}"))
-    return status not in _NOT_ALLOWED
+def _digest(credentials: Credentials) -> bytes:
+    """Of the key, and of the organization and project that it is sent with."""
+    told = json.dumps([credentials.key, sorted(credentials.headers.items())])
+    return hashlib.sha256(told.encode()).digest()
 
 
 async def _status(model: Model, passing: Passing) -> int:

@@ -115,7 +115,7 @@ def _require_walls(backend: str, findings: Sequence[Finding]) -> None:
 async def diagnose(
     model: Model,
     key: str,
-    probe: ToolProbe,
+    probe: ToolProbe | None,
     tool_settings: ToolSettings,
     builders: Mapping[str, Callable[[], Backend]],
     isolation: Isolation,
@@ -129,7 +129,8 @@ async def diagnose(
     Ways to escape are tried from inside; with `self_test` also those that take long.
     """
     answers = [_line(await check_model(model, key), needed=True)]
-    answers += [_line(each, needed=False) for each in await check_tools(probe, tool_settings)]
+    if probe is not None:
+        answers += [_line(each, needed=False) for each in await check_tools(probe, tool_settings)]
     await model.aclose()
     taken = ""
     for name, build in builders.items():

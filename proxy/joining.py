@@ -215,8 +215,10 @@ def tool_settings(config: Config) -> ToolSettings:
     return ToolSettings(config.backend.tool_support, [(n, said) for n, said in models if said])
 
 
-def build_tool_probe(config: Config, model: Model) -> ToolProbe:
-    """What finds out whether models use tools."""
+def build_tool_probe(config: Config, model: Model) -> ToolProbe | None:
+    """What finds out whether models use tools; None where the proxy has no key of its own."""
+    if config.backend.forward_client_key:
+        return None
     return ToolProbe(model, is_local=is_local(config.backend.base_url or ""))
 
 

@@ -16,7 +16,7 @@ from proxy.agent.tool_calls import ToolCall, Turn
 
 @dataclass
 class Ending:
-    """One run's."""
+    """What is known of one run's outcome."""
 
     submitted: str | None = None
     prose: str = ""
@@ -35,11 +35,11 @@ class Ending:
     reply: Reply | None = None
     """The reply that wrote the answer, or the last one."""
     choice: Mapping[str, Any] = field(default_factory=dict)
-    """What came beside the answer, where a reply consists of it."""
+    """The choice's other fields, such as `logprobs`, where the answer is one reply."""
     announced: str = ""
     """Prose that announced a call and made none, until a call or another answer follows."""
     trouble: list[ToolTrouble] = field(default_factory=list)
-    """What showed that the model cannot use tools."""
+    """The signs that the model cannot use tools."""
     refusal: str | None = None
     notices: Sequence[Notice] = ()
     route: RouteReason | None = None

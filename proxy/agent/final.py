@@ -40,9 +40,9 @@ class Final:
 
     text: str
     finish_reason: str | None = None
-    """None: as it was before it was asked for."""
+    """None: the run's own stays."""
     reply: Reply | None = None
-    """What it came in."""
+    """The reply that contains it."""
     refusal: str | None = None
     notices: tuple[Notice, ...] = ()
 
@@ -101,7 +101,7 @@ class FinalCall:
         return await self._released(formed)
 
     async def _mended(self, form: AnswerForm, final: Final) -> Final:
-        """The answer asked for once more, its writer told what it lacks."""
+        """Ask once more, naming what the form lacks. Return the first answer if that fails."""
         (notice,) = final.notices
         request = form_request(notice.message, form)
         try:
@@ -260,8 +260,8 @@ class BestAnswer:
     async def find(
         self, stop: StopReason, computer: Sandbox | None, *, has_worked: bool, is_plain: bool
     ) -> str:
-        """Return it, or "" where there is none. `is_plain`: the client's parameters went with the
-        call that wrote it."""
+        """Return it, or "" where the run ends in client tool calls or a refusal. `is_plain`: the
+        client's parameters went with the call that wrote it."""
         ends_bare = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
         if ends_bare or self._ending.has_cut_call:
             return ""
@@ -300,9 +300,8 @@ class BestAnswer:
 
 
 async def in_form(form: AnswerForm, final: Final, seconds: float = CHECK_S) -> Final:
-    """The answer, without what models put around JSON; and a notice where it is not in its form.
-
-    Such an answer ends as one that was cut off does, so that nobody takes it for what was asked.
+    """Strip the code fence from an answer and check it against its form. An answer that fails gets
+    a notice and the finish reason of one that was cut off, so that no client takes it for valid.
     """
     text = unfenced(final.text)
     try:

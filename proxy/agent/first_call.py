@@ -7,7 +7,7 @@ from proxy.agent.events import CallAccepted, CallProgress, Emit
 from proxy.agent.model import NoMoreAttempts
 
 LAST_ATTEMPT_S = 2.0
-"""An attempt that has less time than this before the status is due is not made."""
+"""While the status line is held back, no attempt starts with less time than this left."""
 
 
 class StatusHold:

@@ -121,8 +121,8 @@ class Task:
     plain_messages: Sequence[Message] = ()
     """The client's messages as it sent them, for an answer without tools; empty: `messages`."""
     narration: NarrationSetting = "content"
-    """How prose before a tool call is streamed: as content as soon as it is there, or, for clients
-    that take all content for the answer, as reasoning."""
+    """How prose before a tool call is streamed. `content`: as content once it was held for a
+    moment; `reasoning`: as reasoning, for clients that take all content for the answer."""
     usage_of: UsageOf = "all_calls"
     stream: bool = False
     """Whether the model is asked to stream, because someone watches."""

@@ -17,8 +17,8 @@ _OPEN_PATHS = frozenset({"/health"})
 
 
 class ClientKeyMiddleware:
-    """Lets in who comes with a key that the backend accepts. A request without a key goes on: it
-    may need none, as a signed link does; where it needs one it is refused there."""
+    """Refuses a request whose key the backend does not accept. One without a key passes: its route
+    decides whether it needs one."""
 
     def __init__(self, app: ASGIApp, keys: ClientKeys) -> None:
         self._app = app
@@ -34,7 +34,7 @@ class ClientKeyMiddleware:
                 except ProxyError as error:
                     await told(request, error)(scope, receive, send)
                     return
-                # Each key has a day of its own, under a name that does not tell it.
+                # Each key has a daily budget of its own, under a name that does not reveal it.
                 take_client(request, Key(owner_of(key)), credentials)
         await self._app(scope, receive, send)
 

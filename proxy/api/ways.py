@@ -22,16 +22,16 @@ DETAIL_HEADER = "x-sandbox-route-detail"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A request's."""
+    """Where one request goes, and the profile that holds for it."""
 
     route: Route
     profile: Profile
     verdict: ToolVerdict = SUPPORTED
-    """Why the model is given no tools, where the request goes to it for that."""
+    """On the model's tool support; its words explain a plain route."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What an answer without a run says of the reason, and of what would change that."""
+        """Return the `x-sandbox-route` headers of a plain answer; empty for a run."""
         if not self.is_plain:
             return {}
         reason: dict[str, str] = {ROUTE_HEADER: self.route.reason}
@@ -52,7 +52,8 @@ def _asks(request: Request, body: Mapping[str, Any]) -> bool:
 
 
 def way_of(request: Request, body: Mapping[str, Any]) -> Way:
-    """Decide. Raises UnauthorizedError, BadRequestError, ForbiddenError, ToolsRefusedError."""
+    """Resolve the profile and the route of a request. Raises UnauthorizedError, BadRequestError,
+    ForbiddenError, ToolsRefusedError."""
     asked = policy_asked(body, request.headers) if _asks(request, body) else PolicyAsked()
     profile = services(request).profiles.of(
         authorize(request), plain_name(body["model"]), asked.profile, asked.settings

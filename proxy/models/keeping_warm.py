@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 _LOG = logging.getLogger(__name__)
 _MAX_PROBES = 100
-"""In one block: for five minutes, or longer where connections are kept longer."""
+"""The most in one block: five minutes where connections are kept for four seconds."""
 _PROBE_END_S = 1.0
 
 
@@ -22,12 +22,12 @@ class KeepingWarm:
         self._probing: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
-        self._wait()
+        self._schedule()
 
-    def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._begin)
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._start_probe)
 
-    def _begin(self) -> None:
+    def _start_probe(self) -> None:
         self._probes += 1
         self._probing = asyncio.ensure_future(self._probe())
         self._probing.add_done_callback(self._done)
@@ -36,7 +36,7 @@ class KeepingWarm:
         if not probing.cancelled() and (error := probing.exception()):
             _LOG.warning("keeping the backend's connection open failed: %r", error)
         elif self._timer is not None and self._probes < _MAX_PROBES:
-            self._wait()
+            self._schedule()
 
     async def __aexit__(self, *_: object) -> None:
         """Wait a moment for the end of a probe, for the connection is the next call's."""

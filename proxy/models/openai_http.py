@@ -1,4 +1,4 @@
-"""The door to any server that speaks OpenAI's chat completions: vLLM, SGLang, OpenAI itself."""
+"""The client for servers with OpenAI's chat completions: vLLM, SGLang, llama.cpp, OpenAI."""
 
 import copy
 import io
@@ -20,6 +20,7 @@ from proxy.models.keeping_warm import KeepingWarm
 from proxy.models.relay import (
     end_to_end_headers,
     passed_response_headers,
+    read_at_most,
     request_headers,
     response_headers,
 )
@@ -35,6 +36,8 @@ from proxy.models.tokenizing import (
 )
 
 _CONNECT_TIMEOUT_S = 10.0
+MAX_TOKENIZED_BYTES = 32 << 20
+"""Of the answer to one text: a server may send all its tokens."""
 KEEP_ALIVE_S = 4.0
 """Below uvicorn's 5 s: a request must not go out on a connection that is just being closed."""
 _PROBE_AT = 0.75
@@ -42,7 +45,7 @@ _PROBE_AT = 0.75
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _MODELS = "/models"
 _AT_ONCE_BYTES = 1 << 20
-"""More than this, such as images, is written in pieces: aiohttp warns of it else."""
+"""Longer bodies are sent from a file object: aiohttp warns of long `bytes`."""
 _VERSION = "/v1"
 _AIOHTTPS_OWN_HEADERS = ("accept", "content-type", "user-agent")
 
@@ -73,14 +76,16 @@ class OpenAIHTTPModel:
         self._tokenizer = Tokenizer()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
-        """See Model. A server that refuses to stream is asked for the whole, now and later."""
-        if on_delta is not None and self._streaming.is_there:
+        """See Model. A server that refuses to stream a model is asked for the whole, for a
+        while."""
+        model = str(body.get("model"))
+        if on_delta is not None and self._streaming.is_supported(model):
             try:
                 return await self._complete_streamed(body, on_delta)
             except BackendError as error:
                 if not refuses_streams(error):
                     raise
-            self._streaming.is_there = False
+                self._streaming.note_refusal(model, error)
         reply = await self._complete_whole(body)
         if on_delta is not None:
             await on_delta(CallAccepted())
@@ -134,8 +139,7 @@ class OpenAIHTTPModel:
         passing = Passing("POST", PATH, headers, json.dumps(asked).encode())
         try:
             relayed = await self.pass_on(passing)
-            async with aclosing(relayed.body):
-                answer = b"".join([piece async for piece in relayed.body])
+            answer = await read_at_most(relayed.body, MAX_TOKENIZED_BYTES)
         except BackendError:
             return None
         self._tokenizer.is_there = relayed.status not in NOT_THERE

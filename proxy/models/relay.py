@@ -1,10 +1,11 @@
-"""What of an exchange is passed on when a request is relayed. Pure."""
+"""What of an exchange is passed on when a request is relayed."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
-from proxy.agent.model import Relayed
+from proxy.agent.model import Relayed, RelayedBody
 from proxy.errors import BackendError
 
 _OF_THE_CONNECTION = frozenset(
@@ -127,3 +128,14 @@ def ready_json(
     """A JSON answer that is there already."""
     body = ReadyBody([json.dumps(value).encode()])
     return Relayed(status, {"content-type": "application/json", **(headers or {})}, body)
+
+
+async def read_at_most(body: RelayedBody, max_bytes: int) -> bytes | None:
+    """Read a body to its end and close it; None where it is longer. Raises BackendError."""
+    read = bytearray()
+    async with aclosing(body):
+        async for piece in body:
+            read += piece
+            if len(read) > max_bytes:
+                return None
+    return bytes(read)

@@ -1,7 +1,8 @@
 """A reply that arrives as server-sent events. Pure: bytes in, deltas out."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from proxy.agent.events import ModelDelta
@@ -18,6 +19,9 @@ _REFUSED_WORDS = re.compile(
     r"|\b(?:not|cannot|can't|doesn't) (?:support |allow )?stream",
     re.IGNORECASE,
 )
+_OF_THE_REQUEST = re.compile(r"\b(?:with|when|while|if|together)\b", re.IGNORECASE)
+REFUSAL_HOLDS_S = 600.0
+_MAX_REFUSED = 1000
 _OF_A_PARAMETER = re.compile(r"log_?probs|tool|\bn\b", re.IGNORECASE)
 _COUNTS_USAGE = frozenset({"vllm", "sglang"})
 _COUNTS_TIMINGS = "llamacpp"
@@ -25,7 +29,7 @@ _COUNTS_TIMINGS = "llamacpp"
 
 
 def refuses_streams(error: BackendError) -> bool:
-    """Return True if the error says that the server does not stream at all."""
+    """Return True if the error says that the server does not stream this model."""
     if error.status not in _REFUSED_STATUSES or _OF_A_PARAMETER.search(error.message):
         return False
     return _REFUSED_WORDS.search(error.message) is not None
@@ -34,9 +38,25 @@ def refuses_streams(error: BackendError) -> bool:
 class Streaming:
     """How one server streams, as far as is known."""
 
-    def __init__(self) -> None:
-        self.is_there = True
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._refused: dict[str, float] = {}
+        """Until when each model counts as one that does not stream; oldest first."""
         self._owners: frozenset[str] = frozenset()
+
+    def is_supported(self, model: str) -> bool:
+        """Return False for a while after the server has refused to stream the model."""
+        return self._refused.get(model, -1.0) < self._now()
+
+    def note_refusal(self, model: str, error: BackendError) -> None:
+        """Note that the server refused to stream the model, unless it was for another parameter of
+        the request."""
+        if _OF_THE_REQUEST.search(error.message):
+            return
+        self._refused.pop(model, None)
+        while len(self._refused) >= _MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._refused[model] = self._now() + REFUSAL_HOLDS_S
 
     def learn(self, listed: Iterable[Mapping[str, Any]]) -> None:
         """Take in the models that the server lists."""

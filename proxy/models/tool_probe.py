@@ -4,7 +4,6 @@ two generated tokens."""
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from hashlib import sha256
 from typing import Any
 
@@ -13,6 +12,7 @@ from proxy.agent.model import Model, Passage, Passing
 from proxy.agent.usage import tokens
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.models.backend_errors import parsed
+from proxy.models.relay import read_at_most
 from proxy.models.tokenizing import PATH as TOKENIZE
 
 APPLY_TEMPLATE = "/apply-template"
@@ -94,7 +94,8 @@ _VERSIONS: Sequence[tuple[str, Sequence[str]]] = (
     ("/get_server_info", ("version", "tool_call_parser", "chat_template")),  # SGLang
     ("/api/version", ("version",)),  # Ollama
 )
-"""Where engines tell their version, its field first."""
+"""Endpoints that report the engine, and the fields that make up its version; the first must be
+there."""
 
 
 def _short(value: Any) -> str:
@@ -134,15 +135,11 @@ async def _ask(
     if written is not None:
         headers["content-type"] = "application/json"
     relayed = await passage.pass_on(Passing(method, path, headers, written))
-    read = bytearray()
-    async with aclosing(relayed.body):
-        if relayed.status != 200:
-            return None
-        async for piece in relayed.body:
-            read += piece
-            if len(read) > MAX_ANSWER_BYTES:
-                return None
+    if relayed.status != 200:
+        await relayed.body.aclose()
+        return None
+    read = await read_at_most(relayed.body, MAX_ANSWER_BYTES)
     try:
-        return parsed(bytes(read))
+        return None if read is None else parsed(read)
     except BackendError:
         return None

@@ -40,12 +40,20 @@ class OpenAI:
     """Each request's key and path."""
     models: int = 200
     """What it says of its models to whom it knows."""
+    lists_to_all: bool = False
+    """Whether it lists its models to anybody."""
+    organizations: tuple[str, ...] = ()
+    """Those that its keys may name."""
 
     def __call__(self, request: web.Request) -> web.Response | None:
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         self.seen.append((key, request.path))
-        if key not in self.keys:
+        if self.lists_to_all and request.path == "/v1/models":
+            return None
+        if key not in self.keys and self.keys:
             return refusal(401, "Incorrect API key provided: sk-***.", "invalid_api_key")
+        if request.headers.get("openai-organization", "") not in ("", *self.organizations):
+            return refusal(401, "No such organization.", "mismatched_organization")
         if request.path == "/v1/models" and self.models != 200:
             return refusal(self.models, "You have insufficient permissions.", None)
         if request.content_length == 2:  # {}
@@ -53,8 +61,9 @@ class OpenAI:
         return None
 
     def checks(self) -> list[str]:
-        """The keys that it was asked about."""
-        return [key for key, path in self.seen if path == "/v1/models"]
+        """The clients' keys that it was asked about."""
+        ours = (ADA, BOB, WRONG)
+        return [key for key, path in self.seen if path == "/v1/models" and key in ours]
 
 
 def refusal(status: int, message: str, code: str | None) -> web.Response:
@@ -127,14 +136,16 @@ async def answer_of(client: openai.AsyncOpenAI, **fields: Any) -> Any:
 
 
 async def test_every_call_is_made_with_the_clients_own_key(tmp_path: Path) -> None:
-    gate = OpenAI()
+    gate = OpenAI(organizations=("org-1",))
     async with proxied(gate, tmp_path) as proxy:
         ada = proxy.client(ADA, organization="org-1", project="proj-1")
         assert await answer_of(ada) == "Forty-two."
         await answer_of(ada, stream=False, model="fake-model:plain")
         await ada.models.list()
         await ada.embeddings.create(model="m", input="Hello.", encoding_format="float")
-    assert {key for key, _ in gate.seen} == {ADA}
+    stranger, *others = (key for key, _ in gate.seen)  # asked about before the first key
+    assert stranger not in (ADA, BOB)
+    assert set(others) == {ADA}
     assert {"/v1/chat/completions", "/v1/embeddings", "/v1/models"} <= {p for _, p in gate.seen}
     sent = [seen.headers for seen in proxy.backend.requests]
     assert {(each["openai-organization"], each["openai-project"]) for each in sent} == {
@@ -283,6 +294,33 @@ async def test_a_key_for_completions_alone_is_accepted(models: int, tmp_path: Pa
         assert await answer_of(proxy.client(ADA)) == "Forty-two."
         with pytest.raises(openai.AuthenticationError):
             await answer_of(proxy.client(WRONG))
+
+
+async def test_a_list_of_models_that_anybody_has_tells_nothing_of_a_key(tmp_path: Path) -> None:
+    gate = OpenAI(lists_to_all=True)
+    async with proxied(gate, tmp_path) as proxy:
+        assert await answer_of(proxy.client(ADA)) == "Forty-two."
+        with pytest.raises(openai.AuthenticationError):
+            await proxy.client(WRONG).files.create(file=b"mine", purpose="user_data")
+
+
+async def test_a_backend_that_accepts_any_key_is_no_judge_of_them(tmp_path: Path) -> None:
+    gate = OpenAI(keys=set())
+    async with proxied(gate, tmp_path) as proxy:
+        with pytest.raises(openai.APIStatusError, match="accepts any key") as caught:
+            await proxy.client(ADA).files.create(file=b"mine", purpose="user_data")
+    assert caught.value.status_code == 502
+
+
+async def test_a_key_is_judged_with_the_organization_that_comes_with_it(tmp_path: Path) -> None:
+    gate = OpenAI(organizations=("org-1",))
+    async with proxied(gate, tmp_path) as proxy:
+        with pytest.raises(openai.AuthenticationError):
+            await proxy.client(ADA, organization="org-2").files.list()
+        await proxy.client(ADA, organization="org-1").files.list()
+        with pytest.raises(openai.AuthenticationError):
+            await proxy.client(ADA, organization="org-2").files.list()
+    assert gate.checks() == [ADA, ADA]
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

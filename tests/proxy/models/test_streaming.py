@@ -19,18 +19,42 @@ from tests.proxy.models.heard import Heard
 BODY = {"model": "m", "messages": [USER]}
 
 
-async def test_server_that_refuses_to_stream_is_asked_for_the_whole_from_then_on() -> None:
+async def test_model_that_is_not_streamed_is_asked_for_the_whole_from_then_on() -> None:
     refusal = Refusal(400, "Streaming is not supported by this deployment.")
-    script = [refusal, text_reply("42"), text_reply("43")]
+    script = [refusal, text_reply("42"), text_reply("43"), text_reply("44")]
     async with scripted_backend(script) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5)
         heard = Heard()
         with anyio.fail_after(5):
             await model.complete(BODY, heard)
             await model.complete(BODY, heard)
+            await model.complete({**BODY, "model": "other"}, heard)
+        await model.aclose()
+    assert heard.text == "424344"
+    assert ["stream" in seen.body for seen in backend.requests] == [True, False, False, True]
+
+
+async def test_refusal_for_another_parameter_is_not_remembered() -> None:
+    refusal = Refusal(400, "Streaming is not supported with beam search.")
+    script = [refusal, text_reply("42"), text_reply("43")]
+    async with scripted_backend(script) as backend:
+        model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5)
+        heard = Heard()
+        with anyio.fail_after(5):
+            await model.complete({**BODY, "use_beam_search": True}, heard)
+            await model.complete(BODY, heard)
         await model.aclose()
     assert heard.text == "4243"
-    assert ["stream" in seen.body for seen in backend.requests] == [True, False, False]
+    assert ["stream" in seen.body for seen in backend.requests] == [True, False, True]
+
+
+def test_refusal_to_stream_holds_for_ten_minutes() -> None:
+    now = 0.0
+    streaming = Streaming(lambda: now)
+    streaming.note_refusal("m", BackendError("cannot stream", status=400))
+    assert (streaming.is_supported("m"), streaming.is_supported("other")) == (False, True)
+    now = 601.0
+    assert streaming.is_supported("m")
 
 
 @pytest.mark.parametrize(
