@@ -24,6 +24,8 @@ class ReplyStopped(Exception):
         super().__init__(cause)
         self.cause = cause
         self.stop = stop
+        self.reply: Reply | None = None
+        """What the backend had sent of the reply, where the model can tell."""
 
 
 @dataclass(frozen=True, slots=True)

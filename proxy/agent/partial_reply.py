@@ -59,11 +59,13 @@ class PartialReply:
         if thinking:
             message |= {"reasoning": thinking, "reasoning_content": thinking}
         ends_by_itself = stopped is not None and stopped.cause in ("stop", "no_call")
+        sent = stopped.reply if stopped else None
         return Reply(
             message=message,
             finish_reason="stop" if ends_by_itself else "length",
             usage=self._usage(),
-            choice=self._choice(stopped),
+            choice={**(sent.choice if sent else {}), **self._choice(stopped)},
+            response=sent.response if sent else {},
             stopped=stopped.cause if stopped else None,
         )
 

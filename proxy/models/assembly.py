@@ -1,7 +1,8 @@
 """A reply out of a backend's JSON: whole, or put together from streamed chunks. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from proxy.agent.events import (
@@ -12,7 +13,7 @@ from proxy.agent.events import (
     ToolCallDelta,
 )
 from proxy.agent.history import text_of, thoughts_in
-from proxy.agent.model import Reply
+from proxy.agent.model import Reply, ReplyStopped
 from proxy.models.backend_errors import bad_response, expected
 from proxy.models.merging import REPLACED, merge
 from proxy.models.tool_call_assembly import ToolCallAssembly
@@ -54,6 +55,16 @@ def deltas_of(reply: Reply) -> list[ModelDelta]:
             arguments = written if isinstance(written, str) else json.dumps(written or {})
             deltas.append(ToolCallDelta(index, name, arguments))
     return deltas
+
+
+@contextmanager
+def reply_when_stopped(reply: Callable[[], Reply]) -> Iterator[None]:
+    """Give a ReplyStopped that passes through the `reply` as far as it came."""
+    try:
+        yield
+    except ReplyStopped as stopped:
+        stopped.reply = reply()
+        raise
 
 
 class Assembly:

@@ -17,7 +17,7 @@ from typing import Any
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Credentials, Relayed, Reply
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly, reply_of
+from proxy.models.assembly import Assembly, reply_of, reply_when_stopped
 from proxy.models.backend_errors import cut_off, is_no_answer
 from proxy.models.litellm_dialect import as_openai, call_arguments
 from proxy.models.litellm_errors import translated
@@ -72,12 +72,13 @@ class LiteLLMModel:
         chunks = await self._streamed({**body, "stream": True, "stream_options": options})
         is_accepted = False
         async with aclosing(chunks):
-            async for chunk in chunks:
-                if not is_accepted:  # some providers are asked only when the first chunk is
-                    is_accepted = True
-                    await on_delta(CallAccepted())
-                for delta in assembly.add(chunk):
-                    await on_delta(delta)
+            with reply_when_stopped(assembly.reply):
+                async for chunk in chunks:
+                    if not is_accepted:  # some providers are asked only when the first chunk is
+                        is_accepted = True
+                        await on_delta(CallAccepted())
+                    for delta in assembly.add(chunk):
+                        await on_delta(delta)
         if assembly.finish_reason is None:
             raise cut_off()
         return assembly.reply()

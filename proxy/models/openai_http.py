@@ -13,7 +13,7 @@ from yarl import URL
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Credentials, Passing, Relayed, Reply
 from proxy.errors import BackendError
-from proxy.models.assembly import deltas_of, reply_of
+from proxy.models.assembly import deltas_of, reply_of, reply_when_stopped
 from proxy.models.backend_errors import backend_error, bad_response, is_error
 from proxy.models.http_answer import TRANSLATED, HTTPAnswer
 from proxy.models.keeping_warm import KeepingWarm
@@ -212,14 +212,15 @@ class OpenAIHTTPModel:
 
     async def _pass_on_stream(self, answer: HTTPAnswer, on_delta: OnDelta) -> Reply:
         stream = StreamedReply(secret=self._api_key)
-        async for piece in answer:
-            for delta in stream.feed(piece):
+        with reply_when_stopped(stream.reply):
+            async for piece in answer:
+                for delta in stream.feed(piece):
+                    await on_delta(delta)
+                if stream.done:
+                    await answer.drain()
+                    break
+            for delta in stream.end():
                 await on_delta(delta)
-            if stream.done:
-                await answer.drain()
-                break
-        for delta in stream.end():
-            await on_delta(delta)
         return stream.reply()
 
     def _reply_in(self, completion: Any) -> Reply:
@@ -273,8 +274,9 @@ class OpenAIHTTPModel:
 
 
 async def _pass_on(reply: Reply, on_delta: OnDelta) -> None:
-    for delta in deltas_of(reply):
-        await on_delta(delta)
+    with reply_when_stopped(lambda: reply):
+        for delta in deltas_of(reply):
+            await on_delta(delta)
 
 
 class Connections:

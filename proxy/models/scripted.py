@@ -12,7 +12,7 @@ import yaml
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Credentials, Relayed, Reply
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly, deltas_of, reply_of
+from proxy.models.assembly import Assembly, deltas_of, reply_of, reply_when_stopped
 from proxy.models.backend_errors import backend_error
 from proxy.models.relay import ReadyBody, ready_json, refused
 from proxy.models.script import ScriptedError, chunks_of, completion_of, read_script, sse
@@ -63,10 +63,11 @@ class ScriptedModel:
                 await on_delta(delta)
             return reply
         assembly = Assembly()
-        for chunk in chunks_of(completion, include_usage=True):
-            for delta in assembly.add(chunk):
-                await on_delta(delta)
-            await asyncio.sleep(0)  # others run between a backend's pieces
+        with reply_when_stopped(assembly.reply):
+            for chunk in chunks_of(completion, include_usage=True):
+                for delta in assembly.add(chunk):
+                    await on_delta(delta)
+                await asyncio.sleep(0)  # others run between a backend's pieces
         return assembly.reply()
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:

@@ -233,3 +233,18 @@ async def test_a_function_call_is_streamed_as_ever(tmp_path: Path) -> None:
     (called,) = [choice.delta.function_call for choice in choices if choice.delta.function_call]
     assert (called.name, called.arguments) == ("lookup", '{"key": "x"}')
     assert (choices[-1].finish_reason, choices[-1].delta.tool_calls) == ("function_call", None)
+
+
+async def test_fields_beside_an_answer_that_is_cut_at_max_tokens_are_kept(tmp_path: Path) -> None:
+    pieces = frames(
+        {**chunk({"role": "assistant", "content": ""}), "prompt_token_ids": [1, 2]},
+        *[chunk({"content": f"{word} "}, token_ids=[word]) for word in range(5)],
+        {**chunk({}, "length"), "system_fingerprint": "vllm-1"},
+        "[DONE]",
+    )
+    wanted = {"max_tokens": 3, "extra_body": {"return_token_ids": True}}
+    completion, bodies = await asked([Frames(pieces), Frames(pieces)], tmp_path, **wanted)
+    choice = completion.choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("0 1 2 ", "length")
+    assert (choice.token_ids, completion.prompt_token_ids) == ([0, 1, 2], [1, 2])
+    assert bodies[-1]["return_token_ids"] is True

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from proxy.agent.events import CallAccepted, ToolCallDelta
-from proxy.agent.model import Model
+from proxy.agent.events import CallAccepted, ModelDelta, ToolCallDelta
+from proxy.agent.model import Model, ReplyStopped
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.models.litellm_model import LiteLLMModel
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -127,6 +127,23 @@ async def test_a_streamed_reply_comes_in_pieces_that_make_the_same_message(door:
     assert reply.message == {"role": "assistant", "content": "The answer is forty-two."}
     assert reply.finish_reason == "stop"
     assert {key: reply.usage[key] for key in usage} == usage
+
+
+async def test_a_reply_that_its_listener_stops_is_known_as_far_as_it_came(door: Opened) -> None:
+    heard = Heard()
+
+    async def stop_at_once(delta: ModelDelta) -> None:
+        await heard(delta)
+        if heard:
+            raise ReplyStopped("max_tokens")
+
+    async with door([text_reply("The answer is forty-two.")]) as opened:
+        body = {"model": opened.name, "messages": ASKED}
+        with anyio.fail_after(PATIENCE_S), pytest.raises(ReplyStopped) as stopped:
+            await opened.model.complete(body, stop_at_once)
+    sent = stopped.value.reply
+    assert sent is not None
+    assert (sent.message["content"], bool(sent.response)) == (heard.text, True)
 
 
 async def test_a_streamed_call_tells_that_it_was_accepted(door: Opened) -> None:
