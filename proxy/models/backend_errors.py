@@ -28,7 +28,8 @@ _OVERFLOW_WORDS = re.compile(
     r"|(input|prompt) (length|tokens) (\([^)]*\) )?exceeds? (the|model) (maximum|configured)"
     r"|`inputs` tokens \+ `max_new_tokens` must be"
     r"|maximum number of (input )?tokens"
-    r"|exceeds?\b.{0,60}\bmax_(model_len|input_length|total_tokens)",
+    r"|exceeds?\b.{0,60}\bmax_(model_len|input_length|total_tokens)"
+    r"|max_(completion_)?tokens=\d+ cannot be greater than max_model_len",
     re.IGNORECASE | re.DOTALL,
 )
 _NO_TOOLS_STATUSES = (400, 404, 405, 422, 500, 501)

@@ -23,6 +23,8 @@ _WINDOW = (
     # OpenAI: "limit of 272000"; Bedrock: "model maximum (4096)"
     rf"must be <= {_N}",
     rf"(?:allowed|allowed length|configured limit|max_model_len|model maximum)(?: of)? \(?{_N}",
+    # vLLM, of an answer that is longer than the window by itself
+    rf"max_model_len={_N}",
 )
 _PROMPT = (
     rf"resulted in {_N} tokens",
@@ -41,6 +43,7 @@ _ANSWER = (
     rf"requested {_N} output tokens",
     rf"is too large: {_N}",
     rf"and {_N} `max_new_tokens`",
+    rf"max_(?:completion_)?tokens={_N} cannot be greater",
 )
 
 

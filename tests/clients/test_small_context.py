@@ -148,6 +148,15 @@ async def test_a_window_learnt_from_one_refusal_serves_the_next_run(tmp_path: Pa
     assert play.refused == refused
 
 
+async def test_a_turn_that_has_more_room_than_the_window_is_made_to_fit(tmp_path: Path) -> None:
+    play = SmallWindow(lambda body: text_reply("42"), window=2048)
+    async with proxied(play, "memory", tmp_path, listed=None) as client:
+        answer = await asked(client, max_tokens=10)
+    assert answer.choices[0].message.content == "42"
+    (body,) = play.bodies
+    assert (play.refused, 10 <= body["max_tokens"] < 2048) == (1, True)
+
+
 async def test_a_request_that_is_too_long_itself_is_a_400_as_without_the_proxy(
     tmp_path: Path,
 ) -> None:

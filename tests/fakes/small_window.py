@@ -19,6 +19,11 @@ Refuse = Callable[[int, int, int], str]
 
 def vllm(window: int, prompt: int, answer: int) -> str:
     """As vLLM's server says it."""
+    if answer > window:
+        return (
+            f"max_tokens={answer} cannot be greater than max_model_len={window}. Please request"
+            f" fewer output tokens. (parameter=max_tokens, value={answer})"
+        )
     if answer:
         return (
             f"'max_tokens' or 'max_completion_tokens' is too large: {answer}. This model's maximum"

@@ -69,6 +69,11 @@ LLAMA_CPP = {
             " tokens.",
             *(4096, 4097, 0),
         ),
+        (
+            "max_tokens=4096 cannot be greater than max_model_len=2048. Please request fewer output"
+            " tokens. (parameter=max_tokens, value=4096)",
+            *(2048, None, 4096),
+        ),
         # SGLang
         (
             "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
