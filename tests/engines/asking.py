@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 
-from tests.engines.servers import MODEL, REQUEST_TIMEOUT_S, Counted, ModelServer
+from tests.engines.engine import MODEL, REQUEST_TIMEOUT_S, Body
+from tests.engines.servers import Counted, ModelServer
 
 TEMPERATURE = 0.7
 MAX_TOKENS = 200
-Body = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +64,14 @@ async def asked(url: str, server: ModelServer, body: Mapping[str, Any]) -> Asked
     usage = got.get("usage") or {}
     of = Counted(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
     return Asked(response.status_code, got, of, counted)
+
+
+SHORT = request("What is the capital of France?", max_tokens=10)
+UNREACHABLE, ANSWERED = (502, "backend_unreachable"), (200, None)
+PATIENCE_S = 600
+"""For a server that starts, fails or is busy; vLLM takes a minute to start on two busy cores."""
+
+
+def outcome(response: httpx.Response) -> tuple[int, Any]:
+    """The status, and the code of an error."""
+    return response.status_code, response.json().get("error", {}).get("code")

@@ -1,15 +1,20 @@
-"""What the tests with a real model server share: the server, with and without a template that
-tells the model of its tools, and the proxy in front of each."""
+"""What the tests with a real model server share: the server, where the model is told of its tools
+and where it is not, and the proxy in front of each."""
 
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.engines.installing import NotInstalledError, found
-from tests.engines.servers import WITH_TOOLS, ModelServer, model_server, proxy, tools_always
+from tests.engines.building import NotInstalledError
+from tests.engines.engine import Tools
+from tests.engines.llama_cpp import LLAMA_CPP
+from tests.engines.servers import ENGINE, ModelServer, model_server, proxy, tools_always
+from tests.engines.vllm import VLLM
+
+OF_ONE_ENGINE = {"test_llama_cpp.py": LLAMA_CPP, "test_vllm.py": VLLM}
+collect_ignore = [name for name, engine in OF_ONE_ENGINE.items() if engine is not ENGINE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +34,24 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _model_server_is_installed() -> None:
     try:
-        found()
+        ENGINE.find()
     except NotInstalledError as error:
         if os.environ.get("REQUIRE_ENGINE"):
             pytest.fail(str(error))
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module", params=[None, WITH_TOOLS], ids=["own-template", "tools-template"])
+# vLLM takes half a minute to start, llama.cpp's server less than a second.
+@pytest.fixture(
+    scope="session" if ENGINE is VLLM else "module",
+    params=[ENGINE.without_tools, ENGINE.with_tools],
+    ids=lambda tools: tools.name,
+)
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     """With 2,048 tokens for a request, offered our tools whether its template shows them or not."""
-    template: Path | None = request.param
+    tools: Tools = request.param
     async with (
-        model_server(template=template) as server,
+        model_server(tools=tools) as server,
         proxy(server.url, **tools_always()) as ours,
     ):
         yield Served(server, f"http://127.0.0.1:{ours.port}")

@@ -1,6 +1,7 @@
-"""Ten small requests, and what of ours must not stand in their answers."""
+"""Ten small requests, what of ours must not stand in their answers, and other things to send."""
 
 import re
+from typing import Any
 
 PROMPTS = (
     "What is the capital of France?",
@@ -21,3 +22,16 @@ OURS = re.compile(
     re.IGNORECASE,
 )
 """Words of the proxy's own: of its prompts, tools and instructions."""
+LINE = "Line {} of the book of sand, as it was told.\n"
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+"""A schema."""
+
+
+def book(lines: int) -> str:
+    """A text that gets as long as one wants, by some 13 tokens a line."""
+    return "".join(LINE.format(number) for number in range(lines))

@@ -1,7 +1,10 @@
-"""llama.cpp's server with a small model, and the proxy in front of it, as processes."""
+"""A model server with a small model, and the proxy in front of it, as processes."""
 
+import contextlib
 import json
+import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -14,14 +17,14 @@ import anyio
 import httpx
 
 from bench.servers import Server, free_port, running
-from tests.engines.installing import found
+from tests.engines.engine import REQUEST_TIMEOUT_S, Engine, Launch, Tools
+from tests.engines.llama_cpp import LLAMA_CPP
+from tests.engines.vllm import VLLM
 
-MODEL = "smollm2"
-WITH_TOOLS = Path(__file__).parent / "templates" / "tools.jinja"
-"""A chat template that tells the model of its tools; the model's own does not."""
+ENGINES = {engine.name: engine for engine in (LLAMA_CPP, VLLM)}
+ENGINE: Engine = ENGINES[os.environ.get("ENGINE", LLAMA_CPP.name)]
+"""The one that the tests run against."""
 SLOTS = 4
-REQUEST_TIMEOUT_S = 300
-BUSY = ("requests_processing", "requests_deferred")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,10 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class ModelServer:
-    """A running llama-server."""
+    """A running model server."""
 
     process: Server
+    tools: Tools
 
     @property
     def url(self) -> str:
@@ -48,58 +52,60 @@ class ModelServer:
     async def metrics(self) -> dict[str, float]:
         async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client:
             text = (await client.get(f"{self.url}/metrics")).raise_for_status().text
-        return {
-            name: float(value)
-            for name, value in re.findall(r"^llamacpp:(\w+) (\S+)$", text, re.MULTILINE)
-        }
+        line = rf"^{ENGINE.gauges.prefix}:(\w+)(?:\{{.*\}})? (\S+)$"
+        return {name: float(value) for name, value in re.findall(line, text, re.MULTILINE)}
 
     async def working(self) -> None:
         """Return once it works on a request."""
         metrics = await self.metrics()
-        while not metrics["requests_processing"]:
+        while not metrics[ENGINE.gauges.running]:
             await anyio.sleep(0.02)
             metrics = await self.metrics()
 
     async def counted(self) -> Counted:
         """What it has worked on, once it works on nothing any more."""
+        gauges = ENGINE.gauges
         metrics = await self.metrics()
-        while any(metrics[name] for name in BUSY):
-            # The server looks for clients that have left after a second without any result, and
+        while metrics[gauges.running] or metrics[gauges.waiting]:
+            # llama.cpp looks for clients that have left after a second without any result, and
             # metrics are one.
             await anyio.sleep(1.5)
             metrics = await self.metrics()
-        return Counted(int(metrics["prompt_tokens_total"]), int(metrics["tokens_predicted_total"]))
+        return Counted(int(metrics[gauges.prompt_tokens]), int(metrics[gauges.completion_tokens]))
+
+    async def prompt_tokens(self, body: dict[str, Any]) -> int:
+        """How many the model is given for that request."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_TIMEOUT_S) as client:
+            return await ENGINE.count_prompt(client, body)
 
 
 @asynccontextmanager
 async def model_server(
     *,
-    template: Path | None = None,
+    tools: Tools = ENGINE.without_tools,
     window: int = 2048,
     slots: int = SLOTS,
     port: int | None = None,
 ) -> AsyncIterator[ModelServer]:
-    """A llama-server with so many tokens for each of its slots; None is the model's own template.
-
-    Raises NotInstalledError.
-    """
-    there = found()
+    """A server with so many tokens for each request. Raises NotInstalledError."""
     port = port or free_port()
-    options: dict[str, object] = {
-        "-m": there.model,
-        "--host": "127.0.0.1",
-        "--port": port,
-        "-c": window * slots,
-        "-np": slots,
-        "-a": MODEL,
-        # Threads that wait for one another by spinning stand still where the cores have other work.
-        "-t": 1,
-        **({"--chat-template-file": template} if template else {}),
-    }
-    words = [str(word) for option in options.items() for word in option]
-    command = [str(there.server), *words, "--jinja", "--metrics"]
-    async with running(command, port, path="/health") as server:
-        yield ModelServer(server)
+    command = ENGINE.command(Launch(port, tools, window, slots))
+    groups: list[int] = []
+    try:
+        async with running(
+            ["setsid", *command],
+            port,
+            path="/health",
+            env=ENGINE.environment,
+            timeout_s=ENGINE.start_timeout_s,
+        ) as server:
+            groups.append(server.pid)
+            yield ModelServer(server, tools)
+    finally:
+        # Processes of vLLM's outlive the one that was started, if that is killed.
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """A table of what ten small requests cost at a real model, plain and through the loop.
 
-`python -m tests.engines.table [--seeds N] [--prompts N] [--columns NAME,...]`
+`python -m tests.engines.table [--seeds N] [--prompts N] [--columns NAME,...]`, with ENGINE=vllm in
+the environment for vLLM.
 """
 
 import argparse
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 import anyio
 
 from tests.engines.asking import MAX_TOKENS, TEMPERATURE, Asked, asked, request
-from tests.engines.installing import NotInstalledError
+from tests.engines.building import NotInstalledError
 from tests.engines.prompts import OURS, PROMPTS
-from tests.engines.servers import WITH_TOOLS, ModelServer, model_server, proxy, tools_always
+from tests.engines.servers import ENGINE, ModelServer, model_server, proxy, tools_always
 
 COLUMNS = ("plain", "shipped", "always")
 """The model server itself; the proxy as it is shipped, where the model is not told of its tools;
@@ -72,8 +73,8 @@ async def _cells(options: argparse.Namespace) -> list[Cell]:
 
 @asynccontextmanager
 async def _servers(column: str) -> AsyncIterator[tuple[str, ModelServer]]:
-    template = WITH_TOOLS if column == "always" else None
-    async with model_server(template=template) as server:
+    tools = ENGINE.with_tools if column == "always" else ENGINE.without_tools
+    async with model_server(tools=tools) as server:
         if column == "plain":
             yield server.url, server
             return

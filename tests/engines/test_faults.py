@@ -1,30 +1,21 @@
-"""What becomes of requests where a real server is killed, loading, busy, left or too small."""
+"""What becomes of requests where a real server is killed, busy, left or too small."""
 
 import os
 import signal
-from typing import Any
 
 import anyio
-import httpx
 import pytest
 
 from bench.servers import free_port
-from tests.engines.asking import post, request
+from tests.engines.asking import ANSWERED, PATIENCE_S, SHORT, UNREACHABLE, outcome, post, request
+from tests.engines.engine import MODEL
 from tests.engines.prompts import PROMPTS
-from tests.engines.servers import MODEL, model_server, proxy
+from tests.engines.servers import ENGINE, model_server, proxy
 
 pytestmark = pytest.mark.engine
-PATIENCE_S = 240
 ENDLESS = request("Count.", max_tokens=1500, ignore_eos=True)
-SHORT = request("What is the capital of France?", max_tokens=10)
 LONG = request("alpha beta " * 1100, max_tokens=10)
 LONG_TOKENS = 2200
-UNREACHABLE, LOADING, ANSWERED = (502, "backend_unreachable"), (503, "503"), (200, None)
-
-
-def outcome(response: httpx.Response) -> tuple[int, Any]:
-    """The status, and the code of an error."""
-    return response.status_code, response.json().get("error", {}).get("code")
 
 
 async def test_a_killed_server_is_an_error_and_a_restarted_one_answers() -> None:
@@ -44,34 +35,6 @@ async def test_a_killed_server_is_an_error_and_a_restarted_one_answers() -> None
             async with model_server(port=port):
                 seen.append(outcome(await post(url, SHORT)))
     assert seen == [UNREACHABLE, UNREACHABLE, ANSWERED]
-
-
-async def test_a_server_that_loads_its_model_is_waited_for_or_said_to_be_loading() -> None:
-    port = free_port()
-    backend, seen = f"http://127.0.0.1:{port}", []
-    async with (
-        proxy(backend, backend={"attempts": 1}) as once,
-        proxy(backend, backend={"attempts": 10}) as again,
-        anyio.create_task_group() as tasks,
-    ):
-
-        async def ask_until_it_answers() -> None:
-            while not seen or seen[-1] != ANSWERED:
-                seen.append(outcome(await post(f"http://127.0.0.1:{once.port}", SHORT)))
-
-        async def ask_once() -> None:
-            waited.append(outcome(await post(f"http://127.0.0.1:{again.port}", SHORT)))
-            answered.set()
-
-        waited: list[tuple[int, Any]] = []
-        answered = anyio.Event()
-        with anyio.fail_after(PATIENCE_S):
-            tasks.start_soon(ask_until_it_answers)
-            tasks.start_soon(ask_once)
-            async with model_server(port=port):
-                await answered.wait()
-    assert waited == [ANSWERED]
-    assert set(seen) <= {UNREACHABLE, LOADING, ANSWERED}
 
 
 async def test_who_leaves_frees_the_server() -> None:
@@ -113,7 +76,7 @@ async def test_a_message_longer_than_the_window_is_refused_as_such_or_read_from_
         long = await post(url, LONG)
     assert short == ANSWERED
     if window < LONG_TOKENS:
-        assert (plain.status_code, plain.json()["error"]["n_ctx"]) == (400, window)
-        assert long.status_code == 200 or long.json()["error"]["n_ctx"] == window
+        assert (plain.status_code, ENGINE.window_in(plain.json()["error"])) == (400, window)
+        assert long.status_code == 200 or ENGINE.window_in(long.json()["error"]) == window
     else:
         assert (plain.status_code, long.status_code) == (200, 200)

@@ -7,14 +7,12 @@ import pytest
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.tool_probe import MAX_TOKENS, ToolProbe
 from tests.engines.conftest import Served
-from tests.engines.servers import MODEL
+from tests.engines.engine import MODEL
 
 pytestmark = pytest.mark.engine
 
 
-async def test_a_model_uses_tools_where_its_template_shows_them(
-    served: Served, request: pytest.FixtureRequest
-) -> None:
+async def test_a_model_uses_tools_where_its_server_shows_them(served: Served) -> None:
     before = await served.server.counted()
     model = OpenAIHTTPModel(f"{served.server.url}/v1", api_key=None, timeout_s=60)
     async with aclosing(model):
@@ -23,8 +21,7 @@ async def test_a_model_uses_tools_where_its_template_shows_them(
         verdict = await probe.verdict(MODEL, version)
         assert await probe.models() == [MODEL]
     spent = await served.server.counted() - before
-    shows_tools = "tools-template" in request.node.name
     assert version is not None
     assert verdict is not None
-    assert verdict.reason == (None if shows_tools else "tools_ignored")
+    assert verdict.reason == served.server.tools.reason
     assert spent.completion <= 2 * MAX_TOKENS

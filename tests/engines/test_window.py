@@ -4,14 +4,11 @@ import pytest
 
 from tests.engines.asking import asked, post, request
 from tests.engines.conftest import Served
+from tests.engines.prompts import book
+from tests.engines.servers import ENGINE
 
 pytestmark = pytest.mark.engine
 WINDOW = 2048
-LINE = "Line {} of the book of sand, as it was told.\n"
-
-
-def book(lines: int) -> str:
-    return "".join(LINE.format(number) for number in range(lines))
 
 
 async def test_the_sizes_of_what_is_too_long_are_told(served: Served) -> None:
@@ -20,7 +17,7 @@ async def test_the_sizes_of_what_is_too_long_are_told(served: Served) -> None:
     response = await post(served.url, body)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
-    assert error["n_ctx"] == WINDOW < error["n_prompt_tokens"]
+    assert ENGINE.window_in(error) == WINDOW
 
 
 @pytest.mark.parametrize(("lines", "is_moved"), [(60, False), (160, True)], ids=["less", "more"])
@@ -28,7 +25,8 @@ async def test_a_text_over_half_the_window_becomes_a_file(
     lines: int, is_moved: bool, served: Served
 ) -> None:
     text = f"<document title='a.txt'>\n{book(lines)}</document>\nSay yes."
-    body = request(text, grammar='root ::= "yes" | "no"', sandbox={"limits": {"max_turns": 1}})
+    form = ENGINE.one_of(["yes", "no"])
+    body = request(text, sandbox={"limits": {"max_turns": 1}}, **form)
     answer = await asked(served.url, served.server, body)
     assert answer.status == 200, answer.body
     assert (answer.body["usage"]["sandbox"]["documents_tokens"] > 0) is is_moved

