@@ -24,6 +24,8 @@ _TAG = "<tool_call>"
 _FENCE = re.compile(r"```(\w*)[ \t]*(?:\n\s*|\Z)|`{1,2}\Z")
 _FENCED_CALLS = ("", "json", "tool_call", "tool_code")
 _FIRST_KEY = re.compile(r'\s*(?:\[\s*)?\{\s*(?:"([^"]*)("\s*(?::\s*(?:"([^"]*)(")?)?)?)?)?')
+_ARGUMENTS = re.compile(r'\s*(?:\{\s*(?:["}]|\Z)|\Z)')
+"""Matches the beginning of a call's arguments, or none yet."""
 _CALL_KEYS = frozenset(
     {"name", "tool", "function", "type", "id", "arguments", "parameters", "args", "input"}
 )
@@ -243,7 +245,7 @@ class Prose:
 
     def _find_call(self, held: str) -> int:
         names = self._rules.tool_names
-        ends = [len(held), _tag_at(held)]
+        ends = [len(held), _tag_at(held), *(_named_tag_at(held, name) for name in names)]
         if not self._is_open and _may_be_call_object(held, names, is_alone=True):
             ends.append(0)
         ends += [
@@ -260,6 +262,16 @@ def _tag_at(held: str) -> int:
     for size in range(min(len(_TAG) - 1, len(held)), 0, -1):
         if _TAG.startswith(held[-size:]):
             return len(held) - size
+    return len(held)
+
+
+def _named_tag_at(held: str, name: str) -> int:
+    """Return where `<name>{arguments}` may begin in the held text, else its length."""
+    tag, at = f"<{name}>", -1
+    while (at := held.find("<", at + 1)) >= 0:
+        begun = held[at : at + len(tag)]
+        if tag.startswith(begun) and _ARGUMENTS.match(held, at + len(begun)):
+            return at
     return len(held)
 
 

@@ -167,10 +167,13 @@ def _loads(text: str) -> Any:
 
 
 def _written_calls(text: str, names: Collection[str]) -> list[_Written]:
-    """Calls that the model wrote into its prose: tagged, fenced, or nothing but the call."""
+    """Calls that the model wrote into its prose: tagged, also with a tool's own name, fenced, or
+    nothing but the call."""
     if tagged := _after_each(_TAG, text):
         # A tag can only mean a call, so what cannot be understood is the model's to mend.
         return _different(_as_calls(value) or [_written(text, at)] for value, at in tagged)
+    if named := _different([call] for call in _after_names(text, names)):
+        return named
     candidates = [value for value, _ in _after_each(_FENCE, text)] or [_loads(text.strip())]
     found = _different(_as_calls(value) for value in candidates)
     return [call for call in found if isinstance(call, tuple) and call[0] in names]
@@ -187,6 +190,20 @@ def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
             value, position = None, start.end()
         found.append((value, start.end()))
     return found
+
+
+def _after_names(text: str, names: Collection[str]) -> Iterator[_Written]:
+    """The calls written as `<name>{arguments}`."""
+    if not names or "<" not in text:
+        return
+    opening = rf"<({'|'.join(map(re.escape, names))})>\s*(?=\{{)"
+    for tag in re.finditer(opening, text):
+        try:
+            value, _ = _DECODER.raw_decode(text, tag.end())
+        except (ValueError, RecursionError):
+            continue
+        call = _as_call(value)
+        yield call if call and call[0] in names else (tag[1], value)
 
 
 def _written(text: str, at: int) -> str:

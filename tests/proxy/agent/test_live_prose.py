@@ -136,6 +136,8 @@ WRITTEN = json.dumps({"name": "execute_bash", "arguments": {"command": "echo " +
         WRITTEN,
         f"<tool_call>{WRITTEN}</tool_call>",
         f"{ESSAY}\n<tool_call>\n{WRITTEN}\n</tool_call>",
+        f'{ESSAY}\n<execute_bash>{{"command": "echo {ESSAY}"}}</execute_bash>',
+        f"{ESSAY}\n<execute_bash>\n{WRITTEN}\n" * 3,
         f"{ESSAY}\n```json\n{WRITTEN}\n```",
     ],
 )
@@ -155,6 +157,7 @@ async def test_call_written_as_text_is_not_shown_as_the_answer(text: str) -> Non
         "[1, 2, 3]\n" + ESSAY,
         '{"name": "Bob", "age": 5}\n' + ESSAY,
         '```json\n{"type": "Feature", "id": 1}\n```\n' + ESSAY,
+        "Type <submit> and <execute_bash> for it, or <str_replace_editor>{it}. " + ESSAY,
         '{"type": "Feature", "id": 1}\n' + ESSAY,
         '```json\n{"name": "execute_bash"}\n```'.replace("execute_bash", "Bob") + ESSAY,
     ],
