@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 import json
 import math
+import os
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -121,7 +121,7 @@ def own_request_id(scope: Scope) -> str:
     one."""
     if found := scope.get(_RUN) or scope.get(_NO_RUN):
         return request_id(found)
-    scope[_NO_RUN] = secrets.token_hex(16)
+    scope[_NO_RUN] = os.urandom(16).hex()
     return request_id(scope[_NO_RUN])
 
 
