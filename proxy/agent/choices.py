@@ -29,7 +29,7 @@ def several(task: Task, count: int, own: Callable[[Task], Task]) -> Task:
         if isinstance(seed := every_turn.get("seed"), int):
             every_turn["seed"] = seed + index  # else all would say the same, as vLLM knows too
         others.append(own(replace(task, run_id=run_id, every_turn=every_turn)))
-    return replace(task, others=tuple(others))
+    return replace(task, others=tuple(others)) if others else task
 
 
 async def run(agent: Agent, task: Task, emit: Emit) -> Result:

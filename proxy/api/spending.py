@@ -27,9 +27,11 @@ async def charged(request: Request, task: Task, runs: int) -> Task:
     if task.alone:
         per_day, runs = per_day.of_model_calls, 0
     if per_day.cost_usd is None and task.profile.limits.max_cost_usd is None:
-        task = replace(task, tariff=parts.prices.own(task.model))
+        tariff = parts.prices.own(task.model)
     else:
-        task = replace(task, tariff=await _known(parts.prices, task.model))
+        tariff = await _known(parts.prices, task.model)
+    if tariff is not None:
+        task = replace(task, tariff=tariff)
     if not per_day.is_set:
         return task
     account = _account(request, per_day)

@@ -83,7 +83,9 @@ class Replay:
 
     def _close(self) -> None:
         if self._growing is not None:
-            self._events.append(replace(self._growing, text="".join(self._pieces)))
+            is_one = len(self._pieces) == 1
+            whole = self._growing if is_one else replace(self._growing, text="".join(self._pieces))
+            self._events.append(whole)
             self._growing = None
             self._pieces = []
 

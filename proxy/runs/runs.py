@@ -251,8 +251,9 @@ class Runs:
             for each in (*result.others, result):
                 if each.parked:
                     await self._parked.save(run.claim.owner, each.parked)
-            others = [replace(each, parked=None) for each in result.others]
-            result = replace(result, parked=None, others=others)
+            if result.parked or result.others:
+                others = [replace(each, parked=None) for each in result.others]
+                result = replace(result, parked=None, others=others)
         except ProxyError as error:
             log.warning("run %s failed: %s", run.id, error)
             _warn_of_repetition(error, run)
