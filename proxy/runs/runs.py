@@ -251,9 +251,7 @@ class Runs:
             for each in (*result.others, result):
                 if each.parked:
                     await self._parked.save(run.claim.owner, each.parked)
-            if result.parked or result.others:
-                others = [replace(each, parked=None) for each in result.others]
-                result = replace(result, parked=None, others=others)
+            result = _unparked(result)
         except ProxyError as error:
             log.warning("run %s failed: %s", run.id, error)
             _warn_of_repetition(error, run)
@@ -362,6 +360,14 @@ def _warn_of_repetition(error: ProxyError, run: Run) -> None:
     Errors with a `Retry-After` of the proxy's own are left alone: that invites the client back."""
     if run.has_spent:
         error.headers["x-should-retry"] = "false"
+
+
+def _unparked(result: Result) -> Result:
+    """The result without the runs that wait, which are kept."""
+    if not (result.parked or result.others):
+        return result
+    others = [replace(each, parked=None) for each in result.others]
+    return replace(result, parked=None, others=others)
 
 
 def _log_end(result: Result) -> None:
