@@ -145,7 +145,7 @@ class Prose:
     def is_echo_at_end(self) -> bool:
         """Return True if the prose repeats one of the proxy's own texts, which its last words may
         complete. Call it once the reply is over."""
-        if self._rules.ends_replies:
+        if self._chars and self._rules.ends_replies:
             self.is_echo = self.is_echo or self._echo.is_echo("", at_end=True)
         return self.is_echo
 
