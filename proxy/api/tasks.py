@@ -44,10 +44,8 @@ async def task_of(
     if way.is_plain:
         return await charged(request, _alone(request, body, way, run_id, deadline_s, hold), runs=1)
     asked = _asked(body)
-    waiting = await _waiting(request, whose, asked)
-    place = thread(
-        *(whose, run_id, request.headers, asked, waiting), follows=follows, is_kept=is_kept
-    )
+    said = (request.headers, asked, await _waiting(request, whose, asked))
+    place = thread(whose, run_id, *said, follows=follows, is_kept=is_kept)
     outbox = _outbox(request, whose, place.container_id, way.profile)
     task = replace(
         to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox),

@@ -390,17 +390,3 @@ async def test_a_file_beside_a_tools_result_is_told_of_where_it_stands(tmp_path:
         await client.post("/v1/chat/completions", json=asked)
         (last,) = backend.requests[1].body["messages"][-1:]
     assert [part["text"] for part in last["content"]] == [NOTE, "\nSteps Remaining: 100"]
-
-
-async def test_no_reply_is_cut_for_what_it_repeats(tmp_path: Path) -> None:
-    words = replace(WORDS, system="You have a computer, and you may use it for all that you like.")
-    thinking = "So it goes on. " * 500
-    quoting = tool_reply(call("execute_bash", command="echo 1")) | {
-        "content": f"{words.system} {thinking}",
-        "reasoning": thinking,
-    }
-    async with served(tmp_path, [quoting, DONE], paper(words)) as (backend, client):
-        assert (await answer(client))[2] == "submitted"
-    said = backend.requests[1].body["messages"]
-    assert said[-2]["content"] == quoting["content"]
-    assert said[-1]["role"] == "tool"
