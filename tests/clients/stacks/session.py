@@ -51,11 +51,13 @@ async def _places(
     """The house with computers, with none to be had, and with pretended ones for the rest."""
     none = MemorySandboxes(failure=SandboxUnavailableError(UNAVAILABLE, retry_after_s=1))
     model = door_to(backend)
+    # However slow the machine is, a backend that refuses has done so before the status is sent.
+    settings: dict[str, Any] = {"steps": profile, "status_wait_s": 30.0, "status_hold_s": 30.0}
     try:
         async with (
-            house(backend, "bubblewrap", state_dir / "work", steps=profile) as work,
-            house(backend, "memory", state_dir / "others", steps=profile) as others,
-            serve(join(model, none, state_dir / "none", steps=profile)) as unavailable,
+            house(backend, "bubblewrap", state_dir / "work", **settings) as work,
+            house(backend, "memory", state_dir / "others", **settings) as others,
+            serve(join(model, none, state_dir / "none", **settings)) as unavailable,
         ):
             addresses = {"work": work, "unavailable": unavailable, "others": others}
             yield {name: f"{url}/v1" for name, url in addresses.items()}

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -25,8 +26,9 @@ OPTIONS = (
 )
 TIMEOUT_S = 600
 KEY = "sk-of-the-house"
-PATIENT = partial(Runs, grace_s=3600)
-"""However slow the machine is, a client that asks again comes in time."""
+PATIENT: dict[str, Any] = {"make_runs": partial(Runs, grace_s=3600), "status_wait_s": 30.0}
+"""However slow the machine is, a client that asks again comes in time, and a backend's refusal
+before the status is sent."""
 
 
 @pytest.mark.parametrize("major", ["openai-2", "openai-3"])
@@ -35,7 +37,7 @@ async def test_every_story_of_the_sdk_comes_true(major: str, tmp_path: Path) -> 
     command = [str(python_of(major)), "-m", "pytest", *OPTIONS, str(STORIES)]
     async with (
         scripted_backend(model.answer, model=MODEL, elsewhere=model.elsewhere) as backend,
-        house(backend, "bubblewrap", tmp_path / "open", make_runs=PATIENT) as url,
+        house(backend, "bubblewrap", tmp_path / "open", **PATIENT) as url,
         house(backend, "memory", tmp_path / "locked", keyring=one_key(KEY)) as locked,
     ):
         here = {
