@@ -230,9 +230,9 @@ class ChunkWriter:
         self._events = StepEvents(run_id) if steps == "events" else None
         self._answer_began = False
         self._sent_calls = set[str]()
-        self._call_fields: dict[int, tuple[str, str]] = {}
-        """Where the pieces of each call stand: under which key, and in which of its fields."""
         """The ids of the client's calls that were sent as the model wrote them."""
+        self._call_fields: dict[int, tuple[str, str]] = {}
+        """The key and the field that hold the pieces of each call, by the call's index."""
         self._index = index
         self._others: dict[int, ChunkWriter] = {}
         self._opening: dict[str, Any] = {"role": "assistant"} if index else {}
