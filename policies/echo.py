@@ -11,6 +11,10 @@ MIN_SENTENCE_WORDS = 5
 HELD_WORDS = 3
 """Text is suspect once so many of its last words agree with one of the proxy's texts."""
 MAX_WORD_CHARS = 64
+MAX_CLIENT_CHARS = 400_000
+"""So much of the client's text is searched for what a reply quotes, half of it from each end: a
+megabyte takes a third of a second."""
+HALF = MAX_CLIENT_CHARS // 2
 _IN_WORDS = "_'\u2019"
 _WORD_OR_END = re.compile(r"(?P<word>[^\W_]+(?:['\u2019][^\W_]+)?)|[.!?;:](?!\w)|\n")
 """Matches a word (group `word`) or the end of a sentence."""
@@ -94,8 +98,9 @@ class EchoCheck:
 
     def _is_the_clients(self, run: Words) -> bool:
         if self._client_words is None:
-            texts = (" ".join(words_of(text)) for text in self._client_text)
-            self._client_words = "\n".join(f" {text} " for text in texts)
+            text = "\n\n".join(self._client_text)
+            parts = (text,) if len(text) <= MAX_CLIENT_CHARS else (text[:HALF], text[-HALF:])
+            self._client_words = "\n".join(f" {' '.join(words_of(part))} " for part in parts)
         return f" {' '.join(run)} " in self._client_words
 
 

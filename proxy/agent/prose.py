@@ -19,6 +19,9 @@ HOLD_CHARS = 160
 shorter."""
 HOLD_S = 1.0
 """Prose is held back for so long at most: a person must see typing."""
+MAX_HELD_STOP_CHARS = 256
+"""So much of a stop string may be held back. Of a longer one, the rest is shown before it is
+complete: each piece costs a search for every length."""
 _DECODER = json.JSONDecoder()
 _TAG = "<tool_call>"
 _FENCE = re.compile(r"```(\w*)[ \t]*(?:\n\s*|\Z)|`{1,2}\Z")
@@ -222,8 +225,10 @@ class Prose:
 
     def _stop_begins_at(self) -> int:
         """Return where in the held text an unfinished stop string may begin, else its length."""
-        for size in range(min(self._held_chars, len(self._tail)), 0, -1):
-            if any(stop.startswith(self._tail[-size:]) for stop in self._rules.stops):
+        longest = min(self._held_chars, len(self._tail), MAX_HELD_STOP_CHARS)
+        for size in range(longest, 0, -1):
+            end = self._tail[-size:]
+            if any(stop.startswith(end) for stop in self._rules.stops):
                 return self._held_chars - size
         return self._held_chars
 

@@ -76,6 +76,13 @@ def test_what_the_client_wrote_itself_may_be_quoted() -> None:
     assert echo_at(PROMPT, client=f"What does this mean? {PROMPT}") is None
 
 
+def test_long_client_text_may_be_quoted_from_both_its_ends() -> None:
+    filler = "Some other words. " * 100_000
+    assert echo_at(PROMPT, client=f"{PROMPT} {filler}") is None
+    assert echo_at(PROMPT, client=f"{filler} {PROMPT}") is None
+    assert echo_at(PROMPT, client=filler) is not None
+
+
 def test_text_is_suspect_while_it_may_become_an_echo() -> None:
     check = EchoCheck(OWN, [])
     own = " ".join(PROMPT.split()[:6])

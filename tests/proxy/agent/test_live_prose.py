@@ -18,7 +18,7 @@ from proxy.agent.events import (
     TextDelta,
     ToolCallStarted,
 )
-from proxy.agent.model import Reply
+from proxy.agent.model import Reply, ReplyStopped
 from proxy.agent.prose import HOLD_CHARS, Prose, ProseRules
 from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.errors import SandboxLostError
@@ -231,6 +231,18 @@ def test_long_text_that_may_be_a_call_is_looked_at_few_times(begins: str) -> Non
         prose.add(TextDelta(f"{number}, "))
         assert prose.ready(is_due=True) == []
     assert len(prose.rest()) == 200_001
+
+
+def test_stop_string_of_any_length_is_found() -> None:
+    stop = "".join(f"{number}, " for number in range(100_000))
+    prose = Prose(ProseRules(stops=(stop,)))
+    prose.add(TextDelta(f"{ESSAY}{stop[:1000]}"))
+    for number in range(2000):  # a second, and many minutes where all its lengths are looked for
+        prose.add(TextDelta(f"{number}; "))
+        prose.ready(is_due=True)
+    with pytest.raises(ReplyStopped):
+        prose.add(TextDelta(stop))
+    assert not prose.text.endswith(stop)
 
 
 def test_half_of_a_stop_string_is_not_shown() -> None:
