@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any, Literal
@@ -28,7 +29,7 @@ ROUNDS = 5
 TOKEN_S = 0.2
 TOKENS = 60
 ADDED_S = 1.2
-"""What the loop may add to plain."""
+"""The most seconds that the loop may add to `:plain`."""
 Api = Literal["chat", "responses", "messages"]
 APIS: tuple[Api, ...] = ("chat", "responses", "messages")
 PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
@@ -41,8 +42,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=60)
 async def measure(plan: Plan) -> list[Part]:
     """Every API and every kind of sandbox, plain beside them."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image, agents=("native",)) as found:
-            pass
+        found = await opened.enter_async_context(places(plan.image, agents=("native",)))
         clock = Clock()
         model = await opened.enter_async_context(slow_model(clock))
         session = await opened.enter_async_context(aiohttp.ClientSession(timeout=TIMEOUT))
@@ -86,23 +86,26 @@ def _rows(api: Api, kinds: list[Kind], measured: Mapping[str, list[float]]) -> l
     return rows
 
 
+@dataclass(slots=True)
 class Clock:
-    """When the model was asked for prose last; and what to ask."""
+    """The time at which the model was asked for prose last, of `time.perf_counter`."""
 
-    def __init__(self) -> None:
-        self.asked = 0.0
-        self._numbers = itertools.count(1)
+    asked: float = 0.0
 
-    def question(self) -> str:
-        """One that was not asked before, so that no run is joined."""
-        return f"What is 6 * 7? I ask for time number {next(self._numbers)}."
+
+_numbers = itertools.count(1)
+
+
+def _question() -> str:
+    """Return a question that was not asked before: the proxy answers equal questions by one run."""
+    return f"What is 6 * 7? I ask for time number {next(_numbers)}."
 
 
 async def _first_token_s(
     session: aiohttp.ClientSession, clock: Clock, server: Server, api: Api, model: str, row: str
 ) -> Mapping[str, float]:
     """Ask, and leave once there is something to see."""
-    url, body = f"{server.base_url}{PATHS[api]}", _request(api, model, clock.question())
+    url, body = f"{server.base_url}{PATHS[api]}", _request(api, model, _question())
     started = time.perf_counter()
     async with session.post(url, json=body) as response:
         if response.status != 200:
