@@ -2,8 +2,9 @@
 
 import os
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,7 +51,21 @@ def pip_install(
 
 
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Raises CalledProcessError, TimeoutExpired."""
+    """Run a command with these variables beside the environment's. Raises CalledProcessError,
+    TimeoutExpired."""
     subprocess.run(
         command, check=True, timeout=BUILD_TIMEOUT_S, env={**os.environ, **(environment or {})}
     )
+
+
+def report(install: Callable[[], None], found: Callable[[], object]) -> int:
+    """Install, unless `--find` is among the arguments, and print what there is. Return the exit
+    code."""
+    try:
+        if "--find" not in sys.argv[1:]:
+            install()
+        sys.stdout.write(f"{found()}\n")
+    except (OSError, subprocess.SubprocessError, NotInstalledError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0

@@ -70,3 +70,8 @@ class Engine:
     """The window's tokens, as an error says that they are too few."""
     environment: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 120
+
+
+def words(options: Mapping[str, object]) -> list[str]:
+    """Return a command's options and their values as its arguments."""
+    return [str(word) for option in options.items() for word in option]

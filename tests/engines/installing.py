@@ -7,7 +7,6 @@ that takes five to ten minutes to compile. Nothing of a version that is there is
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.engines.building import (
     being_built,
     kept,
     pip_install,
+    report,
     run,
 )
 
@@ -91,17 +91,5 @@ def _pip_install(target: Path) -> None:
     )
 
 
-def main() -> int:
-    try:
-        if "--find" not in sys.argv[1:]:
-            install()
-        there = found()
-    except (OSError, subprocess.SubprocessError, NotInstalledError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{there.server}\n{there.model}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(install, found))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import httpx
 
-from tests.engines.engine import MODEL, WITH_TOOLS, Body, Engine, Gauges, Launch, Tools
+from tests.engines.engine import MODEL, WITH_TOOLS, Body, Engine, Gauges, Launch, Tools, words
 from tests.engines.installing import found
 
 
@@ -22,8 +22,7 @@ def command(launch: Launch) -> list[str]:
         "-t": 1,
         **({"--chat-template-file": launch.tools.template} if launch.tools.template else {}),
     }
-    words = [str(word) for option in options.items() for word in option]
-    return [str(there.server), *words, *launch.tools.flags]
+    return [str(there.server), *words(options), *launch.tools.flags]
 
 
 async def count_prompt(client: httpx.AsyncClient, body: Body) -> int:
@@ -32,8 +31,8 @@ async def count_prompt(client: httpx.AsyncClient, body: Body) -> int:
     return len((await client.post("/tokenize", json=pieces)).raise_for_status().json()["tokens"])
 
 
-def one_of(words: Sequence[str]) -> Body:
-    return {"grammar": f"root ::= {' | '.join(json.dumps(word) for word in words)}"}
+def one_of(allowed: Sequence[str]) -> Body:
+    return {"grammar": f"root ::= {' | '.join(json.dumps(word) for word in allowed)}"}
 
 
 def window_in(error: Body) -> int:

