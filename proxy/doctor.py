@@ -59,7 +59,7 @@ async def _check_tools(
     probe: ToolProbe, settings: ToolSettings, name: str, version: str | None
 ) -> Check:
     of = f"tools of {name}"
-    if (setting := settings.of(name)) != "probe":
+    if (setting := settings.for_model(name)) != "probe":
         return Check(of, setting == "always", f"tool_support: {setting}")
     try:
         async with asyncio.timeout(PROBE_S):

@@ -1,4 +1,5 @@
-"""Which models are given tools: found out in the background, learnt from refusals and from runs."""
+"""Keeps which models are given tools. Verdicts come from probes in the background, from refusals
+of the backend and from runs."""
 
 import asyncio
 import logging
@@ -35,35 +36,35 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 PROBE_S = 120.0
-"""How long a probe may take: a busy engine answers late."""
+"""The most seconds for one probe: a busy engine answers late."""
 DOUBTED_AFTER_S = 60.0
-"""How long a verdict holds that a refusal speaks against, and when a probe that failed is tried
-again."""
+"""Seconds until the next probe, after a refusal that contradicts a verdict or a probe that
+failed."""
 MAX_PROBES = 4
-"""How many models are probed at one time; the others with a later request."""
+"""The most probes at one time; a later request starts the others."""
 MAX_MODELS = 1024
-"""Names that are remembered, of models and of a key's models: clients make them up."""
+"""The most names that each table keeps: clients can make up names of models."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSettings:
-    """What the operator says."""
+    """The setting `backend.tool_support` and its exceptions by model."""
 
     usual: ToolSupport = "always"
     by_model: Sequence[tuple[str, ToolSupport]] = ()
     """By name or pattern (`*`); the first that fits holds."""
 
-    def of(self, model: str) -> ToolSupport:
-        """What holds for a model."""
+    def for_model(self, model: str) -> ToolSupport:
+        """Return the setting for a model."""
         fitting = (said for pattern, said in self.by_model if fnmatchcase(model, pattern))
         return next(fitting, self.usual)
 
 
 class ToolVerdicts:
-    """The verdicts on one backend's models.
+    """Keeps the verdicts on the models of one backend.
 
-    Without a probe it knows what the settings say and learns from runs; without a shelf it forgets
-    with the process.
+    Without a probe, verdicts come from the settings, refusals and runs alone; without a shelf, they
+    end with the process.
     """
 
     def __init__(
@@ -82,26 +83,26 @@ class ToolVerdicts:
         self._now = now
         self._known: dict[str, KnownVerdict] = {}
         self._check_at: dict[str, float] = {}
-        """When a model is to be looked at again."""
+        """The time from which on a model may be probed again."""
         self._doubted: set[str] = set()
-        """Models whose verdict a refusal speaks against."""
+        """Models that a probe found to use tools, and that have been refused tools since."""
         self._evidence: dict[tuple[str, str], tuple[float, ToolVerdict]] = {}
-        """By key and model: until when the verdict holds."""
+        """By key and model: the verdict from the key's runs, and until when it holds."""
         self._work: dict[str, asyncio.Task[None]] = {}
 
     async def load(self) -> None:
-        """Know again what was known before a restart."""
+        """Load the verdicts of earlier processes."""
         if self._shelf is None:
             return
         self._known = await self._shelf.all(self._backend)
         for model, known in self._known.items():
-            if self._settings.of(model) == "probe":
+            if self._settings.for_model(model) == "probe":
                 _warn(known.verdict)
 
-    def of(self, owner: str, model: str) -> ToolVerdict:
-        """Whether a key's request is given tools, at once; a model that nobody has looked at is
-        given them, and is looked at in the background."""
-        setting = self._settings.of(model)
+    def verdict_for(self, owner: str, model: str) -> ToolVerdict:
+        """Return the verdict for a request of this key, without waiting. A model without a verdict
+        is given tools, and a probe of it starts in the background."""
+        setting = self._settings.for_model(model)
         if setting != "probe":
             return SUPPORTED if setting == "always" else never(model)
         self._look_at(model)
@@ -111,11 +112,11 @@ class ToolVerdicts:
         until, verdict = self._evidence.get((owner, model), (0.0, SUPPORTED))
         return verdict if self._now() < until else SUPPORTED
 
-    def refused(self, model: str, said: str) -> ToolVerdict:
-        """Note that the backend refused a request for its tools; gives the verdict, if there are
-        any. A verdict by probe that says otherwise stays until the next probe, which is due soon:
-        the request may have been an odd one."""
-        if self._settings.of(model) != "probe":
+    def note_refusal(self, model: str, said: str) -> ToolVerdict:
+        """Note that the backend refused a request for its tools, with these words; return the
+        verdict. Where a probe found that the model uses tools, its verdict stays until the next
+        probe, which is soon: one odd request may be refused too."""
+        if self._settings.for_model(model) != "probe":
             return SUPPORTED
         verdict = refused(model, said)
         known = self._known.get(model)
@@ -129,9 +130,9 @@ class ToolVerdicts:
             _put(self._check_at, model, self._now() + DOUBTED_AFTER_S)
         return verdict
 
-    def ended(self, owner: str, result: Result) -> None:
-        """Note a run's trouble with tools; it holds for its key alone."""
-        if self._settings.of(model := result.model) != "probe":
+    def note_run(self, owner: str, result: Result) -> None:
+        """Note the trouble that a run had with tools; it counts for the key of the run only."""
+        if self._settings.for_model(model := result.model) != "probe":
             return
         runs = (result, *result.others)
         trouble = {word for each in runs for word in each.tool_trouble}
@@ -143,17 +144,17 @@ class ToolVerdicts:
         log.warning("run %s: no tools for its key now: %s", result.run_id, verdict.words)
         _put(self._evidence, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict))
 
-    async def looked_at(self) -> None:
-        """Wait until everything in the background is done."""
+    async def wait_idle(self) -> None:
+        """Wait until no probe runs and everything is saved."""
         while self._work:
             await asyncio.wait(list(self._work.values()))
             await asyncio.sleep(0)  # for what takes them out of the table
 
     async def aclose(self) -> None:
-        """Give up what is being found out. Safe to call twice."""
+        """Cancel the probes that run. Safe to call twice."""
         for work in self._work.values():
             work.cancel()
-        await self.looked_at()
+        await self.wait_idle()
 
     # In the background
 
@@ -169,7 +170,7 @@ class ToolVerdicts:
             try:
                 await work()
             except Exception:
-                log.exception("whether a model uses tools could not be noted")
+                log.exception("a verdict on a model's tool support could not be saved")
 
         self._work[name] = asyncio.create_task(done())
         self._work[name].add_done_callback(lambda _: self._work.pop(name, None))
@@ -196,8 +197,8 @@ class ToolVerdicts:
     async def _probed(
         self, probe: ToolProbe, model: str, version: str | None
     ) -> ToolVerdict | None:
-        """A new verdict, where one is wanted. One against tools is looked at again each time: an
-        operator who does what it says starts the same version anew."""
+        """Return a new verdict, or None where the known one still holds. A verdict against tools is
+        checked each time: an operator who follows its advice restarts the same engine version."""
         known = self._known.get(model)
         if known is None or known.verdict.reason or model in self._doubted:
             return await probe.verdict(model, version)
@@ -225,9 +226,9 @@ def _warn(verdict: ToolVerdict) -> None:
         log.warning("no tools, and so no sandbox: %s", verdict.words)
 
 
-def _told(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
-    """A refusal as the loop hears of it: where the operator says that the model is given tools, it
-    is a failure like others, and no reason to answer without."""
+def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
+    """Return the error that the loop gets for a refusal. With `tool_support: always` it is a
+    failure like any other, and no reason to answer without tools."""
     if verdict.reason:
         return no_tools_error(verdict)
     return BackendError(
@@ -236,7 +237,7 @@ def _told(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
 
 
 def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
-    """The error for a request that needs tools where the verdict is against them."""
+    """Return the error for a request that needs tools, with a verdict against them."""
     return ToolsRefusedError(
         verdict.words,
         status=400,
@@ -247,7 +248,7 @@ def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
 
 
 def _put(kept: dict[K, V], key: K, value: V) -> None:
-    """Put a value in, the oldest out where there are too many."""
+    """Put a value in, and take the oldest out above `MAX_MODELS`."""
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > MAX_MODELS:
@@ -255,7 +256,8 @@ def _put(kept: dict[K, V], key: K, value: V) -> None:
 
 
 class WatchedModel:
-    """A model whose backend's refusals of tools are noted, and raised in a verdict's words."""
+    """Notes the refusals of tools of a model's backend, and raises them in the words of the
+    verdict."""
 
     def __init__(self, model: Model, verdicts: ToolVerdicts) -> None:
         self._model = model
@@ -266,8 +268,8 @@ class WatchedModel:
         try:
             return await self._model.complete(body, on_delta)
         except ToolsRefusedError as error:
-            verdict = self._verdicts.refused(str(body.get("model")), error.message)
-            raise _told(verdict, error) from error
+            verdict = self._verdicts.note_refusal(str(body.get("model")), error.message)
+            raise _error_for_loop(verdict, error) from error
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
         """See Model."""

@@ -61,7 +61,7 @@ def way_of(request: Request, body: Mapping[str, Any]) -> Way:
     decided = route(body, request.headers, profile)
     verdict = SUPPORTED
     if decided.kind == "sandbox":
-        verdict = services(request).tool_verdicts.of(owner(request), decided.model)
+        verdict = services(request).tool_verdicts.verdict_for(owner(request), decided.model)
         if verdict.reason:
             decided = route(body, request.headers, profile, verdict.reason)
     if decided.kind == "refused":

@@ -270,7 +270,7 @@ class Runs:
             log.exception("run %s failed", run.id)
             raise
         _log_end(result)
-        self._tool_verdicts.ended(run.claim.owner, result)
+        self._tool_verdicts.note_run(run.claim.owner, result)
         return result
 
     async def _act(self, task: Task, claim: Claim, emit: Emit) -> Result:

@@ -41,7 +41,7 @@ class House:
     async def known(self) -> httpx.Response:
         """Ask twice: the answer is that to the second request, when the verdict is known."""
         await ask(self.http)
-        await self.verdicts.looked_at()
+        await self.verdicts.wait_idle()
         return await ask(self.http)
 
 
@@ -112,7 +112,7 @@ async def test_a_model_that_is_told_of_tools_keeps_its_computer(
     engine = Engine(tokenizes=tokenizes)
     async with served(engine, tmp_path) as there:
         told = await there.known()
-        await there.verdicts.looked_at()
+        await there.verdicts.wait_idle()
     assert told.json()["sandbox"]["route"] == "auto"
     assert all(body["tools"] for body in engine.answered)
     assert sum(body["max_tokens"] for body in engine.probes) <= 64
@@ -200,7 +200,7 @@ async def test_one_odd_refusal_does_not_decide_for_everybody(tmp_path: Path) -> 
         engine.refusal = NO_PARSER
         await ask(there.http)
         engine.refusal = None
-        await there.verdicts.looked_at()
+        await there.verdicts.wait_idle()
         told = await ask(there.http)
     assert told.json()["sandbox"]["route"] == "auto"
 

@@ -20,19 +20,21 @@ def in_trouble(*trouble: ToolTrouble, **fields: Tally) -> Result:
 def test_a_runs_trouble_holds_for_its_key_and_an_hour() -> None:
     clock = HandClock()
     verdicts = ToolVerdicts(PROBE, now=clock.time)
-    verdicts.ended("ours", in_trouble("runaway", "echo"))
-    told = verdicts.of("ours", "m")
+    verdicts.note_run("ours", in_trouble("runaway", "echo"))
+    told = verdicts.verdict_for("ours", "m")
     assert told.reason == "tools_failed"
     assert "(echo, runaway)" in told.words
-    assert verdicts.of("theirs", "m") == verdicts.of("ours", "another") == SUPPORTED
+    assert (
+        verdicts.verdict_for("theirs", "m") == verdicts.verdict_for("ours", "another") == SUPPORTED
+    )
     clock.advance(EVIDENCE_HOLDS_S)
-    assert verdicts.of("ours", "m") == SUPPORTED
+    assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
 def test_trouble_of_a_further_choice_counts_too() -> None:
     verdicts = ToolVerdicts(PROBE)
-    verdicts.ended("ours", replace(SUBMITTED, others=[in_trouble("echo")]))
-    assert verdicts.of("ours", "m").reason == "tools_failed"
+    verdicts.note_run("ours", replace(SUBMITTED, others=[in_trouble("echo")]))
+    assert verdicts.verdict_for("ours", "m").reason == "tools_failed"
 
 
 @pytest.mark.parametrize(
@@ -42,19 +44,19 @@ def test_trouble_of_a_further_choice_counts_too() -> None:
 )
 def test_other_runs_tell_nothing(result: Result) -> None:
     verdicts = ToolVerdicts(PROBE)
-    verdicts.ended("ours", result)
-    assert verdicts.of("ours", "m") == SUPPORTED
+    verdicts.note_run("ours", result)
+    assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
 def test_no_run_counts_where_every_model_is_given_tools() -> None:
     verdicts = ToolVerdicts(ToolSettings("always"))
-    verdicts.ended("ours", in_trouble("runaway"))
-    assert verdicts.of("ours", "m") == SUPPORTED
+    verdicts.note_run("ours", in_trouble("runaway"))
+    assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
 def test_the_oldest_evidence_is_forgotten_where_there_is_much() -> None:
     verdicts = ToolVerdicts(PROBE)
     for number in range(MAX_MODELS + 1):
-        verdicts.ended(f"key-{number}", in_trouble("runaway"))
-    assert verdicts.of("key-0", "m") == SUPPORTED
-    assert verdicts.of(f"key-{MAX_MODELS}", "m").reason == "tools_failed"
+        verdicts.note_run(f"key-{number}", in_trouble("runaway"))
+    assert verdicts.verdict_for("key-0", "m") == SUPPORTED
+    assert verdicts.verdict_for(f"key-{MAX_MODELS}", "m").reason == "tools_failed"
