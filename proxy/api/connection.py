@@ -23,6 +23,7 @@ from proxy.wire.shapes import request_body, text
 T = TypeVar("T")
 Gone = Callable[[], Coroutine[Any, Any, None]]
 """Waits until the client has left."""
+_SERVICES = "sandbox_proxy.services"
 _KEY = "sandbox_proxy.key"
 _SENT = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
@@ -38,8 +39,11 @@ MAX_JSON_BYTES = 1 << 20
 
 def services(request: Request) -> Services:
     """The parts this server was made of."""
-    found = request.app.state.services
-    assert isinstance(found, Services)
+    # Kept with the request, which asks for them several times: the way by the application is long.
+    found: Services | None = request.scope.get(_SERVICES)
+    if found is None:
+        found = request.scope[_SERVICES] = request.app.state.services
+        assert isinstance(found, Services)
     return found
 
 
@@ -138,12 +142,20 @@ def with_request_id(scope: Scope, send: Send) -> Send:
 
 
 def _with_request_id(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> list[Any]:
-    headers = list(headers)
-    if REQUEST_ID_HEADER in dict(headers):
-        return headers
-    sent = dict(scope["headers"]).get(REQUEST_ID_HEADER, b"")
-    found = sent if _PRINTABLE_ID.fullmatch(sent) else own_request_id(scope).encode()
-    return [*headers, (REQUEST_ID_HEADER, found)]
+    answered = list(headers)
+    for name, _ in answered:
+        if name == REQUEST_ID_HEADER:
+            return answered
+    answered.append((REQUEST_ID_HEADER, _id_sent(scope) or own_request_id(scope).encode()))
+    return answered
+
+
+def _id_sent(scope: Scope) -> bytes | None:
+    """Return the client's own id of the request, if it can be given back."""
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID_HEADER:
+            return value if _PRINTABLE_ID.fullmatch(value) else None
+    return None
 
 
 def base_url(request: Request) -> str:
