@@ -30,15 +30,12 @@ class OwnTexts:
         """`prompts` are recognised by ten words in a row; of `instructions` (the nudge, the last
         question, the request for a summary) a whole sentence is enough."""
         instructions = list(instructions)
-        self._runs = {
-            run for text in (*prompts, *instructions) for run in _runs(words_of(text), RUN_WORDS)
-        }
+        texts = [words_of(text) for text in (*prompts, *instructions)]
+        self._runs = {run for words in texts for run in _runs(words, RUN_WORDS)}
+        self._begun = {begun for words in texts for begun in _runs(words, HELD_WORDS)}
         sentences = (words_of(each) for text in instructions for each in _SENTENCE.split(text))
         self._sentences = {each for each in sentences if len(each) >= MIN_SENTENCE_WORDS}
         self._lengths = sorted({RUN_WORDS, *map(len, self._sentences)})
-        self._begun = {
-            run[:n] for run in (*self._runs, *self._sentences) for n in range(HELD_WORDS, len(run))
-        }
 
     def run_at_end(self, words: Sequence[str]) -> Words | None:
         """Return the last ten of `words` if they are a quotation, or None."""
@@ -53,11 +50,7 @@ class OwnTexts:
 
     def may_be_quoted(self, words: Sequence[str]) -> bool:
         """Return True if the last of `words` may be the beginning of a quotation."""
-        longest = self._lengths[-1] if self._lengths else 0
-        return any(
-            tuple(words[-n:]) in self._begun
-            for n in range(HELD_WORDS, min(longest, len(words) + 1))
-        )
+        return tuple(words[-HELD_WORDS:]) in self._begun
 
 
 class EchoCheck:
