@@ -12,7 +12,7 @@ from policies.repetition import RepetitionCheck
 from proxy.agent.events import TextDelta
 from proxy.agent.model import ReplyStopped
 from proxy.agent.partial_reply import estimated_tokens
-from proxy.agent.tool_calls import calls_known_tool
+from proxy.agent.tool_calls import NAME_KEYS, calls_known_tool
 
 HOLD_CHARS = 160
 """Prose is held back until it has so many characters: most narration before a tool call is
@@ -250,7 +250,7 @@ class Prose:
 
     def _find_call(self, held: str) -> int:
         names = self._rules.tool_names
-        ends = [len(held), _tag_at(held), *(_named_tag_at(held, name) for name in names)]
+        ends = [len(held), _tag_at(held), *(_named_tag_at(held, name, names) for name in names)]
         if not self._is_open and _may_be_call_object(held, names, is_alone=True):
             ends.append(0)
         ends += [
@@ -270,14 +270,28 @@ def _tag_at(held: str) -> int:
     return len(held)
 
 
-def _named_tag_at(held: str, name: str) -> int:
+def _named_tag_at(held: str, name: str, names: Collection[str]) -> int:
     """Return where `<name>{arguments}` may begin in the held text, else its length."""
     tag, at = f"<{name}>", -1
     while (at := held.find("<", at + 1)) >= 0:
         begun = held[at : at + len(tag)]
-        if tag.startswith(begun) and _ARGUMENTS.match(held, at + len(begun)):
+        inside = at + len(begun)
+        may_be_tag = tag.startswith(begun) and _ARGUMENTS.match(held, inside)
+        if may_be_tag and not _names_no_tool(held, inside, names):
             return at
     return len(held)
+
+
+def _names_no_tool(text: str, at: int, names: Collection[str]) -> bool:
+    """Return True if an object that begins there names, first of all, what is no tool."""
+    match = _FIRST_KEY.match(text, at)
+    if match is None or match[1] not in NAME_KEYS or match[3] is None:
+        return False
+    return match[3] not in names if match[4] else not _begins_any(match[3], names)
+
+
+def _begins_any(begun: str, names: Collection[str]) -> bool:
+    return any(name.startswith(begun) for name in names)
 
 
 def _fence_may_hold_call(match: "re.Match[str]", held: str, names: Collection[str]) -> bool:
@@ -309,6 +323,6 @@ def _may_become_call(begun: str, names: Collection[str]) -> bool:
         return match.end() == len(begun)
     if not key_ended:
         return any(each.startswith(key) for each in _CALL_KEYS)
-    if key in ("name", "tool") and value is not None:
-        return any(name.startswith(value) for name in names) if not value_ended else value in names
+    if key in NAME_KEYS and value is not None:
+        return value in names if value_ended else _begins_any(value, names)
     return key in _CALL_KEYS

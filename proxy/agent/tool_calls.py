@@ -14,6 +14,8 @@ _TAG = re.compile(r"<tool_call>\s*")
 _FENCE = re.compile(r"```(?:json|tool_call|tool_code)?\s*\n\s*")
 _DECODER = json.JSONDecoder()
 _TAG_OR_END = re.compile(r"</?tool_call>")
+NAME_KEYS = ("name", "tool")
+"""Where a call in JSON names its tool."""
 _SHOWN_CHARS = 200
 MAX_WRITTEN = 128
 """How many different calls are read from one text: a model that writes more is caught in a loop."""
@@ -203,7 +205,10 @@ def _after_names(text: str, names: Collection[str]) -> Iterator[_Written]:
         except (ValueError, RecursionError):
             continue
         call = _as_call(value)
-        yield call if call and call[0] in names else (tag[1], value)
+        if call and call[0] in names:
+            yield call
+        elif next(iter(value), "") not in NAME_KEYS:  # else it names what is no tool
+            yield tag[1], value
 
 
 def _written(text: str, at: int) -> str:

@@ -158,6 +158,7 @@ async def test_call_written_as_text_is_not_shown_as_the_answer(text: str) -> Non
         '{"name": "Bob", "age": 5}\n' + ESSAY,
         '```json\n{"type": "Feature", "id": 1}\n```\n' + ESSAY,
         "Type <submit> and <execute_bash> for it, or <str_replace_editor>{it}. " + ESSAY,
+        '<str_replace_editor>\n{"name": "good morning", "arguments": {}}\n' + ESSAY,
         '{"type": "Feature", "id": 1}\n' + ESSAY,
         '```json\n{"name": "execute_bash"}\n```'.replace("execute_bash", "Bob") + ESSAY,
     ],
