@@ -96,7 +96,7 @@ class Clock:
 _numbers = itertools.count(1)
 
 
-def _question() -> str:
+def question() -> str:
     """Return a question that was not asked before: the proxy answers equal questions by one run."""
     return f"What is 6 * 7? I ask for time number {next(_numbers)}."
 
@@ -105,7 +105,7 @@ async def _first_token_s(
     session: aiohttp.ClientSession, clock: Clock, server: Server, api: Api, model: str, row: str
 ) -> Mapping[str, float]:
     """Ask, and leave once there is something to see."""
-    url, body = f"{server.base_url}{PATHS[api]}", _request(api, model, _question())
+    url, body = f"{server.base_url}{PATHS[api]}", _request(api, model, question())
     started = time.perf_counter()
     async with session.post(url, json=body) as response:
         if response.status != 200:

@@ -10,7 +10,7 @@ from statistics import median
 
 from playwright.async_api import Page, expect
 
-from bench.first_token import CALL_MODEL, PROSE_MODEL, Clock, slow_model
+from bench.first_token import CALL_MODEL, PROSE_MODEL, Clock, question, slow_model
 from tests.clients.openwebui.chat import Chat
 from tests.clients.openwebui.open_webui import FORWARDED, NOTHING_BESIDE, open_webui
 from tests.e2e.proxy_process import serving
@@ -80,7 +80,7 @@ async def _asked(chat: Chat, model: str, clock: Clock) -> tuple[float, float]:
     """When the question was sent, and when the answer began to show."""
     await chat.begin(model)
     await chat.page.evaluate(WATCH, WORD)
-    await chat.page.locator("#chat-input").fill(clock.question())
+    await chat.page.locator("#chat-input").fill(question())
     await chat.page.keyboard.press("Enter")
     began, seen = await chat.page.evaluate("window.seen")
     await chat.stop()
