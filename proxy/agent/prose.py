@@ -12,7 +12,7 @@ from policies.repetition import RepetitionCheck
 from proxy.agent.events import TextDelta
 from proxy.agent.model import ReplyStopped
 from proxy.agent.partial_reply import estimated_tokens
-from proxy.agent.tool_calls import NAME_KEYS, calls_known_tool
+from proxy.agent.tool_calls import ARGUMENT_KEYS, NAME_KEYS, calls_known_tool
 
 HOLD_CHARS = 160
 """Prose is held back until it has so many characters: most narration before a tool call is
@@ -27,11 +27,11 @@ _TAG = "<tool_call>"
 _FENCE = re.compile(r"```(\w*)[ \t]*(?:\n\s*|\Z)|`{1,2}\Z")
 _FENCED_CALLS = ("", "json", "tool_call", "tool_code")
 _FIRST_KEY = re.compile(r'\s*(?:\[\s*)?\{\s*(?:"([^"]*)("\s*(?::\s*(?:"([^"]*)(")?)?)?)?)?')
+_SECOND_KEY = re.compile(rf'\s*,\s*"(?:{"|".join(ARGUMENT_KEYS)})"\s*:')
+"""Matches the key of a call's arguments, behind the tool's name."""
 _ARGUMENTS = re.compile(r'\s*(?:\{\s*(?:["}]|\Z)|\Z)')
 """Matches the beginning of a call's arguments, or none yet."""
-_CALL_KEYS = frozenset(
-    {"name", "tool", "function", "type", "id", "arguments", "parameters", "args", "input"}
-)
+_CALL_KEYS = frozenset({*NAME_KEYS, *ARGUMENT_KEYS, "function", "type", "id"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,15 +283,12 @@ def _named_tag_at(held: str, name: str, names: Collection[str]) -> int:
 
 
 def _names_no_tool(text: str, at: int, names: Collection[str]) -> bool:
-    """Return True if an object that begins there names, first of all, what is no tool."""
+    """Return True if the object that begins there is a call, by its first two keys, of something
+    that is no tool."""
     match = _FIRST_KEY.match(text, at)
-    if match is None or match[1] not in NAME_KEYS or match[3] is None:
+    if match is None or match[1] not in NAME_KEYS or not match[4]:
         return False
-    return match[3] not in names if match[4] else not _begins_any(match[3], names)
-
-
-def _begins_any(begun: str, names: Collection[str]) -> bool:
-    return any(name.startswith(begun) for name in names)
+    return match[3] not in names and _SECOND_KEY.match(text, match.end()) is not None
 
 
 def _fence_may_hold_call(match: "re.Match[str]", held: str, names: Collection[str]) -> bool:
@@ -324,5 +321,5 @@ def _may_become_call(begun: str, names: Collection[str]) -> bool:
     if not key_ended:
         return any(each.startswith(key) for each in _CALL_KEYS)
     if key in NAME_KEYS and value is not None:
-        return value in names if value_ended else _begins_any(value, names)
+        return value in names if value_ended else any(name.startswith(value) for name in names)
     return key in _CALL_KEYS

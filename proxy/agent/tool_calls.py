@@ -15,7 +15,9 @@ _FENCE = re.compile(r"```(?:json|tool_call|tool_code)?\s*\n\s*")
 _DECODER = json.JSONDecoder()
 _TAG_OR_END = re.compile(r"</?tool_call>")
 NAME_KEYS = ("name", "tool")
-"""Where a call in JSON names its tool."""
+"""The keys that hold the tool's name in a call written as JSON."""
+ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
+"""The keys that hold its arguments."""
 _SHOWN_CHARS = 200
 MAX_WRITTEN = 128
 """How many different calls are read from one text: a model that writes more is caught in a loop."""
@@ -207,8 +209,14 @@ def _after_names(text: str, names: Collection[str]) -> Iterator[_Written]:
         call = _as_call(value)
         if call and call[0] in names:
             yield call
-        elif next(iter(value), "") not in NAME_KEYS:  # else it names what is no tool
+        elif not _is_call_of_another(value):
             yield tag[1], value
+
+
+def _is_call_of_another(value: dict[str, Any]) -> bool:
+    """Return True if an object is a call by its keys, name first, and no tool's own arguments."""
+    named = next(iter(value), "") in NAME_KEYS
+    return named and not value.keys().isdisjoint(ARGUMENT_KEYS)
 
 
 def _written(text: str, at: int) -> str:
@@ -241,7 +249,7 @@ def _as_call(value: Any) -> tuple[str, Any] | None:
     name = value.get("name") or value.get("tool") or value.get("function")
     if not isinstance(name, str):
         return None
-    for key in ("arguments", "parameters", "args", "input"):
+    for key in ARGUMENT_KEYS:
         if key in value:
             arguments = value[key]
             return name, _loads(arguments) if isinstance(arguments, str) else arguments

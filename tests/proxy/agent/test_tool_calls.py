@@ -218,3 +218,18 @@ def test_of_a_text_that_repeats_itself_little_is_kept(piece: str) -> None:
     turn = understood({"role": "assistant", "content": text})
     assert 0 < len(turn.calls) <= MAX_WRITTEN
     assert sum(len(call.written) for call in turn.calls) <= len(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('<create_user>{"name": "Bob"}</create_user>', {"name": "Bob"}),
+        ('<create_user>{"name": "Bob", "age": 5}', {"name": "Bob", "age": 5}),
+        ('<create_user>{"name": "Bob", "arguments": {}}', None),
+    ],
+)
+def test_a_tool_in_a_tag_of_its_name_may_have_a_parameter_called_name(
+    written: str, arguments: dict[str, Any] | None
+) -> None:
+    turn = understand({"role": "assistant", "content": written}, ["create_user"], iter(["c1"]))
+    assert [call.arguments for call in turn.calls] == ([] if arguments is None else [arguments])
