@@ -39,7 +39,7 @@ MAX_JSON_BYTES = 1 << 20
 
 def services(request: Request) -> Services:
     """The parts this server was made of."""
-    # Kept with the request, which asks for them several times: the way by the application is long.
+    # Kept in the scope: each request asks several times, and `app.state` takes longer to look up.
     found: Services | None = request.scope.get(_SERVICES)
     if found is None:
         found = request.scope[_SERVICES] = request.app.state.services

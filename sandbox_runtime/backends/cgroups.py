@@ -322,8 +322,7 @@ def _words(file: Path) -> frozenset[str]:
 
 
 def _read(file: str | Path) -> str:
-    """Its text, or nothing when it is not there to be read. A `Path` is twice as slow to make as
-    the file is to read."""
+    """Return the file's text, or nothing if it cannot be read."""
     try:
         with open(file, "rb", buffering=0) as opened:  # noqa: PTH123 - read for each command; unbuffered is twice as fast
             return opened.read().decode(errors="replace")
