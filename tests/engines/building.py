@@ -6,7 +6,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
 MODEL_VERSION = "0.1.2"
@@ -58,13 +60,13 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
     )
 
 
-def report(install: Callable[[], None], found: Callable[[], object]) -> int:
-    """Install, unless `--find` is among the arguments, and print what there is. Return the exit
-    code."""
+def report(install: Callable[[], None], found: Callable[[], Any]) -> int:
+    """Install, unless `--find` is among the arguments, and print the paths in the dataclass that
+    `found` returns, one a line. Return the exit code."""
     try:
         if "--find" not in sys.argv[1:]:
             install()
-        sys.stdout.write(f"{found()}\n")
+        sys.stdout.writelines(f"{path}\n" for path in astuple(found()))
     except (OSError, subprocess.SubprocessError, NotInstalledError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
