@@ -28,6 +28,8 @@ class ContextSizes:
     """The one that was refused."""
     answer: int | None = None
     """What was to be left for the answer."""
+    words: str = ""
+    """The passage of the refusal that told the window; empty where a field of its own did."""
 
     @property
     def is_overflow(self) -> bool:

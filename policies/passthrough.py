@@ -1,8 +1,8 @@
 """Which paths of the backend's server a client reaches through the proxy."""
 
 import re
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
+from itertools import dropwhile, takewhile
 from typing import Literal
 from urllib.parse import unquote
 
@@ -10,6 +10,11 @@ Way = Literal["backend", "plain only", "ours", "closed", "unreadable"]
 """backend: passed on; plain only: passed on for a model `:plain` alone, for it would go round the
 sandbox unseen; ours: never the backend's; closed: for the backend's administrators; unreadable:
 servers would not agree on what it names."""
+
+PassthroughSetting = Literal["stateless", "all"]
+"""Which of the backend's paths are passed on. stateless: those on the list below, with which the
+backend keeps nothing; all: also those with which it does (batches, threads, vector stores, …). The
+backend sees one key for all clients, so each of them reaches what the others keep there."""
 
 DIALECTS = frozenset({"chat", "messages", "responses"})
 """APIs in which a request without `:plain` asks for a computer."""
@@ -54,6 +59,68 @@ _COMPLETIONS = ["chat", "completions"]
 _MODELS = "models"
 _ON_MODELS = _CLOSED_WORDS | {"download", "load", "new", "unload", "update"}
 """What is done to models, anywhere behind /models: LM Studio, llama.cpp, Triton."""
+
+
+def _patterns(lines: str) -> dict[str, list[list[str]]]:
+    """Return the patterns by their first segment."""
+    found: dict[str, list[list[str]]] = {}
+    for pattern in lines.split():
+        head, *rest = pattern.strip("/").split("/")
+        found.setdefault(head, []).append(rest)
+    return found
+
+
+_STATELESS_READS = _patterns("/props /ready /models/*/ready /models/*/versions/*/ready")
+"""For GET and HEAD."""
+_STATELESS_CALLS = _patterns(
+    """
+    /chat/completions /chat/completions/batch /chat/completions/render /messages
+    /messages/count_tokens /responses/compact /responses/input_tokens
+    """
+)
+"""For POST: by GET, OpenAI lists stored completions. `/responses` is not among them, because the
+backend keeps responses."""
+_STATELESS = _patterns(
+    """
+    / /apply-template /audio/speech /audio/transcriptions /audio/translations /chat /classify
+    /cohere/v2/chat /completion /completions /completions/render /decode /detokenize /docs /embed
+    /embed_all /embed_sparse /embedding /embeddings /encode /generate /generate_stream
+    /generative_scoring /get_model_info /health_generate /images/edits /images/generations
+    /images/variations /infill /info /invocations /load /loads /model_info /models /models/*
+    /models/*/generate /models/*/generate_stream /models/*/infer /models/*/versions/*/infer
+    /moderations /openapi.json /parse_function_call /ping /pooling /predict /ps /rerank /reranking
+    /score /separate_reasoning /show /similarity /tags /tokenize /tokenizer_info /version
+    /deployments/*/audio/speech /deployments/*/audio/transcriptions
+    /deployments/*/audio/translations /deployments/*/completions /deployments/*/embeddings
+    /deployments/*/images/edits /deployments/*/images/generations /engines/*/completions
+    /engines/*/embeddings
+    """
+)
+"""Without the prefixes; `*` is any one segment. Of OpenAI, vLLM, SGLang, llama.cpp, TGI and TEI,
+Ollama, LM Studio, Triton and Azure."""
+
+
+def is_stateless(method: str, path: str) -> bool:
+    """Return True if the backend keeps nothing of such a request that another client could read,
+    list or delete."""
+    segments = _segments(path)
+    if segments is None or method not in ("GET", "HEAD", "OPTIONS", "POST"):
+        return False
+    rest = list(dropwhile(_PREFIX.fullmatch, segments))
+    if _is_among(_STATELESS, rest):
+        return True
+    if method in ("GET", "HEAD"):
+        return _is_among(_STATELESS_READS, rest)
+    return segments[-2:] == _COMPLETIONS or _is_among(_STATELESS_CALLS, rest)
+
+
+def _is_among(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) -> bool:
+    head, *rest = segments or [""]
+    return any(
+        len(pattern) == len(rest)
+        and all(part in ("*", segment) for part, segment in zip(pattern, rest, strict=True))
+        for pattern in patterns.get(head, ())
+    )
 
 
 def way(path: str) -> Way:

@@ -76,6 +76,12 @@ def _add_options(name: str, command: argparse.ArgumentParser) -> None:
     if name == "serve":
         command.add_argument("--host", help="address to listen on")
         command.add_argument("--port", type=int, help="port to listen on; 0: a free one")
+        command.add_argument(
+            "--allow-open",
+            action="store_true",
+            default=None,
+            help="let everyone in who reaches the address: no key is asked for",
+        )
     if name == "doctor":
         command.add_argument("--self-test", action="store_true", help="try to escape, all ways")
     if name == "audit":
@@ -102,6 +108,7 @@ def _config(arguments: argparse.Namespace) -> "Config":
     for section, key, value in (
         ("server", "host", getattr(arguments, "host", None)),
         ("server", "port", getattr(arguments, "port", None)),
+        ("server", "allow_open", getattr(arguments, "allow_open", None)),
         ("backend", "base_url", arguments.backend_url),
         ("backend", "api_key_env", arguments.backend_key_env),
         ("sandbox", "backend", arguments.sandbox),
@@ -118,11 +125,12 @@ def serve(arguments: argparse.Namespace) -> int:
     import asyncio
     import logging
 
-    from proxy.joining import build_backend, build_model
+    from proxy.joining import build_backend, build_model, require_keys
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = _config(arguments)
     with listen(config.server.host, config.server.port) as listener:
+        require_keys(config, listener.getsockname()[0])
         asyncio.run(_serve(config, build_model(config), build_backend(config), listener))
     return 0
 

@@ -22,6 +22,7 @@ from policies.artifacts import ArtifactLimits
 from policies.budgets import DailyBudget
 from policies.isolation import Isolation
 from policies.limits import Limits
+from policies.passthrough import PassthroughSetting
 from policies.pool import PoolSettings, most
 from policies.prices import Price
 from policies.redaction import Redaction
@@ -56,6 +57,12 @@ class ServerConfig(_Section):
     """0 takes a free one."""
     api_key_env: str | None = None
     """Name of the environment variable with the key clients must send; null lets everyone in."""
+    operator_key_env: str | None = None
+    """Name of the environment variable with the operator's key, which sees /metrics and the names of
+    all profiles and is good for nothing else; null: who has the only key there is, with several
+    nobody."""
+    allow_open: bool = False
+    """Whether the server may listen on other addresses than this machine's own without keys."""
     public_url: str | None = Field(default=None, pattern="^https?://")
     """How clients reach this server, for file links; null takes it from each request."""
     state_dir: Path | None = None
@@ -100,6 +107,13 @@ class BackendConfig(_Section):
     """Which models are given tools, and so a computer. probe: those whose chat template passes
     tools on and whose server takes them, which is found out in the background; always: all, and
     nothing is found out; never: none."""
+    passthrough: PassthroughSetting = "stateless"
+    """openai: which of the backend's other paths are passed on. stateless: a list of those with
+    which the backend keeps nothing (completions, embeddings, rerank, audio, …); all: every path that
+    does not administer the backend. Whoever reaches such a path reaches what all clients keep there:
+    files, batches, threads. With clients' own keys (forward_client_key) it is always all."""
+    passthrough_shared: bool = False
+    """Whether `passthrough: all` is meant for several keys too."""
     models: tuple[str, ...] = ()
     """litellm: what GET /v1/models lists."""
     prices: dict[str, Price] = {}
@@ -300,6 +314,22 @@ def require_forwarding_fits(config: Config) -> None:
             f"{at}: a client sends one key, which is the backend's then: leave server.api_key_env"
             " and keys out"
         )
+
+
+def passthrough(config: Config) -> PassthroughSetting:
+    """Return which paths are passed on. Raises ConfigError where clients would share, unawares, what
+    they keep at the backend."""
+    backend = config.backend
+    if backend.forward_client_key:
+        return "all"
+    has_several = len(config.keys) + (config.server.api_key_env is not None) > 1
+    if backend.passthrough == "all" and has_several and not backend.passthrough_shared:
+        raise ConfigError(
+            "backend.passthrough: with all, each of the several keys here lists, reads and deletes"
+            " what the others keep at the backend (batches, threads, vector stores, …), for the"
+            " backend sees one key. If that is meant, say backend.passthrough_shared: true too"
+        )
+    return backend.passthrough
 
 
 def state_dir(config: Config) -> Path:

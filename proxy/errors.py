@@ -203,6 +203,9 @@ class ContextOverflowError(BackendError):
 class ToolsRefusedError(BackendError):
     """The backend refused a request because it has tools in it, whatever they are."""
 
+    words = ""
+    """The passage of the backend's message that says so."""
+
 
 class OutOfTimeError(BackendError):
     """There is no answer by the deadline."""

@@ -3,6 +3,7 @@
 import os
 import socket
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from proxy.config import (
     Config,
     ConfigError,
     backend_key_variable,
+    passthrough,
     require_forwarding_fits,
     secret,
     state_dir,
@@ -131,8 +133,9 @@ def build_backend(config: Config) -> Backend:
 def build_keyring(config: Config) -> Keyring:
     """All keys that clients may come with. Raises ConfigError."""
     given = [(each.env, Key(each.name, each.profiles, each.policy)) for each in config.keys]
+    operator = secret(config.server.operator_key_env)
     if config.backend.forward_client_key:
-        return Keyring(is_closed=True)
+        return Keyring(is_closed=True, operator=operator)
     if variable := config.server.api_key_env:
         given.insert(0, (variable, Key("default")))
     names = [key.name for _, key in given]
@@ -141,7 +144,19 @@ def build_keyring(config: Config) -> Keyring:
     secrets = [(sent, key) for variable, key in given if (sent := secret(variable))]
     if len({sent for sent, _ in secrets}) < len(secrets):
         raise ConfigError("keys: two of them are the same")
-    return Keyring(secrets)
+    if operator in [sent for sent, _ in secrets]:
+        raise ConfigError("server.operator_key_env: it is a client's key as well")
+    return Keyring(secrets, operator=operator)
+
+
+def require_keys(config: Config, address: str) -> None:
+    """Raise ConfigError where everyone in a network would be let in, unawares."""
+    may_be_open = config.server.allow_open or ip_address(address).is_loopback
+    if not may_be_open and build_keyring(config).is_open:
+        raise ConfigError(
+            f"server.host: whoever reaches {address} could run commands here, for no key is asked"
+            " for. Name one by server.api_key_env or keys; or say --allow-open, if that is meant"
+        )
 
 
 def build_store(config: Config) -> Store:
@@ -185,6 +200,7 @@ def build_services(
         pool_stats=pool.stats,
         keyring=build_keyring(config),
         client_keys=ClientKeys(model) if config.backend.forward_client_key else None,
+        passthrough=passthrough(config),
         public_url=config.server.public_url,
         steps=config.server.steps,
         narration=config.server.narration,

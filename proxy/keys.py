@@ -26,11 +26,18 @@ _ANYONE = Key()
 class Keyring:
     """All keys that were given out; where there are none, everyone is let in."""
 
-    def __init__(self, keys: Iterable[tuple[str, Key]] = (), *, is_closed: bool = False) -> None:
+    def __init__(
+        self,
+        keys: Iterable[tuple[str, Key]] = (),
+        *,
+        is_closed: bool = False,
+        operator: str | None = None,
+    ) -> None:
         """Each with what clients must send. `is_closed`: where there are none, nobody is let in by
-        them, for somebody else says who may come."""
+        them, for somebody else says who may come. `operator`: what the operator sends."""
         self._is_closed = is_closed
         self._keys = {_digest(secret): key for secret, key in keys}
+        self._operator = None if operator is None else _digest(operator)
 
     @property
     def is_open(self) -> bool:
@@ -41,6 +48,13 @@ class Keyring:
         """Whose key that is."""
         # By digest: how long a comparison takes tells nothing of a key.
         return _ANYONE if self.is_open else self._keys.get(_digest(sent))
+
+    def is_operator(self, sent: str) -> bool:
+        """Return True for the operator's own key. Where there is none, everybody is the operator on
+        an open server, and who has the only key on one with a single key."""
+        if self._operator is not None:
+            return _digest(sent) == self._operator
+        return self.is_open or (len(self._keys) == 1 and self.find(sent) is not None)
 
 
 def _digest(secret: str) -> bytes:

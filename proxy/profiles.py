@@ -78,13 +78,24 @@ class Profiles:
             raise ForbiddenError(refusal.words(), param=f"sandbox.{refusal.path}")
         return asked
 
+    def open_to(self, key: Key) -> list[str]:
+        """Return the names of the profiles that a key may ask for."""
+        return [name for name in self.named if self._is_open_to(key, name)]
+
+    def _is_open_to(self, key: Key, name: str) -> bool:
+        try:
+            self._allowed(key, "", name)
+        except ForbiddenError:
+            return False
+        return True
+
     def _allowed(self, key: Key, model: str, name: str | None) -> Allowed:
         its = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
         usual = self._usual(key, its)
         if name is None or name == usual:
             return self._narrowed(key, its, usual)
         if name not in self.named:
-            names = ", ".join(map(repr, self.named))
+            names = ", ".join(map(repr, self.open_to(key)))
             raise BadRequestError(
                 f"There is no profile {name!r}: one of {names}.",
                 param="sandbox.profile",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from policies.passthrough import PassthroughSetting
 from policies.profile import Profile
 from policies.steps import NarrationSetting, StepsSetting
 from policies.storage import FileLimits
@@ -44,6 +45,8 @@ class Services:
     """What clients must send as bearer token."""
     client_keys: ClientKeys | None = None
     """Where clients come with their own keys of the backend, what knows which it accepts."""
+    passthrough: PassthroughSetting = "stateless"
+    """Which of the backend's other paths are passed on."""
     public_url: str | None = None
     """How clients reach this server, for links; None takes it from each request."""
     steps: StepsSetting = "auto"

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
 
+from policies.quoted import is_quoted
 from policies.tool_support import (
     CHECK_EVERY_S,
     EVIDENCE_HOLDS_S,
@@ -268,6 +269,8 @@ class WatchedModel:
         try:
             return await self._model.complete(body, on_delta)
         except ToolsRefusedError as error:
+            if is_quoted(error.words, body):
+                raise  # the client's own words decide nothing for others
             verdict = self._verdicts.note_refusal(str(body.get("model")), error.message)
             raise _error_for_loop(verdict, error) from error
 

@@ -28,7 +28,7 @@ class Agent:
 
     async def window(self, task: Task) -> int | None:
         """How many tokens the task's model takes, as far as is known before it was asked."""
-        return await self.windows.of_first_asked(self.door(task), task.model)
+        return await self.windows.of_first_asked(self.door(task), task.owner, task.model)
 
     def door(self, task: Task) -> Model:
         """The model, reached with the client's own key where the task has one."""

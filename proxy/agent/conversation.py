@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from policies.context import ContextSizes
 from policies.limits import StopReason
 from policies.prompts import call_request, final_request
+from policies.quoted import is_quoted
 from policies.usage import UsageOf
 from proxy.agent.context import Context
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
@@ -244,6 +246,8 @@ class Conversation:
         except (BackendError, asyncio.CancelledError) as error:
             if unfinished := self._model.unfinished:
                 self._count(unfinished)
+            if isinstance(error, ContextOverflowError) and is_quoted(error.sizes.words, body):
+                error.sizes = ContextSizes()
             if isinstance(error, BackendError):
                 before = self._ours_before if ours_before is None else ours_before
                 error.renumber(partial(self._clients_index, before))

@@ -98,7 +98,7 @@ class AgentLoop:
         self._prompt = hashlib.sha256(words.encode()).hexdigest() if words else ""
         schemas = self._toolbox.schemas_but("submit" if task.must_call else "")
         files = ObservationFiles(task.run_id, self._computer)
-        window = Window(windows, model, task.model)
+        window = Window(windows, model, task.owner, task.model)
         paying = Paying(model, self.budget, self._limits.model_timeout_s)
         self._talk = Conversation(paying, task, schemas, words, window, files)
         self._talk.has_worked = task.resumes is not None or not self._manner.prose_ends

@@ -91,6 +91,8 @@ class Task:
     outbox: Outbox
     model: str
     messages: Sequence[Message]
+    owner: str = ""
+    """Whose request it is: a digest of the client's key."""
     are_as_sent: bool = False
     """Whether these are the client's messages one by one, so that their indexes are its own."""
     profile: Profile = Profile()

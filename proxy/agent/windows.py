@@ -3,11 +3,13 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from policies.context import ContextSizes
 from proxy.agent.model import Model
 from proxy.errors import BackendError
+
+K = TypeVar("K")
 
 LISTED_AS = ("max_model_len", "context_length", "context_window", "max_context_length")
 """By vLLM and SGLang; OpenRouter; Groq; Mistral. llama.cpp has it in `meta`."""
@@ -15,6 +17,8 @@ ASK_S = 5.0
 """How long a server may take to list its models: a run waits for it once."""
 HOLDS_S = 600.0
 """After so long the server is asked again: another may have taken its place."""
+MAX_LEARNT = 4096
+"""The most names in each table of what was learnt: clients can make up names of models."""
 
 
 class Windows:
@@ -23,50 +27,65 @@ class Windows:
     def __init__(self, configured: int | None = None) -> None:
         self._configured = configured
         self._known: dict[str, int] = {}
+        """As the server lists it."""
+        self._refused: dict[tuple[str, str], int] = {}
+        """By owner and model: as a refusal of the owner's request told it."""
+        self._taken: dict[str, int] = {}
+        """The most tokens of prompt and answer that a call had: no window is smaller."""
         self._of_any: int | None = None
         """Of a server with one model that it gives to whatever name is asked for."""
         self._asked: float | None = None
         self._asking = asyncio.Lock()
 
-    async def of(self, model: Model, name: str) -> int | None:
+    async def of(self, model: Model, owner: str, name: str) -> int | None:
         """Tokens of prompt and answer together; None where nobody has told."""
-        if self._configured is not None:
-            return self._configured
-        if name not in self._known and not self._is_fresh():
+        if self.known(owner, name) is None and not self._is_fresh():
             async with self._asking:
                 if not self._is_fresh():
                     await self._ask(model)
-        return self._known.get(name, self._of_any)
+        return self.known(owner, name) or self._not_outgrown(name, self._of_any)
 
-    async def of_first_asked(self, model: Model, name: str) -> int | None:
+    async def of_first_asked(self, model: Model, owner: str, name: str) -> int | None:
         """The same for who should not wait: the server is asked only if it never was."""
         if self._asked is None:
-            return await self.of(model, name)
-        return self._configured or self._known.get(name, self._of_any)
+            return await self.of(model, owner, name)
+        return self.known(owner, name) or self._not_outgrown(name, self._of_any)
 
     def listed(self, models: Sequence[Mapping[str, Any]]) -> None:
-        """The server has listed its models."""
+        """The server has listed its models. Where it lists another size than before, what earlier
+        calls have taken tells nothing any more."""
         self._asked = time.monotonic()
         for each in models:
-            if tokens := _listed(each):
-                self._known[str(each.get("id"))] = tokens
-        self._of_any = _served(models[0]) if len(models) == 1 else None
+            name = str(each.get("id"))
+            if (tokens := _listed(each)) and tokens != self._known.get(name):
+                self._known[name] = tokens
+                self._taken.pop(name, None)
+        of_any = _served(models[0]) if len(models) == 1 else None
+        if of_any != self._of_any:
+            self._of_any = of_any
+            self._taken.clear()
 
-    def known(self, name: str) -> int | None:
-        """The same, if it is known by now."""
-        return self._configured if self._configured is not None else self._known.get(name)
+    def known(self, owner: str, name: str) -> int | None:
+        """The same, if it is known by now. What a refusal told goes before what the server
+        lists."""
+        if self._configured is not None:
+            return self._configured
+        refused = self._not_outgrown(name, self._refused.get((owner, name)))
+        return refused or self._not_outgrown(name, self._known.get(name))
 
-    def refused(self, name: str, sizes: ContextSizes) -> None:
-        """A prompt was refused as too long, in words that may have told sizes."""
+    def refused(self, owner: str, name: str, sizes: ContextSizes) -> None:
+        """A prompt of this owner's was refused as too long, in words that may have told sizes. They
+        hold for the owner alone: who can have a refusal say what it likes harms nobody else."""
         if sizes.window is not None:
-            self._known[name] = sizes.window
+            _put(self._refused, (owner, name), sizes.window)
 
     def taken(self, name: str, tokens: int) -> None:
         """Prompt and answer have had so many tokens: a window said to be smaller is none."""
-        if tokens > self._known.get(name, tokens):
-            del self._known[name]
-        elif name not in self._known and self._of_any is not None and tokens > self._of_any:
-            self._of_any = None
+        if tokens > self._taken.get(name, 0):
+            _put(self._taken, name, tokens)
+
+    def _not_outgrown(self, name: str, window: int | None) -> int | None:
+        return window if window is None or window >= self._taken.get(name, 0) else None
 
     def _is_fresh(self) -> bool:
         return self._asked is not None and time.monotonic() - self._asked < HOLDS_S
@@ -81,26 +100,35 @@ class Windows:
             self._asked = time.monotonic()
 
 
-class Window:
-    """That of one model."""
+def _put(kept: dict[K, int], key: K, tokens: int) -> None:
+    """Put a size in, and take the oldest out above `MAX_LEARNT`."""
+    kept.pop(key, None)
+    kept[key] = tokens
+    if len(kept) > MAX_LEARNT:
+        kept.pop(next(iter(kept)))
 
-    def __init__(self, windows: Windows, model: Model, name: str) -> None:
+
+class Window:
+    """That of one model, for one owner."""
+
+    def __init__(self, windows: Windows, model: Model, owner: str, name: str) -> None:
         self._windows = windows
         self._model = model
+        self._owner = owner
         self._name = name
 
     async def tokens(self) -> int | None:
         """See `Windows.of`."""
-        return await self._windows.of(self._model, self._name)
+        return await self._windows.of(self._model, self._owner, self._name)
 
     @property
     def known(self) -> int | None:
         """See `Windows.known`."""
-        return self._windows.known(self._name)
+        return self._windows.known(self._owner, self._name)
 
     def refused(self, sizes: ContextSizes) -> None:
         """See `Windows.refused`."""
-        self._windows.refused(self._name, sizes)
+        self._windows.refused(self._owner, self._name, sizes)
 
     def taken(self, tokens: int) -> None:
         """See `Windows.taken`."""

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Scope, Send
 
 from proxy.agent.model import Credentials, Model
-from proxy.errors import BadRequestError, BodyTooLargeError, UnauthorizedError
+from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
 from proxy.keys import Key
 from proxy.services import Services
 from proxy.wire.messages_answer import request_id
@@ -53,9 +53,9 @@ def has_key(request: Request) -> bool:
 
 
 def owner(request: Request) -> str:
-    """Whose files, runs and conversations these are: a digest of the key that was sent. Clients
-    that send none, where none is needed, share theirs."""
-    return owner_of(key_sent(request))
+    """Whose files, runs and conversations these are: a digest of the key that was sent. Where none
+    is needed, all clients are one owner, whatever key they make up: so its quotas bound them all."""
+    return owner_of("" if services(request).keyring.is_open else key_sent(request))
 
 
 def owner_of(key: str) -> str:
@@ -88,6 +88,21 @@ def authorize(request: Request) -> Key:
         )
     request.scope[_KEY] = key
     return key
+
+
+def is_operator(request: Request) -> bool:
+    """Return True if the request comes with the operator's key."""
+    return services(request).keyring.is_operator(key_sent(request))
+
+
+def require_operator(request: Request) -> None:
+    """Raises UnauthorizedError, ForbiddenError."""
+    if not is_operator(request):
+        authorize(request)
+        raise ForbiddenError(
+            f"{request.method} {request.url.path} is for the operator, whose key this is not"
+            " (server.operator_key_env)."
+        )
 
 
 def take_client(request: Request, key: Key, credentials: Credentials) -> None:

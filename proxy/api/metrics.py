@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.agent.model import Passage, Passing
-from proxy.api.connection import authorize, model, services, while_connected
+from proxy.api.connection import model, require_operator, services, while_connected
 from proxy.errors import ProxyError
 from proxy.services import Services
 from proxy.wire.prometheus import (
@@ -29,7 +29,7 @@ MAX_BACKEND_BYTES = 16 << 20
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    authorize(request)
+    require_operator(request)
     parts = services(request)
     text = await while_connected(request, _backends(model(request).passage))
     return Response(text + _ours(parts), media_type=MEDIA_TYPE)

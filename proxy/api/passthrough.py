@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from policies.budgets import DailyBudget
-from policies.passthrough import Way, way
+from policies.passthrough import Way, is_stateless, way
 from policies.routing import plain_name
 from proxy.agent.model import Passage
 from proxy.api.body_stream import BodyStream
@@ -91,6 +91,16 @@ def _passage(request: Request, where: Way) -> Passage:
         )
     if where == "ours":
         raise HTTPException(404)
+    needs_all = not is_stateless(request.method, written_path(request))
+    if needs_all and services(request).passthrough != "all":
+        raise ProxyError(
+            f"{named} is not passed on: the backend may keep something of it, and does not tell one"
+            " client of this server from another. The operator opens such paths with"
+            " backend.passthrough: all.",
+            status=403,
+            type="invalid_request_error",
+            code="path_keeps_state",
+        )
     return passage_of(request)
 
 

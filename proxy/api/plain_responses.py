@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from policies.budgets import DailyBudget
 from proxy.agent.model import Relayed, RelayedBody
-from proxy.api.connection import left, owner, services
+from proxy.api.connection import credentials, left, owner, services
 from proxy.api.passing import pass_on, pass_plain, passage_of
 from proxy.errors import NotFoundError
 from proxy.store.responses import ResponseShelf
@@ -24,9 +24,19 @@ Answer = Callable[[Request, str], Awaitable[Response]]
 
 
 async def create(request: Request, written: bytes, day: DailyBudget) -> Response:
-    """The backend's own answer, whose id is noted as its client's. Raises as `pass_plain` does."""
+    """The backend's own answer, whose id is noted as its client's. Raises NotFoundError, and as
+    `pass_plain` does."""
     shelf, whose = services(request).store.responses, owner(request)
-    if json.loads(written).get("store") is False:
+    asked = json.loads(written)
+    before = asked.get("previous_response_id")
+    has_own_key = credentials(request) is not None  # then the backend itself knows whose it is
+    if before and not has_own_key and not await shelf.is_the_backends(whose, str(before)):
+        raise NotFoundError(
+            f"Previous response with id {str(before)!r} not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    if asked.get("store") is False:
         return await pass_plain(request, written, day)
     return await pass_plain(request, written, day, partial(_noted, shelf, whose))
 

@@ -49,6 +49,7 @@ async def task_of(
     outbox = _outbox(request, whose, place.container_id, way.profile)
     task = replace(
         to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox),
+        owner=whose,
         are_as_sent=not is_translated and _roles(asked) == _roles(body),
         profile=_profile(request, body, way),
         route=way.route.reason,
@@ -112,6 +113,7 @@ def _alone(
     task = to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox)
     return replace(
         task,
+        owner=whose,
         profile=way.profile,
         route=way.route.reason,
         deadline_s=deadline_s,

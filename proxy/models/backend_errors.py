@@ -87,7 +87,8 @@ def backend_error(
         status = _status_in(said.code)
     overflows = overflows or _tells_of_overflow(said, status)
     kind = ContextOverflowError if overflows else BackendError
-    if not overflows and _tells_of_no_tools(said, status):
+    no_tools = "" if overflows else _words_of_no_tools(said, status)
+    if no_tools:
         kind = ToolsRefusedError
     status = _error_status(status, overflows)
     error = kind(
@@ -101,6 +102,8 @@ def backend_error(
     if isinstance(error, ContextOverflowError):
         error.sizes = said.sizes
         error.beside = dict(said.beside)
+    if isinstance(error, ToolsRefusedError):
+        error.words = no_tools
     return error
 
 
@@ -229,10 +232,12 @@ def _tells_of_overflow(said: _Said, status: int | None) -> bool:
     return status in _OVERFLOW_STATUSES and _OVERFLOW_WORDS.search(said.message) is not None
 
 
-def _tells_of_no_tools(said: _Said, status: int | None) -> bool:
+def _words_of_no_tools(said: _Said, status: int | None) -> str:
+    """Return the passage that refuses tools, or nothing."""
     if status is not None and status not in _NO_TOOLS_STATUSES:
-        return False
-    return _NO_TOOLS_WORDS.search(said.message[:MAX_TEXT_CHARS]) is not None
+        return ""
+    found = _NO_TOOLS_WORDS.search(said.message[:MAX_TEXT_CHARS])
+    return found[0] if found else ""
 
 
 def _text(value: Any) -> str:

@@ -50,10 +50,12 @@ _ANSWER = (
 def sizes_in(message: str, fields: Mapping[str, Any]) -> ContextSizes:
     """What an error's words tell, and the fields beside them (llama.cpp's), as far as they agree
     with each other: numbers by which the prompt would have fitted are none."""
+    told, (found, words) = _count(fields.get("n_ctx")), _first(_WINDOW, message)
     sizes = ContextSizes(
-        window=_plausible(_count(fields.get("n_ctx")) or _first(_WINDOW, message)),
-        prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT, message),
-        answer=_first(_ANSWER, message),
+        window=_plausible(told or found),
+        prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT, message)[0],
+        answer=_first(_ANSWER, message)[0],
+        words="" if told else words,
     )
     return sizes if sizes.is_overflow else ContextSizes()
 
@@ -64,11 +66,12 @@ def fields_kept(fields: Mapping[str, Any]) -> dict[str, int]:
     return {name: count for name, count in found.items() if count is not None}
 
 
-def _first(patterns: Sequence[str], message: str) -> int | None:
+def _first(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
+    """Return the number that the first pattern finds, and the passage that it found."""
     for pattern in patterns:
         if found := re.search(pattern, message, re.IGNORECASE):
-            return int(re.sub("[,_]", "", found[1])[:12])
-    return None
+            return int(re.sub("[,_]", "", found[1])[:12]), found[0]
+    return None, ""
 
 
 def _count(value: Any) -> int | None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.pool.pool import Pool
 from tests.fakes.backend import Handler, Held, Refusal, scripted_backend
@@ -152,3 +153,31 @@ async def test_the_numbers_are_for_who_has_the_key(tmp_path: Path) -> None:
         assert (await client.get(f"{url}/metrics")).status_code == 401
         assert (await client.get(f"{url}/v1/capabilities")).status_code == 401
         assert (await client.get(f"{url}/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("operator", "sent", "status"),
+    [
+        (None, "sk-a", 403),
+        (None, "sk-wrong", 401),
+        ("sk-operator", "sk-a", 403),
+        ("sk-operator", "sk-operator", 200),
+    ],
+)
+async def test_with_several_keys_only_the_operators_sees_them(
+    operator: str | None, sent: str, status: int, tmp_path: Path
+) -> None:
+    keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))], operator=operator)
+    headers = {"authorization": f"Bearer {sent}"}
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path, keyring=keyring) as url,
+        httpx.AsyncClient(base_url=url, headers=headers) as client,
+    ):
+        answer = await client.get("/metrics")
+        asked = await client.post("/v1/chat/completions", json=ASKED)
+    assert answer.status_code == status
+    if status == 403:
+        assert "server.operator_key_env" in answer.json()["error"]["message"]
+    if sent == operator:
+        assert asked.status_code == 401

@@ -142,6 +142,14 @@ async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
     assert line.startswith("cannot listen on 192.0.2.1:0: Cannot assign requested address")
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_a_network_is_not_let_in_without_a_key_unawares(host: str, tmp_path: Path) -> None:
+    line = await told(
+        tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", host
+    )
+    assert line.startswith(f"server.host: whoever reaches {host} could run commands here")
+
+
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--sandbox", "chroot"]])
 async def test_a_command_that_is_none_is_told_with_the_usage(
     arguments: list[str], tmp_path: Path

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.passthrough import way
+from policies.passthrough import is_stateless, way
 
 CLOSED = """
 /abort_request /abort_requests /add_external_corpus /begin_weight_update /close_session
@@ -37,15 +37,21 @@ CLOSED = """
 /jwt/key/mapping/new /policies /router_settings /settings /spend/logs /sso/key/generate /tag/new
 /teams/team_1/members/bulk_delete /users/bulk_delete /v1/backend/shutdown /v2/login
 """
-OPEN = """
+KEEPS = """
+/v1/assistants /v1/batches /v1/batches/batch_1/cancel /v1/evals /v1/fine_tuning/jobs /v1/prompts
+/v1/realtime/client_secrets /v1/skills /v1/threads/thread_1/runs /v1/uploads /v1/vector_stores
+/v1/videos /v1beta/cachedContents /v1/images/image_1 /v1/embeddings/anything
+/v1/chat/completions/chatcmpl_1 /v1/messages/batches /v1/responses /v1/responses/resp_1/cancel
+/openai/v1/responses /openai/deployments/m/batches /v1/decisions /something/new
+"""
+STATELESS = """
 / /api/chat /api/generate /api/show /api/tags /classify /cohere/v2/chat /detokenize /docs /encode
 /generate /generative_scoring /get_model_info /health_generate /inference/v1/generate /invocations
 /load /model_info /parse_function_call /ping /pooling /ready /rerank /score /separate_reasoning
-/tokenize /tokenizer_info /v1 /v1/assistants /v1/audio/speech /v1/audio/transcriptions
-/v1/audio/translations /v1/batches /v1/classify /v1/completions /v1/completions/render
-/v1/decisions /v1/detokenize /v1/embeddings /v1/evals /v1/fine_tuning/jobs /v1/images/generations
-/v1/loads /v1/moderations /v1/realtime/client_secrets /v1/rerank /v1/score /v1/systemone
-/v1/threads/thread_1/runs /v1/tokenize /v1/vector_stores /v1/videos /v2/embed /v2/models /v2/rerank
+/tokenize /tokenizer_info /v1 /v1/audio/speech /v1/audio/transcriptions
+/v1/audio/translations /v1/classify /v1/completions /v1/completions/render
+/v1/detokenize /v1/embeddings /v1/images/generations
+/v1/loads /v1/moderations /v1/rerank /v1/score /v1/tokenize /v2/embed /v2/models /v2/rerank
 /api/v1/models /api/v1/models/mine /v2/models/mine/infer /v2/models/mine/versions/1/ready
 /version
 """
@@ -56,9 +62,24 @@ def test_what_administers_the_backend_is_closed(path: str) -> None:
     assert way(path) == "closed"
 
 
-@pytest.mark.parametrize("path", OPEN.split())
-def test_what_serves_requests_is_open(path: str) -> None:
+@pytest.mark.parametrize("path", STATELESS.split())
+def test_what_serves_requests_and_keeps_nothing_is_open(path: str) -> None:
     assert way(path) == "backend"
+    assert is_stateless("POST", path) or is_stateless("GET", path)
+    assert not is_stateless("DELETE", path)
+
+
+@pytest.mark.parametrize("path", KEEPS.split())
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_what_may_keep_something_is_not_stateless(method: str, path: str) -> None:
+    assert not is_stateless(method, path)
+    assert not is_stateless(method, path.upper() + "/")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/engines/m/chat/completions"])
+def test_stored_completions_are_not_listed(path: str) -> None:
+    assert is_stateless("POST", path)
+    assert not is_stateless("GET", path)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
         toolbox = Toolbox([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
         files = ObservationFiles("r1", no_computer)
         paying = Paying(model, Budget(task, Limits(), 0.0))
-        talk = Conversation(paying, task, [], "", Window(Windows(), model, "m"), files)
+        talk = Conversation(paying, task, [], "", Window(Windows(), model, "", "m"), files)
         first_call = FirstCall(None, ignore)
         call = FinalCall(task, talk, writer, toolbox, ignore, first_call, ProseRules())
         final = await call.answer(StopReason.SUBMITTED, "42", seconds=0.1)

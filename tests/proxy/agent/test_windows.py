@@ -7,9 +7,11 @@ import anyio.lowlevel
 import pytest
 
 from policies.context import ContextSizes
-from proxy.agent.windows import Windows
+from proxy.agent.windows import MAX_LEARNT, Windows
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel
+
+ANYBODY = "anybody"
 
 
 class Listing(ScriptedModel):
@@ -49,28 +51,28 @@ class Listing(ScriptedModel):
     ],
 )
 async def test_it_is_what_the_server_lists(entry: dict[str, Any], window: int | None) -> None:
-    assert await Windows().of(Listing(entry), "m") == window
+    assert await Windows().of(Listing(entry), ANYBODY, "m") == window
 
 
 async def test_one_of_several_models_has_only_its_own_name() -> None:
     listed = [{"id": name, "meta": {"n_ctx": 2048}} for name in ("a", "b")]
     model, windows = Listing(*listed), Windows()
-    assert [await windows.of(model, name) for name in ("a", "b", "c")] == [2048, 2048, None]
+    assert [await windows.of(model, ANYBODY, name) for name in ("a", "b", "c")] == [2048, 2048, None]
 
 
 async def test_a_window_of_any_name_that_was_outgrown_is_none() -> None:
     model, windows = Listing({"id": "a", "meta": {"n_ctx": 2048}}), Windows()
-    assert await windows.of(model, "m") == 2048
+    assert await windows.of(model, ANYBODY, "m") == 2048
     windows.taken("m", 2049)
-    assert await windows.of(model, "m") is None
+    assert await windows.of(model, ANYBODY, "m") is None
 
 
 async def test_who_should_not_wait_asks_only_a_server_that_was_never_asked() -> None:
     model, windows = Listing({"id": "another", "max_model_len": 4096}), Windows()
-    assert [await windows.of_first_asked(model, "m") for _ in range(2)] == [None, None]
+    assert [await windows.of_first_asked(model, ANYBODY, "m") for _ in range(2)] == [None, None]
     assert model.asked == 1
     windows.listed([{"id": "m", "max_model_len": 4096}])
-    assert await windows.of_first_asked(model, "m") == 4096
+    assert await windows.of_first_asked(model, ANYBODY, "m") == 4096
 
 
 async def test_runs_that_ask_together_ask_once() -> None:
@@ -78,7 +80,7 @@ async def test_runs_that_ask_together_ask_once() -> None:
     found: list[int | None] = []
 
     async def ask() -> None:
-        found.append(await windows.of(model, "m"))
+        found.append(await windows.of(model, ANYBODY, "m"))
 
     async with anyio.create_task_group() as group:
         for _ in range(5):
@@ -88,31 +90,64 @@ async def test_runs_that_ask_together_ask_once() -> None:
 
 async def test_a_server_that_cannot_tell_is_left_alone_for_a_while() -> None:
     model, windows = Listing(error=BackendError("no")), Windows()
-    assert [await windows.of(model, "m") for _ in range(3)] == [None] * 3
+    assert [await windows.of(model, ANYBODY, "m") for _ in range(3)] == [None] * 3
     assert model.asked == 1
 
 
 async def test_a_refusal_knows_better_than_the_list() -> None:
     model, windows = Listing({"id": "m", "max_model_len": 4096}), Windows()
-    assert await windows.of(model, "m") == 4096
-    windows.refused("m", ContextSizes())
-    assert await windows.of(model, "m") == 4096
-    windows.refused("m", ContextSizes(2048, 3000))
-    assert await windows.of(model, "m") == 2048
+    assert await windows.of(model, ANYBODY, "m") == 4096
+    windows.refused(ANYBODY, "m", ContextSizes())
+    assert await windows.of(model, ANYBODY, "m") == 4096
+    windows.refused(ANYBODY, "m", ContextSizes(2048, 3000))
+    assert await windows.of(model, ANYBODY, "m") == 2048
 
 
 async def test_a_window_that_was_outgrown_is_none() -> None:
     windows = Windows()
-    windows.refused("m", ContextSizes(2048))
+    windows.refused(ANYBODY, "m", ContextSizes(2048))
     windows.taken("m", 2048)
-    assert await windows.of(Listing(), "m") == 2048
+    assert await windows.of(Listing(), ANYBODY, "m") == 2048
     windows.taken("m", 2049)
-    assert await windows.of(Listing(), "m") is None
+    assert await windows.of(Listing(), ANYBODY, "m") is None
+
+
+async def test_what_is_refused_to_one_owner_holds_for_no_other() -> None:
+    model, windows = Listing({"id": "m", "max_model_len": 32768}), Windows()
+    windows.refused("a", "m", ContextSizes(5000))
+    found = [await windows.of(model, owner, "m") for owner in ("a", "b")]
+    assert found == [5000, 32768]
+
+
+async def test_a_refusal_cannot_tell_less_than_a_call_has_taken() -> None:
+    windows = Windows()
+    windows.taken("m", 6000)
+    windows.refused("a", "m", ContextSizes(5000))
+    assert await windows.of(Listing(), "a", "m") is None
+
+
+async def test_a_server_that_lists_another_size_is_another_server() -> None:
+    windows = Windows()
+    windows.listed([{"id": "m", "max_model_len": 8192}])
+    windows.taken("m", 8000)
+    windows.listed([{"id": "m", "max_model_len": 8192}])
+    windows.refused("a", "m", ContextSizes(2048))
+    assert windows.known("a", "m") == 8192
+    windows.listed([{"id": "m", "max_model_len": 2048}])
+    assert windows.known("a", "m") == 2048
+
+
+async def test_the_names_that_clients_make_up_are_bounded() -> None:
+    windows = Windows()
+    for number in range(MAX_LEARNT + 1):
+        windows.refused("a", f"m{number}", ContextSizes(2048))
+    known = [windows.known("a", f"m{number}") for number in (0, MAX_LEARNT)]
+    assert known == [None, 2048]
 
 
 async def test_the_configured_one_is_never_doubted() -> None:
     windows = Windows(1000)
-    windows.refused("m", ContextSizes(500))
+    windows.refused(ANYBODY, "m", ContextSizes(500))
     windows.taken("m", 2000)
     model = Listing({"id": "m", "max_model_len": 4096})
-    assert (await windows.of(model, "m"), model.asked) == (1000, 0)
+    assert (await windows.of(model, ANYBODY, "m"), model.asked) == (1000, 0)
