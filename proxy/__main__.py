@@ -82,6 +82,13 @@ def _add_options(name: str, command: argparse.ArgumentParser) -> None:
             default=None,
             help="let everyone in who reaches the address: no key is asked for",
         )
+    if name in ("serve", "doctor"):
+        command.add_argument(
+            "--allow-weak",
+            action="store_true",
+            default=None,
+            help="bubblewrap: do without a cgroup, which bounds a sandbox's memory and processes",
+        )
     if name == "doctor":
         command.add_argument("--self-test", action="store_true", help="try to escape, all ways")
     if name == "audit":
@@ -115,6 +122,8 @@ def _config(arguments: argparse.Namespace) -> "Config":
     ):
         if value is not None:
             tree[section][key] = value
+    if getattr(arguments, "allow_weak", None):
+        tree["sandbox"]["bubblewrap"]["allow_weak"] = True
     if arguments.backend_url:
         tree["backend"]["kind"] = "openai"
     return parse(tree, "command line")
@@ -226,7 +235,7 @@ def doctor(arguments: argparse.Namespace) -> int:
             _about_key(config),
             build_tool_probe(config, model),
             tool_settings(config),
-            _builders(config),
+            _builders(config, need_image=True),
             build_profiles(config).default.isolation,
             self_test=arguments.self_test,
         )
@@ -250,7 +259,7 @@ def gc(arguments: argparse.Namespace) -> int:
 
     from proxy.doctor import collect_garbage
 
-    return asyncio.run(collect_garbage(_builders(_config(arguments))))
+    return asyncio.run(collect_garbage(_builders(_config(arguments), need_image=False)))
 
 
 def audit(arguments: argparse.Namespace) -> int:
@@ -300,21 +309,19 @@ def _about_key(config: "Config") -> str:
     )
 
 
-def _builders(config: "Config") -> "dict[str, Callable[[], Backend]]":
-    """What makes each kind of sandbox that the configuration allows."""
-    from proxy.joining import build_backend
+def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], Backend]]":
+    """What makes each kind of sandbox that the configuration allows, as `build_backend` takes them.
+    `need_image`: whether one without its image is none, if another can be had."""
+    from proxy.joining import build_bubblewrap, build_docker, engine_named
 
     asked = config.sandbox.backend
-    kinds = ("docker", "bubblewrap") if asked == "auto" else (asked,)
-    return {name: partial(build_backend, _with_backend(config, name)) for name in kinds}
-
-
-def _with_backend(config: "Config", name: str) -> "Config":
-    from proxy.config import parse
-
-    tree = config.model_dump()
-    tree["sandbox"]["backend"] = name
-    return parse(tree, "command line")
+    may_fall_back = asked == "auto" and not engine_named(config)
+    found: dict[str, Callable[[], Backend]] = {}
+    if asked != "bubblewrap":
+        found["docker"] = partial(build_docker, config, needs_image=need_image and may_fall_back)
+    if asked == "bubblewrap" or may_fall_back:
+        found["bubblewrap"] = partial(build_bubblewrap, config)
+    return found
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -336,6 +343,7 @@ def demo(arguments: argparse.Namespace) -> int:
         tree = config.model_dump()
         tree["server"]["state_dir"] = directory
         tree["sandbox"]["backend"] = arguments.sandbox or "bubblewrap"
+        tree["sandbox"]["bubblewrap"]["allow_weak"] = True
         if not arguments.backend_url:
             tree["backend"] |= {"kind": "scripted", "script": SCRIPT, "forward_client_key": False}
         config = parse(tree, "demo")

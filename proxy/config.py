@@ -141,13 +141,17 @@ class BubblewrapConfig(_Section):
     the host's /usr read-only."""
     uid: int = Field(default=65534, ge=1)
     """Host uid of the sandboxes where the proxy runs as root."""
+    allow_weak: bool = False
+    """Whether sandboxes will do whose memory and processes only rlimits bound, where no cgroup can
+    be written."""
 
 
 class SandboxConfig(_Section):
     """Where the computers are, how many, and what their walls are."""
 
     backend: Literal["auto", "docker", "bubblewrap"] = "auto"
-    """auto: docker where an engine answers, else bubblewrap."""
+    """auto: docker where an engine answers that has the image, else bubblewrap; docker alone where
+    sandbox.docker.runtime, sandbox.docker.host or DOCKER_HOST name an engine."""
     agent: Literal["auto", "python", "native"] = "auto"
     """The program inside. auto: the native one where it was built for the machine."""
     inputs: DirectoryPath | None = None

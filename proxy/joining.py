@@ -1,5 +1,6 @@
 """The parts, joined as the configuration says: the only place that names concrete classes."""
 
+import logging
 import os
 import socket
 from contextlib import suppress
@@ -44,10 +45,12 @@ from proxy.tool_support import ToolSettings, ToolVerdicts, WatchedModel
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.egress.dialer import Endpoint
-from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.errors import EngineMissingError
 from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.tools import make_tools
 from sandbox_runtime.way_out import WayOut
+
+log = logging.getLogger(__name__)
 
 
 def build_model(config: Config) -> Model:
@@ -100,33 +103,70 @@ def _state_dir(config: Config) -> Path:
 
 
 def build_backend(config: Config) -> Backend:
-    """The place for sandboxes. Raises ConfigError, and SandboxStartError where none can be had."""
+    """Return the place for sandboxes. `sandbox.backend: auto` takes bubblewrap where no engine
+    answers or its image is not built, unless the operator has named an engine: what is named is
+    never replaced by something weaker.
+
+    Raises ConfigError, and SandboxStartError where none can be had.
+    """
+    if config.sandbox.backend == "bubblewrap":
+        return build_bubblewrap(config)
+    may_fall_back = config.sandbox.backend == "auto" and not engine_named(config)
+    try:
+        return build_docker(config, needs_image=may_fall_back)
+    except EngineMissingError as error:
+        if not may_fall_back:
+            raise
+        log.warning(
+            "%s. Sandboxes are bubblewrap's instead: they share the host's kernel and see its /usr."
+            " For Docker's, start the engine and build the image (sandbox-proxy build-image);"
+            " sandbox.backend: docker insists on them, bubblewrap asks for none",
+            error,
+        )
+    return build_bubblewrap(config)
+
+
+def engine_named(config: Config) -> str:
+    """Return the setting by which the operator has named an engine, or nothing. The image alone
+    names none."""
+    docker = config.sandbox.docker
+    named = {
+        "sandbox.docker.runtime": docker.runtime,
+        "sandbox.docker.host": docker.host,
+        "DOCKER_HOST": os.environ.get("DOCKER_HOST"),
+    }
+    return next((name for name, value in named.items() if value), "")
+
+
+def build_docker(config: Config, *, needs_image: bool = False) -> Backend:
+    """Return sandboxes in containers. Raises ConfigError, and EngineMissingError where no engine
+    answers, or without the image where it is needed at once."""
+    from sandbox_runtime.backends.docker import DockerBackend
+
     sandbox = config.sandbox
-    state = _state_dir(config)
-    if sandbox.backend in ("auto", "docker"):
-        from sandbox_runtime.backends.docker import DockerBackend
-
-        try:
-            return DockerBackend(
-                sandbox.docker.image,
-                state_dir=state,
-                runtime=sandbox.docker.runtime,
-                host=sandbox.docker.host,
-                inputs=sandbox.inputs,
-                agent=sandbox.agent,
-            )
-        except SandboxStartError:
-            if sandbox.backend == "docker":
-                raise
-    from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
-
-    bubblewrap = sandbox.bubblewrap
-    return BubblewrapBackend(
-        rootfs=bubblewrap.rootfs,
-        uid=bubblewrap.uid,
-        state_dir=state,
+    return DockerBackend(
+        sandbox.docker.image,
+        state_dir=_state_dir(config),
+        runtime=sandbox.docker.runtime,
+        host=sandbox.docker.host,
         inputs=sandbox.inputs,
         agent=sandbox.agent,
+        needs_image=needs_image,
+    )
+
+
+def build_bubblewrap(config: Config) -> Backend:
+    """Return sandboxes without an engine. Raises ConfigError, SandboxStartError."""
+    from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+
+    sandbox = config.sandbox
+    return BubblewrapBackend(
+        rootfs=sandbox.bubblewrap.rootfs,
+        uid=sandbox.bubblewrap.uid,
+        state_dir=_state_dir(config),
+        inputs=sandbox.inputs,
+        agent=sandbox.agent,
+        allow_weak=sandbox.bubblewrap.allow_weak,
     )
 
 

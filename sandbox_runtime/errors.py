@@ -2,6 +2,7 @@
 
 SandboxError
 ├ SandboxStartError        it could not be made
+│ └ EngineMissingError     no engine answers, or the one that does has not the image
 ├ SandboxUnavailableError  none is free now: later there may be one
 ├ SandboxLostError         it was there and cannot be used any more
 │ ├ SandboxGoneError       it has ended, and all in it: no command goes on
@@ -22,6 +23,10 @@ class SandboxError(Exception):
 
 class SandboxStartError(SandboxError):
     """The sandbox could not be made."""
+
+
+class EngineMissingError(SandboxStartError):
+    """No engine answers, or the one that does has not the image."""
 
 
 class SandboxUnavailableError(SandboxError):

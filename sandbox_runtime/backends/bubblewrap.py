@@ -58,8 +58,9 @@ class BubblewrapBackend:
     `rootfs` is a directory that belongs to that user or a tar as `docker export` writes it, which
     is unpacked once below `state_dir`. With none, sandboxes have the host's /usr. `inputs` is a
     directory that all of them see, read-only; that user must be able to reach it. `lifetime_s` is
-    how long one may live; 0 sets no end. Raises SandboxStartError where the native agent is asked
-    for and missing.
+    how long one may live; 0 sets no end. `allow_weak`: whether sandboxes will do whose memory and
+    processes nothing bounds together. Raises SandboxStartError where the native agent is asked for
+    and missing.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class BubblewrapBackend:
         inputs: Path | None = None,
         agent: AgentKind = "auto",
         lifetime_s: float = LIFETIME_S,
+        allow_weak: bool = False,
     ) -> None:
         self._rootfs = rootfs
+        self._allow_weak = allow_weak
         self._state_dir = state_dir
         self._uid = os.geteuid() or uid
         self._inputs = inputs
@@ -206,11 +209,16 @@ class BubblewrapBackend:
 
     def _bounds(self) -> Check:
         if self._cgroups is None:
-            detail = "per process only (no cgroup can be written here): RLIMIT_AS, RLIMIT_NPROC"
-        else:
-            controllers = ", ".join(self._cgroups.controllers)
-            share = f"the disk takes at most {SHARE_OF_MEMORY:.0%} of the memory"
-            detail = f"per sandbox, by cgroup v{self._cgroups.version}: {controllers}; {share}"
+            return Check(
+                "bounds",
+                self._allow_weak,
+                "per process only (RLIMIT_AS, RLIMIT_NPROC), for no cgroup can be written here: a"
+                " sandbox can take all of the host's memory. Run as root, or in a systemd unit with"
+                " Delegate=yes; or say --allow-weak",
+            )
+        controllers = ", ".join(self._cgroups.controllers)
+        share = f"the disk takes at most {SHARE_OF_MEMORY:.0%} of the memory"
+        detail = f"per sandbox, by cgroup v{self._cgroups.version}: {controllers}; {share}"
         return Check("bounds", True, detail)
 
     async def _trial(self) -> list[Check]:

@@ -55,6 +55,7 @@ INSTALL_LABEL = "llm-sandbox-proxy.install"
 OWNER_LABEL = "llm-sandbox-proxy.owner"
 EXPIRES_LABEL = "llm-sandbox-proxy.expires"
 LIFETIME_S = 24 * 3600.0
+GET_IMAGE = "pull it, or build it with `sandbox-proxy build-image`"
 _EXPIRY_GRACE_S = 60.0
 _QUOTA_DRIVERS = ("btrfs", "zfs")
 
@@ -85,7 +86,8 @@ class DockerBackend:
     """A Docker engine and an image. `runtime` names one of the engine's, such as `runsc`.
 
     `inputs` is a directory on the engine's host that all sandboxes see, read-only. `lifetime_s` is
-    how long one may live; 0 sets no end. Raises SandboxStartError where no engine answers.
+    how long one may live; 0 sets no end. Raises EngineMissingError where no engine answers, or,
+    with `needs_image`, where it has not the image.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class DockerBackend:
         inputs: Path | None = None,
         agent: AgentKind = "auto",
         lifetime_s: float = LIFETIME_S,
+        needs_image: bool = False,
     ) -> None:
         self._image = image
         self._runtime = runtime
@@ -105,6 +108,8 @@ class DockerBackend:
         self._agent: AgentKind = agent
         self._lifetime_s = lifetime_s
         self._engine = Engine(host)
+        if needs_image:
+            self._engine.require_image(image)
         self._owner = Owner(state_dir)
         self._labels = {INSTALL_LABEL: self._owner.install_id, OWNER_LABEL: self._owner.id}
         self._agents = AgentVolumes(self._engine, self._labels)
@@ -251,12 +256,7 @@ class DockerBackend:
         try:
             image = await self._inspect_image()
         except MissingError:
-            return Check(
-                "docker image",
-                False,
-                f"{self._image!r} is missing: pull it, or build it with"
-                " `sandbox-proxy build-image`",
-            )
+            return Check("docker image", False, f"{self._image!r} is missing: {GET_IMAGE}")
         agent = "native" if native_agent(image.machine, self._agent) else "Python"
         return Check("docker image", True, f"{self._image} {image.id[7:19]}, {agent} agent")
 

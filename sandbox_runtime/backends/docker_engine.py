@@ -25,7 +25,7 @@ from sandbox_runtime.backends.docker_api import (
     Facts,
     MissingError,
 )
-from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.errors import EngineMissingError
 
 ENGINE_ERRORS = (
     docker.errors.DockerException,
@@ -39,7 +39,7 @@ _REASON_CHARS = 500
 def connect(host: str | None = None) -> tuple[Any, str]:
     """A client of the engine at `host`, or where DOCKER_HOST says, and that engine's address.
 
-    The client is a docker.APIClient, half of whose methods have no types. Raises SandboxStartError.
+    The client is a docker.APIClient, half of whose methods have no types. Raises EngineMissingError.
     """
     engine = {"DOCKER_HOST": host} if host else {}
     settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
@@ -53,14 +53,14 @@ def connect(host: str | None = None) -> tuple[Any, str]:
                 trial.connect(url.removeprefix("unix://"))
         client = docker.APIClient(version="auto", timeout=_TIMEOUT_S, **settings)
     except (*ENGINE_ERRORS, OSError) as error:
-        raise SandboxStartError(f"no Docker engine answers at {url}: {error}") from error
+        raise EngineMissingError(f"no Docker engine answers at {url}: {error}") from error
     # No proxy stands before a socket of this host, and to look for one took a fifth of each call.
     client.trust_env = not url.startswith("unix://")
     return client, url
 
 
 class Engine:
-    """One engine, with what it says about itself. Raises SandboxStartError where none answers."""
+    """One engine, with what it says about itself. Raises EngineMissingError where none answers."""
 
     def __init__(self, host: str | None = None) -> None:
         self._client, self.url = connect(host)
@@ -68,8 +68,16 @@ class Engine:
             self.facts: Facts = self._client.info()
         except ENGINE_ERRORS as error:
             self._client.close()
-            raise SandboxStartError(f"the engine at {self.url} does not answer: {error}") from error
+            raise EngineMissingError(f"the engine at {self.url} does not answer: {error}") from error
         self._api = DockerAPI(self.url, self.api_version, timeout_s=_TIMEOUT_S)
+
+    def require_image(self, name: str) -> None:
+        """Raise EngineMissingError, the connection closed, if the engine has no such image."""
+        try:
+            self._client.inspect_image(name)
+        except ENGINE_ERRORS as error:
+            self._client.close()
+            raise EngineMissingError(f"the engine at {self.url}: {said(error)}") from error
 
     @property
     def api_version(self) -> str:

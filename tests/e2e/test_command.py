@@ -280,12 +280,33 @@ async def test_the_doctor_can_live_without_an_engine_where_bubblewrap_works(
     tmp_path: Path,
 ) -> None:
     script = str(ROOT / "proxy" / "demo.yaml")
-    config = configured(tmp_path, {"backend": {"kind": "scripted", "script": script}})
-    done = await run(tmp_path, "doctor", "--config", config, DOCKER_HOST="tcp://127.0.0.1:1")
+    tree = {"sandbox": {"docker": {"image": "no/such:image"}}}
+    config = configured(
+        tmp_path, {**tree, "backend": {"kind": "scripted", "script": script}}
+    )
+    done = await run(tmp_path, "doctor", "--config", config)
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.decode().splitlines()
     assert [line for line in lines if line.startswith("--    docker: ")]
     assert lines[-1] == "ok    sandboxes: bubblewrap"
+
+
+NAMED: list[tuple[dict[str, str], dict[str, str]]] = [
+    ({"host": "tcp://127.0.0.1:1"}, {}),
+    ({"runtime": "runsc", "host": "tcp://127.0.0.1:1"}, {}),
+    ({}, {"DOCKER_HOST": "tcp://127.0.0.1:1"}),
+]
+
+
+@pytest.mark.parametrize(("docker", "variables"), NAMED)
+async def test_an_engine_that_was_named_is_never_replaced(
+    docker: dict[str, str], variables: dict[str, str], tmp_path: Path
+) -> None:
+    config = configured(tmp_path, {"sandbox": {"docker": docker}})
+    line = await told(tmp_path, "serve", "--port", "0", "--config", config, **variables)
+    assert line.startswith("no Docker engine answers at tcp://127.0.0.1:1")
+    done = await run(tmp_path, "doctor", "--config", config, **variables)
+    assert findings(done) == {"model backend": False, "docker": False, "sandboxes": False}
 
 
 @pytest.mark.parametrize(
