@@ -58,8 +58,8 @@ class ServerConfig(_Section):
     api_key_env: str | None = None
     """Name of the environment variable with the key clients must send; null lets everyone in."""
     operator_key_env: str | None = None
-    """Name of the environment variable with the operator's key, which sees /metrics and the names of
-    all profiles and is good for nothing else; null: who has the only key there is, with several
+    """Name of the environment variable with the operator's key, which sees /metrics and the names
+    of all profiles and is good for nothing else; null: who has the only key there is, with several
     nobody."""
     allow_open: bool = False
     """Whether the server may listen on other addresses than this machine's own without keys."""
@@ -109,9 +109,9 @@ class BackendConfig(_Section):
     nothing is found out; never: none."""
     passthrough: PassthroughSetting = "stateless"
     """openai: which of the backend's other paths are passed on. stateless: a list of those with
-    which the backend keeps nothing (completions, embeddings, rerank, audio, …); all: every path that
-    does not administer the backend. Whoever reaches such a path reaches what all clients keep there:
-    files, batches, threads. With clients' own keys (forward_client_key) it is always all."""
+    which the backend keeps nothing (completions, embeddings, rerank, audio, …); all: every path
+    that does not administer the backend. Whoever reaches such a path reaches what all clients keep
+    there: files, batches, threads. With clients' own keys (forward_client_key) it is always all."""
     passthrough_shared: bool = False
     """Whether `passthrough: all` is meant for several keys too."""
     models: tuple[str, ...] = ()
@@ -321,8 +321,8 @@ def require_forwarding_fits(config: Config) -> None:
 
 
 def passthrough(config: Config) -> PassthroughSetting:
-    """Return which paths are passed on. Raises ConfigError where clients would share, unawares, what
-    they keep at the backend."""
+    """Return which paths are passed on. Raises ConfigError where clients would share, unawares,
+    what they keep at the backend."""
     backend = config.backend
     if backend.forward_client_key:
         return "all"

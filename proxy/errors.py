@@ -106,11 +106,11 @@ class NotFoundError(ProxyError):
 
 
 class BodyTooLargeError(ProxyError):
-    """A request is larger than any may be."""
+    """A request is larger than any may be; `bound` is what it has more of, in words."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, bound: str) -> None:
         super().__init__(
-            f"The request body is larger than {max_bytes >> 20} MiB.",
+            f"The request body has more than {bound}.",
             status=413,
             type="invalid_request_error",
             code="request_too_large",

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from policies.isolation import Isolation
 from policies.pool import most
 from policies.prompts import Equipment
 from policies.tool_support import is_local
@@ -221,10 +222,7 @@ def build_services(
     way_out = _build_way_out(profiles, forbidden)
     pool = Pool(backend, config.sandbox.pool, [isolation], on_lend=way_out.open)
     store = build_store(config)
-    sessions = config.sessions
-    max_kept = min(sessions.max_kept, most(config.sandbox.pool, isolation) // 2)
-    workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
-    pool.when_full(workspaces.give_back)
+    workspaces = _workspaces(config, isolation, pool, store)
     verdicts = _tool_verdicts(config, model, store)
     agent = _agent(config, WatchedModel(model, verdicts), workspaces, software)
     services = Services(
@@ -248,6 +246,14 @@ def build_services(
         nonstream_keep_alive_s=config.server.nonstream_keep_alive_s,
     )
     return services, pool, way_out
+
+
+def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:
+    sessions = config.sessions
+    max_kept = min(sessions.max_kept, most(config.sandbox.pool, isolation) // 2)
+    workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
+    pool.when_full(workspaces.give_back)
+    return workspaces
 
 
 def _agent(

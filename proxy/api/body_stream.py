@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
+from policies.json_bounds import JSONBounds
 from proxy.api.connection import left
 
 
@@ -18,13 +19,13 @@ class BodyStream:
         self._over = asyncio.Event()
 
     async def read(self, limit: int) -> bytes | None:
-        """The whole of it. None if it is longer than the limit: then it can still be passed on.
-        Raises ClientDisconnect."""
-        size = 0
+        """The whole of it. None if it is longer than the limit, or more JSON than is read at once:
+        then it can still be passed on. Raises ClientDisconnect."""
+        size, bounds = 0, JSONBounds()
         async for piece in self._stream:
             self._ready.append(piece)
             size += len(piece)
-            if size > limit:
+            if size > limit or not bounds.has_room_for(piece):
                 return None
         self._over.set()
         whole = b"".join(self._ready)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Scope, Send
 
+from policies.json_bounds import JSONBounds, TooMuchJSONError
 from proxy.agent.model import Credentials, Model
 from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
 from proxy.keys import Key
@@ -54,7 +55,7 @@ def has_key(request: Request) -> bool:
 
 def owner(request: Request) -> str:
     """Whose files, runs and conversations these are: a digest of the key that was sent. Where none
-    is needed, all clients are one owner, whatever key they make up: so its quotas bound them all."""
+    is needed, all clients are one owner, whatever key they make up: its quotas bound them all."""
     return owner_of("" if services(request).keyring.is_open else key_sent(request))
 
 
@@ -179,12 +180,16 @@ def base_url(request: Request) -> str:
 
 
 async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """The request's body. Raises BodyTooLargeError."""
-    body = bytearray()
+    """The request's body, JSON as it seems. Raises BodyTooLargeError."""
+    body, bounds = bytearray(), JSONBounds()
     async for piece in request.stream():
         body += piece
         if len(body) > max_bytes:
-            raise BodyTooLargeError(max_bytes)
+            raise BodyTooLargeError(f"{max_bytes >> 20} MiB")
+        try:
+            bounds.check(piece)
+        except TooMuchJSONError as error:
+            raise BodyTooLargeError(str(error)) from error
     return bytes(body)
 
 

@@ -48,8 +48,7 @@ async def task_of(
     place = thread(whose, run_id, *said, follows=follows, is_kept=is_kept)
     outbox = _outbox(request, whose, place.container_id, way.profile)
     task = replace(
-        to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox),
-        owner=whose,
+        to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox, owner=whose),
         are_as_sent=not is_translated and _roles(asked) == _roles(body),
         profile=_profile(request, body, way),
         route=way.route.reason,
@@ -110,10 +109,9 @@ def _alone(
     outbox = _outbox(request, whose, container_id(whose, run_id), way.profile)
     messages, _ = read(body["messages"])
     asked = {**body, "messages": messages, "tools": None, "tool_choice": None}
-    task = to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox)
+    task = to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox, owner=whose)
     return replace(
         task,
-        owner=whose,
         profile=way.profile,
         route=way.route.reason,
         deadline_s=deadline_s,

@@ -42,7 +42,9 @@ def choice_count(body: Mapping[str, Any], limit: int) -> int:
     return int(count)
 
 
-def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox) -> Task:
+def to_task(
+    body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox, owner: str = ""
+) -> Task:
     """A request as the agent's task. Raises BadRequestError."""
     check_parameters(body)
     legacy_state = None
@@ -59,6 +61,7 @@ def to_task(body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox)
         run_id=run_id,
         outbox=outbox,
         model=model,
+        owner=owner,
         messages=body["messages"],
         plain_messages=body["messages"],
         client_tools=choice.tools,

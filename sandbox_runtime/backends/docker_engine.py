@@ -39,7 +39,9 @@ _REASON_CHARS = 500
 def connect(host: str | None = None) -> tuple[Any, str]:
     """A client of the engine at `host`, or where DOCKER_HOST says, and that engine's address.
 
-    The client is a docker.APIClient, half of whose methods have no types. Raises EngineMissingError.
+    The client is a docker.APIClient, half of whose methods have no types.
+
+    Raises EngineMissingError.
     """
     engine = {"DOCKER_HOST": host} if host else {}
     settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
@@ -68,7 +70,8 @@ class Engine:
             self.facts: Facts = self._client.info()
         except ENGINE_ERRORS as error:
             self._client.close()
-            raise EngineMissingError(f"the engine at {self.url} does not answer: {error}") from error
+            why = f"the engine at {self.url} does not answer: {error}"
+            raise EngineMissingError(why) from error
         self._api = DockerAPI(self.url, self.api_version, timeout_s=_TIMEOUT_S)
 
     def require_image(self, name: str) -> None:

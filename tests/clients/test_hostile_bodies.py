@@ -27,13 +27,6 @@ REFUSED: Mapping[str, bytes] = {
     "two": BODY + BODY,
     "cut off": BODY[:-1],
     "a control character": BODY.replace(b"Hello", b"\x01"),
-    "deep lists": b'{"model": "m", "messages": ' + b"[" * DEEP + b"]" * DEEP + b"}",
-    "deep objects": b'{"x": ' * DEEP + b"1" + b"}" * DEEP,
-    "deep schema": BODY[:-1]
-    + b', "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": '
-    + b'{"items": ' * 400
-    + b"{}"
-    + b"}" * 403,
     "an endless integer": BODY[:-1] + b', "seed": ' + b"9" * 5000 + b"}",
     "a large integer": BODY[:-1] + b', "temperature": ' + b"9" * 400 + b"}",
     "no number": BODY[:-1] + b', "metadata": [NaN]}',
@@ -44,6 +37,23 @@ REFUSED: Mapping[str, bytes] = {
     "overlong UTF-8": BODY.replace(b"Hello", b"\xc0\x80"),
     "a wrong mark of order": b"\xff\xfe" + BODY,
     "zeros": b"\0" * 64,
+}
+TOO_LARGE: Mapping[str, tuple[bytes, str]] = {
+    "deep lists": (
+        b'{"model": "m", "messages": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+        "64 levels",
+    ),
+    "deep objects": (b'{"x": ' * DEEP + b"1" + b"}" * DEEP, "64 levels"),
+    "a deep schema": (
+        BODY[:-1]
+        + b', "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": '
+        + b'{"items": ' * 400
+        + b"{}"
+        + b"}" * 403,
+        "64 levels",
+    ),
+    "many objects": (b'{"model": "m", "messages": [' + b"{}," * 250_000, "200,000 values"),
+    "many blanks": (b" " * (9 << 20) + BODY, "8 MiB outside its strings"),
 }
 READ: Mapping[str, bytes] = {
     "a mark of order": b"\xef\xbb\xbf" + BODY,
@@ -114,6 +124,18 @@ async def test_json_that_is_none_is_refused(stream: bool, client: httpx.AsyncCli
     for name, body in REFUSED.items():
         sent = body.replace(b'"m"', b'"m", "stream": true', 1) if stream else body
         assert is_told(await client.post(CHAT, content=sent)), name
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+async def test_more_json_than_can_be_read_at_once_is_refused(
+    name: str, client: httpx.AsyncClient
+) -> None:
+    """Read at once, 60 MB of empty objects kept the server from everybody for half a minute."""
+    body, bound = TOO_LARGE[name]
+    for path in (CHAT, "/v1/responses", "/v1/messages"):
+        answer = await client.post(path, content=body)
+        told = answer.json()["error"]["message"]
+        assert (answer.status_code, told) == (413, f"The request body has more than {bound}.")
 
 
 async def test_json_in_another_dress_is_read(client: httpx.AsyncClient) -> None:

@@ -52,7 +52,7 @@ async def test_a_page_from_anywhere_may_ask_where_a_key_is_needed(tmp_path: Path
             await ask(client, {**page, **KEY}),
             await ask(client, {**page, **KEY}, stream=True),
             await ask(client, page),
-            await client.get("/elsewhere", headers={**page, **KEY}),
+            await client.get("/version", headers={**page, **KEY}),
         ]
     assert (before.status_code, may_read(before.headers)) == (200, "*")
     assert before.headers["access-control-allow-headers"] == HEADERS
@@ -75,13 +75,13 @@ async def test_a_page_of_this_machine_may_ask_without_a_key(page: str, tmp_path:
 async def test_no_other_page_may_ask_without_a_key(page: str, tmp_path: Path) -> None:
     async with served(tmp_path, None) as client:
         before = await asked_first(client, page)
-        passed_on = await client.get("/elsewhere", headers={"Origin": page})
+        passed_on = await client.get("/version", headers={"Origin": page})
     assert (before.status_code, may_read(before.headers)) == (400, None)
     assert (passed_on.status_code, may_read(passed_on.headers)) == (200, None)
 
 
 async def test_who_is_no_page_hears_nothing_of_pages(tmp_path: Path) -> None:
     async with served(tmp_path, None) as client:
-        answers = [await ask(client), await client.get("/elsewhere")]
+        answers = [await ask(client), await client.get("/version")]
     names = [name for answer in answers for name in answer.headers]
     assert [name for name in names if name.startswith(("access-control", "vary"))] == []

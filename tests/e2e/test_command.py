@@ -144,9 +144,7 @@ async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 async def test_a_network_is_not_let_in_without_a_key_unawares(host: str, tmp_path: Path) -> None:
-    line = await told(
-        tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", host
-    )
+    line = await told(tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", host)
     assert line.startswith(f"server.host: whoever reaches {host} could run commands here")
 
 
@@ -281,9 +279,7 @@ async def test_the_doctor_can_live_without_an_engine_where_bubblewrap_works(
 ) -> None:
     script = str(ROOT / "proxy" / "demo.yaml")
     tree = {"sandbox": {"docker": {"image": "no/such:image"}}}
-    config = configured(
-        tmp_path, {**tree, "backend": {"kind": "scripted", "script": script}}
-    )
+    config = configured(tmp_path, {**tree, "backend": {"kind": "scripted", "script": script}})
     done = await run(tmp_path, "doctor", "--config", config)
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.decode().splitlines()

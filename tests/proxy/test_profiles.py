@@ -53,8 +53,9 @@ def test_who_is_written_down_cannot_ask_for_a_profile_in_which_he_is_not() -> No
 
 
 def test_who_names_a_profile_that_is_none_hears_of_those_that_are_open_to_him() -> None:
-    with pytest.raises(BadRequestError, match=r"one of 'default', 'research'\."):
+    with pytest.raises(BadRequestError, match="'research'") as raised:
         profiles().of(STUDENT, "m", "fast", {})
+    assert "'paper'" not in str(raised.value)
 
 
 def test_a_key_adds_rules_and_takes_none_away() -> None:

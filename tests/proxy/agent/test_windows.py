@@ -57,7 +57,8 @@ async def test_it_is_what_the_server_lists(entry: dict[str, Any], window: int | 
 async def test_one_of_several_models_has_only_its_own_name() -> None:
     listed = [{"id": name, "meta": {"n_ctx": 2048}} for name in ("a", "b")]
     model, windows = Listing(*listed), Windows()
-    assert [await windows.of(model, ANYBODY, name) for name in ("a", "b", "c")] == [2048, 2048, None]
+    found = [await windows.of(model, ANYBODY, name) for name in ("a", "b", "c")]
+    assert found == [2048, 2048, None]
 
 
 async def test_a_window_of_any_name_that_was_outgrown_is_none() -> None:

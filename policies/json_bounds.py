@@ -1,0 +1,108 @@
+"""Bounds on JSON from outside, checked while its bytes arrive, before anything is built of it.
+
+Twenty million empty objects fit into 60 MB. To decode them takes half a minute, in which the server
+answers nobody, and gigabytes of memory. Long strings (files in base64) are cheap, so they have no
+bound here but that of the body.
+"""
+
+import codecs
+import json
+import re
+from itertools import accumulate
+
+MAX_DEPTH = 64
+MAX_VALUES = 200_000
+"""Commas, and brackets that open: about one for each value."""
+MAX_STRUCTURE_BYTES = 8 << 20
+"""Everything but the insides of strings."""
+MARK_BYTES = 4
+"""As many bytes tell the encoding."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+_STEPS = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
+
+
+class TooMuchJSONError(ValueError):
+    """The JSON exceeds a bound, which the message names."""
+
+
+class JSONBounds:
+    """Checks one JSON text, piece by piece."""
+
+    def __init__(self, max_values: int = MAX_VALUES) -> None:
+        self._max_values = max_values
+        self._first = b""
+        """The beginning, until it tells the encoding."""
+        self._decoder: codecs.IncrementalDecoder | None = None
+        """Of a body that is not UTF-8."""
+        self._is_utf_8: bool | None = None
+        self._is_in_string = False
+        self._escape = b""
+        """A backslash at the end of the last piece, inside a string."""
+        self.values = 0
+        """Commas and brackets that open, so far."""
+        self._depth = self._structure = 0
+
+    def check(self, piece: bytes) -> None:
+        """Take the next bytes in. Raises TooMuchJSONError."""
+        if self._is_utf_8 is None:
+            self._first += piece
+            if len(self._first) < MARK_BYTES:
+                return
+            piece, self._first = self._first, b""
+            encoding = json.detect_encoding(piece)
+            self._is_utf_8 = encoding.startswith("utf-8")
+            if not self._is_utf_8:
+                self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        if self._decoder is not None:
+            piece = self._decoder.decode(piece).encode("utf-8", "replace")
+        self._count(self._outside_strings(self._escape + piece))
+
+    def has_room_for(self, piece: bytes) -> bool:
+        """Take the next bytes in; return False once they are too much."""
+        try:
+            self.check(piece)
+        except TooMuchJSONError:
+            return False
+        return True
+
+    def _outside_strings(self, text: bytes) -> bytes:
+        """Return what of the text is outside strings, with one letter for each string."""
+        start, self._escape = 0, b""
+        if self._is_in_string:
+            start = self._string_end(text, 0)
+            if self._is_in_string:
+                return b""
+        rest = _STRING.sub(b"s", text[start:])
+        opening = rest.find(b'"')
+        if opening < 0:
+            return rest
+        self._is_in_string = True
+        self._string_end(rest, opening + 1)
+        return rest[:opening]
+
+    def _string_end(self, text: bytes, start: int) -> int:
+        """Return where the string that the text is in ends, and note if it goes on."""
+        found = _IN_STRING.match(text, start)
+        assert found is not None
+        end = found.end()
+        self._is_in_string = text[end : end + 1] != b'"'
+        if self._is_in_string:
+            self._escape = text[end:]
+        return end + 1
+
+    def _count(self, structure: bytes) -> None:
+        self._structure += len(structure)
+        brackets = structure.translate(None, _NO_BRACKETS)
+        opened = brackets.count(b"{") + brackets.count(b"[")
+        self.values += opened + structure.count(b",")
+        if self._structure > MAX_STRUCTURE_BYTES:
+            raise TooMuchJSONError(f"{MAX_STRUCTURE_BYTES >> 20} MiB outside its strings")
+        if self.values > self._max_values:
+            raise TooMuchJSONError(f"{self._max_values:,} values")
+        depths = list(accumulate(map(_STEPS.__getitem__, brackets), initial=self._depth))
+        self._depth = depths[-1]
+        if max(depths) > MAX_DEPTH:
+            raise TooMuchJSONError(f"{MAX_DEPTH} levels")

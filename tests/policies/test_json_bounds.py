@@ -1,0 +1,93 @@
+"""How much JSON a request may have, however its bytes are cut and dressed."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.json_bounds import (
+    MAX_DEPTH,
+    MAX_STRUCTURE_BYTES,
+    MAX_VALUES,
+    JSONBounds,
+    TooMuchJSONError,
+)
+
+STRINGS = st.text(alphabet='{}[],:"\\a\u2222é\n', max_size=8)
+TREES = st.recursive(
+    st.none() | st.integers() | STRINGS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(STRINGS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def checked(text: bytes, size: int) -> JSONBounds:
+    bounds = JSONBounds()
+    for start in range(0, len(text), size):
+        bounds.check(text[start : start + size])
+    return bounds
+
+
+def values(tree: object) -> int:
+    """Commas and brackets that open."""
+    if not isinstance(tree, dict | list):
+        return 0
+    inner = list(tree.values()) if isinstance(tree, dict) else tree
+    return 1 + max(0, len(inner) - 1) + sum(map(values, inner))
+
+
+def depth(tree: object) -> int:
+    if not isinstance(tree, dict | list):
+        return 0
+    inner = tree.values() if isinstance(tree, dict) else tree
+    return 1 + max(map(depth, inner), default=0)
+
+
+@given(TREES, st.integers(1, 9), st.booleans(), st.sampled_from(["utf-8", "utf-16", "utf-32"]))
+def test_values_are_counted_however_the_bytes_are_cut(
+    tree: object, size: int, is_ascii: bool, encoding: str
+) -> None:
+    text = "    " + json.dumps(tree, ensure_ascii=is_ascii)
+    bounds = checked(text.encode(encoding), size)
+    assert bounds.values == values(tree)
+
+
+@given(TREES, st.integers(1, 9))
+def test_what_is_too_deep_is_refused_however_it_is_cut(tree: object, size: int) -> None:
+    around = MAX_DEPTH - depth(tree)
+    text = json.dumps(tree).encode()
+    checked(b"[" * around + text + b"]" * around + b"    ", size)
+    if depth(tree):
+        with pytest.raises(TooMuchJSONError, match="64 levels"):
+            checked(b"[" * (around + 1) + text + b"]" * (around + 1) + b"    ", size)
+
+
+@pytest.mark.parametrize("size", [7, 1 << 16])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + b"{}," * MAX_VALUES,
+        b"[" + b"1," * (MAX_VALUES + 1),
+        b'{"a": [' + b'"s",' * (MAX_VALUES + 1),
+        ("[" + "{}," * MAX_VALUES).encode("utf-16"),
+        b"[" + b" " * (MAX_STRUCTURE_BYTES + 1) + b"]",
+        b"[" + b"9" * (MAX_STRUCTURE_BYTES + 1) + b"]",
+    ],
+    ids=["objects", "numbers", "strings", "in UTF-16", "blanks", "digits"],
+)
+def test_too_much_is_refused_before_it_is_all_there(text: bytes, size: int) -> None:
+    with pytest.raises(TooMuchJSONError):
+        checked(text, size)
+
+
+def test_strings_have_no_bound_here() -> None:
+    text = json.dumps({"file": "QUJD" * (MAX_STRUCTURE_BYTES // 2), "text": "{,[" * MAX_VALUES})
+    assert checked(text.encode(), 1 << 16).values == 2
+
+
+def test_a_signs_second_byte_is_no_quotation_mark() -> None:
+    """In UTF-16, half of U+2222 looks like one: behind it, nothing would be counted."""
+    text = '["\u2222",' + "{}," * MAX_VALUES
+    with pytest.raises(TooMuchJSONError):
+        checked(text.encode("utf-16-le"), 1000)
