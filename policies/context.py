@@ -1,6 +1,6 @@
 """How much fits into a model's context window, and what is left free in it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_ROOM_TOKENS = 8192
 ROOM_SHARE = 4
@@ -28,7 +28,7 @@ class ContextSizes:
     """The one that was refused."""
     answer: int | None = None
     """What was to be left for the answer."""
-    words: str = ""
+    words: str = field(default="", compare=False)
     """The passage of the refusal that told the window; empty where a field of its own did."""
 
     @property

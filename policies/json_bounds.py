@@ -15,6 +15,8 @@ MAX_VALUES = 200_000
 """Commas, and brackets that open: about one for each value."""
 MAX_STRUCTURE_BYTES = 8 << 20
 """Everything but the insides of strings."""
+SMALL_BYTES = 64 << 10
+"""No text up to this length has more than `MAX_VALUES` values."""
 MARK_BYTES = 4
 """As many bytes tell the encoding."""
 
@@ -28,11 +30,17 @@ class TooMuchJSONError(ValueError):
     """The JSON exceeds a bound, which the message names."""
 
 
+def is_small(text: bytes | bytearray) -> bool:
+    """Return True if a text is too short to exceed any bound, which is quick to see."""
+    return len(text) <= SMALL_BYTES and text.count(b"{") + text.count(b"[") <= MAX_DEPTH
+
+
 class JSONBounds:
     """Checks one JSON text, piece by piece."""
 
     def __init__(self, max_values: int = MAX_VALUES) -> None:
         self._max_values = max_values
+        self._max_structure = MAX_STRUCTURE_BYTES * max(1, max_values // MAX_VALUES)
         self._first = b""
         """The beginning, until it tells the encoding."""
         self._decoder: codecs.IncrementalDecoder | None = None
@@ -98,8 +106,8 @@ class JSONBounds:
         brackets = structure.translate(None, _NO_BRACKETS)
         opened = brackets.count(b"{") + brackets.count(b"[")
         self.values += opened + structure.count(b",")
-        if self._structure > MAX_STRUCTURE_BYTES:
-            raise TooMuchJSONError(f"{MAX_STRUCTURE_BYTES >> 20} MiB outside its strings")
+        if self._structure > self._max_structure:
+            raise TooMuchJSONError(f"{self._max_structure >> 20} MiB outside its strings")
         if self.values > self._max_values:
             raise TooMuchJSONError(f"{self._max_values:,} values")
         depths = list(accumulate(map(_STEPS.__getitem__, brackets), initial=self._depth))

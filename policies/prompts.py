@@ -53,6 +53,7 @@ BEFORE_SUMMARY = "(My earlier steps stood here; my summary of them follows.)"
 """Said by the model, so that two users' turns do not meet."""
 CALL_NOW = "Call one of the tools that are left now, with what you have found out."
 NO_MORE_CALLS = "Not run: no more tool calls are allowed. Hand in the final answer now."
+CALLS_LEFT_OUT = "Only the first {count} calls of this turn were taken. Make the others anew."
 NOT_RUN = "Not run: the work was already submitted."
 NOT_SUBMITTED = (
     "Not run: other tools were called beside it. Hand in the answer when their results are there."

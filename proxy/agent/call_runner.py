@@ -7,6 +7,7 @@ from typing import Any
 
 from policies.limits import Limits, StopReason
 from policies.prompts import (
+    CALLS_LEFT_OUT,
     NO_BUDGET,
     NO_MORE_CALLS,
     NOT_RUN,
@@ -17,7 +18,7 @@ from proxy.agent.budget import Budget
 from proxy.agent.conversation import Conversation, ignore
 from proxy.agent.efficiency import CapabilityUse
 from proxy.agent.ending import Ending
-from proxy.agent.model import Reply
+from proxy.agent.model import MAX_CALLS, Reply
 from proxy.agent.parking import NO_RESULT, answers
 from proxy.agent.text_argument import recovered_answer
 from proxy.agent.tool_calls import ToolCall, Turn, understand
@@ -65,13 +66,19 @@ class CallRunner:
         if ending.submitted is not None:
             told += [(call, NOT_RUN) for call in ending.client_calls]
             ending.client_calls.clear()
-        elif told and not ending.client_calls and (left := self._budget.reminder()):
-            told[-1] = (told[-1][0], f"{told[-1][1]}\n{left}")
+        elif told and not ending.client_calls and (notes := self._notes(turn)):
+            told[-1] = (told[-1][0], "\n".join([told[-1][1], *notes]))
         ending.as_text = turn.as_text
         self._talk.history.append(*_told(told, as_text=turn.as_text))
         if ending.submitted is not None:
             return StopReason.SUBMITTED
         return StopReason.CLIENT_TOOL_CALLS if ending.client_calls else None
+
+    def _notes(self, turn: Turn) -> list[str]:
+        """Return what the model is told below the last result of a turn."""
+        left_out = [CALLS_LEFT_OUT.format(count=MAX_CALLS)] if turn.has_more else []
+        left = self._budget.reminder()
+        return [*left_out, left] if left else left_out
 
     def _why_not_run(self, call: ToolCall) -> str:
         """What the model is told of a call that is left out; "" for one that is not."""

@@ -20,7 +20,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.first_call import FirstCall
 from proxy.agent.history import text_of, thoughts_in
-from proxy.agent.model import NoMoreAttempts, Reply, ReplyStopped
+from proxy.agent.model import MAX_CALLS, NoMoreAttempts, Reply, ReplyStopped
 from proxy.agent.prose import HOLD_S, Prose
 from proxy.agent.tool_calls import Turn
 from proxy.agent.toolbox import Toolbox
@@ -144,6 +144,8 @@ class TurnListener:
                 await self._show()
 
     async def _hear_call(self, delta: ToolCallDelta) -> None:
+        if delta.index >= MAX_CALLS:
+            raise ReplyStopped("many_calls")
         self._called = True
         if self._streams and (delta.arguments or delta.index):
             await self._end_narration(delta.name)

@@ -11,9 +11,12 @@ Message = dict[str, Any]
 """An OpenAI chat message, unknown fields included."""
 
 
-StopCause = Literal["max_tokens", "stop", "runaway", "echo", "no_call"]
+StopCause = Literal["max_tokens", "stop", "runaway", "echo", "no_call", "many_calls"]
 """Why the proxy ended a reply: the client's token limit or stop string was reached, the model
-repeats itself or the proxy's own texts, or it was asked for a tool call and writes prose."""
+repeats itself or the proxy's own texts, it was asked for a tool call and writes prose, or it has
+made `MAX_CALLS` calls."""
+MAX_CALLS = 256
+"""The most tool calls that are taken of one reply."""
 
 
 class ReplyStopped(Exception):

@@ -1,6 +1,7 @@
 """Collects a reply piece by piece, so that a reply that is cut off is kept and counted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from policies.prices import expected_tokens
@@ -58,6 +59,8 @@ class PartialReply:
         message: Message = {"role": "assistant", "content": text}
         if thinking:
             message |= {"reasoning": thinking, "reasoning_content": thinking}
+        if stopped is not None and stopped.cause == "many_calls" and stopped.reply:
+            return self._with_calls(stopped.reply)
         ends_by_itself = stopped is not None and stopped.cause in ("stop", "no_call")
         sent = stopped.reply if stopped else None
         return Reply(
@@ -68,6 +71,11 @@ class PartialReply:
             response=sent.response if sent else {},
             stopped=stopped.cause if stopped else None,
         )
+
+    def _with_calls(self, sent: Reply) -> Reply:
+        """Return a reply that was ended for its many calls, with those that are complete and one
+        more, which tells that there were more."""
+        return replace(sent, usage=self._usage(), stopped="many_calls")
 
     def _note(self, delta: ModelDelta) -> None:
         match delta:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.agent.history import text_of
-from proxy.agent.model import Message
+from proxy.agent.model import MAX_CALLS, Message
 
 _TAG = re.compile(r"<tool_call>\s*")
 _FENCE = re.compile(r"```(?:json|tool_call|tool_code)?\s*\n\s*")
@@ -50,6 +50,8 @@ class Turn:
     calls: tuple[ToolCall, ...]
     as_text: bool
     """Whether the calls were written as text, so that no `tool` message can answer them."""
+    has_more: bool = False
+    """Whether the reply had more than `MAX_CALLS` calls, which were left out."""
 
 
 def only_of(turn: Turn, names: Collection[str]) -> Turn:
@@ -68,11 +70,15 @@ def understand(message: Message, names: Collection[str], new_id: "Iterator[str]"
     """Find the tool calls of a reply; `names` are the tools there are."""
     entries = message.get("tool_calls")
     if isinstance(entries, list) and entries:
+        has_more = len(entries) > MAX_CALLS
+        if has_more:
+            message = {**message, "tool_calls": entries[:MAX_CALLS]}
         fixed = repaired(message, new_id)
-        return Turn(fixed, tuple(call_of(entry) for entry in fixed["tool_calls"]), as_text=False)
-    written = _written_calls(text_of(message), names)
-    calls = tuple(_call_in_text(call, next(new_id)) for call in written)
-    return Turn(message, calls, as_text=bool(calls))
+        calls = tuple(call_of(entry) for entry in fixed["tool_calls"])
+        return Turn(fixed, calls, as_text=False, has_more=has_more)
+    written = list(_written_calls(text_of(message), names))
+    calls = tuple(_call_in_text(call, next(new_id)) for call in written[:MAX_CALLS])
+    return Turn(message, calls, as_text=bool(calls), has_more=len(written) > MAX_CALLS)
 
 
 def free_text(arguments: str) -> str:

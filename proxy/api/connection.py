@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Scope, Send
 
-from policies.json_bounds import JSONBounds, TooMuchJSONError
+from policies.json_bounds import SMALL_BYTES, JSONBounds, TooMuchJSONError, is_small
 from proxy.agent.model import Credentials, Model
 from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
 from proxy.keys import Key
@@ -181,16 +181,25 @@ def base_url(request: Request) -> str:
 
 async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """The request's body, JSON as it seems. Raises BodyTooLargeError."""
-    body, bounds = bytearray(), JSONBounds()
+    body, bounds = bytearray(), None
     async for piece in request.stream():
         body += piece
         if len(body) > max_bytes:
             raise BodyTooLargeError(f"{max_bytes >> 20} MiB")
-        try:
-            bounds.check(piece)
-        except TooMuchJSONError as error:
-            raise BodyTooLargeError(str(error)) from error
+        if bounds is not None:
+            _check(bounds, piece)
+        elif len(body) > SMALL_BYTES:
+            _check(bounds := JSONBounds(), bytes(body))
+    if bounds is None and not is_small(body):
+        _check(JSONBounds(), bytes(body))
     return bytes(body)
+
+
+def _check(bounds: JSONBounds, piece: bytes) -> None:
+    try:
+        bounds.check(piece)
+    except TooMuchJSONError as error:
+        raise BodyTooLargeError(str(error)) from error
 
 
 async def model_request(request: Request) -> tuple[bytes, dict[str, Any]]:

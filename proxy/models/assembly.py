@@ -149,8 +149,8 @@ class Assembly:
         """Mistral's content while it thinks, and the plain text that goes on after it."""
         begun = "".join(self._texts.pop("content", ()))
         parts = self._message["content"] or ([{"type": "text", "text": begun}] if begun else [])
-        added = [{"type": "text", "text": value}] if isinstance(value, str) else value or []
-        self._message["content"] = [*parts, *added]
+        parts += [{"type": "text", "text": value}] if isinstance(value, str) else value or []
+        self._message["content"] = parts
 
     def _add_thinking_blocks(self, blocks: list[dict[str, Any]]) -> None:
         """Anthropic's signed thinking, through litellm: a signature ends a block."""

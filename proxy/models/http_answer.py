@@ -7,9 +7,11 @@ from typing import Any
 
 import aiohttp
 
+from policies.json_bounds import JSONBounds, TooMuchJSONError
 from proxy.errors import BackendError
 from proxy.models.backend_errors import (
     backend_error_from_response,
+    bad_response,
     cut_off,
     parsed,
     timed_out,
@@ -17,6 +19,9 @@ from proxy.models.backend_errors import (
 )
 
 MAX_ERROR_BYTES = 64 * 1024
+MAX_JSON_BYTES = 256 << 20
+MAX_JSON_VALUES = 4_000_000
+"""Of an answer in one piece: with `prompt_logprobs`, a long prompt has millions of numbers."""
 _DRAIN_TIMEOUT_S = 0.5
 """For the end of a stream that has said [DONE]."""
 
@@ -79,9 +84,16 @@ class HTTPAnswer:
 
     async def json(self) -> Any:
         """The whole answer, decoded. Raises BackendError."""
-        with TRANSLATED:
-            body = await self._response.read()
-        return parsed(body)
+        body, bounds = bytearray(), JSONBounds(MAX_JSON_VALUES)
+        async for piece in self:
+            body += piece
+            if len(body) > MAX_JSON_BYTES:
+                raise bad_response(f"it is longer than {MAX_JSON_BYTES >> 20} MiB")
+            try:
+                bounds.check(piece)
+            except TooMuchJSONError as error:
+                raise bad_response(f"it has more than {error}") from error
+        return parsed(bytes(body))
 
     async def raise_for_error(self, secret: str | None) -> None:
         """Raise the BackendError that any status but 2xx means."""

@@ -1,22 +1,36 @@
 """Server-sent events, decoded as the bytes arrive."""
 
+MAX_EVENT_BYTES = 32 << 20
+
+
+class EventTooLongError(Exception):
+    """An event has more than `MAX_EVENT_BYTES`."""
+
 
 class SSEDecoder:
-    """Turns bytes, split at any place, into the `data` of each event."""
+    """Turns bytes, split at any place, into the `data` of each event. Raises EventTooLongError."""
 
     def __init__(self) -> None:
         self._unfinished_line: list[bytes] = []
         self._data: list[bytes] = []
+        self._held = 0
+        """Bytes of the event that is not complete, at most."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that these bytes complete."""
+        self._held += len(piece)
+        if self._held > MAX_EVENT_BYTES:
+            raise EventTooLongError(f"an event is longer than {MAX_EVENT_BYTES >> 20} MiB")
         head, newline, tail = piece.rpartition(b"\n")
         if not newline:
             self._unfinished_line.append(tail)
             return []
         lines = b"".join([*self._unfinished_line, head]).split(b"\n")
         self._unfinished_line = [tail]
-        return [event for line in lines if (event := self._event_ended_by(line)) is not None]
+        found = [event for line in lines if (event := self._event_ended_by(line)) is not None]
+        if not self._data:
+            self._held = len(tail)
+        return found
 
     def flush(self) -> list[bytes]:
         """The event that the end of the stream completes: some servers omit the last empty line.

@@ -5,14 +5,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from policies.json_bounds import JSONBounds, TooMuchJSONError, is_small
 from proxy.agent.events import ModelDelta
 from proxy.agent.model import Reply
 from proxy.errors import BackendError
 from proxy.models.assembly import Assembly
-from proxy.models.backend_errors import backend_error, cut_off, is_error, parsed
-from proxy.models.sse import SSEDecoder
+from proxy.models.backend_errors import (
+    backend_error,
+    bad_response,
+    cut_off,
+    is_error,
+    parsed,
+)
+from proxy.models.sse import EventTooLongError, SSEDecoder
 
 _DONE = b"[DONE]"
+MAX_REPLY_BYTES = 512 << 20
+"""Of one streamed reply: log probabilities take kilobytes a token."""
 _REFUSED_STATUSES = frozenset({400, 404, 405, 422, 501})
 _REFUSED_WORDS = re.compile(
     r"\bstream(?:ing|ed)?\b[^.]{0,60}\b(?:not|un) ?(?:supported|available|allowed|implemented)\b"
@@ -74,6 +83,15 @@ class Streaming:
         return asked
 
 
+def _require_bounds(event: bytes) -> None:
+    """Raise BackendError for more JSON than is decoded at once."""
+    if not is_small(event):
+        try:
+            JSONBounds().check(event)
+        except TooMuchJSONError as error:
+            raise bad_response(f"an event has more than {error}") from error
+
+
 class StreamedReply:
     """One streamed reply, from its first byte to its last."""
 
@@ -81,12 +99,20 @@ class StreamedReply:
         self.done = False
         """Whether the backend said [DONE]; what follows means nothing."""
         self._decoder = SSEDecoder()
+        self._bytes = 0
         self._assembly = Assembly()
         self._secret = secret
 
     def feed(self, piece: bytes) -> Iterator[ModelDelta]:
         """What these bytes add. Raises BackendError, after the deltas that came before it."""
-        return self._deltas(self._decoder.feed(piece))
+        self._bytes += len(piece)
+        if self._bytes > MAX_REPLY_BYTES:
+            raise bad_response(f"it is longer than {MAX_REPLY_BYTES >> 20} MiB")
+        try:
+            events = self._decoder.feed(piece)
+        except EventTooLongError as error:
+            raise bad_response(str(error)) from error
+        return self._deltas(events)
 
     def end(self) -> Iterator[ModelDelta]:
         """What the end of the stream adds. Raises BackendError where the reply is not complete."""
@@ -107,6 +133,7 @@ class StreamedReply:
             yield from self._assembly.add(self._chunk(event))
 
     def _chunk(self, event: bytes) -> Any:
+        _require_bounds(event)
         chunk = parsed(event)
         if is_error(chunk):
             raise backend_error(chunk, status=None, secret=self._secret)

@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.agent.events import ModelDelta, ToolCallDelta
+from proxy.agent.model import MAX_CALLS
+from proxy.models.backend_errors import bad_response
 from proxy.models.merging import merge
+
+MAX_ARGUMENTS_CHARS = 64 << 20
+"""Of all calls of one reply together."""
 
 
 class ToolCallAssembly:
@@ -12,13 +17,19 @@ class ToolCallAssembly:
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
+        self._chars = 0
 
     def add(self, pieces: list[dict[str, Any]]) -> list[ModelDelta]:
         """Take the `tool_calls` of one delta in; gives what they add."""
         deltas: list[ModelDelta] = []
         for piece in pieces:
+            if len(self._calls) > MAX_CALLS:
+                break  # whoever hears of one too many ends the reply
             call = self._call_of(piece)
             arguments = call.add(piece)
+            self._chars += len(arguments)
+            if self._chars > MAX_ARGUMENTS_CHARS:
+                raise bad_response(f"its calls have more than {MAX_ARGUMENTS_CHARS} characters")
             if arguments or (piece.get("function") or {}).get("name"):
                 deltas.append(ToolCallDelta(self._calls.index(call), call.name, arguments))
         return deltas

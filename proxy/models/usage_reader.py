@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from policies.prices import CHARS_PER_TOKEN, expected_tokens
-from proxy.models.sse import SSEDecoder
+from proxy.models.sse import EventTooLongError, SSEDecoder
 
 MAX_BYTES = 16 << 20
 """Of a longer answer in one piece only the end is read."""
@@ -38,7 +38,10 @@ class UsageReader:
     def feed(self, piece: bytes) -> None:
         """Take in what comes."""
         if self._decoder:
-            self._hear(self._decoder.feed(piece))
+            try:
+                self._hear(self._decoder.feed(piece))
+            except EventTooLongError:  # it is passed on all the same, unread from here on
+                self._decoder, self._is_json = None, False
         elif self._is_json:
             self._body += piece
             self._bytes += len(piece)
