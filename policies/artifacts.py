@@ -1,11 +1,15 @@
 """Which produced files go back, how many, how large."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from policies.file_types import check_types, is_of
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
+
+ListFiles = Literal["auto", "always", "never"]
+TEXT_ONLY_HEADERS = ("chatui-conversation-id",)
+"""Headers of interfaces that show only a message's text: Hugging Face's chat-ui."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,9 @@ class ArtifactLimits:
     speaks of; null: everything."""
     deny_types: tuple[str, ...] = ()
     """What may not, though it is allowed."""
+    list_files: ListFiles = "auto"
+    """Whether links to files that the answer does not name stand in a list below it. auto: for
+    interfaces that are known to show nothing of a message but its text."""
 
     def __post_init__(self) -> None:
         check_types((*(self.allow_types or ()), *self.deny_types))
@@ -32,6 +39,13 @@ class ArtifactLimits:
         """Whether a file of that name may go back."""
         is_allowed = self.allow_types is None or is_of(path, self.allow_types)
         return is_allowed and not is_of(path, self.deny_types)
+
+    def suited(self, headers: Container[str]) -> "ArtifactLimits":
+        """Return the limits with `list_files` decided for a client that sent these headers."""
+        if self.list_files != "auto":
+            return self
+        is_text_only = any(name in headers for name in TEXT_ONLY_HEADERS)
+        return replace(self, list_files="always" if is_text_only else "never")
 
 
 WhyLeftOut = Literal[

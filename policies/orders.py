@@ -77,6 +77,7 @@ ORDERS = {
     "computer": Order("the others, of `auto`", lambda allowed, _: bool(allowed == "auto")),
     "prompt": _FREE,
     "inputs.move_text_over_tokens": _FREE,
+    "artifacts.list_files": _FREE,
     "isolation.level": _only("strict", "`strict`"),
     "isolation.egress": Order(
         "what reaches less", lambda allowed, asked: is_within(asked, allowed), intersection

@@ -103,6 +103,10 @@ class BackendConfig(_Section):
     """The model's context window; null: as its server lists it or its refusals tell."""
     modalities: tuple[Modality, ...] = ("image",)
     """What the model takes in beside text; of the rest it is told where the file lies."""
+    fetches_urls: bool = False
+    """Whether the backend may be given URLs of pictures and the like, which it fetches from where
+    it is, private addresses too. Otherwise the proxy fetches them, from public addresses only, and
+    sends the bytes; in what is passed on unread (`:plain`) it refuses private ones."""
     tool_support: ToolSupport = "probe"
     """Which models are given tools, and so a computer. probe: those whose chat template passes
     tools on and whose server takes them, which is found out in the background; always: all, and

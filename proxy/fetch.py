@@ -10,7 +10,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from weakref import WeakValueDictionary
 
 from policies.egress import Egress, Rules
-from policies.hosts import parse_authority
+from policies.hosts import Target, parse_authority
 from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, open_connection
 from sandbox_runtime.egress.errors import EgressError
 from sandbox_runtime.egress.resolver import Resolve, SystemResolver
@@ -106,6 +106,16 @@ class Fetcher:
             raise FetchError(f"TLS failed: {error.reason or error}") from error
         except OSError as error:
             raise FetchError(f"the connection failed: {error}") from error
+
+    async def check(self, url: str, owner: str) -> None:
+        """Raises FetchError for a URL that `fetch` would not ask for: malformed, or of no public
+        address."""
+        dialer = self._dialers.setdefault(owner, self._new_dialer())
+        _, place = _parsed(url)
+        try:
+            await dialer.check(Target(place.host, place.port))
+        except EgressError as error:
+            raise FetchError(str(error)) from error
 
     def close(self) -> None:
         """Give back what resolving names holds."""

@@ -5,19 +5,25 @@ import base64
 import hashlib
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from policies.artifacts import ArtifactLimits, Produced
+from policies.file_links import links_in, without_links
 from policies.file_names import type_of
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
+from proxy.agent.model import Message
 from proxy.agent.task import Artifact, InputFile
 from proxy.signatures import Signer
 from proxy.store.records import ContainerWish, Maker
 from proxy.store.store import Store
 from sandbox_runtime.sandbox import Sandbox
 
+MAX_LINKED_FILES = 1000
+"""So many files of one request's links are looked up."""
 WHOLE = "zip"
 """What the link to all files of a container is signed for, in the place of a file's id."""
 
@@ -95,6 +101,18 @@ class FileStore:
     def is_signed(self, container_id: str, file_id: str, expires: str, signature: str) -> bool:
         """Whether a link was made here and still holds."""
         return self._signer.is_signed(container_id, file_id, expires, signature)
+
+    async def unlinked(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
+        """Return messages with the paths of the owner's files in the place of links to them; a
+        link to any other file only loses what opens it."""
+        links = list(islice(dict.fromkeys(links_in(list(messages))), MAX_LINKED_FILES))
+        paths = {}
+        for container, file_id in links:
+            file = await self.store.container_files.get(container, file_id, owner)
+            if file is not None:
+                paths[container, file_id] = file.path
+        changed: Sequence[Message] = without_links(list(messages), paths.get)
+        return changed
 
     async def find(
         self, container_id: str, file_id: str, owner: str | None = None

@@ -26,18 +26,25 @@ from policies.workspace import (
 from proxy.agent.model import Message
 from proxy.agent.task import InputFile, Task
 from proxy.errors import BadRequestError, FileTooLargeError
-from proxy.fetch import Fetcher, FetchError, Room
+from proxy.fetch import Fetched, Fetcher, FetchError, Room
 from proxy.text_lengths import TextLengths
 from proxy.uploads import NoUploads, Upload, Uploads
-from proxy.wire.content_parts import FilePart, Remote, Uploaded, beside, malformed, read
+from proxy.wire.content_parts import (
+    MAX_SHOWN_BYTES,
+    FilePart,
+    Remote,
+    Uploaded,
+    beside,
+    malformed,
+    read,
+    with_data,
+)
 from proxy.wire.inline_data import InlineData
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
 """How many URLs of one request are fetched."""
 FETCHES_AT_ONCE = 8
-MAX_SHOWN_IMAGE_BYTES = 20 << 20
-"""The largest uploaded picture that goes to the model; a larger one is a file only."""
 _PIECE_BYTES = 1 << 20
 _MAX_WORDS_BYTES = 16 << 20
 
@@ -58,6 +65,8 @@ class _Content:
     """Where the part itself has none."""
     shown: Mapping[str, Any] | None = None
     """What stands for it towards a model that takes it in."""
+    fetched: Fetched | None = None
+    """What came from its URL."""
 
 
 class Inputs:
@@ -72,15 +81,18 @@ class Inputs:
         fetcher: Fetcher | None = None,
         lengths: TextLengths | None = None,
         window: WindowOf | None = None,
+        backend_fetches: bool = False,
     ) -> None:
         """`max_total_mib` is what any profile allows at most. Without a fetcher, nothing is
-        fetched; without lengths, texts are not counted."""
+        fetched; without lengths, texts are not counted. `backend_fetches`: whether the backend may
+        be given URLs, to fetch them from where it is."""
         self._max_total_mib = max_total_mib
         self._modalities = frozenset[Kind](modalities)
         self._uploads = uploads or NoUploads()
         self._fetcher = fetcher
         self._lengths = lengths
         self._window = window
+        self._backend_fetches = backend_fetches
 
     async def receive(self, task: Task, owner: str, body: Mapping[str, Any]) -> Task:
         """The task, its files beside its messages; what is to be fetched is fetched when the run
@@ -108,7 +120,7 @@ class Inputs:
     ) -> Task:
         fetched = await self._fetched(parts, room, task.profile.inputs)
         contents = [
-            replace(fetched[part.source.url], shown=part.part)
+            self._shown(part, fetched[part.source.url])
             if isinstance(part.source, Remote)
             else content
             for part, content in zip(parts, here, strict=True)
@@ -197,6 +209,33 @@ class Inputs:
 
     # On the web
 
+    async def refuse_private(self, urls: Sequence[str], owner: str) -> None:
+        """Check URLs that the backend is about to fetch. Raises BadRequestError for one of a
+        private address, or of a name that cannot be looked up."""
+        if self._backend_fetches:
+            return
+        fetcher = self._fetcher or Fetcher()
+        for number, url in enumerate(urls):
+            try:
+                if number >= MAX_FETCHES:
+                    raise FetchError(f"the request has more than {MAX_FETCHES} URLs")
+                await fetcher.check(url, owner)
+            except FetchError as error:
+                raise BadRequestError(
+                    f"Invalid URL {url[:200]!r}: the backend would fetch it from inside its"
+                    f" network, and {error}. The operator allows it with backend.fetches_urls.",
+                    code="url_not_allowed",
+                ) from error
+
+    def _shown(self, part: FilePart, fetched: _Content) -> _Content:
+        """Return what was fetched with what the model is shown of it: its bytes, never its URL,
+        which the backend would fetch from inside the network."""
+        if self._backend_fetches:
+            return replace(fetched, shown=part.part)
+        if fetched.fetched is None or part.kind not in self._modalities:
+            return fetched
+        return replace(fetched, shown=with_data(part, fetched.mime_type, fetched.fetched.data))
+
     async def _fetched(
         self, parts: Sequence[FilePart], room: Room, limits: InputLimits
     ) -> dict[str, _Content]:
@@ -223,7 +262,8 @@ class Inputs:
                 )
         except FetchError as error:
             return _Content(fault=f"{url[:200]} was not fetched: {error}")
-        return _Content(clean_type(file.mime_type), len(file.data), partial(_pieces, file.data))
+        read = partial(_pieces, file.data)
+        return _Content(clean_type(file.mime_type), len(file.data), read, fetched=file)
 
     # Sent beforehand
 
@@ -272,7 +312,7 @@ def _digested(files: Sequence[InputFile]) -> list[InputFile]:
 
 def _picture(upload: Upload, mime_type: str, part: Mapping[str, Any]) -> dict[str, Any] | None:
     """An uploaded picture as the part that models know."""
-    if upload.bytes > MAX_SHOWN_IMAGE_BYTES:
+    if upload.bytes > MAX_SHOWN_BYTES:
         return None
     try:
         data = base64.b64encode(upload.path.read_bytes()).decode()

@@ -320,6 +320,7 @@ def _inputs(
         uploads=store.uploads,
         lengths=TextLengths(agent.model),
         window=agent.window,
+        backend_fetches=config.backend.fetches_urls,
     )
 
 

@@ -1,15 +1,17 @@
 """The answer on its way to the client: links made good, pieces passed on as they come."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from policies.artifacts import select
+from policies.file_names import shown_name
 from policies.profile import Profile
 from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES
 from proxy.agent.events import AnswerDelta, AnswerRestarted, Emit
 from proxy.agent.links import LinkWriter
 from proxy.agent.outputs import all_files
-from proxy.agent.task import Outbox
+from proxy.agent.task import Artifact, Outbox
 from proxy.agent.text_argument import TextArgument
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
@@ -89,6 +91,13 @@ class AnswerWriter:
             await self.write(missing, sandbox if "/" in answer else None)
         await self._end()
 
+    async def list_files(self, artifacts: Iterable[Artifact]) -> None:
+        """Pass on links to the files that the answer does not name, below it."""
+        unnamed = [each for each in artifacts if each.url not in self.text]
+        if self._rewrite and unnamed and self._profile.artifacts.list_files == "always":
+            apart = APART if self.text else ""
+            await self._send(apart + "\n".join(map(_listed, unnamed)), None)
+
     async def dead_links(self) -> list[str]:
         """The files that it links to and that cannot be found: not yet, or, where an earlier run
         has made them, no more."""
@@ -140,6 +149,13 @@ class _Part:
     def says(self, answer: str) -> bool:
         """Whether it is that answer, but for white space."""
         return _squeezed(self.given) == _squeezed(answer)
+
+
+def _listed(artifact: Artifact) -> str:
+    """Return a file's line of the list."""
+    name = artifact.filename or shown_name(artifact.path)
+    shown = "!" if artifact.mime_type.startswith("image/") else ""
+    return f"- {shown}[{name}]({artifact.url})"
 
 
 def _squeezed(text: str) -> str:

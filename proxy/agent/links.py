@@ -5,23 +5,29 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from urllib.parse import quote
 
-from policies.workspace import OUTPUT_DIR
+from policies.workspace import OUTPUT_DIR, WORKING_DIR
 
 _GUESSED_DIRS = ("/mnt/data", OUTPUT_DIR)
 """Models name the directory they know from elsewhere."""
-_NAME_GOES_ON = re.compile(r"[\w/-]|\.\w")
+_RELATIVE_DIR = OUTPUT_DIR.removeprefix(f"{WORKING_DIR}/")
+_NAME_ENDS = r"(?![\w/-]|\.\w)"
+_NAME_BEGAN = r"(?<![\w./\\\"'-])"
+"""Stands before a relative path: neither the rest of another path, nor a string in code."""
+_SEEN_BEFORE = 2
+"""How many characters before a path decide what becomes of it."""
 
 
 class LinkWriter:
-    """Text in, text out; `sandbox:/…` and bare paths of the given files are rewritten."""
+    """Text in, text out; `sandbox:/…`, bare paths and relative paths of the given files are
+    rewritten."""
 
     def __init__(self, paths: Iterable[str], url_of: Callable[[str], str]) -> None:
         self._url_of = url_of
         self._targets = _spellings(paths)
         self._sorted = sorted(self._targets)
         longest_first = sorted(self._targets, key=len, reverse=True)
-        alternatives = "|".join(re.escape(spelling) for spelling in longest_first)
-        self._pattern = re.compile(rf"(?:{alternatives})(?!{_NAME_GOES_ON.pattern})")
+        alternatives = "|".join(map(_written, longest_first))
+        self._pattern = re.compile(alternatives)
         self._longest = len(longest_first[0]) + 2 if longest_first else 0
         self._pending = ""
         self._before = ""
@@ -53,27 +59,38 @@ class LinkWriter:
 
     def _release(self, end: int) -> str:
         """The text up to there; what follows is seen too, for it may go on with a path's name."""
-        text = self._pending
+        text = self._before + self._pending
         out: list[str] = []
-        position = 0
-        for match in self._pattern.finditer(text) if self._targets else ():
+        position = len(self._before)
+        end += position
+        for match in self._pattern.finditer(text, position) if self._targets else ():
             if match.start() >= end:
                 break
             out += [text[position : match.start()], self._link(match)]
             position = match.end()
         end = max(end, position)
         out.append(text[position:end])
-        self._before = (self._before + text[:end])[-2:]
+        self._before = text[max(0, end - _SEEN_BEFORE) : end]
         self._pending = text[end:]
         return "".join(out)
 
     def _link(self, match: "re.Match[str]") -> str:
         path = self._targets[match.group()]
-        before = (self._before + match.string[: match.start()])[-2:]
         url = self._url_of(path)
+        if match.group().startswith("]("):
+            return f"]({url})"
+        before = match.string[max(0, match.start() - _SEEN_BEFORE) : match.start()]
         if before.endswith(("](", "<", '"', "'", "=")):
             return url
         return f"[{path.rpartition('/')[2]}]({url})"
+
+
+def _written(spelling: str) -> str:
+    """Return the pattern of one spelling."""
+    if spelling.startswith("]("):
+        return re.escape(spelling)
+    is_relative = spelling.lstrip("`").startswith((f"{_RELATIVE_DIR}/", f"./{_RELATIVE_DIR}/"))
+    return (_NAME_BEGAN if is_relative else "") + re.escape(spelling) + _NAME_ENDS
 
 
 def _spellings(paths: Iterable[str]) -> dict[str, str]:
@@ -81,10 +98,13 @@ def _spellings(paths: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in paths:
         relative = path.removeprefix(OUTPUT_DIR + "/")
-        for directory in _GUESSED_DIRS:
-            plain = f"{directory}/{relative}"
-            for written in {plain, quote(plain, errors="surrogateescape")}:
-                for spelling in (written, "sandbox:" + written):
-                    found[spelling] = path
-                    found[f"`{spelling}`"] = path
+        for name in {relative, quote(relative, errors="surrogateescape")}:
+            absolute = [f"{directory}/{name}" for directory in _GUESSED_DIRS]
+            below = f"{_RELATIVE_DIR}/{name}"
+            for spelling in (*absolute, *(f"sandbox:{each}" for each in absolute)):
+                found[spelling] = found[f"`{spelling}`"] = path
+            for spelling in (below, f"./{below}"):
+                found[spelling] = found[f"`{spelling}`"] = path
+            for target in (name, f"./{name}"):
+                found[f"]({target})"] = path
     return found

@@ -362,12 +362,12 @@ class AgentLoop:
             self._plainly = self._turns_without_work >= MAX_TURNS_WITHOUT_WORK
         return stop
 
-    # The end
-
     async def _result(self, stop: StopReason, answer: str) -> Result:
         handed_back = await hand_back_all(
             self._toolbox, self._outputs, self._writer, self._task, self._guard, self._emit
         )
+        if stop is not StopReason.CLIENT_TOOL_CALLS and not self._ending.refusal:
+            await self._writer.list_files(handed_back.artifacts)
         await self._watch.tell_open()
         await self._emit(RunFinished(stop, self._talk.usage))
         reply = self._ending.reply

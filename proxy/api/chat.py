@@ -12,12 +12,13 @@ from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s, status_hold
 from proxy.api.connection import model_request, services
+from proxy.api.private_urls import refuse_private_urls
 from proxy.api.relay import relay
 from proxy.api.tasks import task_of
 from proxy.api.ways import Way, way_of
 from proxy.wire.chat_answer import StreamedCompletion, WholeCompletion, head
 from proxy.wire.chat_request import check_messages, wants_usage
-from proxy.wire.plain import renamed
+from proxy.wire.plain import for_the_backend
 from proxy.wire.terms import read_terms, steps_asked
 
 router = APIRouter()
@@ -32,7 +33,8 @@ async def chat_completions(request: Request) -> Response:
     way = way_of(request, body)
     if way.is_plain:
         day = way.profile.per_day.of_model_calls
-        return await relay(request, renamed(body, way.route.model), way.headers, day)
+        await refuse_private_urls(request, body)
+        return await relay(request, for_the_backend(body, way.route.model), way.headers, day)
     return await _run(request, written, body, way)
 
 

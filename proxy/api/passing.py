@@ -1,5 +1,6 @@
 """Requests of any kind on their way to the backend's server, their bytes passed on both ways."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 
@@ -13,8 +14,9 @@ from proxy.agent.model import Passage, Passing, Relayed
 from proxy.api import spending
 from proxy.api.body_stream import BodyStream
 from proxy.api.connection import Gone, left, model, unless
+from proxy.api.private_urls import refuse_private_urls
 from proxy.api.relay import LOOK_AFTER_S, RelayResponse, is_stream, whole
-from proxy.wire.plain import as_the_backend_knows_it
+from proxy.wire.plain import plain_fields
 
 Watch = Callable[[Relayed], Relayed]
 """Makes of an answer one whose body is looked at as it passes."""
@@ -53,8 +55,11 @@ async def pass_plain(
     day: DailyBudget = DailyBudget(),
     watch: Watch | None = None,
 ) -> Response:
-    """The same for a request to a `:plain` model that was read already."""
-    body = as_the_backend_knows_it(written) or written
+    """The same for a request to a `:plain` model that was read already. Raises BadRequestError too,
+    for a private URL."""
+    fields = plain_fields(written)
+    await refuse_private_urls(request, fields)
+    body = written if fields is None else json.dumps(fields).encode()
     return await pass_on(request, passage_of(request), body, partial(left, request), day, watch)
 
 

@@ -1,6 +1,8 @@
 """Every path that is not ours: the backend's, its bytes passed on both ways."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -16,8 +18,9 @@ from proxy.api.body_stream import BodyStream
 from proxy.api.connection import authorize, services
 from proxy.api.json_response import JSON
 from proxy.api.passing import pass_on, passage_of, written_path
+from proxy.api.private_urls import refuse_private_urls
 from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
-from proxy.wire.plain import as_the_backend_knows_it
+from proxy.wire.plain import plain_fields
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 """Not TRACE: it would tell the client the backend's key."""
@@ -46,7 +49,8 @@ async def _answer(request: Request) -> Response:
     passage = _passage(request, where)
     stream = BodyStream(request)
     body = await _body(request, stream)
-    plain = as_the_backend_knows_it(body) if isinstance(body, bytes) else None
+    fields = _fields(body)
+    plain = plain_fields(body) if isinstance(body, bytes) else None
     if where == "plain only" and plain is None:
         raise NotFoundError(
             f"{request.method} {request.url.path} is not served with a sandbox: name the model"
@@ -54,7 +58,7 @@ async def _answer(request: Request) -> Response:
             code="unknown_url",
         )
     asks_a_model = request.method == "POST"
-    profile = services(request).profiles.of(key, _model(plain or body), None, {})
+    profile = services(request).profiles.of(key, _model(plain or fields), None, {})
     if asks_a_model and profile.computer == "always":
         raise ForbiddenError(
             f"computer: always holds here (profile {profile.name!r}), and what is passed on to the"
@@ -62,16 +66,23 @@ async def _answer(request: Request) -> Response:
             param="sandbox.computer",
         )
     day = profile.per_day.of_model_calls if asks_a_model else DailyBudget()
-    return await pass_on(request, passage, plain or body, stream.left, day)
+    await refuse_private_urls(request, plain or fields)
+    written = body if plain is None else json.dumps(plain).encode()
+    return await pass_on(request, passage, written, stream.left, day)
 
 
-def _model(body: bytes | BodyStream | None) -> str:
-    """Whose policy holds; of what is no JSON, or too long to be looked at, the key's alone."""
+def _fields(body: bytes | BodyStream | None) -> dict[str, Any]:
+    """Return a body's fields; none of what is no JSON object, or too long to be read."""
     try:
         fields = json.loads(body) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
-        return ""
-    model = fields.get("model") if isinstance(fields, dict) else None
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _model(fields: Mapping[str, Any]) -> str:
+    """Return the model whose policy holds; without one, the key's alone does."""
+    model = fields.get("model")
     return plain_name(model) if isinstance(model, str) else ""
 
 

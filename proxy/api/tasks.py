@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from policies.file_links import without_links
 from policies.history import without_steps
 from policies.profile import Profile
 from policies.routing import forbids_tools
@@ -15,6 +16,7 @@ from proxy.agent.first_call import StatusHold
 from proxy.agent.parking import Parked, names
 from proxy.agent.task import InputFile, Outbox, Task
 from proxy.api.connection import base_url, credentials, owner, services
+from proxy.api.private_urls import refuse_private_urls
 from proxy.api.spending import charged
 from proxy.api.ways import Way
 from proxy.wire.chat_request import choice_count, to_task
@@ -42,7 +44,7 @@ async def task_of(
     Raises BadRequestError, BudgetError."""
     whose = owner(request)
     if way.is_plain:
-        return await charged(request, _alone(request, body, way, run_id, deadline_s, hold), runs=1)
+        return await charged(request, await _alone(request, body, way, run_id, deadline_s, hold), 1)
     asked = _asked(body)
     said = (request.headers, asked, await _waiting(request, whose, asked))
     place = thread(whose, run_id, *said, follows=follows, is_kept=is_kept)
@@ -71,6 +73,8 @@ async def _with_files_and_choices(
 ) -> Task:
     """The task with its files and its further choices; charged last, so that a request that is
     wrong spends nothing."""
+    messages = await services(request).files.unlinked(task.messages, whose)
+    task = replace(task, messages=messages)
     task = await services(request).inputs.receive(task, whose, asked)
     count = choice_count(asked, task.profile.limits.max_choices)
     task = await charged(request, task, runs=count)
@@ -91,12 +95,13 @@ def _roles(body: Mapping[str, Any]) -> list[Any]:
 
 def _profile(request: Request, body: Mapping[str, Any], way: Way) -> Profile:
     """What holds for the run, whose request may want its text kept. Raises BadRequestError."""
+    profile = replace(way.profile, artifacts=way.profile.artifacts.suited(request.headers))
     if documents_wanted(body, request.headers):
-        return way.profile
-    return replace(way.profile, inputs=replace(way.profile.inputs, move_text_over_tokens=None))
+        return profile
+    return replace(profile, inputs=replace(profile.inputs, move_text_over_tokens=None))
 
 
-def _alone(
+async def _alone(
     request: Request,
     body: Mapping[str, Any],
     way: Way,
@@ -106,8 +111,9 @@ def _alone(
 ) -> Task:
     """The task of a request that the model answers by itself. Raises BadRequestError."""
     whose = owner(request)
+    await refuse_private_urls(request, body["messages"])
     outbox = _outbox(request, whose, container_id(whose, run_id), way.profile)
-    messages, _ = read(body["messages"])
+    messages, _ = read(without_links(body["messages"]))
     asked = {**body, "messages": messages, "tools": None, "tool_choice": None}
     task = to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox, owner=whose)
     return replace(

@@ -1,5 +1,6 @@
 """The parts of messages that are files, in every form that clients write them."""
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ _DRAWING = "image/svg+xml"
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """How a URL begins: with a host, or with a scheme other than HTTP's."""
 MAX_SHOWN_URL_CHARS = 100
+MAX_SHOWN_BYTES = 20 << 20
+"""The largest file that goes to the model; a larger one is in the sandbox only."""
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
 
@@ -163,6 +166,22 @@ def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) ->
     if isinstance(source, InlineData) and (found := _kind(source.mime_type)) != expected:
         return FilePart(at, param, found, source)
     return FilePart(at, param, expected, source, _last_of(source), part=part)
+
+
+def with_data(part: FilePart, mime_type: str, data: bytes) -> dict[str, Any] | None:
+    """Return a part that names a picture, sound or video by URL with its bytes in a data URL, or
+    None if they are no such thing, or too many."""
+    kinds = [kind for kind, of in _URL_PARTS.items() if of == part.kind]
+    if not kinds or part.part is None or len(data) > MAX_SHOWN_BYTES:
+        return None
+    if _kind(mime_type) != part.kind:
+        mime_type = type_of(part.filename)  # some servers call everything application/octet-stream
+    if _kind(mime_type) != part.kind:
+        return None
+    written = part.part.get(kinds[0])
+    others = written if isinstance(written, dict) else {}
+    url = f"data:{clean_type(mime_type)};base64,{base64.b64encode(data).decode()}"
+    return {**part.part, kinds[0]: {**others, "url": url}}
 
 
 def _source(written: str, param: str) -> Source:

@@ -1,15 +1,15 @@
-"""`<model>:plain` in the body of any request of the backend's API."""
+"""Bodies of the backend's API on their way past the loop."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from policies.file_links import without_links
 from policies.routing import PLAIN_SUFFIX
 
 
-def as_the_backend_knows_it(body: bytes) -> bytes | None:
-    """The body with the backend's own name for the model. None if it names none as plain: it is to
-    be left as it is."""
+def plain_fields(body: bytes) -> dict[str, Any] | None:
+    """Return a body's fields as the backend knows them if its model is a `:plain` one, or None."""
     if PLAIN_SUFFIX.encode() not in body:
         return None
     try:
@@ -19,10 +19,11 @@ def as_the_backend_knows_it(body: bytes) -> bytes | None:
     model = fields.get("model") if isinstance(fields, dict) else None
     if not isinstance(model, str) or not model.endswith(PLAIN_SUFFIX):
         return None
-    return json.dumps(renamed(fields, model.removesuffix(PLAIN_SUFFIX))).encode()
+    return for_the_backend(fields, model.removesuffix(PLAIN_SUFFIX))
 
 
-def renamed(fields: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The fields of a request that are the backend's too, with its own name for the model."""
-    others = {key: value for key, value in fields.items() if key != "sandbox"}
+def for_the_backend(fields: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return the fields of a request that are the backend's too: with its own name for the model,
+    and without what opens the links to produced files."""
+    others = {key: without_links(value) for key, value in fields.items() if key != "sandbox"}
     return {**others, "model": model}

@@ -67,6 +67,11 @@ class Dialer:
                 failure, status = f"cannot connect to {target}: {error.strerror or error}", 502
         raise UnreachableError(failure, status)
 
+    async def check(self, target: Target) -> None:
+        """Raises DeniedError, UnreachableError for a target without an address that may be
+        dialed."""
+        await self._addresses(target)
+
     async def _addresses(self, target: Target) -> list[IPAddress]:
         """Those of the target's addresses that may be dialed; at least one."""
         found = [target.address] if target.address else await self._look_up(target.host)

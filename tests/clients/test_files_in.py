@@ -1,13 +1,11 @@
 """What the openai SDK sends beside words lies in the sandbox, and the model is told where."""
 
-import asyncio
 import base64
 import re
 from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
@@ -15,18 +13,18 @@ from openai.types.chat import ChatCompletion
 from policies.isolation import Isolation
 from policies.profile import Profile
 from policies.workspace import INPUT_DIR, InputLimits
-from proxy.fetch import Fetcher
 from proxy.inputs import Inputs
+from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from tests.clients.errors import client_of, refused
 from tests.fakes.backend import Backend, by_history, scripted_backend
 from tests.fakes.server import KINDS, REAL_KINDS, Kind, house
 from tests.fakes.uploads import DirectoryUploads
-from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
 
 CSV, PNG, WAV = b"n,square\n1,1\n", b"\x89PNG pixels", b"RIFF sound"
 SUBMIT = tool_reply(call("submit", answer="done"))
+TWO = Keyring([("mine", Key("mine")), ("theirs", Key("theirs"))])
 ASK = {"type": "text", "text": "What is it?"}
 BOOK = "".join(f"Line {number} of the book.\n" for number in range(3000))
 
@@ -275,7 +273,7 @@ async def test_uploaded_files_are_found_by_whoever_sent_them(tmp_path: Path) -> 
     beside = {"file_ids": [uploads.add("mine", "notes.txt", b"n"), csv]}
     async with (
         scripted_backend(showing("a.csv", "p.png", "notes.txt")) as backend,
-        house(backend, "memory", tmp_path, inputs=Inputs(uploads=uploads)) as url,
+        house(backend, "memory", tmp_path, inputs=Inputs(uploads=uploads), keyring=TWO) as url,
         client_of(url, "theirs") as other,
     ):
         await ask(url, messages, "mine", sandbox=beside)
@@ -300,79 +298,6 @@ async def test_uploaded_files_are_found_by_whoever_sent_them(tmp_path: Path) -> 
     ]
     assert "sandbox" not in backend.requests[0].body
     assert observed(backend).rstrip().endswith("pixels\nn")
-
-
-async def test_what_is_on_the_web_is_fetched_or_said_not_to_be(tmp_path: Path) -> None:
-    async def site(reader: Reader, writer: Writer) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 11\r\n\r\n"
-        writer.write(head + PNG)
-
-    internet = Internet({"allowed.example": ["93.184.215.14"], "inside.example": ["10.0.0.1"]})
-    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-    there, inside = image_part("http://allowed.example/p%20q"), image_part("http://inside.example/")
-    paper = {"type": "input_file", "file_url": "http://allowed.example/paper.png"}
-    async with (
-        scripted_backend(showing("p_q.png", "paper.png")) as backend,
-        internet.server(site),
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
-    ):
-        await ask(url, user(there, inside, paper))
-    fetcher.close()
-    content = heard(backend)
-    assert [part for part in content if part["type"] != "text"] == [there, inside]
-    assert notes(content) == [
-        f"[The image above is the file {INPUT_DIR}/p_q.png (image/png, 11 bytes)]",
-        "[http://inside.example/ was not fetched: host inside.example has no address that a sandbox"
-        " may reach (it is private, reserved or the proxy's own)]",
-        f"[Given file: {INPUT_DIR}/paper.png (image/png, 11 bytes)]",
-    ]
-    assert observed(backend).count("pixels") == 2
-
-
-async def test_a_stream_has_begun_before_the_web_has_answered(tmp_path: Path) -> None:
-    heard_of = asyncio.Event()
-
-    async def slow_site(reader: Reader, writer: Writer) -> None:
-        await heard_of.wait()
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 11\r\n\r\n"
-        writer.write(head + PNG)
-
-    internet = Internet()
-    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-    image = image_part("http://allowed.example/p.png")
-    body = {"model": "m", "messages": user(image), "stream": True}
-    async with (
-        scripted_backend([SUBMIT]) as backend,
-        internet.server(slow_site),
-        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
-        httpx.AsyncClient(timeout=20) as client,
-        client.stream("POST", f"{url}/v1/chat/completions", json=body) as response,
-    ):
-        with anyio.fail_after(10):
-            async for line in response.aiter_lines():
-                assert "error" not in line
-                heard_of.set()
-    fetcher.close()
-    assert notes(heard(backend)) == [
-        f"[The image above is the file {INPUT_DIR}/p.png (image/png, 11 bytes)]"
-    ]
-
-
-async def test_nothing_is_fetched_where_that_is_switched_off(tmp_path: Path) -> None:
-    internet = Internet()
-    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-    inputs = Inputs(fetcher=fetcher)
-    profiles = Profiles.only(Profile(inputs=InputLimits(fetch_urls=False)))
-    image = image_part("http://allowed.example/p.png")
-    async with (
-        scripted_backend([SUBMIT]) as backend,
-        house(backend, "memory", tmp_path, inputs=inputs, profiles=profiles) as url,
-    ):
-        await ask(url, user(image))
-    note = "[http://allowed.example/p.png was not fetched: URLs are not fetched here]"
-    assert heard(backend) == [image, {"type": "text", "text": note}]
-    assert (internet.lookups, internet.dialed) == ([], [])
 
 
 async def test_a_disk_too_small_for_a_file_is_told_of(tmp_path: Path) -> None:

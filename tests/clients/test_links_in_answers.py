@@ -1,0 +1,137 @@
+"""Links to produced files: below the answer where asked, and without what opens them on their way
+back to the model."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from policies.artifacts import ArtifactLimits
+from policies.profile import Profile
+from policies.workspace import OUTPUT_DIR
+from proxy.keys import Key, Keyring
+from proxy.models.scripted import call, text_reply, tool_reply
+from proxy.profiles import Profiles
+from tests.fakes.backend import Backend, by_history, scripted_backend
+from tests.fakes.server import house
+
+MAKE = tool_reply(call("execute_bash", command="mkdir -p output/sub; echo 1 > output/sub/b.csv"))
+LINK = re.compile(r"http://[^)\s]+/content\?exp=\d+&sig=[0-9a-f]+")
+CHAT_UI = {"chatui-conversation-id": "c1"}
+
+
+def asked(content: Any, model: str = "m", **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": content}], **more}
+
+
+async def answered(client: httpx.AsyncClient, body: dict[str, Any], **headers: str) -> str:
+    response = await client.post("/v1/chat/completions", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def sent(backend: Backend, number: int) -> str:
+    """What the model was sent by one request."""
+    return str(backend.requests[number].body["messages"])
+
+
+@pytest.mark.parametrize("written", ["output/sub/b.csv", "./output/sub/b.csv"])
+async def test_a_relative_path_in_an_answer_opens(written: str, tmp_path: Path) -> None:
+    script = by_history([MAKE, text_reply(f"It is in {written}.")])
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        answer = await answered(client, asked("Make it."))
+        assert answer.startswith("It is in [b.csv](http://")
+        link = LINK.search(answer)
+        assert link is not None
+        assert (await client.get(link.group())).text == "1\n"
+
+
+@pytest.mark.parametrize("model", ["m", "m:plain"])
+@pytest.mark.parametrize("role", ["assistant", "user"])
+async def test_a_signed_link_does_not_go_back_to_the_model(
+    model: str, role: str, tmp_path: Path
+) -> None:
+    script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        first = asked("Make it.")
+        answer = await answered(client, first)
+        said = [*first["messages"], {"role": role, "content": answer}]
+        more = [{"type": "text", "text": answer}, {"type": "text", "text": "Go on."}]
+        turn = {"model": model, "messages": [*said, {"role": "user", "content": more}]}
+        await answered(client, turn)
+        link = LINK.search(answer)
+        assert link is not None
+        assert (await client.get(link.group())).status_code == 200
+    told = sent(backend, -1)
+    assert "sig=" in answer
+    assert "sig=" not in told
+    if model == "m":
+        assert told.count(f"[b.csv]({OUTPUT_DIR}/sub/b.csv)") == 2
+        assert "/v1/containers/" not in told
+    else:
+        assert told.count("/content)") == 2
+
+
+async def test_a_link_to_anothers_file_tells_nothing_of_it(tmp_path: Path) -> None:
+    script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
+    keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))])
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path, keyring=keyring) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        answer = await answered(client, asked("Make it."), authorization="Bearer sk-a")
+        count = len(backend.requests)
+        await answered(client, asked(answer), authorization="Bearer sk-b")
+    told = sent(backend, count)
+    assert "sig=" not in told
+    assert f"{OUTPUT_DIR}/sub/b.csv" not in told
+    assert "/content)" in told
+
+
+@pytest.mark.parametrize(
+    ("setting", "headers", "is_listed"),
+    [
+        ("auto", {}, False),
+        ("auto", CHAT_UI, True),
+        ("never", CHAT_UI, False),
+        ("always", {}, True),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_files_that_the_answer_does_not_name_can_be_listed_below_it(
+    setting: Any, headers: dict[str, str], is_listed: bool, stream: bool, tmp_path: Path
+) -> None:
+    script = by_history([MAKE, text_reply("It is done.")])
+    profiles = Profiles.only(Profile(artifacts=ArtifactLimits(list_files=setting)))
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path, profiles=profiles) as url,
+        httpx.AsyncClient(base_url=url, timeout=30, headers=headers) as client,
+    ):
+        body = asked("Make it.", stream=stream)
+        text = (await client.post("/v1/chat/completions", json=body)).text
+    assert "It is done." in text
+    assert ("\\n\\n- [b.csv](http" in text) is is_listed
+
+
+async def test_a_file_that_the_answer_names_is_not_listed_again(tmp_path: Path) -> None:
+    script = by_history([MAKE, text_reply("See output/sub/b.csv.")])
+    profiles = Profiles.only(Profile(artifacts=ArtifactLimits(list_files="always")))
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path, profiles=profiles) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        answer = await answered(client, asked("Make it."))
+    assert len(LINK.findall(answer)) == 1

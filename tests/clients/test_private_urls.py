@@ -1,0 +1,117 @@
+"""URLs that the backend would fetch from inside the network, in requests past the loop."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.fetch import Fetcher
+from proxy.inputs import Inputs
+from proxy.models.scripted import text_reply
+from tests.fakes.backend import scripted_backend
+from tests.fakes.server import house
+from tests.sandbox_runtime.egress.internet import Internet
+
+SPELLINGS = [
+    "http://127.0.0.1/",
+    "http://127.1/",
+    "http://0177.0.0.1/",
+    "http://2130706433/",
+    "http://0x7f000001/",
+    "http://0/",
+    "http://[::1]/",
+    "http://[::ffff:127.0.0.1]/",
+    "http://[0:0:0:0:0:ffff:7f00:1]/",
+    "http://[fe80::1%25eth0]/",
+    "http://10.0.0.1:8080/",
+    "http://192.168.1.1/",
+    "http://169.254.169.254/latest/meta-data",
+    "http://user@127.0.0.1/",
+    "http://inside.example/",
+    "http://inside.example./",
+    "HTTP://INSIDE.EXAMPLE/",
+    "http://\uff11\uff12\uff17.0.0.1/",
+    "http://127.0.0.1\\@allowed.example/",
+    "http://unknown.example/",
+    "http://100.64.0.1/",
+    "http://0.0.0.0/",
+]
+
+
+def chat(url: str) -> dict[str, Any]:
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def responses(url: str) -> dict[str, Any]:
+    content = [{"type": "input_image", "image_url": url}]
+    return {"input": [{"role": "user", "content": content}]}
+
+
+def messages(url: str) -> dict[str, Any]:
+    content = [{"type": "image", "source": {"type": "url", "url": url}}]
+    return {"max_tokens": 9, "messages": [{"role": "user", "content": content}]}
+
+
+APIS = {
+    "chat/completions": chat,
+    "responses": responses,
+    "messages": messages,
+    "score": lambda url: {"data_1": {"content": [{"image_url": {"url": url}}]}},
+    "embeddings": chat,
+}
+
+
+async def status(tmp_path: Path, path: str, url: str) -> tuple[int, Any, int]:
+    """The status, the error's code, and how many requests came to the backend."""
+    internet = Internet({"inside.example": ["10.0.0.1"], "allowed.example": ["93.184.215.14"]})
+    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
+    body = {"model": "fake-model:plain", **APIS[path](url)}
+    async with (
+        scripted_backend([text_reply("Seen.")]) as backend,
+        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as base,
+        httpx.AsyncClient(base_url=f"{base}/v1/", timeout=30) as client,
+    ):
+        answer = await client.post(path, json=body)
+        error = answer.json().get("error") if answer.status_code == 400 else None
+    fetcher.close()
+    return answer.status_code, error and error.get("code"), len(backend.requests)
+
+
+@pytest.mark.parametrize("url", SPELLINGS)
+async def test_no_spelling_of_a_private_address_reaches_the_backend(
+    url: str, tmp_path: Path
+) -> None:
+    assert await status(tmp_path, "chat/completions", url) == (400, "url_not_allowed", 0)
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_no_api_passes_a_private_address_on(path: str, tmp_path: Path) -> None:
+    code, _, requests = await status(tmp_path, path, "http://10.0.0.1/secret.png")
+    assert (code, requests) == (400, 0)
+
+
+async def test_a_public_url_is_passed_on(tmp_path: Path) -> None:
+    code, _, requests = await status(tmp_path, "chat/completions", "https://allowed.example/p.png")
+    assert (code, requests) == (200, 1)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "text": "What is at http://127.0.0.1/?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+    ],
+)
+async def test_an_address_in_a_text_is_no_url_to_fetch(
+    part: dict[str, Any], tmp_path: Path
+) -> None:
+    body = {"model": "fake-model:plain", "messages": [{"role": "user", "content": [part]}]}
+    async with (
+        scripted_backend([text_reply("Seen.")]) as backend,
+        house(backend, "memory", tmp_path) as base,
+        httpx.AsyncClient(base_url=base, timeout=30) as client,
+    ):
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, len(backend.requests)) == (200, 1)
