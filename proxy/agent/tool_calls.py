@@ -19,8 +19,6 @@ NAME_KEYS = ("name", "tool")
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 """The keys that hold its arguments."""
 _SHOWN_CHARS = 200
-MAX_WRITTEN = 128
-"""How many different calls are read from one text: a model that writes more is caught in a loop."""
 _Written = tuple[str, Any] | str
 """A name and arguments, or what cannot be understood."""
 
@@ -76,7 +74,7 @@ def understand(message: Message, names: Collection[str], new_id: "Iterator[str]"
         fixed = repaired(message, new_id)
         calls = tuple(call_of(entry) for entry in fixed["tool_calls"])
         return Turn(fixed, calls, as_text=False, has_more=has_more)
-    written = list(_written_calls(text_of(message), names))
+    written = _written_calls(text_of(message), names)
     calls = tuple(_call_in_text(call, next(new_id)) for call in written[:MAX_CALLS])
     return Turn(message, calls, as_text=bool(calls), has_more=len(written) > MAX_CALLS)
 
@@ -236,8 +234,8 @@ def _different(found: Iterable[list[_Written]]) -> list[_Written]:
     for call in itertools.chain.from_iterable(found):
         if call not in calls:
             calls.append(call)
-        if len(calls) == MAX_WRITTEN:
-            break
+        if len(calls) > MAX_CALLS:
+            break  # the last one only tells that there are more
     return calls
 
 

@@ -74,6 +74,8 @@ class Assembly:
         self.finish_reason: str | None = None
         self._message: dict[str, Any] = {"role": "assistant", "content": None}
         self._texts: dict[str, list[str]] = {}
+        self._thoughts: list[list[str]] = []
+        """The pieces of text of each thinking block."""
         self._calls = ToolCallAssembly()
         self._choice: dict[str, Any] = {}
         self._response: dict[str, Any] = {}
@@ -106,6 +108,8 @@ class Assembly:
         message = {**self._message, **{key: "".join(self._texts[key]) for key in self._texts}}
         if calls := self._calls.whole():
             message["tool_calls"] = calls
+        if blocks := self._message.get("thinking_blocks"):
+            message["thinking_blocks"] = list(map(_with_thoughts, blocks, self._thoughts))
         response = dict(self._response)
         if "object" in response:
             response["object"] = "chat.completion"
@@ -156,10 +160,15 @@ class Assembly:
         """Anthropic's signed thinking, through litellm: a signature ends a block."""
         kept = self._message.setdefault("thinking_blocks", [])
         for block in blocks:
-            if block.get("type") == "thinking" and kept and _goes_on(kept[-1]):
-                merge(kept[-1], block)
-            else:
-                kept.append(dict(block))
+            if not (block.get("type") == "thinking" and kept and _goes_on(kept[-1])):
+                kept.append({})
+                self._thoughts.append([])
+            merge(kept[-1], _without(block, "thinking"))
+            self._thoughts[-1].append(block.get("thinking") or "")
+
+
+def _with_thoughts(block: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
+    return {**block, "thinking": "".join(pieces)} if block.get("type") == "thinking" else block
 
 
 def _goes_on(block: Mapping[str, Any]) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.agent.tool_calls import MAX_WRITTEN, ToolCall, Turn, understand
+from proxy.agent.model import MAX_CALLS
+from proxy.agent.tool_calls import ToolCall, Turn, understand
 
 NAMES = ["str_replace_editor", "execute_bash", "submit", "lookup"]
 
@@ -214,9 +215,9 @@ def test_content_that_is_no_text_holds_no_call(content: object) -> None:
 
 @pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>no call {}", "<tool_call>{{}}"])
 def test_of_a_text_that_repeats_itself_little_is_kept(piece: str) -> None:
-    text = "".join(piece.format(number) for number in range(10 * MAX_WRITTEN))
+    text = "".join(piece.format(number) for number in range(10 * MAX_CALLS))
     turn = understood({"role": "assistant", "content": text})
-    assert 0 < len(turn.calls) <= MAX_WRITTEN
+    assert 0 < len(turn.calls) <= MAX_CALLS
     assert sum(len(call.written) for call in turn.calls) <= len(text)
 
 
@@ -233,3 +234,12 @@ def test_a_tool_in_a_tag_of_its_name_may_have_a_parameter_called_name(
 ) -> None:
     turn = understand({"role": "assistant", "content": written}, ["create_user"], iter(["c1"]))
     assert [call.arguments for call in turn.calls] == ([] if arguments is None else [arguments])
+
+
+@pytest.mark.parametrize("count", [MAX_CALLS, MAX_CALLS + 1, 5000])
+def test_calls_written_as_text_are_taken_up_to_their_bound(count: int) -> None:
+    one = '<tool_call>{"name": "execute_bash", "arguments": {"command": "echo %s"}}</tool_call>'
+    text = "\n".join(one % number for number in range(count))
+    ids = (f"call_{number}" for number in itertools.count())
+    turn = understand({"role": "assistant", "content": text}, ["execute_bash"], ids)
+    assert (len(turn.calls), turn.has_more) == (MAX_CALLS, count > MAX_CALLS)

@@ -1,0 +1,118 @@
+"""A backend that sends without end loses its answer, and costs a bounded amount of memory."""
+
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from proxy.agent.model import MAX_CALLS
+from proxy.errors import BackendError
+from proxy.models.assembly import Assembly
+from proxy.models.merging import MAX_FIELD_CHARS
+from proxy.models.openai_http import OpenAIHTTPModel
+from proxy.models.sse import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
+from proxy.models.tool_call_assembly import MAX_ARGUMENTS_CHARS
+from tests.fakes.backend import Frames, Item, Raw, chunk, frames, scripted_backend
+from tests.proxy.agent.runs import USER
+from tests.proxy.models.heard import Heard
+
+BODY = {"model": "m", "messages": [USER]}
+MIB = 1 << 20
+
+
+class Endless(Sequence[bytes]):
+    """Pieces that are made as they are sent."""
+
+    def __init__(self, first: bytes, piece: bytes, count: int) -> None:
+        self._first, self._piece, self._count = first, piece, count
+        self.sent = 0
+
+    def __len__(self) -> int:
+        return 1 + self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._piece if number else self._first
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._first
+        for _ in range(self._count):
+            self.sent += len(self._piece)
+            yield self._piece
+
+
+def called(index: int, arguments: str = "{}") -> dict[str, Any]:
+    function = {"name": "look", "arguments": arguments}
+    return {"index": index, "id": f"c{index}", "type": "function", "function": function}
+
+
+async def refused(item: Item, *, is_streamed: bool = True) -> str:
+    """What is said of an answer that is too much."""
+    async with scripted_backend([item]) as backend:
+        model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=30)
+        with anyio.fail_after(60), pytest.raises(BackendError) as raised:
+            await model.complete(BODY, Heard() if is_streamed else None)
+        await model.aclose()
+    assert (raised.value.status, raised.value.code) == (502, "backend_bad_response")
+    return raised.value.message
+
+
+async def test_a_line_without_end_is_given_up() -> None:
+    """As it was seen: such a line took the proxy to 18.9 GB."""
+    endless = Endless(b"data: ", b"x" * MIB, 1 << 10)
+    words = await refused(Frames(endless))
+    assert "32 MiB" in words
+    assert endless.sent < 2 * MAX_EVENT_BYTES
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" + b"{}," * (8 * MIB) + b"{}]", b"[" * 1000 + b"]" * 1000, b"9" * (257 * MIB)]
+)
+async def test_an_answer_in_one_piece_has_bounds(body: bytes) -> None:
+    words = await refused(Raw(200, body, {"content-type": "application/json"}), is_streamed=False)
+    assert "more than" in words or "longer than" in words
+
+
+async def test_an_event_of_many_values_is_not_decoded() -> None:
+    event = b'data: {"choices": [' + b"{}," * MIB + b"{}]}\n\n"
+    assert "200,000 values" in await refused(Frames([event]))
+
+
+async def test_the_arguments_of_calls_have_a_bound() -> None:
+    piece = frames(chunk({"tool_calls": [called(0, "x" * MIB)]}))[0]
+    endless = Endless(b"", piece, 1 << 10)
+    assert str(MAX_ARGUMENTS_CHARS) in await refused(Frames(endless))
+
+
+def test_a_field_that_nobody_knows_has_a_bound() -> None:
+    assembly = Assembly()
+    assembly.add(chunk({}, unknown="x" * MAX_FIELD_CHARS))
+    with pytest.raises(BackendError):
+        assembly.add(chunk({}, unknown="x"))
+
+
+def test_no_more_calls_are_kept_than_one_too_many() -> None:
+    assembly = Assembly()
+    for index in range(1000):
+        assembly.add(chunk({"tool_calls": [called(index)]}))
+    assert len(assembly.reply().message["tool_calls"]) == MAX_CALLS + 1
+
+
+def test_an_event_that_grows_line_by_line_has_the_same_bound() -> None:
+    decoder, line = SSEDecoder(), b"data: " + b"x" * MIB + b"\n"
+    for _ in range(MAX_EVENT_BYTES // MIB - 1):
+        decoder.feed(line)
+    with pytest.raises(EventTooLongError):
+        decoder.feed(line)
+
+
+def test_many_short_events_are_no_long_one() -> None:
+    decoder, event = SSEDecoder(), b"data: " + b"x" * MIB + b"\n\n"
+    tracemalloc.start()
+    try:
+        for _ in range(2 * MAX_EVENT_BYTES // MIB):
+            assert len(decoder.feed(event)) == 1
+        assert tracemalloc.get_traced_memory()[0] < 4 * MIB
+    finally:
+        tracemalloc.stop()
