@@ -33,7 +33,7 @@ from proxy.api import (
     token_counts,
 )
 from proxy.api.client_keys import ClientKeyMiddleware
-from proxy.api.connection import with_request_id
+from proxy.api.connection import release, with_request_id
 from proxy.api.faults import told
 from proxy.api.web_pages import WebPages
 from proxy.errors import BadRequestError, ProxyError, internal_error
@@ -94,6 +94,7 @@ class _ShortCut:
     def __init__(self, app: FastAPI) -> None:
         self._app = app
         services = app.state.services
+        self._body_memory = services.body_memory
         kinds = app.exception_handlers
         handlers = {kind: handler for kind, handler in kinds.items() if kind is not Exception}
         self._answering = {
@@ -112,11 +113,14 @@ class _ShortCut:
             send = with_request_id(scope, send)
         is_asked = scope["type"] == "http" and scope["method"] == "POST"
         answer = self._answering.get(scope["path"]) if is_asked else None
-        if answer:
-            scope["app"] = self._app
-            await answer(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        try:
+            if answer:
+                scope["app"] = self._app
+                await answer(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+        finally:
+            release(scope, self._body_memory)
 
 
 def _let_in(services: Services, app: ASGIApp) -> ASGIApp:

@@ -32,6 +32,7 @@ from policies.storage import FileLimits, ResponseSettings
 from policies.tool_support import ToolSupport
 from policies.watch import Watch
 from policies.workspace import InputLimits, Modality
+from proxy.body_memory import DEFAULT_MIB
 
 OPENAI_KEY = "OPENAI_API_KEY"
 _OPENAI = "api.openai.com"
@@ -74,6 +75,9 @@ class ServerConfig(_Section):
     all content together for the answer, which then waits until it is known to be that."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     """What becomes of a run when its client leaves, unless the request says."""
+    request_bodies_mib: int = Field(default=DEFAULT_MIB, ge=1)
+    """What the bodies of all requests that are being answered may take together, and at
+    least as much as one may have."""
     nonstream_keep_alive_s: float | None = Field(default=None, gt=0)
     """Silence after which an answer in one piece begins with blanks; its status is then 200, and an
     error stands in the body. null never does."""

@@ -17,6 +17,7 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ RunCancelledError        409        somebody else ended the run
 ├ RunElsewhereError        409        only the process that the run is at work in can end or tell it
 ├ RunLostError             503        the run's server ended before the run had a result
+├ BusyError                503        other requests leave no room for this one; Retry-After
 ├ ServerStopsError         503        the server ends before there is an answer; Retry-After
 ├ AuditError               503        what the run does cannot be written down, and must be
 └ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
@@ -114,6 +115,19 @@ class BodyTooLargeError(ProxyError):
             status=413,
             type="invalid_request_error",
             code="request_too_large",
+        )
+
+
+class BusyError(ProxyError):
+    """Other requests leave no room for this one."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            status=503,
+            type="server_error",
+            code="server_busy",
+            headers={"Retry-After": str(RESTART_S)},
         )
 
 

@@ -16,6 +16,7 @@ from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.agent.windows import Windows
 from proxy.audit.ledger import Ledger
+from proxy.body_memory import BodyMemory
 from proxy.client_keys import ClientKeys
 from proxy.config import (
     Config,
@@ -225,13 +226,15 @@ def build_services(
     workspaces = _workspaces(config, isolation, pool, store)
     verdicts = _tool_verdicts(config, model, store)
     agent = _agent(config, WatchedModel(model, verdicts), workspaces, software)
+    inputs = _inputs(config, profiles, forbidden, store, agent)
     services = Services(
         model=model,
         runs=Runs(agent, store.parked, store.runs, ledger=_ledger(config), tool_verdicts=verdicts),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,
-        inputs=_inputs(config, profiles, forbidden, store, agent),
+        body_memory=BodyMemory(max(config.server.request_bodies_mib << 20, inputs.max_body_bytes)),
+        inputs=inputs,
         profiles=profiles,
         prices=Prices(config.backend.prices),
         tool_verdicts=verdicts,

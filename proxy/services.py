@@ -9,6 +9,7 @@ from policies.profile import Profile
 from policies.steps import NarrationSetting, StepsSetting
 from policies.storage import FileLimits
 from proxy.agent.model import Model
+from proxy.body_memory import BodyMemory
 from proxy.client_keys import ClientKeys
 from proxy.files import FileStore
 from proxy.inputs import Inputs
@@ -33,6 +34,8 @@ class Services:
     files: FileStore
     file_limits: FileLimits
     """What clients may put in."""
+    body_memory: BodyMemory = field(default_factory=BodyMemory)
+    """What the bodies of all requests may take."""
     inputs: Inputs = field(default_factory=Inputs)
     profiles: Profiles = field(default_factory=partial(Profiles.only, Profile()))
     """What runs are allowed and told."""

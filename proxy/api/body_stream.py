@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 
 from policies.json_bounds import JSONBounds
-from proxy.api.connection import left
+from proxy.api.connection import hold, left
 
 
 class BodyStream:
@@ -20,11 +20,12 @@ class BodyStream:
 
     async def read(self, limit: int) -> bytes | None:
         """The whole of it. None if it is longer than the limit, or more JSON than is read at once:
-        then it can still be passed on. Raises ClientDisconnect."""
+        then it can still be passed on. Raises ClientDisconnect, BusyError."""
         size, bounds = 0, JSONBounds()
         async for piece in self._stream:
             self._ready.append(piece)
             size += len(piece)
+            hold(self._request, len(piece))
             if size > limit or not bounds.has_room_for(piece):
                 return None
         self._over.set()

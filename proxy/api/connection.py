@@ -15,6 +15,7 @@ from starlette.types import Message, Scope, Send
 
 from policies.json_bounds import SMALL_BYTES, JSONBounds, TooMuchJSONError, is_small
 from proxy.agent.model import Credentials, Model
+from proxy.body_memory import BodyMemory
 from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
 from proxy.keys import Key
 from proxy.services import Services
@@ -29,6 +30,8 @@ _KEY = "sandbox_proxy.key"
 _SENT = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
 _RUN = "sandbox_proxy.run"
+_HELD = "sandbox_proxy.held"
+"""How many bytes of the body are counted in the memory of all."""
 _NO_RUN = "sandbox_proxy.no_run"
 """What names a request that no run answers."""
 REQUEST_ID_HEADER = b"x-request-id"
@@ -179,16 +182,30 @@ def base_url(request: Request) -> str:
     return services(request).public_url or str(request.base_url)
 
 
+def hold(request: Request, count: int) -> None:
+    """Count bytes of a body in the memory that all requests share. Raises BusyError."""
+    services(request).body_memory.take(count)
+    request.scope[_HELD] = request.scope.get(_HELD, 0) + count
+
+
+def release(scope: Scope, memory: BodyMemory) -> None:
+    """Count the body of a request as gone, once the request has been answered."""
+    if _HELD in scope:
+        memory.give(scope.pop(_HELD))
+
+
 async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """The request's body, JSON as it seems. Raises BodyTooLargeError."""
+    """The request's body, JSON as it seems. Raises BodyTooLargeError, BusyError."""
     body, bounds = bytearray(), None
     async for piece in request.stream():
         body += piece
         if len(body) > max_bytes:
             raise BodyTooLargeError(f"{max_bytes >> 20} MiB")
         if bounds is not None:
+            hold(request, len(piece))
             _check(bounds, piece)
         elif len(body) > SMALL_BYTES:
+            hold(request, len(body))
             _check(bounds := JSONBounds(), bytes(body))
     if bounds is None and not is_small(body):
         _check(JSONBounds(), bytes(body))
@@ -205,7 +222,7 @@ def _check(bounds: JSONBounds, piece: bytes) -> None:
 async def model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
     """What is asked of a model: as it was written, and as it reads.
 
-    Raises UnauthorizedError, BodyTooLargeError, BadRequestError.
+    Raises UnauthorizedError, BodyTooLargeError, BusyError, BadRequestError.
     """
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
@@ -213,7 +230,7 @@ async def model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The fields of the request's JSON. Raises BadRequestError, BodyTooLargeError."""
+    """The fields of the request's JSON. Raises BadRequestError, BodyTooLargeError, BusyError."""
     return request_body(parsed(await read_body(request)))
 
 

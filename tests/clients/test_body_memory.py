@@ -1,0 +1,71 @@
+"""The bodies of all requests share one memory: who finds none left is asked to come again."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import anyio
+import httpx
+
+from proxy.body_memory import BodyMemory
+from proxy.models.scripted import text_reply
+from tests.fakes.backend import Held, scripted_backend
+from tests.fakes.server import house
+
+MIB = 1 << 20
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
+
+
+def large(mib: int, model: str = "m:plain") -> bytes:
+    content = "x" * (mib * MIB)
+    return json.dumps({"model": model, "messages": [{"role": "user", "content": content}]}).encode()
+
+
+async def test_large_bodies_at_once_have_one_bound_and_others_do_not_notice(
+    tmp_path: Path,
+) -> None:
+    answers: list[int] = []
+    released = asyncio.Event()
+    held = Held(text_reply("Long."), released)
+    memory = BodyMemory(5 * MIB)
+    async with (
+        scripted_backend([held, text_reply("Hi."), text_reply("Again.")]) as backend,
+        house(backend, "memory", tmp_path, body_memory=memory) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+
+        async def send(body: bytes) -> httpx.Response:
+            answer = await client.post("/v1/chat/completions", content=body)
+            answers.append(answer.status_code)
+            return answer
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(send, large(3))
+            await backend.arrived(1)
+            refused = await send(large(3))
+            assert refused.json()["error"]["code"] == "server_busy"
+            assert int(refused.headers["retry-after"]) > 0
+            await send(json.dumps({**HELLO, "model": "m:plain"}).encode())
+            released.set()
+        await send(large(3))
+    assert answers == [503, 200, 200, 200]
+
+
+async def test_a_body_that_is_refused_or_cut_off_gives_its_memory_back(tmp_path: Path) -> None:
+    memory = BodyMemory(3 * MIB)
+    async with (
+        scripted_backend([text_reply("Hi.")]) as backend,
+        house(backend, "memory", tmp_path, body_memory=memory) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        for _ in range(3):
+            broken = await client.post("/v1/chat/completions", content=large(2)[:-1])
+            assert broken.status_code == 400
+            too_large = await client.post("/v1/chat/completions", content=large(4))
+            assert too_large.status_code == 503
+        for path in ("/v1/embeddings", "/v1/chat/completions"):
+            answer = await client.post(
+                path, content=large(2), headers={"content-type": "application/json"}
+            )
+            assert answer.status_code in (200, 404)
+    memory.take(3 * MIB)
