@@ -14,7 +14,7 @@ from openai.types.responses import Response
 
 from proxy.models.scripted import call, tool_reply
 from tests.fakes.backend import Backend
-from tests.fakes.server import Kind, house
+from tests.fakes.server import EachKey, Kind, house
 
 MODEL = "fake-model"
 
@@ -24,7 +24,7 @@ async def client(
     backend: Backend, state_dir: Path, kind: Kind = "memory"
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a server that has this state."""
-    async with house(backend, kind, state_dir) as url, at(url, "mine") as found:
+    async with house(backend, kind, state_dir, keyring=EachKey()) as url, at(url, "mine") as found:
         yield found
 
 

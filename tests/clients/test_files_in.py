@@ -14,17 +14,15 @@ from policies.isolation import Isolation
 from policies.profile import Profile
 from policies.workspace import INPUT_DIR, InputLimits
 from proxy.inputs import Inputs
-from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from tests.clients.errors import client_of, refused
 from tests.fakes.backend import Backend, by_history, scripted_backend
-from tests.fakes.server import KINDS, REAL_KINDS, Kind, house
+from tests.fakes.server import KINDS, REAL_KINDS, EachKey, Kind, house
 from tests.fakes.uploads import DirectoryUploads
 
 CSV, PNG, WAV = b"n,square\n1,1\n", b"\x89PNG pixels", b"RIFF sound"
 SUBMIT = tool_reply(call("submit", answer="done"))
-TWO = Keyring([("mine", Key("mine")), ("theirs", Key("theirs"))])
 ASK = {"type": "text", "text": "What is it?"}
 BOOK = "".join(f"Line {number} of the book.\n" for number in range(3000))
 
@@ -273,7 +271,9 @@ async def test_uploaded_files_are_found_by_whoever_sent_them(tmp_path: Path) -> 
     beside = {"file_ids": [uploads.add("mine", "notes.txt", b"n"), csv]}
     async with (
         scripted_backend(showing("a.csv", "p.png", "notes.txt")) as backend,
-        house(backend, "memory", tmp_path, inputs=Inputs(uploads=uploads), keyring=TWO) as url,
+        house(
+            backend, "memory", tmp_path, inputs=Inputs(uploads=uploads), keyring=EachKey()
+        ) as url,
         client_of(url, "theirs") as other,
     ):
         await ask(url, messages, "mine", sandbox=beside)

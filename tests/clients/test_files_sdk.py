@@ -13,7 +13,7 @@ import pytest
 
 from policies.storage import FileLimits
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.server import house, one_key
+from tests.fakes.server import EachKey, house, one_key
 
 MIB = 1 << 20
 LIMITS = FileLimits(max_file_mib=1, quota_mib=2)
@@ -22,11 +22,12 @@ KEY = "sk-mine"
 
 @asynccontextmanager
 async def served(state_dir: Path, **changes: Any) -> AsyncIterator[str]:
-    """A server that lets everyone in: whose key is whose, is what these tests are about."""
+    """A server that knows each key: whose files are whose, is what these tests are about."""
+    settings = {"file_limits": LIMITS, "keyring": EachKey(), **changes}
     with anyio.fail_after(20):
         async with (
             scripted_backend(by_history([])) as backend,
-            house(backend, "memory", state_dir, **{"file_limits": LIMITS, **changes}) as url,
+            house(backend, "memory", state_dir, **settings) as url,
         ):
             yield url
 

@@ -30,7 +30,7 @@ from tests.clients.chat import (
 from tests.e2e.leftovers import gone, tasks
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
-from tests.fakes.server import AT_ONCE, door_to, house, join, serve
+from tests.fakes.server import AT_ONCE, EachKey, door_to, house, join, serve
 
 NEVER = "Never said."
 KEY = {"Idempotency-Key": "order-1"}
@@ -259,7 +259,7 @@ async def test_a_run_is_nobody_else_s(method: str, tmp_path: Path) -> None:
     mine, yours = ({"Authorization": f"Bearer sk-{who}"} for who in ("mine", "yours"))
     async with (
         scripted_backend([text_reply("42")]) as backend,
-        house(backend, "memory", tmp_path) as url,
+        house(backend, "memory", tmp_path, keyring=EachKey()) as url,
         client(url) as http,
     ):
         path = f"/v1/runs/{(await ask(http, {**mine, **DETACH})).headers['x-sandbox-run']}"

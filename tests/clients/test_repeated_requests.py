@@ -30,7 +30,7 @@ from tests.clients.chat import (
 from tests.clients.errors import ASKED as MESSAGES
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.memory_sandbox import MemorySandboxes
-from tests.fakes.server import ATTEMPTS, door_to, house, join, serve
+from tests.fakes.server import ATTEMPTS, EachKey, door_to, house, join, serve
 from tests.fakes.waiting import until
 
 PATIENT = partial(Runs, grace_s=3600)
@@ -189,7 +189,7 @@ async def test_another_key_s_run_is_nobody_else_s(headers: dict[str, str], tmp_p
     yours = {**headers, "Authorization": "Bearer sk-yours"}
     async with (
         scripted_backend([Held(text_reply("mine"), release), text_reply("yours")]) as backend,
-        house(backend, "memory", tmp_path, make_runs=PATIENT) as url,
+        house(backend, "memory", tmp_path, make_runs=PATIENT, keyring=EachKey()) as url,
         client(url) as http,
     ):
         with anyio.fail_after(20):

@@ -23,7 +23,7 @@ from tests.clients.chat import answer, ask, client
 from tests.fakes.backend import scripted_backend
 from tests.fakes.engine import NO_PARSER, Engine
 from tests.fakes.hand_clock import HandClock
-from tests.fakes.server import AT_ONCE, house
+from tests.fakes.server import AT_ONCE, EachKey, house
 
 PROBE = ToolSettings("probe")
 ROUTE, DETAIL = "x-sandbox-route", "x-sandbox-route-detail"
@@ -278,7 +278,7 @@ async def test_a_request_refused_for_its_tools_is_sent_again_plain_at_once(tmp_p
 async def test_a_model_that_fails_at_tools_is_answered_plain_for_that_key(tmp_path: Path) -> None:
     engine = Engine(call=tool_reply(call("no_such_tool", command="ls")))
     ours, theirs = ({"authorization": f"Bearer {key}"} for key in ("ours", "theirs"))
-    async with served(engine, tmp_path) as there:
+    async with served(engine, tmp_path, keyring=EachKey()) as there:
         await ask(there.http, ours)
         engine.call = None
         again, other = await ask(there.http, ours), await ask(there.http, theirs)

@@ -117,6 +117,16 @@ async def house(
         await model.aclose()
 
 
+class EachKey(Keyring):
+    """Lets in whoever sends a key, each as a client of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(is_closed=True)
+
+    def find(self, sent: str) -> Key | None:
+        return Key(sent) if sent else None
+
+
 def one_key(secret: str) -> Keyring:
     """What lets in who sends it."""
     return Keyring([(secret, Key("ours"))])
