@@ -13,7 +13,7 @@ from policies.storage import FileLimits
 from proxy.models.scripted import call, tool_reply
 from tests.clients.test_files_sdk import KEY, MIB, sdk, served
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.server import house, one_key
+from tests.fakes.server import EachKey, house, one_key
 
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
 WORK = by_history(
@@ -132,7 +132,7 @@ async def test_an_upload_is_put_in_and_outlives_its_own_deletion(tmp_path: Path)
 async def test_what_a_run_made_is_a_container_with_files(tmp_path: Path) -> None:
     async with (
         scripted_backend(WORK) as backend,
-        house(backend, "memory", tmp_path) as url,
+        house(backend, "memory", tmp_path, keyring=EachKey()) as url,
         sdk(url) as client,
         sdk(url, "sk-other") as other,
     ):

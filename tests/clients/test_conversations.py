@@ -18,7 +18,7 @@ from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.store import parked
 from proxy.store.store import Store
 from tests.fakes.backend import Backend, scripted_backend
-from tests.fakes.server import Kind, house
+from tests.fakes.server import EachKey, Kind, house
 
 PATH = "/v1/chat/completions"
 KINDS = ("memory", "bubblewrap")
@@ -33,7 +33,7 @@ async def talking(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server that has this state."""
     async with (
-        house(backend, kind, state_dir, **changes) as url,
+        house(backend, kind, state_dir, **{"keyring": EachKey(), **changes}) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         yield client

@@ -34,7 +34,7 @@ from proxy.app import create_app
 from proxy.files import FileStore
 from proxy.http_protocol import HTTPProtocol
 from proxy.inputs import Inputs
-from proxy.keys import Key, Keyring
+from proxy.keys import ANYONE, Key, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.profiles import Profiles
@@ -118,13 +118,13 @@ async def house(
 
 
 class EachKey(Keyring):
-    """Lets in whoever sends a key, each as a client of its own."""
+    """Lets everyone in, each key as a client of its own, and those without one as another."""
 
     def __init__(self) -> None:
         super().__init__(is_closed=True)
 
     def find(self, sent: str) -> Key | None:
-        return Key(sent) if sent else None
+        return Key(sent or ANYONE)
 
 
 def one_key(secret: str) -> Keyring:
