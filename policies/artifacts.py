@@ -49,10 +49,11 @@ class ArtifactLimits:
 
 
 WhyLeftOut = Literal[
-    "type_not_allowed", "too_large", "too_many", "no_room", "changed", "rule", "lost"
+    "type_not_allowed", "too_large", "too_many", "no_room", "changed", "rule", "lost", "no_time"
 ]
 """no_room: together they are too large; changed: somebody still wrote while it was fetched; rule:
-one of the policy withholds it; lost: the sandbox was, before it was fetched."""
+one of the policy withholds it; lost: the sandbox was, before it was fetched; no_time: the time was
+up before it was fetched, or before it was known whether it has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,16 @@ class Produced:
     path: str
     """Absolute, inside the sandbox."""
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is known of a file's content."""
+
+    bytes: int | None
+    """None: unknown."""
+    sha256: str
+    """Empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,17 @@ def _why_not(file: Produced, limits: ArtifactLimits, room: int, chosen: int) -> 
     if chosen >= limits.max_files:
         return "too_many"
     return "no_room" if file.bytes > room else None
+
+
+def changed(before: Contents | None, now: Contents) -> bool | None:
+    """Return True if a file is new or has another content, None if that is not known."""
+    if before is None:
+        return True
+    if before.sha256 and now.sha256:
+        return before.sha256 != now.sha256
+    if before.bytes is not None and before.bytes != now.bytes:
+        return True
+    return None
 
 
 def output_path(relative: str) -> str:

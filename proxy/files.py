@@ -155,10 +155,11 @@ class RunFiles:
         files = self._files.store.container_files
         return await files.get(self.container_id, self._file_id(path), self._owner) is not None
 
-    async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
+    async def save(self, sandbox: Sandbox, file: Produced, timeout_s: float) -> Artifact:
         store = self._files.store
         async with store.blobs.new() as writer:
-            await sandbox.get(file.path, writer.take, max_bytes=file.bytes)
+            take = writer.take
+            await sandbox.get(file.path, take, max_bytes=file.bytes, timeout_s=timeout_s)
             blob = await writer.keep()
         path = os.fsencode(file.path).decode(errors="replace")
         mime_type = type_of(path)

@@ -8,10 +8,11 @@ SandboxError
 │ ├ SandboxGoneError       it has ended, and all in it: no command goes on
 │ └ SandboxUnreachableError  nothing is heard of it: what a command did in the end is unknown
 ├ JobMissingError          no job of the sandbox has that id
-└ SandboxFileError         a file operation was refused (missing, not a regular file, too large)
+└ SandboxFileError         a file operation was refused (missing, too large, …) or late
   ├ FileMissingError       nothing has that path
   ├ NotARegularFileError   a directory, link, FIFO, socket or device has that path
-  └ FileTooLargeError      the file is larger than the caller allows
+  ├ FileTooLargeError      the file is larger than the caller allows
+  └ FileTimeoutError       it took too long and was given up
 
 A command that fails or runs too long is no error: its ExecResult says so.
 """
@@ -71,3 +72,7 @@ class NotARegularFileError(SandboxFileError):
 
 class FileTooLargeError(SandboxFileError):
     """The file is larger than the caller allows."""
+
+
+class FileTimeoutError(SandboxFileError):
+    """The operation took longer than its caller allows and was given up."""

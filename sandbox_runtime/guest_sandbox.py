@@ -16,6 +16,7 @@ from sandbox_runtime.egress.meter import Meter
 from sandbox_runtime.errors import (
     FileMissingError,
     FileThereError,
+    FileTimeoutError,
     FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
@@ -24,7 +25,10 @@ from sandbox_runtime.errors import (
 from sandbox_runtime.kept_output import PRUNE, KeptFiles, KeptOutput
 from sandbox_runtime.listing import entries_in
 from sandbox_runtime.sandbox import (
+    LIST_S,
+    TRANSFER_S,
     ExecResult,
+    HashLimits,
     Listing,
     OnOutput,
     OutputCap,
@@ -53,7 +57,6 @@ REPORTED = (
 )
 """The numbers of every command's report."""
 
-
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
 """Nobody inside may own what it unpacks but the one user there is."""
@@ -79,8 +82,6 @@ class GuestSandbox:
     def ref(self) -> SandboxRef:
         return self._ref
 
-    # For who lends it
-
     @property
     def lost(self) -> str | None:
         """Why it cannot be used any more."""
@@ -97,8 +98,6 @@ class GuestSandbox:
     def let_out(self, on_connection: OnConnection | None) -> None:
         """Decide what becomes of connections that programs inside open; None refuses them."""
         self._channel.on_connection = on_connection
-
-    # For who borrows it
 
     async def exec(
         self,
@@ -159,9 +158,12 @@ class GuestSandbox:
 
     async def stop(self, job_id: str) -> None:
         self._job(job_id)
-        async with self._operation({"op": "stop", "id": job_id}) as stream:
-            while await stream.receive():
-                await self._distrust("it sent data where none was asked for")
+        try:
+            async with self._operation({"op": "stop", "id": job_id}, ANSWER_S) as stream:
+                while await stream.receive():
+                    await self._distrust("it sent data where none was asked for")
+        except FileTimeoutError:
+            await self._distrust("it did not take an order in time")
 
     def _job(self, job_id: str) -> "_Job":
         try:
@@ -185,7 +187,7 @@ class GuestSandbox:
         try:
             async with (
                 asyncio.timeout_at(deadline) as patience,
-                self._operation(request) as stream,
+                self._operation(request, None) as stream,
             ):
                 if stdin:
                     await stream.send(stdin)
@@ -255,9 +257,16 @@ class GuestSandbox:
             "pids_refused": now.pids_refused - before.pids_refused,
         }
 
-    async def put(self, path: str, source: AsyncIterable[bytes], *, new: bool = False) -> int:
+    async def put(
+        self,
+        path: str,
+        source: AsyncIterable[bytes],
+        *,
+        new: bool = False,
+        timeout_s: float = TRANSFER_S,
+    ) -> int:
         request = {"op": "put", "path": path, "new": new}
-        async with self._operation(request, more=True) as stream:
+        async with self._operation(request, timeout_s, more=True) as stream:
             async for data in source:
                 await stream.send(data, more=True)
             await stream.finish_input()
@@ -265,10 +274,12 @@ class GuestSandbox:
                 await self._distrust("it sent data where none was asked for")
         return await self._size(stream)
 
-    async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:
+    async def get(
+        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_S
+    ) -> int:
         request = {"op": "get", "path": path, "max_bytes": max_bytes}
         received = 0
-        async with self._operation(request) as stream:
+        async with self._operation(request, timeout_s) as stream:
             while piece := await stream.receive():
                 received += len(piece[1])
                 if received > max_bytes:
@@ -284,11 +295,14 @@ class GuestSandbox:
         *,
         max_entries: int = 10_000,
         max_depth: int | None = None,
-        hashes: bool = False,
+        hashes: HashLimits | None = None,
+        timeout_s: float = LIST_S,
     ) -> Listing:
-        bounds = {"max_entries": max_entries, "max_depth": max_depth, "hashes": hashes}
+        hash_bytes, hash_s = (hashes.max_file_bytes, hashes.timeout_s) if hashes else (None, None)
+        bounds = {"max_entries": max_entries, "max_depth": max_depth, "hash_bytes": hash_bytes}
+        request = {"op": "list", "path": path, **bounds, "hash_s": hash_s}
         text = bytearray()
-        async with self._operation({"op": "list", "path": path, **bounds}) as stream:
+        async with self._operation(request, timeout_s) as stream:
             while piece := await stream.receive():
                 text += piece[1]
                 if len(text) > MAX_LISTING_BYTES:
@@ -301,7 +315,7 @@ class GuestSandbox:
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
         size = 0
-        async with self._operation({"op": "pipe", "argv": PACK}) as stream:
+        async with self._operation({"op": "pipe", "argv": PACK}, TRANSFER_S) as stream:
             await stream.finish_input()
             while piece := await stream.receive():
                 size += len(piece[1])
@@ -313,7 +327,7 @@ class GuestSandbox:
         return size
 
     async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
-        async with self._operation({"op": "pipe", "argv": UNPACK}) as stream:
+        async with self._operation({"op": "pipe", "argv": UNPACK}, TRANSFER_S) as stream:
             async for data in source:
                 await stream.send(data)
             await stream.finish_input()
@@ -327,14 +341,21 @@ class GuestSandbox:
 
     @asynccontextmanager
     async def _operation(
-        self, request: Mapping[str, object], *, more: bool = False
+        self, request: Mapping[str, object], timeout_s: float | None, *, more: bool = False
     ) -> AsyncIterator[Stream]:
-        """One of the agent's, given up if it is not over with the block; `more` to send follows."""
-        stream = await self._channel.open(request, more=more)
+        """One of the agent's, given up if it is not over with the block; `more` to send follows.
+        Raises FileTimeoutError where the block takes longer than `timeout_s`."""
         try:
-            yield stream
-        finally:
-            self._channel.reset(stream)
+            async with asyncio.timeout(timeout_s) as patience:
+                stream = await self._channel.open(request, more=more)
+                try:
+                    yield stream
+                finally:
+                    self._channel.reset(stream)
+        except TimeoutError as error:
+            if not patience.expired():
+                raise
+            raise FileTimeoutError(f"{request['op']} took longer than {timeout_s} s") from error
 
     def _raise_failure(self, what: str, stream: Stream, *, fine: tuple[int, ...]) -> None:
         self._raise_file_error(stream.report)
@@ -373,5 +394,5 @@ class _Job:
 
 
 def _not_started(message: str) -> ExecResult:
-    lines = message.count("\n") + 1
-    return ExecResult(126, "", f"{message}\n", False, False, 0.0, 0, len(message) + 1, lines)
+    text = f"{message}\n"
+    return ExecResult(126, "", text, False, False, 0.0, 0, len(text), text.count("\n"))

@@ -14,6 +14,10 @@ ShellState = Literal["snapshot", "none"]
 EntryKind = Literal["file", "directory", "other"]
 OnOutput = Callable[[StreamName, str], Awaitable[None]]
 Sink = Callable[[bytes], Awaitable[None]]
+LIST_S = 60.0
+"""How long naming files may take, unless the caller has less time."""
+TRANSFER_S = 300.0
+"""The same of moving a file; and how long moving a snapshot may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,17 @@ class Entry:
     kind: EntryKind
     bytes: int
     sha256: str = ""
-    """Of a file, in hex, where it was asked for and could be read."""
+    """Of a file, in hex, where it was asked for, could be read and is within the HashLimits."""
+
+
+@dataclass(frozen=True, slots=True)
+class HashLimits:
+    """Which files of a listing get a hash."""
+
+    max_file_bytes: int
+    """Larger ones get none."""
+    timeout_s: float
+    """Files that are not read to their end by then get none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +196,26 @@ class Sandbox(Protocol):
         Raises JobMissingError.
         """
 
-    async def put(self, path: str, source: AsyncIterable[bytes], *, new: bool = False) -> int:
+    # An operation on files is given up when its time is over, that of `source` and `sink` included:
+    # it raises FileTimeoutError, and the sandbox stops working on it.
+
+    async def put(
+        self,
+        path: str,
+        source: AsyncIterable[bytes],
+        *,
+        new: bool = False,
+        timeout_s: float = TRANSFER_S,
+    ) -> int:
         """Write a file in full or not at all, parents included, and return its size.
 
         An existing file keeps its mode. Raises SandboxFileError; of these, where `new`,
         FileThereError if anything has that path.
         """
 
-    async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:
+    async def get(
+        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_S
+    ) -> int:
         """Send a regular file's bytes to `sink` and return how many.
 
         Raises FileMissingError, NotARegularFileError (a link is one: none is followed) and
@@ -202,7 +228,8 @@ class Sandbox(Protocol):
         *,
         max_entries: int = 10_000,
         max_depth: int | None = None,
-        hashes: bool = False,
+        hashes: HashLimits | None = None,
+        timeout_s: float = LIST_S,
     ) -> Listing:
         """Name what lies below a directory, following no link; with `hashes`, a manifest.
 

@@ -18,6 +18,8 @@ from sandbox_runtime.sandbox import Sandbox
 
 APART = "\n\n"
 """Between narration and what follows it in a stream."""
+ANSWER_FILE_S = 10.0
+"""How long one answer file may take to be read."""
 
 
 class AnswerWriter:
@@ -171,7 +173,7 @@ async def answer_file(sandbox: Sandbox) -> str:
             into.append(piece)
 
         try:
-            await sandbox.get(path, keep, max_bytes=MAX_ANSWER_BYTES)
+            await sandbox.get(path, keep, max_bytes=MAX_ANSWER_BYTES, timeout_s=ANSWER_FILE_S)
         except SandboxFileError:
             continue
         except SandboxLostError:

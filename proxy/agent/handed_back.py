@@ -1,5 +1,6 @@
 """The files that a run hands back, and those that it does not."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,9 +12,13 @@ from proxy.agent.guard import Guard
 from proxy.agent.outputs import Outputs
 from proxy.agent.task import Artifact, Notice, Task
 from proxy.agent.toolbox import Toolbox
-from sandbox_runtime.errors import SandboxFileError, SandboxLostError
+from sandbox_runtime.errors import FileTimeoutError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 
+NOT_ALL_LISTED = Notice(
+    "files_not_listed",
+    "The output directory has more files than could be listed: those that are missing stay there.",
+)
 SANDBOX_LOST = Notice(
     "sandbox_lost",
     "The sandbox was lost before all files were taken out of it: those that are missing are gone.",
@@ -37,24 +42,36 @@ async def hand_back_all(
     task: Task,
     guard: Guard,
     emit: Emit,
+    seconds: float,
 ) -> HandedBack:
-    """Take the files out of the sandbox that the run has used, if it has used one. Where it is
-    lost, the answer is there all the same."""
+    """Take the files out of the sandbox that the run has used, if it has used one, in so many
+    seconds. Where it is lost or too slow, the answer is there all the same."""
+    end = asyncio.get_running_loop().time() + seconds
     sandbox = toolbox.computer
     if sandbox is None:
         return HandedBack()
     try:
-        produced = await outputs.produced(sandbox, await writer.dead_links())
+        found = await outputs.produced(sandbox, await writer.dead_links(), seconds)
     except SandboxLostError:
         toolbox.computer = None
         return HandedBack(notices=(SANDBOX_LOST,))
-    return await hand_back(sandbox, produced, task, guard, emit)
+    handed_back = await hand_back(sandbox, found.produced, task, guard, emit, end)
+    return replace(
+        handed_back,
+        left_out=[*handed_back.left_out, *found.left_out],
+        notices=[*handed_back.notices, *(() if found.is_whole else (NOT_ALL_LISTED,))],
+    )
 
 
 async def hand_back(
-    sandbox: Sandbox, produced: Sequence[Produced], task: Task, guard: Guard, emit: Emit
+    sandbox: Sandbox,
+    produced: Sequence[Produced],
+    task: Task,
+    guard: Guard,
+    emit: Emit,
+    end: float,
 ) -> HandedBack:
-    """Take out what rules and limits allow of the produced files."""
+    """Take out what rules and limits allow of the produced files, until the loop's time `end`."""
     notices = await guard.withhold(produced)
     told = list(notices.values())
     allowed = [file for file in produced if file.path not in notices]
@@ -63,7 +80,11 @@ async def hand_back(
     left_out += [LeftOut(f.path, f.bytes, "rule") for f in produced if f.path in notices]
     for n, file in enumerate(selection.chosen):
         try:
-            artifact = await task.outbox.save(sandbox, file)
+            left_s = max(0.0, end - asyncio.get_running_loop().time())
+            artifact = await task.outbox.save(sandbox, file, left_s)
+        except FileTimeoutError:
+            left_out += [LeftOut(each.path, each.bytes, "no_time") for each in selection.chosen[n:]]
+            break
         except SandboxFileError:
             left_out.append(LeftOut(file.path, file.bytes, "changed"))  # a process still runs
             continue

@@ -73,7 +73,7 @@ class AgentLoop:
         self._use, self._ending = CapabilityUse(), Ending()
         self._times = time_plan(profile.limits.wall_time_s, task.deadline_s)
         self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
-        self._outputs = Outputs(task.inputs)
+        self._outputs = Outputs(task.inputs, profile.artifacts.max_file_mib << 20)
         self._guard = Guard(profile, emit)
         self._client_names = [tool_name(tool) for tool in task.client_tools]
         self._toolbox = Toolbox(
@@ -178,15 +178,16 @@ class AgentLoop:
             return {}
         if self._task.resumes is None or not self._task.resumes.began:
             await remove_answers(computer)
-        await self._outputs.begin(computer)
+        await self._outputs.begin(computer, self._time_left_s())
         return await given_files(computer)
 
     async def _computer(self) -> Sandbox | None:
         """Return the sandbox in use; a run that is resumed gets its own back here at the latest."""
         waited = self._task.resumes
         if waited and waited.began and not self._toolbox.is_begun:
-            with suppress(SandboxError):  # the next command hears of it
-                await self._toolbox.sandbox()
+            with suppress(SandboxError, TimeoutError):  # the next command hears of it
+                async with asyncio.timeout(self._time_left_s()):
+                    await self._toolbox.sandbox()
         return self._toolbox.computer
 
     def _time_left_s(self) -> float:
@@ -363,9 +364,8 @@ class AgentLoop:
         return stop
 
     async def _result(self, stop: StopReason, answer: str) -> Result:
-        handed_back = await hand_back_all(
-            self._toolbox, self._outputs, self._writer, self._task, self._guard, self._emit
-        )
+        parts = (self._toolbox, self._outputs, self._writer, self._task, self._guard, self._emit)
+        handed_back = await hand_back_all(*parts, self._times.hand_back_s(self.budget.wall_time_s))
         if stop is not StopReason.CLIENT_TOOL_CALLS and not self._ending.refusal:
             await self._writer.list_files(handed_back.artifacts)
         await self._watch.tell_open()

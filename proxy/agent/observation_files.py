@@ -1,6 +1,5 @@
 """Observations kept whole inside the sandbox, for a model whose context has no room for them."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from policies.workspace import OBSERVATION_DIR
@@ -32,8 +31,7 @@ class ObservationFiles:
             yield text.encode(errors="replace")
 
         try:
-            async with asyncio.timeout(KEEP_S):
-                await computer.put(path, written())
-        except (SandboxFileError, SandboxLostError, TimeoutError):
+            await computer.put(path, written(), timeout_s=KEEP_S)
+        except (SandboxFileError, SandboxLostError):
             return None
         return path

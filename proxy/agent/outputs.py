@@ -4,46 +4,81 @@ import json
 import shlex
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
-from policies.artifacts import Produced, output_path
+from policies.artifacts import Contents, LeftOut, Produced, changed, output_path
 from policies.workspace import ANSWER_FILES, INPUT_DIR, OUTPUT_DIR
 from proxy.agent.task import InputFile
-from sandbox_runtime.errors import SandboxFileError
-from sandbox_runtime.sandbox import Listing, Sandbox
+from sandbox_runtime.errors import FileTimeoutError, SandboxFileError
+from sandbox_runtime.sandbox import LIST_S, Entry, HashLimits, Listing, Sandbox
 
 TIDY_S = 10.0
+LINKABLE_S = 10.0
+"""How long an answer waits for the names of the files that it may link to."""
+MAX_HASH_S, HASH_PART = 15.0, 0.25
+"""How long files are hashed at most, and which part of the time that is left."""
 _GIVEN = f"{INPUT_DIR}/.given"
 _OUTPUTS = f"{OUTPUT_DIR}/"
 _MAX_GIVEN_BYTES = 1 << 20
+_UNLISTED = Listing((), truncated=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lies in the output directory at the end of a run."""
+
+    is_whole: bool
+    """False if there are more files than can be listed, or not all could be named in time."""
+    produced: list[Produced] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Files of which it was not found out in time whether they have changed."""
 
 
 class Outputs:
-    """The output directory of one run."""
+    """The output directory of one run.
 
-    def __init__(self, inputs: Sequence[InputFile]) -> None:
-        given = {file.path: file.identity for file in inputs if file.path.startswith(_OUTPUTS)}
+    Whether a file of an earlier run has changed is told by its hash. One that is larger than
+    `max_file_bytes` cannot be handed back, so its size alone is looked at.
+    """
+
+    def __init__(self, inputs: Sequence[InputFile], max_file_bytes: int) -> None:
+        given = {
+            file.path: Contents(None, file.identity)
+            for file in inputs
+            if file.path.startswith(_OUTPUTS)
+        }
+        self._max_file_bytes = max_file_bytes
         self._before = given or None
-        """What lay there before, with its digest."""
+        """What lay there before."""
 
-    async def begin(self, sandbox: Sandbox) -> None:
-        """Remember what lies there from earlier runs."""
-        listing = await _listing(sandbox, hashes=True)
-        left = {output_path(entry.path): entry.sha256 for entry in listing.entries}
+    async def begin(self, sandbox: Sandbox, seconds: float) -> None:
+        """Remember what lies there from earlier runs, as far as `seconds` allow."""
+        listing = await self._hashed(sandbox, seconds)
+        left = {output_path(entry.path): _contents(entry) for entry in listing.entries}
         self._before = {**left, **(self._before or {})}
 
-    async def produced(self, sandbox: Sandbox, again: Collection[str]) -> list[Produced]:
-        """The regular files that are new, have changed, or are to be handed back `again`."""
+    async def produced(self, sandbox: Sandbox, again: Collection[str], seconds: float) -> Found:
+        """Return the regular files that are new, have changed, or are to be handed back `again`."""
         if self._before is None:
-            return await all_files(sandbox)
-        listing = await _listing(sandbox, hashes=True)
-        before, wanted = self._before, set(again)
-        return [
-            Produced(path, entry.bytes)
-            for entry in listing.entries
-            if entry.kind == "file"
-            for path in [output_path(entry.path)]
-            if path in wanted or before.get(path) != entry.sha256
-        ]
+            listing = await _listing(sandbox, None, seconds)
+        else:
+            listing = await self._hashed(sandbox, seconds)
+        found = Found(is_whole=not listing.truncated)
+        before, wanted = self._before or {}, set(again)
+        for entry in listing.entries:
+            if entry.kind != "file":
+                continue
+            path = output_path(entry.path)
+            has_changed = path in wanted or changed(before.get(path), _contents(entry))
+            if has_changed:
+                found.produced.append(Produced(path, entry.bytes))
+            elif has_changed is None and entry.bytes <= self._max_file_bytes:
+                found.left_out.append(LeftOut(path, entry.bytes, "no_time"))
+        return found
+
+    async def _hashed(self, sandbox: Sandbox, seconds: float) -> Listing:
+        hash_s = min(MAX_HASH_S, seconds * HASH_PART)
+        return await _listing(sandbox, HashLimits(self._max_file_bytes, hash_s), seconds)
 
 
 async def remove_answers(sandbox: Sandbox) -> None:
@@ -79,8 +114,8 @@ async def remember_given(sandbox: Sandbox, given: Mapping[str, str]) -> None:
 
 
 async def all_files(sandbox: Sandbox) -> list[Produced]:
-    """The regular files in the output directory."""
-    listing = await _listing(sandbox)
+    """Return the regular files in the output directory, as far as they can be named in time."""
+    listing = await _listing(sandbox, None, LINKABLE_S)
     return [
         Produced(output_path(entry.path), entry.bytes)
         for entry in listing.entries
@@ -88,8 +123,14 @@ async def all_files(sandbox: Sandbox) -> list[Produced]:
     ]
 
 
-async def _listing(sandbox: Sandbox, *, hashes: bool = False) -> Listing:
+async def _listing(sandbox: Sandbox, hashes: HashLimits | None, seconds: float) -> Listing:
     try:
-        return await sandbox.list(OUTPUT_DIR, hashes=hashes)
+        return await sandbox.list(OUTPUT_DIR, hashes=hashes, timeout_s=min(LIST_S, seconds))
+    except FileTimeoutError:
+        return _UNLISTED
     except SandboxFileError:
         return Listing((), truncated=False)
+
+
+def _contents(entry: Entry) -> Contents:
+    return Contents(entry.bytes, entry.sha256)

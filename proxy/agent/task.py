@@ -79,8 +79,9 @@ class Outbox(Protocol):
     async def has(self, path: str) -> bool:
         """Whether a file can be found there."""
 
-    async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
-        """Take a file out of the sandbox. Raises SandboxFileError."""
+    async def save(self, sandbox: Sandbox, file: Produced, timeout_s: float) -> Artifact:
+        """Take a file out of the sandbox. Raises SandboxFileError; of these FileTimeoutError where
+        that takes longer than `timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import stat
+import time
 
 from sandbox_runtime.protocol import DATA, MAX_DATA_BYTES
 
@@ -116,8 +117,9 @@ class Get:
 
 
 class Walk:
-    """A directory being listed: one JSON array `[path, kind, bytes]` a line, files' with a hash at
-    its end where that is asked for."""
+    """A directory being listed: one JSON array `[path, kind, bytes]` a line. Where hashes are asked
+    for, a file's line ends with one if the file has at most `hash_bytes` and its turn comes within
+    `hash_s`."""
 
     def __init__(self, agent: Agent, stream: int, request: dict[str, Any]) -> None:
         self._agent = agent
@@ -125,7 +127,8 @@ class Walk:
         self._root = request["path"]
         if not stat.S_ISDIR(os.lstat(self._root).st_mode):
             raise NotADirectoryError(f"{self._root} is not a directory")
-        self._hashes = request["hashes"]
+        self._hash_bytes = -1 if request["hash_bytes"] is None else request["hash_bytes"]
+        self._hash_end_s = time.monotonic() + (request["hash_s"] or 0)
         self._hashing: Hashing | None = None
         self._found: list[tuple[str, str, int]] = []
         self._truncated = False
@@ -161,9 +164,11 @@ class Walk:
         self._agent.pump(self._stream)
 
     def _line(self, entry: tuple[str, str, int]) -> bytes | None:
-        if not self._hashes or entry[1] != "file":
+        is_late = time.monotonic() >= self._hash_end_s
+        if is_late or entry[1] != "file" or entry[2] > self._hash_bytes:
+            self.reset()
             return json.dumps(entry).encode() + b"\n"
-        self._hashing = self._hashing or Hashing(os.path.join(self._root, entry[0]))
+        self._hashing = self._hashing or Hashing(os.path.join(self._root, entry[0]), entry[2])
         digest = self._hashing.advance()
         if digest is None:
             return None
@@ -180,15 +185,18 @@ class Walk:
         """Stop."""
         if self._hashing:
             self._hashing.close()
+            self._hashing = None
 
 
 class Hashing:
-    """A file's SHA-256, a slice at a time, so that the agent serves others in between."""
+    """A file's SHA-256, a slice at a time, so that the agent serves others in between. No more than
+    `size` bytes are read: a file that grows for ever has an end there."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, size: int) -> None:
         import hashlib  # noqa: PLC0415 - slow to import, and rarely needed
 
         self._digest = hashlib.sha256()
+        self._left = size
         try:
             self._fd = os.open(path, _READ_FLAGS)
         except OSError:
@@ -200,11 +208,12 @@ class Hashing:
             return ""
         try:
             is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
-            data = os.read(self._fd, HASH_BYTES) if is_file else None
+            data = os.read(self._fd, min(HASH_BYTES, self._left)) if is_file else None
         except OSError:
             data = None
         if data:
             self._digest.update(data)
+            self._left -= len(data)
             return None
         self.close()
         return "" if data is None else self._digest.hexdigest()

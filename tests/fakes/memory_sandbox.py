@@ -21,6 +21,7 @@ from sandbox_runtime.egress.meter import Meter
 from sandbox_runtime.errors import (
     FileMissingError,
     FileThereError,
+    FileTimeoutError,
     FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
@@ -29,9 +30,12 @@ from sandbox_runtime.errors import (
     SandboxGoneError,
 )
 from sandbox_runtime.sandbox import (
+    LIST_S,
+    TRANSFER_S,
     Entry,
     EntryKind,
     ExecResult,
+    HashLimits,
     Listing,
     OnOutput,
     OutputCap,
@@ -172,12 +176,20 @@ class MemorySandbox:
             raise self._gone()
         return result
 
-    async def put(self, path: str, source: AsyncIterable[bytes], *, new: bool = False) -> int:
+    async def put(
+        self,
+        path: str,
+        source: AsyncIterable[bytes],
+        *,
+        new: bool = False,
+        timeout_s: float = TRANSFER_S,
+    ) -> int:
         self._check_alive()
         data = bytearray()
-        async for piece in source:
-            data += piece
-            await asyncio.sleep(0)
+        async with _in_time(timeout_s):
+            async for piece in source:
+                data += piece
+                await asyncio.sleep(0)
         self._check_alive()
         place = self._files.locate(path, follow=False)
         old = self._files.nodes.get(place)
@@ -192,7 +204,9 @@ class MemorySandbox:
         self._files.nodes[place] = File(data, old.mode if isinstance(old, File) else 0o644)
         return len(data)
 
-    async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:
+    async def get(
+        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_S
+    ) -> int:
         self._check_alive()
         node = self._files.find(path, follow=False)
         if node is None:
@@ -202,8 +216,9 @@ class MemorySandbox:
         if len(node.data) > max_bytes:
             raise FileTooLargeError(f"{path} has {len(node.data)} bytes")
         data = bytes(node.data)
-        for start in range(0, len(data), _PIECE_BYTES):
-            await sink(data[start : start + _PIECE_BYTES])
+        async with _in_time(timeout_s):
+            for start in range(0, len(data), _PIECE_BYTES):
+                await sink(data[start : start + _PIECE_BYTES])
         return len(data)
 
     async def list(
@@ -212,9 +227,12 @@ class MemorySandbox:
         *,
         max_entries: int = 10_000,
         max_depth: int | None = None,
-        hashes: bool = False,
+        hashes: HashLimits | None = None,
+        timeout_s: float = LIST_S,
     ) -> Listing:
         self._check_alive()
+        async with _in_time(timeout_s):
+            pass
         node = self._files.find(path, follow=False)
         if node is None:
             raise FileMissingError(f"{path} does not exist")
@@ -226,11 +244,14 @@ class MemorySandbox:
         entries = tuple(self._entry(path, name, hashes) for name in names[:max_entries])
         return Listing(entries, truncated=len(names) > max_entries)
 
-    def _entry(self, path: str, name: str, hashes: bool) -> Entry:
+    def _entry(self, path: str, name: str, hashes: HashLimits | None) -> Entry:
         node = self._files.find(f"{path}/{name}", follow=False)
         kind: EntryKind = "directory" if isinstance(node, Directory) else "other"
         if isinstance(node, File):
-            digest = hashlib.sha256(node.data).hexdigest() if hashes else ""
+            is_hashed = hashes and hashes.timeout_s > 0
+            if not hashes or not is_hashed or len(node.data) > hashes.max_file_bytes:
+                return Entry(name, "file", len(node.data))
+            digest = hashlib.sha256(node.data).hexdigest()
             return Entry(name, "file", len(node.data), digest)
         return Entry(name, kind, 0)
 
@@ -324,6 +345,19 @@ class MemorySandboxes:
         finally:
             for sandbox in mine:
                 await sandbox.close()
+
+
+@asynccontextmanager
+async def _in_time(timeout_s: float) -> AsyncIterator[None]:
+    """Raises FileTimeoutError where the block, or waiting for nothing before it, takes longer."""
+    try:
+        async with asyncio.timeout(timeout_s) as patience:
+            await asyncio.sleep(0)
+            yield
+    except TimeoutError as error:
+        if not patience.expired():
+            raise
+        raise FileTimeoutError(f"given up after {timeout_s:g} s") from error
 
 
 def _first_state() -> State:

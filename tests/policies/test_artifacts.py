@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from policies.artifacts import ArtifactLimits, LeftOut, Produced, output_path, select
+from policies.artifacts import (
+    ArtifactLimits,
+    Contents,
+    LeftOut,
+    Produced,
+    changed,
+    output_path,
+    select,
+)
 
 MIB = 1 << 20
 
@@ -103,3 +111,24 @@ def test_reasons_are_told_by_what_a_file_lacks_first() -> None:
 
 def test_a_listed_name_lies_in_the_output_directory() -> None:
     assert output_path("sub/a b.csv") == "/testbed/output/sub/a b.csv"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (None, Contents(1, "a"), True),
+        (None, Contents(1, ""), True),
+        (Contents(1, "a"), Contents(1, "a"), False),
+        (Contents(1, "a"), Contents(1, "b"), True),
+        (Contents(None, "a"), Contents(1, "a"), False),
+        (Contents(None, "a"), Contents(1, ""), None),
+        (Contents(1, "a"), Contents(1, ""), None),
+        (Contents(1, ""), Contents(1, "a"), None),
+        (Contents(1, ""), Contents(2, ""), True),
+        (Contents(1, "a"), Contents(2, ""), True),
+    ],
+)
+def test_a_file_has_changed_if_its_hash_or_else_its_size_has(
+    before: Contents | None, now: Contents, expected: bool | None
+) -> None:
+    assert changed(before, now) is expected

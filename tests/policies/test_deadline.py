@@ -13,14 +13,14 @@ WALL_TIME, DEADLINE = StopReason.WALL_TIME, StopReason.DEADLINE
 @pytest.mark.parametrize(
     ("wall_time_s", "deadline_s", "plan"),
     [
-        (1800, None, TimePlan(1800, math.inf, WALL_TIME)),
-        (1800, 100, TimePlan(75, 95, DEADLINE)),
-        (1800, 30, TimePlan(18.5, 28.5, DEADLINE)),
-        (1800, 10, TimePlan(4.5, 9.5, DEADLINE)),
-        (1800, 600, TimePlan(470, 590, DEADLINE)),
-        (1800, 1900, TimePlan(1770, 1890, DEADLINE)),
-        (1800, 10_000, TimePlan(1800, 9990, WALL_TIME)),
-        (75, 100, TimePlan(75, 95, WALL_TIME)),
+        (1800, None, TimePlan(1800, math.inf, 1800, WALL_TIME)),
+        (1800, 100, TimePlan(75, 95, 100, DEADLINE)),
+        (1800, 30, TimePlan(18.5, 28.5, 30, DEADLINE)),
+        (1800, 10, TimePlan(4.5, 9.5, 10, DEADLINE)),
+        (1800, 600, TimePlan(470, 590, 600, DEADLINE)),
+        (1800, 1900, TimePlan(1770, 1890, 1900, DEADLINE)),
+        (1800, 10_000, TimePlan(1800, 9990, 10_000, WALL_TIME)),
+        (75, 100, TimePlan(75, 95, 100, WALL_TIME)),
     ],
 )
 def test_the_nearer_end_holds(wall_time_s: float, deadline_s: float | None, plan: TimePlan) -> None:
@@ -31,3 +31,23 @@ def test_the_nearer_end_holds(wall_time_s: float, deadline_s: float | None, plan
 def test_work_ends_before_the_answer_and_that_before_the_deadline(deadline_s: float) -> None:
     plan = time_plan(math.inf, deadline_s)
     assert 0 < plan.work_s < plan.answer_s < deadline_s
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "spent_s", "seconds"),
+    [
+        (None, 0, 120),
+        (None, 1000, 120),
+        (None, 1760, 40),
+        (None, 1790, 30),
+        (None, 5000, 30),
+        (100, 10, 90),
+        (100, 96, 5),
+        (100, 200, 5),
+        (1, 1, 0.05),
+    ],
+)
+def test_handing_files_back_has_what_is_left_and_never_less_than_is_kept_for_it(
+    deadline_s: float | None, spent_s: float, seconds: float
+) -> None:
+    assert time_plan(1800, deadline_s).hand_back_s(spent_s) == pytest.approx(seconds)

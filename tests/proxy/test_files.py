@@ -18,7 +18,7 @@ from proxy.store.store import Store
 from sandbox_runtime.errors import FileTooLargeError, SandboxFileError, SandboxLostError
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.memory_sandbox import MemorySandbox
-from tests.sandbox_runtime.transfer import pieces
+from tests.sandbox_runtime.transfer import PLENTY_S, pieces
 
 PNG = base64.b64decode("iVBORw0KGgo=")
 LIMITS = ArtifactLimits(inline_image_kib=1, keep_hours=1)
@@ -64,7 +64,7 @@ async def saved(
     files: FileStore, path: str, data: bytes, container_id: str = "cntr_r1"
 ) -> Artifact:
     outbox = files.outbox(container_id, "https://host/", OWNER)
-    return await outbox.save(MemorySandbox({path: data}), Produced(path, len(data)))
+    return await outbox.save(MemorySandbox({path: data}), Produced(path, len(data)), PLENTY_S)
 
 
 async def test_a_saved_file_is_found_as_it_was(files: FileStore) -> None:
@@ -169,7 +169,9 @@ async def test_the_name_inside_the_sandbox_is_no_path_outside(
     sandbox = MemorySandbox()
 
     await sandbox.put(path, pieces(b"x"))
-    artifact = await files.outbox("cntr_r1", "https://host", OWNER).save(sandbox, Produced(path, 1))
+    artifact = await files.outbox("cntr_r1", "https://host", OWNER).save(
+        sandbox, Produced(path, 1), PLENTY_S
+    )
     assert [path.name.isalnum() for path in (tmp_path / "blobs").iterdir()] == [True]
     assert artifact.url.isascii()
     assert await files.find("cntr_r1", artifact.file_id) is not None
@@ -190,7 +192,7 @@ class Failing(MemorySandbox):
         super().__init__()
         self._error = error
 
-    async def get(self, path: str, sink: object, *, max_bytes: int) -> int:
+    async def get(self, path: str, sink: object, *, max_bytes: int, timeout_s: float) -> int:
         assert callable(sink)
         await sink(b"x" * (2 << 20))
         raise self._error
@@ -204,7 +206,7 @@ async def test_a_file_that_fails_half_way_leaves_nothing(
 ) -> None:
     file = Produced("/testbed/output/a", 9 << 20)
     with pytest.raises(type(error)):
-        await files.outbox("cntr_r1", "https://host", OWNER).save(Failing(error), file)
+        await files.outbox("cntr_r1", "https://host", OWNER).save(Failing(error), file, PLENTY_S)
     assert contents(tmp_path) == []
 
 
@@ -213,7 +215,7 @@ async def test_a_file_that_is_gone_or_grew_leaves_nothing(files: FileStore, tmp_
     sandbox = MemorySandbox({"/testbed/output/a": b"12345"})
     for file in (Produced("/testbed/output/b", 1), Produced("/testbed/output/a", 4)):
         with pytest.raises(SandboxFileError):
-            await outbox.save(sandbox, file)
+            await outbox.save(sandbox, file, PLENTY_S)
     assert contents(tmp_path) == []
 
 

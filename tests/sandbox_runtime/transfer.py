@@ -19,13 +19,16 @@ async def write(sandbox: Sandbox, path: str, data: bytes) -> None:
     assert await sandbox.put(path, pieces(data)) == len(data)
 
 
-async def read(sandbox: Sandbox, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+async def read(
+    sandbox: Sandbox, path: str, *, max_bytes: int = 16 << 20, timeout_s: float = PLENTY_S
+) -> bytes:
     received = bytearray()
 
     async def sink(piece: bytes) -> None:
         received.extend(piece)
 
-    assert await sandbox.get(path, sink, max_bytes=max_bytes) == len(received)
+    size = await sandbox.get(path, sink, max_bytes=max_bytes, timeout_s=timeout_s)
+    assert size == len(received)
     return bytes(received)
 
 

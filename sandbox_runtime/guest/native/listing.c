@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "files.h"
+#include "loop.h"
 #include "memory.h"
 #include "report.h"
 #include "scratch.h"
@@ -30,6 +31,8 @@ struct listing {
     char *root;
     size_t entries_left, bytes_left, max_depth;
     bool has_hashes, is_truncated, is_complete;
+    off_t hash_bytes;   /* a larger file is not hashed */
+    double hash_end_s; /* nothing is hashed after that, by the loop's clock */
     struct directory *waiting; /* to be read, the last found first */
     struct directory *current;
     DIR *entries; /* of the current one */
@@ -93,7 +96,8 @@ static void begin_hash(struct listing *listing, const char *name, off_t size)
 static size_t hash_on(struct listing *listing)
 {
     size_t most = listing->hash_left < sizeof scratch ? listing->hash_left : sizeof scratch;
-    ssize_t length = read(listing->hashed, scratch, most);
+    bool is_late = now_s() >= listing->hash_end_s;
+    ssize_t length = is_late ? -1 : read(listing->hashed, scratch, most);
     if (length > 0) {
         sha256_add(&listing->digest, scratch, (size_t)length);
         listing->hash_left -= (size_t)length;
@@ -128,6 +132,12 @@ static bool add_line(struct listing *listing, const char *path, const struct sta
     return has_room;
 }
 
+static bool wants_hash(const struct listing *listing, const struct stat *facts)
+{
+    return listing->has_hashes && S_ISREG(facts->st_mode) &&
+           facts->st_size <= listing->hash_bytes && now_s() < listing->hash_end_s;
+}
+
 static void add_entry(struct listing *listing, const char *name)
 {
     struct stat facts;
@@ -136,7 +146,7 @@ static void add_entry(struct listing *listing, const char *name)
     char *path = format("%s%s", listing->current->prefix, name);
     if (!add_line(listing, path, &facts)) {
         listing->is_truncated = listing->is_complete = true;
-    } else if (listing->has_hashes && S_ISREG(facts.st_mode)) {
+    } else if (wants_hash(listing, &facts)) {
         begin_hash(listing, name, facts.st_size);
     } else {
         bytes_add_text(&listing->text, "]\n");
@@ -217,6 +227,7 @@ void list_begin(struct stream *stream, struct json **request)
         return;
     }
     bool is_deep = !json_member(*request, "max_depth");
+    bool has_hashes = json_member(*request, "hash_bytes");
     struct listing *listing = allocate(sizeof *listing);
     *listing = (struct listing){
         .stream = stream,
@@ -224,9 +235,13 @@ void list_begin(struct stream *stream, struct json **request)
         .entries_left = json_count(*request, "max_entries"),
         .bytes_left = MAX_LISTING_BYTES,
         .max_depth = is_deep ? (size_t)-1 : json_count(*request, "max_depth"),
-        .has_hashes = json_flag(*request, "hashes"),
+        .has_hashes = has_hashes,
         .hashed = -1,
     };
+    if (has_hashes) {
+        listing->hash_bytes = (off_t)json_count(*request, "hash_bytes");
+        listing->hash_end_s = now_s() + json_number(*request, "hash_s");
+    }
     add_directory(listing, format("%s", ""), 1);
     stream_attend(stream, &listed, listing);
     stream_ready(stream);

@@ -60,8 +60,8 @@ class MemoryOutbox:
     async def has(self, path: str) -> bool:
         return path in self.saved
 
-    async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
-        data = await read(sandbox, file.path, max_bytes=file.bytes)
+    async def save(self, sandbox: Sandbox, file: Produced, timeout_s: float) -> Artifact:
+        data = await read(sandbox, file.path, max_bytes=file.bytes, timeout_s=timeout_s)
         self.saved[file.path] = data
         return Artifact(
             file_id=f"cfile_{len(self.saved)}",

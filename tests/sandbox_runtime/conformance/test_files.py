@@ -9,6 +9,7 @@ import pytest
 from sandbox_runtime.errors import (
     FileMissingError,
     FileThereError,
+    FileTimeoutError,
     FileTooLargeError,
     NotARegularFileError,
     SandboxFileError,
@@ -132,6 +133,31 @@ async def test_a_put_that_is_cancelled_leaves_the_old_file_and_nothing_else(
 
         await sandbox.put("/testbed/file", cancelling_source())
     assert await output(sandbox, "ls -A; cat file") == "documents\nfile\noutput\nold"
+
+
+async def test_a_put_that_takes_too_long_leaves_the_old_file_and_nothing_else(
+    sandbox: Sandbox,
+) -> None:
+    async def endless_source() -> AsyncIterator[bytes]:
+        yield b"x" * 100_000
+        await anyio.Event().wait()
+
+    await write(sandbox, "/testbed/file", b"old")
+    with anyio.fail_after(20), pytest.raises(FileTimeoutError):
+        await sandbox.put("/testbed/file", endless_source(), timeout_s=0.2)
+    assert await output(sandbox, "ls -A; cat file") == "documents\nfile\noutput\nold"
+
+
+async def test_a_get_that_takes_too_long_is_given_up_and_harms_nothing(sandbox: Sandbox) -> None:
+    async def endless_sink(piece: bytes) -> None:
+        await anyio.Event().wait()
+
+    await write(sandbox, "/testbed/file", b"x" * 1_000_000)
+    with anyio.fail_after(20), pytest.raises(FileTimeoutError):
+        await sandbox.get("/testbed/file", endless_sink, max_bytes=1 << 20, timeout_s=0.2)
+    with pytest.raises(FileTimeoutError):
+        await read(sandbox, "/testbed/file", timeout_s=0)
+    assert len(await read(sandbox, "/testbed/file")) == 1_000_000
 
 
 async def test_getting_what_is_missing_is_refused(sandbox: Sandbox) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sandbox_runtime.errors import FileMissingError, NotARegularFileError
-from sandbox_runtime.sandbox import Entry, Sandbox
-from tests.sandbox_runtime.transfer import output, write
+from sandbox_runtime.errors import FileMissingError, FileTimeoutError, NotARegularFileError
+from sandbox_runtime.sandbox import Entry, HashLimits, Sandbox
+from tests.sandbox_runtime.transfer import PLENTY_S, output, write
 
 
 async def _names(sandbox: Sandbox, path: str) -> list[str]:
@@ -89,3 +89,29 @@ async def test_listing_what_is_no_directory_is_refused(sandbox: Sandbox, making:
     await output(sandbox, making)
     with pytest.raises(NotARegularFileError):
         await sandbox.list("/testbed/it")
+
+
+async def test_files_over_the_hash_limit_are_listed_without_a_hash(sandbox: Sandbox) -> None:
+    await write(sandbox, "/testbed/d/fits", b"1234")
+    await write(sandbox, "/testbed/d/large", b"12345")
+    listing = await sandbox.list("/testbed/d", hashes=HashLimits(4, PLENTY_S))
+    assert [(entry.path, entry.bytes, bool(entry.sha256)) for entry in listing.entries] == [
+        ("fits", 4, True),
+        ("large", 5, False),
+    ]
+
+
+async def test_files_that_are_not_hashed_in_time_are_listed_without_a_hash(
+    sandbox: Sandbox,
+) -> None:
+    await write(sandbox, "/testbed/d/file", b"1234")
+    listing = await sandbox.list("/testbed/d", hashes=HashLimits(4, 0.0))
+    assert listing.entries == (Entry("file", "file", 4),)
+
+
+async def test_a_listing_that_takes_too_long_is_given_up_and_harms_nothing(
+    sandbox: Sandbox,
+) -> None:
+    with pytest.raises(FileTimeoutError):
+        await sandbox.list("/testbed", timeout_s=0)
+    assert await _names(sandbox, "/testbed") == ["documents", "output"]

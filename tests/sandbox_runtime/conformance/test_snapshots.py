@@ -9,9 +9,9 @@ import pytest
 
 from sandbox_runtime.errors import FileTooLargeError, SandboxFileError, SandboxLostError
 from sandbox_runtime.forking import fork
-from sandbox_runtime.sandbox import Sandbox, SandboxRef
+from sandbox_runtime.sandbox import HashLimits, Sandbox, SandboxRef
 from tests.sandbox_runtime.conformance.backends import open_backend
-from tests.sandbox_runtime.transfer import output, read, write
+from tests.sandbox_runtime.transfer import PLENTY_S, output, read, write
 
 PLENTY = 1 << 30
 
@@ -72,7 +72,7 @@ async def test_a_manifest_has_the_hash_of_every_file(sandbox: Sandbox) -> None:
     await write(sandbox, "/testbed/data/large", data)
     await write(sandbox, "/testbed/data/empty", b"")
     await output(sandbox, "ln -s large data/link; mkdir data/directory")
-    listing = await sandbox.list("/testbed/data", hashes=True)
+    listing = await sandbox.list("/testbed/data", hashes=HashLimits(len(data), PLENTY_S))
     assert {entry.path: entry.sha256 for entry in listing.entries} == {
         "directory": "",
         "empty": hashlib.sha256(b"").hexdigest(),

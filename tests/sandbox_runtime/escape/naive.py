@@ -15,7 +15,16 @@ from sandbox_runtime.egress.resolver import Resolve
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import DATA, END, MAX_REPORT_BYTES, Decoder, parse_object
-from sandbox_runtime.sandbox import Entry, ExecResult, Listing, OutputCap, Sink
+from sandbox_runtime.sandbox import (
+    LIST_S,
+    TRANSFER_S,
+    Entry,
+    ExecResult,
+    HashLimits,
+    Listing,
+    OutputCap,
+    Sink,
+)
 
 PLENTY = OutputCap(max_bytes=1 << 30, max_lines=1 << 30)
 
@@ -23,12 +32,21 @@ PLENTY = OutputCap(max_bytes=1 << 30, max_lines=1 << 30)
 class NaiveFiles(GuestSandbox):
     """Looks first whether a path is a link, and uses it then."""
 
-    async def put(self, path: str, source: AsyncIterable[bytes], *, new: bool = False) -> int:
+    async def put(
+        self,
+        path: str,
+        source: AsyncIterable[bytes],
+        *,
+        new: bool = False,
+        timeout_s: float = TRANSFER_S,
+    ) -> int:
         data = b"".join([piece async for piece in source])
         await self._shell('[ -L "$FILE" ] || cat > "$FILE"', path, stdin=data)
         return len(data)
 
-    async def get(self, path: str, sink: Sink, *, max_bytes: int) -> int:
+    async def get(
+        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_S
+    ) -> int:
         text = await self._shell('[ -L "$FILE" ] || timeout 1 head -c 4M "$FILE"', path)
         await sink(text.encode())
         return len(text)
@@ -39,7 +57,8 @@ class NaiveFiles(GuestSandbox):
         *,
         max_entries: int = 10_000,
         max_depth: int | None = None,
-        hashes: bool = False,
+        hashes: HashLimits | None = None,
+        timeout_s: float = LIST_S,
     ) -> Listing:
         text = await self._shell('cd "$FILE" && find -L * -maxdepth 0 -printf "%p %y\\n"', path)
         kinds = dict(line.rsplit(" ", 1) for line in text.splitlines())

@@ -199,3 +199,43 @@ def test_a_program_that_hangs_up_is_told_of(kind: str, tmp_path: Path) -> None:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+# Files without end
+
+VAST = 1 << 40
+
+
+@pytest.fixture
+def vast(agent: AgentProcess, tmp_path: Path) -> Path:
+    """A directory of files that take hours to read and no room."""
+    directory = tmp_path / "work" / "vast"
+    directory.mkdir()
+    for name in ("a", "b", "c"):
+        with (directory / name).open("wb") as file:
+            file.truncate(VAST)
+    return directory
+
+
+def test_hashing_stops_in_the_middle_of_a_file_when_its_time_is_up(
+    agent: AgentProcess, vast: Path
+) -> None:
+    limits = {"max_entries": 100, "max_depth": None, "hash_bytes": VAST, "hash_s": 0.1}
+    agent.open(1, op="list", path=str(vast), **limits)
+    lines, _, report = agent.heard(1)
+    listed = sorted(line.rstrip().removesuffix(', ""]').rstrip("]") for line in lines.splitlines())
+    assert listed == [f'["{name}", "file", {VAST}' for name in ("a", "b", "c")]
+    assert report == {"truncated": False}
+
+
+def test_a_listing_that_is_given_up_leaves_no_file_open(agent: AgentProcess, vast: Path) -> None:
+    open_files = agent.open_files()
+    limits = {"max_entries": 100, "max_depth": None, "hash_bytes": VAST, "hash_s": 3600}
+    agent.open(1, op="list", path=str(vast), **limits)
+    agent.send(frame(0, PING))
+    assert agent.receive() == (0, PONG, b"")
+    while agent.open_files() == open_files:  # until the first file is being hashed
+        pass
+    agent.send(frame(1, RESET), frame(0, PING))
+    assert agent.receive() == (0, PONG, b"")
+    assert agent.open_files() == open_files

@@ -35,7 +35,7 @@ from tests.sandbox_runtime.guest.native_build import ENV, build_agent
 
 SEED = 20261120
 FUZZED_RUNS, FUZZED_FRAMES = 20, 200
-LIST = {"op": "list", "max_depth": None, "max_entries": 100, "hashes": True}
+LIST = {"op": "list", "max_depth": None, "max_entries": 100, "hash_bytes": 1 << 30, "hash_s": 60}
 BROKEN = {
     "a request that is not JSON": frame(1, OPEN, b"{"),
     "a request that is no object": frame(1, OPEN, b"[]"),
@@ -331,6 +331,6 @@ def test_a_path_that_is_not_utf_8_goes_in_and_comes_out(
     agent.send(frame(1, DATA, b"x"), frame(1, EOF))
     assert agent.heard(1)[2] == {"bytes": 1}
     assert (tmp_path / "work" / os.fsdecode(b"caf\xe9/\xff")).read_bytes() == b"x"
-    agent.open(3, **{**LIST, "hashes": False}, path=".")
+    agent.open(3, **{**LIST, "hash_bytes": None}, path=".")
     lines = agent.heard(3)[0].splitlines()
     assert [json.loads(line)[0] for line in lines] == ["caf\udce9", "caf\udce9/\udcff"]

@@ -1,0 +1,110 @@
+"""A sandbox whose output directory has no end: the run still answers, and says what is missing."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.artifacts import ArtifactLimits
+from policies.isolation import Isolation
+from policies.limits import Limits, StopReason
+from policies.profile import Profile
+from policies.sessions import GoesOn, Session, State
+from proxy.agent.agent import Agent
+from proxy.agent.task import Result, Task
+from proxy.models.scripted import ScriptedModel, tool_reply
+from proxy.workspaces import Workspaces
+from sandbox_runtime.egress.decision import OnAsk, OnDecision
+from sandbox_runtime.errors import SandboxError
+from sandbox_runtime.sandbox import Lease, Sandbox
+from sandbox_runtime.tools import make_tools
+from tests.fakes.memory_snapshots import MemorySnapshots
+from tests.proxy.agent.runs import SUBMIT, USER, Events, MemoryOutbox, bash
+from tests.sandbox_runtime.conformance.backends import open_backend
+
+SESSION = Session("somebody", "run:r1")
+SPARSE = "cd output; seq 9999 | xargs truncate -s 1500M"
+"""15 TB that take no room."""
+ENDLESS = "cd output; seq 9999 | xargs truncate -s 250M"
+"""2.5 TB of files that are small enough to be handed back."""
+
+
+class OneSandbox:
+    """A Sandboxes that has one sandbox, and a Lease of it."""
+
+    def __init__(self, sandbox: Sandbox | SandboxError) -> None:
+        self._sandbox = sandbox
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        isolation: Isolation,
+        on_decision: OnDecision | None = None,
+        on_ask: OnAsk | None = None,
+    ) -> AsyncIterator[Lease]:
+        yield self
+
+    async def sandbox(self) -> Sandbox:
+        if isinstance(self._sandbox, SandboxError):
+            raise self._sandbox
+        return self._sandbox
+
+
+class Talk:
+    """A conversation whose turns use the same sandbox."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        sandboxes, snapshots = OneSandbox(sandbox), MemorySnapshots()
+        self._workspaces = Workspaces(sandboxes, snapshots, keep_s=600, max_kept=1)
+        self._left: list[str] = []
+
+    async def turn(self, *commands: str, **limits: Any) -> Result:
+        replies: Sequence[dict[str, Any]] = [tool_reply(bash(each)) for each in commands]
+        task = Task(
+            run_id=f"r{len(self._left)}",
+            outbox=MemoryOutbox(),
+            model="m",
+            messages=[USER],
+            profile=Profile(limits=Limits(**limits), artifacts=ArtifactLimits(max_total_mib=1)),
+            goes_on=GoesOn(SESSION, tuple(self._left)) if self._left else None,
+            leaves=State(SESSION, f"s{len(self._left)}"),
+        )
+        agent = Agent(ScriptedModel([*replies, SUBMIT]), self._workspaces, make_tools)
+        result = await agent.run(task, Events())
+        self._left.insert(0, task.leaves.name if task.leaves else "")
+        return result
+
+
+@pytest.fixture
+async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
+    async with open_backend("bubblewrap", tmp_path) as sandbox:
+        yield Talk(sandbox)
+
+
+def reasons(result: Result) -> set[str]:
+    return {each.why for each in result.left_out}
+
+
+async def test_files_too_large_to_be_handed_back_are_not_hashed(talk: Talk) -> None:
+    first = await talk.turn(SPARSE)
+    assert (reasons(first), len(first.left_out)) == ({"too_large"}, 9999)
+    with anyio.fail_after(60):
+        second = await talk.turn("echo x > new.txt; truncate -s 1501M 1")
+    assert second.stop_reason is StopReason.SUBMITTED
+    assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
+    assert [(each.path, each.why) for each in second.left_out] == [
+        ("/testbed/output/1", "too_large")
+    ]
+
+
+async def test_files_that_are_not_reached_in_time_are_named(talk: Talk) -> None:
+    await talk.turn(ENDLESS)
+    with anyio.fail_after(60):
+        second = await talk.turn("echo x > new.txt", wall_time_s=20)
+    assert second.stop_reason is StopReason.SUBMITTED
+    assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
+    assert reasons(second) == {"no_time"}
+    assert len(second.left_out) > 9000
