@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from proxy.services import Services
     from sandbox_runtime.backends.base import Backend
     from sandbox_runtime.pool.pool import Pool
-    from sandbox_runtime.way_out import WayOut
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -175,10 +174,10 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
     isolation = build_profiles(config).default.isolation
     software = await require_sound(backend, isolation, self_test=config.sandbox.self_test)
-    services, pool, way_out = build_services(config, model, backend, listener, software)
+    services, pool = build_services(config, model, backend, listener, software)
     check = await check_model(model, _about_key(config), services.runs.agent.windows)
     announce(listener, backend.name, check)
-    app = create_app(services, _lifespan(services, pool, way_out, backend))
+    app = create_app(services, _lifespan(services, pool, backend))
     # What is there by now stays: to look it through again and again, 0.08 s each time, took a
     # fifth of the processor time of plain requests.
     gc.collect()
@@ -187,7 +186,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
 
 def _lifespan(
-    services: "Services", pool: "Pool", way_out: "WayOut", backend: "Backend"
+    services: "Services", pool: "Pool", backend: "Backend"
 ) -> "Callable[[FastAPI], AbstractAsyncContextManager[None]]":
     import asyncio
 
@@ -210,8 +209,6 @@ def _lifespan(
         await services.tool_verdicts.aclose()
         await services.workspaces.aclose()
         await pool.aclose()
-        way_out.close()
-        services.inputs.close()
         await backend.aclose()
         await services.model.aclose()
         services.store.close()
@@ -348,8 +345,8 @@ def demo(arguments: argparse.Namespace) -> int:
             tree["backend"] |= {"kind": "scripted", "script": SCRIPT, "forward_client_key": False}
         config = parse(tree, "demo")
         model, backend = build_model(config), build_backend(config)
-        services, pool, way_out = build_services(config, model, backend)
-        lifespan = _lifespan(services, pool, way_out, backend)
+        services, pool = build_services(config, model, backend)
+        lifespan = _lifespan(services, pool, backend)
         return asyncio.run(show(services, lifespan, arguments.question, arguments.model))
 
 

@@ -85,9 +85,8 @@ class Fetcher:
         timeout_s: float = FETCH_S,
     ) -> None:
         self._timeout_s = timeout_s
-        self._system = SystemResolver()
         self._forbidden = forbidden
-        self._resolve = resolve or self._system
+        self._resolve = resolve or SystemResolver()
         self._connect = connect
         self._tls = tls
         self._dialers: WeakValueDictionary[str, Dialer] = WeakValueDictionary()
@@ -116,10 +115,6 @@ class Fetcher:
             await dialer.check(Target(place.host, place.port))
         except EgressError as error:
             raise FetchError(str(error)) from error
-
-    def close(self) -> None:
-        """Give back what resolving names holds."""
-        self._system.close()
 
     def _new_dialer(self) -> Dialer:
         """One for each owner: the slow names of one do not hold up another's."""

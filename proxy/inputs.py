@@ -172,11 +172,6 @@ class Inputs:
         """Those of the owner's uploads that are kept no more."""
         return {each for each in file_ids if await self._uploads.find(owner, each) is None}
 
-    def close(self) -> None:
-        """Give back what fetching holds."""
-        if self._fetcher:
-            self._fetcher.close()
-
     async def _here(self, part: FilePart, sizes: Mapping[str, int], owner: str) -> _Content:
         """What need not be fetched; for the rest nothing yet."""
         match part.source:

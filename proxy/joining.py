@@ -215,7 +215,7 @@ def build_services(
     backend: Backend,
     listener: socket.socket | None = None,
     software: tuple[str, ...] = (),
-) -> tuple[Services, Pool, WayOut]:
+) -> tuple[Services, Pool]:
     """The house, joined; `software` is what its sandboxes have. Raises ConfigError."""
     profiles = build_profiles(config)
     isolation = profiles.default.isolation
@@ -248,7 +248,7 @@ def build_services(
         on_disconnect=config.server.on_disconnect,
         nonstream_keep_alive_s=config.server.nonstream_keep_alive_s,
     )
-    return services, pool, way_out
+    return services, pool
 
 
 def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:

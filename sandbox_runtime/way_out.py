@@ -27,8 +27,7 @@ class WayOut:
     ) -> None:
         self._forbidden = forbidden
         self._secrets = secrets
-        self._system = SystemResolver()
-        self._resolve = resolve or self._system
+        self._resolve = resolve or SystemResolver()
 
     def check(self, egress: Egress) -> None:
         """Raises ValueError for rules that cannot be kept."""
@@ -66,7 +65,3 @@ class WayOut:
             on_ask=on_ask,
             on_event=on_decision,
         )
-
-    def close(self) -> None:
-        """Give back what resolving names holds."""
-        self._system.close()

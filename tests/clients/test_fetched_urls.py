@@ -47,7 +47,6 @@ async def test_what_is_on_the_web_is_fetched_or_said_not_to_be(tmp_path: Path) -
         house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
     ):
         await ask(url, user(there, inside, paper))
-    fetcher.close()
     content = heard(backend)
     fetched = {"url": data_url("image/png", PNG), "detail": "auto"}
     assert [part["image_url"] for part in content if part["type"] != "text"] == [fetched]
@@ -92,7 +91,6 @@ async def test_what_is_no_picture_is_a_file_only(mime_type: str, path: str, tmp_
         house(backend, "memory", tmp_path, inputs=Inputs(fetcher=fetcher)) as url,
     ):
         await ask(url, user(image_part(f"http://allowed.example/{path}")))
-    fetcher.close()
     (note,) = heard(backend)
     assert f"{INPUT_DIR}/{path}" in note["text"]
 
@@ -120,7 +118,6 @@ async def test_a_stream_has_begun_before_the_web_has_answered(tmp_path: Path) ->
             async for line in response.aiter_lines():
                 assert "error" not in line
                 heard_of.set()
-    fetcher.close()
     assert notes(heard(backend)) == [
         f"[The image above is the file {INPUT_DIR}/p.png (image/png, 11 bytes)]"
     ]

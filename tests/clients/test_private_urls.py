@@ -75,7 +75,6 @@ async def status(tmp_path: Path, path: str, url: str) -> tuple[int, Any, int]:
     ):
         answer = await client.post(path, json=body)
         error = answer.json().get("error") if answer.status_code == 400 else None
-    fetcher.close()
     return answer.status_code, error and error.get("code"), len(backend.requests)
 
 

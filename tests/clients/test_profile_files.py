@@ -101,7 +101,6 @@ async def test_what_is_on_the_web_is_fetched_where_the_profile_says_so(tmp_path:
         assert (strict.status_code, fetched) == (200, [])
         await ask(http, messages=user(LINKED))
         assert len(fetched) == 1
-    fetcher.close()
 
 
 async def test_pictures_and_links_are_as_the_requests_profile_has_them(tmp_path: Path) -> None:

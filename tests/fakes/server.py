@@ -182,7 +182,6 @@ async def open_sandboxes(kind: Kind, state_dir: Path) -> AsyncIterator[Sandboxes
     finally:
         with anyio.CancelScope(shield=True):
             await sandboxes.aclose()
-            way_out.close()
             await backend.aclose()
 
 

@@ -44,11 +44,8 @@ class Site:
 @asynccontextmanager
 async def web(internet: Internet, **options: Any) -> AsyncIterator[Fetcher]:
     fetcher = Fetcher(**{"resolve": internet.resolve, "connect": internet.connect, **options})
-    try:
-        with fail_after(10):
-            yield fetcher
-    finally:
-        fetcher.close()
+    with fail_after(10):
+        yield fetcher
 
 
 async def got(

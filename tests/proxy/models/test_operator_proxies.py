@@ -231,7 +231,6 @@ async def test_fetcher_and_egress_know_no_proxy(monkeypatch: pytest.MonkeyPatch)
             dialer = Dialer(rules, (), internet.resolve, internet.connect, 5)
             _, writer = await dialer.dial(Target("allowed.example", 80))
             writer.transport.abort()
-        fetcher.close()
     assert internet.dialed == [(PUBLIC, 80), (PUBLIC, 80)]
     assert proxy.asked == []
 

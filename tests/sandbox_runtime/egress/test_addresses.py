@@ -214,17 +214,12 @@ async def test_a_network_that_is_named_is_reached_over_real_sockets() -> None:
                         assert (await reader.readline()).split()[1] == status
                         writer.write_eof()
                         assert (await reader.read()).endswith(b"hello") is (status == b"200")
-    resolver.close()
 
 
 async def test_the_hosts_resolver_tells_addresses_and_failures() -> None:
     resolver = SystemResolver()
-    try:
-        with fail_after(20):
-            assert set(await resolver("localhost")) <= {"127.0.0.1", "::1"}
-            assert list(await resolver("127.0.0.1")) == ["127.0.0.1"]
-            with pytest.raises(socket.gaierror):
-                await resolver("name.invalid")
-    finally:
-        resolver.close()
-        resolver.close()
+    with fail_after(20):
+        assert set(await resolver("localhost")) <= {"127.0.0.1", "::1"}
+        assert list(await resolver("127.0.0.1")) == ["127.0.0.1"]
+        with pytest.raises(socket.gaierror):
+            await resolver("name.invalid")

@@ -1,0 +1,66 @@
+"""A name server on a port of its own, and the two files of a host that asks it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import dns.message
+import dns.rcode
+import dns.rdatatype
+import dns.rrset
+
+from sandbox_runtime.egress.resolver import SystemResolver
+
+SILENT = "silent.example."
+"""Names below it are never answered."""
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers from `records`, addresses by name; any other name does not exist."""
+
+    def __init__(self, records: Mapping[str, Sequence[str]], silent_kinds: Sequence[str]) -> None:
+        self.asked: list[tuple[str, str]] = []
+        """Every question: a name and A or AAAA."""
+        self.transport: asyncio.DatagramTransport | None = None
+        self._records = records
+        self._silent_kinds = silent_kinds
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        query = dns.message.from_wire(data)
+        (question,) = query.question
+        name, kind = question.name.to_text(), dns.rdatatype.to_text(question.rdtype)
+        self.asked.append((name, kind))
+        if name.endswith(SILENT) or kind in self._silent_kinds:
+            return
+        response = dns.message.make_response(query)
+        addresses = self._records.get(name.removesuffix("."))
+        if addresses is None:
+            response.set_rcode(dns.rcode.NXDOMAIN)
+        elif found := [ip for ip in addresses if (":" in ip) is (kind == "AAAA")]:
+            response.answer.append(dns.rrset.from_text_list(question.name, 60, "IN", kind, found))
+        assert self.transport
+        self.transport.sendto(response.to_wire(), addr)
+
+
+@asynccontextmanager
+async def name_server(
+    directory: Path,
+    records: Mapping[str, Sequence[str]],
+    *,
+    hosts: str = "",
+    options: str = "",
+    silent_kinds: Sequence[str] = (),
+) -> AsyncIterator[tuple[SystemResolver, NameServer]]:
+    """The resolver of a host with these `hosts`, and resolv.conf with these `options`."""
+    (directory / "hosts").write_text(hosts)
+    (directory / "resolv.conf").write_text(f"nameserver 127.0.0.1\n{options}\n")
+    transport, server = await asyncio.get_running_loop().create_datagram_endpoint(
+        lambda: NameServer(records, silent_kinds), local_addr=("127.0.0.1", 0)
+    )
+    server.transport = transport
+    port = transport.get_extra_info("sockname")[1]
+    try:
+        yield SystemResolver(directory / "hosts", directory / "resolv.conf", port), server
+    finally:
+        transport.close()
