@@ -1,11 +1,14 @@
 """What is told of a run's connections: each when it is over, or when the run is."""
 
+import logging
 from dataclasses import replace
+
+import pytest
 
 from policies.hosts import Target
 from policies.profile import Profile
 from policies.watch import Rule, Watch
-from proxy.agent.egress_watch import STILL_OPEN, EgressWatch
+from proxy.agent.egress_watch import MAX_TOLD, PERIOD_S, STILL_OPEN, EgressWatch
 from proxy.agent.events import EgressDecided, RuleMet
 from proxy.agent.task import Task
 from sandbox_runtime.egress.decision import Decision
@@ -58,3 +61,55 @@ async def test_what_is_refused_or_asked_for_after_the_run_is_not_open() -> None:
     await watch.decided(decision(DATA))
     await watch.tell_open()
     assert events == before
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        Decision(
+            "evil.example.com", 443, "denied", "host evil.example.com is not allowed", 0, 0, 0
+        ),
+        Decision("evil.example.com", 443, "allowed", "cannot connect to evil.example.com", 0, 0, 0),
+    ],
+    ids=["refused", "unreachable"],
+)
+async def test_connections_that_fail_too_often_are_told_in_one(
+    failed: Decision, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    events = Events()
+    watch = EgressWatch(Task("r", MemoryOutbox(), "m", [USER]), events, lambda: now)
+    with caplog.at_level(logging.INFO):
+        for _ in range(MANY):
+            await watch.decided(failed)
+        await watch.decided(decision(DATA))  # what succeeds is told whatever fails
+        now = PERIOD_S
+        await watch.decided(failed)
+        for _ in range(MANY):
+            await watch.decided(failed)
+        await watch.tell_open()
+        await watch.decided(failed)
+        watch.close()
+    told = [event.decision for event in events if isinstance(event, EgressDecided)]
+    first, second = (
+        Decision("", 0, "denied", f"and {more} more connections that failed", 0, 0, 0.0)
+        for more in (MANY - MAX_TOLD, MANY + 1 - MAX_TOLD)
+    )
+    few = [failed] * MAX_TOLD
+    assert told == [*few, decision(DATA), first, *few, second]
+    assert len(caplog.records) == len(told) + 1
+    assert "and 1 more connections" in caplog.messages[-1]
+
+
+async def test_a_rule_that_is_met_too_often_is_told_in_one() -> None:
+    events = Events()
+    profile = Profile(watch=Watch((RULE,)))
+    watch = EgressWatch(Task("r", MemoryOutbox(), "m", [USER], profile=profile), events)
+    refusals = {await watch.asked(ORDERS) for _ in range(MANY)}
+    await watch.tell_open()
+    met = RuleMet("orders", "deny", "egress", str(ORDERS), "no orders")
+    assert refusals == {"rule orders forbids this: no orders"}
+    assert events == [*[met] * MAX_TOLD, replace(met, subject=f"and {MANY - MAX_TOLD} more")]
