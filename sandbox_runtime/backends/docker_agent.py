@@ -1,7 +1,9 @@
 """The native agent on a Docker engine: its program on a volume that sandboxes see read-only.
 
 It travels over the engine's own connection, so a remote engine is served as well. The volume is
-named after the program: another program has another volume, and nothing is ever overwritten.
+named after the program: another program has another volume. What a volume of that name holds is
+compared with the program before the first sandbox of this process uses it, and replaced if it is
+anything else: half written by a proxy that died, or put there by somebody.
 """
 
 import asyncio
@@ -12,14 +14,21 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from sandbox_runtime.backends.docker_container import AGENT_DIR, AGENT_PATH, Image
+from sandbox_runtime.backends.docker_api import RefusedError
+from sandbox_runtime.backends.docker_container import (
+    AGENT_DIR,
+    AGENT_PATH,
+    Image,
+    agent_mount,
+)
 from sandbox_runtime.backends.docker_engine import Engine
 
 _NAME = "llm-sandbox-proxy-agent"
+_MODE = 0o755
 
 
 class AgentVolumes:
-    """The volumes of one engine, as far as we know that they are there."""
+    """The volumes of one engine, as far as this process has seen that they are right."""
 
     def __init__(self, engine: Engine, labels: Mapping[str, str]) -> None:
         self._engine = engine
@@ -43,7 +52,7 @@ class AgentVolumes:
         volume = f"{_NAME}-{hashlib.sha256(program).hexdigest()[:12]}"
         await self._engine.make_volume(volume)
         helper = f"{_NAME}-{uuid.uuid4().hex[:12]}"
-        mount = {"Type": "volume", "Source": volume, "Target": AGENT_DIR}
+        mount = agent_mount(volume, is_read_only=False)
         config = {
             "Image": image.id,
             "Entrypoint": [AGENT_PATH],
@@ -52,17 +61,38 @@ class AgentVolumes:
         }
         await self._engine.create(helper, config)  # never started: files can be put in all the same
         try:
-            if not await self._engine.has_file(helper, AGENT_PATH):
-                await self._engine.put(helper, AGENT_DIR, _tar(Path(AGENT_PATH).name, program))
+            if not await self._is_right(helper, program):
+                await self._engine.put(helper, AGENT_DIR, _tar(program))
+                if not await self._is_right(helper, program):
+                    raise RefusedError(f"volume {volume} does not take the agent: remove it")
         finally:
             await self._engine.remove(helper)
         return volume
 
+    async def _is_right(self, container: str, program: bytes) -> bool:
+        """Whether the volume in a container holds the program, and nothing in its place."""
+        expected = _tar(program)
+        found = await self._engine.get(container, AGENT_PATH, len(expected) + tarfile.RECORDSIZE)
+        return _member(found) == _member(expected)
 
-def _tar(name: str, content: bytes) -> bytes:
+
+def _tar(content: bytes) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        member = tarfile.TarInfo(name)
-        member.size, member.mode = len(content), 0o755
+        member = tarfile.TarInfo(Path(AGENT_PATH).name)
+        member.size, member.mode = len(content), _MODE
         tar.addfile(member, io.BytesIO(content))
     return archive.getvalue()
+
+
+def _member(archive: bytes) -> tuple[str, bytes, int, int, bytes] | None:
+    """The file that a tar begins with: its name, type, mode, owner and content."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            member = tar.next()
+            file = tar.extractfile(member) if member and member.isreg() else None
+            if member is None or file is None:
+                return None
+            return member.name, member.type, member.mode & 0o7777, member.uid, file.read()
+    except (tarfile.TarError, EOFError):
+        return None

@@ -69,6 +69,22 @@ class DockerAPI:
             raise _refused(answer.status, said)
         return _facts(said) if said else {}
 
+    async def read(self, path: str, *, params: Mapping[str, str], max_bytes: int) -> bytes:
+        """Return what it sends, or the beginning of that: at least `max_bytes` where it sends more.
+
+        Raises one of API_ERRORS.
+        """
+        url = URL(f"{self._root}/{quote(path, safe='/:')}", encoded=True).with_query(params)
+        said = bytearray()
+        async with self._opened().get(url) as answer:
+            async for piece in answer.content.iter_any():
+                said += piece
+                if len(said) >= max_bytes:
+                    break
+        if answer.status >= 400:
+            raise _refused(answer.status, bytes(said))
+        return bytes(said)
+
     async def aclose(self) -> None:
         """Close all connections; the next call would open new ones."""
         if self._session is not None:

@@ -137,7 +137,7 @@ class Blueprint:
     def _disk(self) -> dict[str, Any]:
         mounts = []
         if self.agent_volume:
-            mounts.append(_mount("volume", self.agent_volume, AGENT_DIR))
+            mounts.append(agent_mount(self.agent_volume, is_read_only=True))
         if self.inputs:
             mounts.append(_mount("bind", str(self.inputs), SHARED_DIR))
         # An image's volumes would be disk that nothing bounds.
@@ -172,6 +172,12 @@ def limits(isolation: Isolation, runtime: str | None) -> dict[str, int]:
 def is_runsc(runtime: str | None) -> bool:
     """Whether a runtime, by its name, has a kernel of its own in each sandbox."""
     return runtime is not None and runtime.startswith("runsc")
+
+
+def agent_mount(volume: str, *, is_read_only: bool) -> dict[str, Any]:
+    """How a container has an agent's volume: never with what its image has in that place."""
+    mount = _mount("volume", volume, AGENT_DIR)
+    return {**mount, "ReadOnly": is_read_only, "VolumeOptions": {"NoCopy": True}}
 
 
 def _mount(kind: str, source: str, target: str) -> dict[str, Any]:

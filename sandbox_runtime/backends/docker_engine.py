@@ -113,13 +113,16 @@ class Engine:
                 gone = {"condition": "removed"}
                 await self._api.call("POST", f"containers/{name}/wait", params=gone)
 
-    async def has_file(self, container: str, path: str) -> bool:
-        """Whether a container, running or not, has something at that path."""
+    async def get(self, container: str, path: str, max_bytes: int) -> bytes:
+        """Return a tar of what a container, running or not, has at that path, b"" for nothing; of a
+        longer one the first `max_bytes` or some more."""
+        where = {"path": path}
         try:
-            await self._api.call("HEAD", f"containers/{container}/archive", params={"path": path})
+            return await self._api.read(
+                f"containers/{container}/archive", params=where, max_bytes=max_bytes
+            )
         except MissingError:
-            return False
-        return True
+            return b""
 
     async def put(self, container: str, directory: str, tar: bytes) -> None:
         """Unpack a tar in a container, running or not."""

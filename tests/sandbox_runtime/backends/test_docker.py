@@ -18,9 +18,6 @@ from sandbox_runtime.backends.docker import (
     OWNER_LABEL,
     DockerBackend,
 )
-from sandbox_runtime.backends.docker_agent import AgentVolumes
-from sandbox_runtime.backends.docker_container import Image
-from sandbox_runtime.backends.docker_engine import Engine
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.lending import start_sandbox
 from tests.sandbox_runtime.backends.engine import (
@@ -99,25 +96,6 @@ async def test_the_native_agents_program_cannot_be_changed_from_inside(tmp_path:
         assert (await sandbox.exec(f"{change} /.agent/agent", timeout_s=20)).exit_code == 1
     await sandbox.close()
     await backend.aclose()
-
-
-async def test_the_native_agents_volume_is_filled_once_and_again_when_somebody_removes_it(
-    backend: DockerBackend, tmp_path: Path
-) -> None:
-    program = tmp_path / "agent"
-    program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
-    image = Image(await backend.fingerprint(), "x86_64", ())
-    engine = Engine()
-    volumes = AgentVolumes(engine, {})
-    for _ in range(2):
-        name = await volumes.name(program, image)
-        assert await volumes.name(program, image) == name
-        run = ["docker", "run", "--rm", "-v", f"{name}:/.agent", image.id, "/.agent/agent"]
-        printed = await anyio.run_process(run)
-        assert printed.stdout.decode() in program.read_text()
-        await anyio.run_process(["docker", "volume", "rm", name])
-        volumes.forget()
-    await engine.aclose()
 
 
 async def test_a_start_that_is_given_up_leaves_no_container(

@@ -1,0 +1,112 @@
+"""The volume with the native agent: what sandboxes run is this program, whoever was at it."""
+
+import io
+import tarfile
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.backends.docker_agent import AgentVolumes
+from sandbox_runtime.backends.docker_container import Blueprint, Image
+from sandbox_runtime.backends.docker_engine import Engine
+from tests.sandbox_runtime.backends.engine import docker_backend, imported
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
+    backend = docker_backend(tmp_path)
+    yield backend
+    await backend.aclose()
+
+
+async def test_the_native_agents_volume_is_filled_once_and_again_when_somebody_removes_it(
+    backend: DockerBackend, tmp_path: Path
+) -> None:
+    program = tmp_path / "agent"
+    program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
+    image = Image(await backend.fingerprint(), "x86_64", ())
+    engine = Engine()
+    volumes = AgentVolumes(engine, {})
+    for _ in range(2):
+        name = await volumes.name(program, image)
+        assert await volumes.name(program, image) == name
+        run = ["docker", "run", "--rm", "-v", f"{name}:/.agent", image.id, "/.agent/agent"]
+        printed = await anyio.run_process(run)
+        assert printed.stdout.decode() in program.read_text()
+        await anyio.run_process(["docker", "volume", "rm", name])
+        volumes.forget()
+    await engine.aclose()
+
+
+POISONS = {
+    "another program": "echo '#!/bin/sh' > agent; echo 'echo poison' >> agent",
+    "half of it": "cp agent half; head -c 20 half > agent",
+    "one byte more": "echo >> agent",
+    "not executable": "chmod 644 agent",
+    "anybody's": "chown 1000 agent",
+    "a link": "cp agent other; ln -sf other agent",
+    "a directory": "rm agent; mkdir agent; touch agent/file",
+    "much": "truncate -s 20G agent",
+    "nothing": "rm agent",
+}
+
+
+@pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS.keys())
+async def test_a_native_agents_volume_that_holds_anything_else_is_put_right_before_its_use(
+    backend: DockerBackend, tmp_path: Path, poison: str
+) -> None:
+    program = tmp_path / "agent"
+    program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
+    image = Image(await backend.fingerprint(), "x86_64", ())
+    engine = Engine()
+    name = await AgentVolumes(engine, {}).name(program, image)
+    try:
+        run = ["docker", "run", "--rm", "-v", f"{name}:/.agent", "-w", "/.agent", image.id]
+        await anyio.run_process([*run, "sh", "-c", poison])
+        with anyio.fail_after(30):
+            assert await AgentVolumes(engine, {}).name(program, image) == name  # another process
+        printed = await anyio.run_process([*run, "/.agent/agent"])
+        assert printed.stdout.decode() in program.read_text()
+        listed = await anyio.run_process([*run, "stat", "-c", "%F %a %u", "/.agent/agent"])
+        assert listed.stdout == b"regular file 755 0\n"
+    finally:
+        await anyio.run_process(["docker", "volume", "rm", name])
+        await engine.aclose()
+
+
+async def test_an_image_has_no_say_in_the_native_agents_program(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    tar = tmp_path / "root.tar"
+    with tarfile.open(tar, "w") as archive:
+        poison = tarfile.TarInfo(".agent/agent")
+        poison.mode, data = 0o755, b"poison"
+        poison.size = len(data)
+        archive.addfile(poison, io.BytesIO(data))
+    program = tmp_path / "agent"
+    program.write_text(f"{uuid.uuid4()}\n")
+    async with imported(tar) as tag:
+        backend = docker_backend(tmp_path, tag)
+        image = Image(await backend.fingerprint(), "x86_64", ())
+        engine = Engine()
+        name = await AgentVolumes(engine, {}).name(program, image)
+        blueprint = Blueprint(image, Isolation(), command=("x",), labels={}, agent_volume=name)
+        empty = f"llm-sandbox-proxy-test-{uuid.uuid4().hex[:8]}"
+        try:
+            made = await engine.create(empty, replace(blueprint, agent_volume=empty).config())
+            assert await engine.get(made, "/.agent/agent", 1) == b""
+            await engine.remove(made)
+            made = await engine.create(f"{empty}-2", blueprint.config())
+            assert program.read_bytes() in await engine.get(made, "/.agent/agent", 1 << 20)
+            await engine.remove(made)
+        finally:
+            await anyio.run_process(["docker", "volume", "rm", name, empty])
+            await engine.aclose()
+            await backend.aclose()
