@@ -49,6 +49,9 @@ _HARMLESS_PERSONALITIES = (0, 8, 0xFFFF_FFFF)
 """Linux, 32-bit Linux (`setarch`) and the question which one is in force."""
 _TERMINAL_ATTACKS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type on somebody's terminal; TIOCSETD loads line disciplines."""
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x4_0000, 0x4, 0x800
+"""The host reserves huge pages for its own programs, and no memory limit counts them. Programs that
+would like some take ordinary pages when they get none."""
 
 EXAMINED: Mapping[str, Rule] = {
     "clone": NoBitOf(0, _NEW_NAMESPACES),
@@ -57,15 +60,23 @@ EXAMINED: Mapping[str, Rule] = {
     "socketpair": OneOf(0, _UNIX_AND_INTERNET, errno.EAFNOSUPPORT),
     "personality": OneOf(0, _HARMLESS_PERSONALITIES),
     "ioctl": NoneOf(1, _TERMINAL_ATTACKS),
+    "mmap": NoBitOf(3, _MAP_HUGETLB),
+    "memfd_create": NoBitOf(1, _MFD_HUGETLB),
+    "shmget": NoBitOf(2, _SHM_HUGETLB),
 }
-"""Calls that an argument makes good or bad. The kernel takes all these arguments as 32-bit numbers,
-so only their lower halves are looked at."""
+"""Calls that an argument makes good or bad. All that the kernel looks at is in the lower halves of
+these arguments, so only those are examined."""
 
 _IO_URING = ("io_uring_setup", "io_uring_enter", "io_uring_register")
-ABSENT = frozenset(("clone3", *_IO_URING, "inotify_init", "inotify_init1"))
+_KERNEL_AIO = """
+io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents
+"""
+ABSENT = frozenset(("clone3", *_IO_URING, *_KERNEL_AIO.split(), "inotify_init", "inotify_init1"))
 """Programs have a second way when the kernel says that it does not know these. clone3's flags lie
 in memory, where no filter can look: the C library takes clone instead. Who cannot watch files looks
-again and again: inotify's instances are counted by the host's user, who has few."""
+again and again: inotify's instances are counted by the host's user, who has few. The events of
+asynchronous I/O are counted once for the whole host (fs.aio-max-nr): databases use threads instead,
+as the C library's aio_read() always does."""
 
 _OTHER_PROCESSES = """
 ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd

@@ -18,12 +18,41 @@ from sandbox_runtime.escape.inside.attempt import call, call_number, number, sur
 _BAD = (errno.EFAULT, errno.EINVAL)
 _NEW_USER_NAMESPACE = 0x1000_0000
 _X32 = 0x4000_0000
+_HUGE_PAGE_BYTES = 2 << 20
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x4_0000, 0x4, 0x800
 
 
 def io_uring() -> str | None:
     """Sets up an io_uring, whose requests no system call filter sees."""
     os.close(call("io_uring_setup", 1, ctypes.create_string_buffer(120)))
     return "an io_uring was made"
+
+
+def asynchronous_io() -> str | None:
+    """Makes a context of asynchronous I/O; the whole host has a fixed number of their events."""
+    context = ctypes.c_ulong()
+    call("io_setup", 1, ctypes.byref(context))
+    call("io_destroy", ctypes.c_ulong(context.value))
+    return "contexts of asynchronous I/O can be made"
+
+
+def huge_pages() -> str | None:
+    """Maps a huge page of those that the host has reserved for its own programs."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_HUGETLB
+    call("mmap", None, _HUGE_PAGE_BYTES, mmap.PROT_READ, flags, -1, 0, reached=(errno.ENOMEM,))
+    return "huge pages can be mapped"
+
+
+def huge_memory_file() -> str | None:
+    """Makes a file of huge pages, without any page."""
+    os.close(call("memfd_create", b"huge", _MFD_HUGETLB))
+    return "files of huge pages can be made"
+
+
+def huge_shared_memory() -> str | None:
+    """Asks for shared memory of huge pages that others have made, of which there is none."""
+    call("shmget", 1, _HUGE_PAGE_BYTES, _SHM_HUGETLB, reached=(errno.ENOENT,))
+    return "shared memory of huge pages can be named"
 
 
 def keyctl() -> str | None:

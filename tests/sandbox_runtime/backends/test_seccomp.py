@@ -63,9 +63,10 @@ def test_calls_are_allowed_refused_or_unknown_as_the_policy_says(machine: str, a
 
 
 def test_what_programs_live_on_is_allowed_and_what_attacks_need_is_not() -> None:
-    assert {"read", "openat", "mmap", "execve", "wait4", "futex", "mknod", "seccomp"} <= ALLOWED
+    assert {"read", "openat", "munmap", "execve", "wait4", "futex", "mknod", "seccomp"} <= ALLOWED
     dangerous = ("ptrace", "bpf", "keyctl", "mount", "setns", "kexec_load", "init_module", "syslog")
     assert not ALLOWED & {*dangerous, "io_uring_setup", "userfaultfd", "open_by_handle_at"}
+    assert not ALLOWED & {"io_setup", "io_submit"}
 
 
 @every_machine
@@ -126,6 +127,26 @@ def test_nothing_can_be_typed_on_a_terminal(machine: str, audit: int) -> None:
     assert verdict(code, audit, number, 0, 1 << 32 | type_a_letter) == errno.EPERM
 
 
+@every_machine
+@pytest.mark.parametrize(
+    ("call", "position", "usual", "huge"),
+    [
+        ("mmap", 3, 0x22, 0x4_0000),
+        ("memfd_create", 1, 0x3, 0x4),
+        ("shmget", 2, 0o1600, 0x800),
+    ],
+)
+def test_the_hosts_huge_pages_cannot_be_asked_for(
+    machine: str, audit: int, call: str, position: int, usual: int, huge: int
+) -> None:
+    code, number = seccomp_filter(machine), NUMBERS[machine][call]
+    before = [0] * position
+    assert verdict(code, audit, number, *before, usual) == ALLOW
+    assert verdict(code, audit, number, *before, usual | huge) == errno.EPERM
+    one_gigabyte_pages = 30 << 26
+    assert verdict(code, audit, number, *before, huge | one_gigabyte_pages) == errno.EPERM
+
+
 def profile_verdict(profile: dict[str, Any], name: str, *arguments: int) -> str | int:
     """What libseccomp makes of a Docker profile: at most one entry may be for a call."""
     matching = [
@@ -141,20 +162,20 @@ def profile_verdict(profile: dict[str, Any], name: str, *arguments: int) -> str 
     return ALLOW if entry["action"] == "SCMP_ACT_ALLOW" else int(entry["errnoRet"])
 
 
-def arguments_of_interest() -> Iterator[tuple[int, int]]:
-    """For both arguments that rules look at: all that is named in them, and its neighbours."""
+def arguments_of_interest() -> Iterator[tuple[int, ...]]:
+    """For the arguments that rules look at: all that is named in them, and its neighbours."""
     named = {0, 1, 2, 8, 10, 16, 38, 0xFFFF_FFFF, 0x5412, 0x541C, 0x5423, 0x0120_0011}
     named |= {1 << bit for bit in range(32)}
     for value in {each + near for each in named for near in (-1, 0, 1)}:
         if 0 <= value < 1 << 32:
-            yield value, value
+            yield (value,) * 4
 
 
 @every_machine
 def test_docker_is_told_the_same(machine: str, audit: int) -> None:
     code, profile = seccomp_filter(machine), json.loads(docker_seccomp_profile())
     for name, number in NUMBERS[machine].items():
-        tries = list(arguments_of_interest()) if name in EXAMINED else [(0, 0)]
+        tries = list(arguments_of_interest()) if name in EXAMINED else [(0,) * 4]
         for arguments in tries:
             ours = verdict(code, audit, number, *arguments)
             assert (name, arguments, profile_verdict(profile, name, *arguments)) == (
