@@ -26,6 +26,7 @@ from sandbox_runtime.backends.bubblewrap_check import PROBE, hindrance, observed
 from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user, host_program
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
 from sandbox_runtime.backends.guest_user import guest_user
+from sandbox_runtime.backends.kernel_limits import process_limits
 from sandbox_runtime.backends.memory_disk import (
     SHARE_OF_MEMORY,
     largest_disk_mib,
@@ -195,13 +196,11 @@ class BubblewrapBackend:
         return replace(config, directories=(*config.directories, guest_user(isolation).home))
 
     def _rlimits(self, isolation: Isolation) -> Mapping[str, int]:
-        # With 0 the host's core handler would still be started, as root, by a crash in here: only 1
-        # byte keeps the kernel from it.
-        limits = {"RLIMIT_NOFILE": isolation.open_files, "RLIMIT_CORE": 1}
-        limits["RLIMIT_FSIZE"] = isolation.disk_mib << 20
+        limits = dict(process_limits(isolation))
         if self._cgroups is None:
-            limits |= {"RLIMIT_AS": isolation.memory_mib << 20, "RLIMIT_NPROC": isolation.pids}
-        return {name: _at_most_ours(name, value) for name, value in limits.items()}
+            limits |= {"as": isolation.memory_mib << 20, "nproc": isolation.pids}
+        named = {f"RLIMIT_{name.upper()}": value for name, value in limits.items()}
+        return {name: _at_most_ours(name, value) for name, value in named.items()}
 
     def _payload_user(self) -> Check:
         detail = f"sandboxes run as host uid {self._uid}"

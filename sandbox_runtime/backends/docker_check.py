@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_container import is_runsc
+from sandbox_runtime.backends.kernel_limits import PENDING_SIGNALS
 
 _LIMITS = {"memory": "MemoryLimit", "swap": "SwapLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
 _NEEDED = ("memory", "pids")
@@ -64,8 +65,9 @@ def _users(security: dict[str, str]) -> str:
     if "userns" in security:
         return "userns-remap is on: root inside is nobody on the host"
     return (
-        "userns-remap is OFF: root inside is the host's root, less its capabilities; isolation"
-        " level strict has no root inside"
+        "userns-remap is OFF: root inside is the host's root, less its capabilities, and all"
+        f" sandboxes together have {PENDING_SIGNALS} queued signals and timers; isolation level"
+        " strict has no root inside"
     )
 
 

@@ -10,6 +10,7 @@ from policies.workspace import SHARED_DIR, WORKING_DIR
 from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_seccomp import docker_seccomp_profile
 from sandbox_runtime.backends.guest_user import guest_user
+from sandbox_runtime.backends.kernel_limits import process_limits
 from sandbox_runtime.backends.memory_disk import largest_disk_mib, tmpfs_options
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL")
@@ -127,12 +128,9 @@ class Blueprint:
         }
 
     def _rlimits(self) -> Mapping[str, int]:
-        # With 0 the host's core handler would still be started, as root, by a crash in here: only 1
-        # byte keeps the kernel from it.
-        files, largest = self.isolation.open_files, self.isolation.disk_mib << 20
         # Under runsc a user inside is nobody else's user, so that his processes can be counted.
         processes = {"nproc": self.isolation.pids} if is_runsc(self.runtime) else {}
-        return {"nofile": files, "core": 1, "fsize": largest, **processes}
+        return {**process_limits(self.isolation), **processes}
 
     def _disk(self) -> dict[str, Any]:
         mounts = []

@@ -128,16 +128,16 @@ async def python(sandbox: Sandbox, program: str, *, timeout_s: float = 20.0) -> 
 
 
 @asynccontextmanager
-async def running(
-    sandbox: Sandbox, program: str, *, timeout_s: float = 30.0
-) -> AsyncIterator[None]:
-    """A Python program that has said something, and goes on until the block ends.
+async def running(sandbox: Sandbox, program: str, *, timeout_s: float = 30.0) -> AsyncIterator[str]:
+    """A Python program that has said something, which is given, and goes on until the block ends.
 
     Raises SandboxLostError and NotTriedError.
     """
     ready = asyncio.Event()
+    said: list[str] = []
 
     async def heard(stream: StreamName, text: str) -> None:
+        said.append(text)
         ready.set()
 
     going_on = asyncio.create_task(
@@ -154,7 +154,7 @@ async def running(
         await asyncio.wait((going_on, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not ready.is_set():
             raise NotTriedError(f"python3 inside said {going_on.result().stderr[-100:]!r}")
-        yield
+        yield "".join(said)
     finally:
         going_on.cancel()
         waiting.cancel()

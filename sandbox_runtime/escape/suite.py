@@ -1,6 +1,6 @@
 """All that is tried against a sandbox's walls."""
 
-from sandbox_runtime.escape import batch, bombs, egress, files, host, protocol
+from sandbox_runtime.escape import batch, bombs, counters, egress, files, host, protocol
 from sandbox_runtime.escape.probe import Attack, Probe
 
 PROBES: tuple[Probe, ...] = tuple(batch.probes())
@@ -11,5 +11,6 @@ ATTACKS: tuple[Attack, ...] = (
     *protocol.ATTACKS,
     *egress.ATTACKS,
     *bombs.ATTACKS,
+    *counters.ATTACKS,
 )
 """With the host's side, one by one: what `doctor --self-test` tries as well."""

@@ -1,7 +1,10 @@
 """Containers as walls: what is in force, and what a program inside feels of it."""
 
 import asyncio
+import ctypes
 import errno
+import resource
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +13,9 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.backends.kernel_limits import PENDING_SIGNALS
 from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.escape.ground import running
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
@@ -66,6 +71,8 @@ async def test_every_wall_is_up(backend: DockerBackend) -> None:
         "nofile": 128,
         "core": 1,
         "fsize": 32 << 20,
+        "sigpending": 2048,
+        "msgqueue": 0,
     }
     assert walls["LogConfig"]["Type"] == "none"
     assert (walls["AutoRemove"], walls["Privileged"]) == (True, False)
@@ -115,6 +122,33 @@ async def test_too_many_processes_are_refused_and_the_sandbox_stays_usable(
         many = await sandbox.exec("for i in $(seq 200); do sleep 60 & done; wait", timeout_s=2)
         assert "fork" in many.stderr
         assert await output(sandbox, "echo still usable") == "still usable\n"
+
+
+ALL_TIMERS = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+made = 0
+while made < %d and libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())) == 0:
+    made += 1
+print(made, flush=True)
+time.sleep(60)
+"""
+
+
+async def test_timers_that_a_sandbox_keeps_leave_the_hosts_root_its_own(
+    backend: DockerBackend,
+) -> None:
+    """Both are the same user, whose timers and queued signals are counted once."""
+    most, _ = resource.getrlimit(resource.RLIMIT_SIGPENDING)
+    async with (
+        new_sandbox(backend, Isolation()) as sandbox,
+        running(sandbox, ALL_TIMERS % most) as made,
+    ):
+        assert 0 < int(made) <= PENDING_SIGNALS
+        timer = ctypes.c_void_p()
+        libc = ctypes.CDLL(None)
+        assert libc.timer_create(time.CLOCK_MONOTONIC, None, ctypes.byref(timer)) == 0
+        libc.timer_delete(timer)
 
 
 async def test_a_command_that_takes_all_memory_dies_alone(backend: DockerBackend) -> None:

@@ -1,0 +1,128 @@
+"""Programs that take what the kernel counts for a user or for the whole host.
+
+Each takes a few times of what one sandbox may have and holds it, while the sandbox beside it does
+something that needs the same: nothing is to come of that but what came of it before.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from sandbox_runtime.escape.ground import Computer, Ground, python, running
+from sandbox_runtime.escape.probe import Attack
+
+_MANY_TERMINALS, _MANY_TIMERS, _MANY_QUEUES, _MANY_CONTEXTS = 128, 8192, 4, 16
+"""What they take, should nothing stop them."""
+_HOLD_S = 60
+_ANSWER_S = 20.0
+
+_CALLS = """
+import ctypes, os, signal, time
+libc = ctypes.CDLL(None)
+column = ("x86_64", "aarch64").index(os.uname().machine)
+def call(numbers, *arguments):
+    return libc.syscall(ctypes.c_long(numbers[column]), *arguments)
+IO_SETUP, IO_DESTROY, TIMER_CREATE = (206, 0), (207, 1), (222, 107)
+MQ_OPEN, MQ_UNLINK = (240, 180), (241, 181)
+NEW_QUEUE = os.O_CREAT | os.O_RDWR
+"""
+_TAKE = f"""
+taken = 0
+while taken < {{many}} and {{one}}:
+    taken += 1
+print(taken, flush=True)
+time.sleep({_HOLD_S})
+"""
+_TERMINALS = f"""
+import os, time
+held = []
+try:
+    while len(held) < {_MANY_TERMINALS}:
+        held.append(os.openpty())
+except OSError:
+    pass
+print(len(held), flush=True)
+time.sleep({_HOLD_S})
+"""
+_TIMERS = _CALLS + _TAKE.format(
+    many=_MANY_TIMERS, one="call(TIMER_CREATE, 1, None, ctypes.byref(ctypes.c_long())) == 0"
+)
+_SIGNALS = f"""{_CALLS}
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+""" + _TAKE.format(
+    many=_MANY_TIMERS, one="libc.sigqueue(os.getpid(), int(signal.SIGRTMIN), None) == 0"
+)
+_MAKE_QUEUE = """
+def make_queue(name):
+    made = call(MQ_OPEN, name, NEW_QUEUE, 0o600, None) >= 0
+    call(MQ_UNLINK, name)
+    return made
+"""
+_QUEUES = f"{_CALLS}{_MAKE_QUEUE}" + _TAKE.format(
+    many=_MANY_QUEUES, one='make_queue(b"bomb-%d-%d" % (os.getpid(), taken))'
+)
+_ONE_QUEUE = f'{_CALLS}{_MAKE_QUEUE}print(make_queue(b"one-%d" % os.getpid()))'
+_CONTEXTS = _CALLS + _TAKE.format(
+    many=_MANY_CONTEXTS, one="call(IO_SETUP, 1024, ctypes.byref(ctypes.c_ulong())) == 0"
+)
+_ONE_CONTEXT = f"""{_CALLS}
+context = ctypes.c_ulong()
+print(call(IO_SETUP, 1024, ctypes.byref(context)) == 0)
+call(IO_DESTROY, context)
+"""
+
+
+async def _with_a_terminal(sandbox: Computer) -> str:
+    command = "test -t 0 && echo well"
+    result = await sandbox.exec(command, timeout_s=_ANSWER_S, stdin=None, shell_state="none")
+    return result.stdout
+
+
+def _command(text: str) -> Callable[[Computer], Awaitable[str]]:
+    async def run(sandbox: Computer) -> str:
+        return (await sandbox.exec(text, timeout_s=_ANSWER_S, shell_state="none")).stdout
+
+    return run
+
+
+def _program(text: str) -> Callable[[Computer], Awaitable[str]]:
+    async def run(sandbox: Computer) -> str:
+        return (await python(sandbox, text)).stdout
+
+    return run
+
+
+def _bomb(
+    name: str,
+    what: str,
+    program: str,
+    much: int,
+    needs_one: Callable[[Computer], Awaitable[str]],
+) -> Attack:
+    """A program that says how much it took and holds it, and what its neighbour does meanwhile."""
+
+    async def set_off(ground: Ground) -> str | None:
+        neighbour = await ground.neighbour()
+        before = await needs_one(neighbour)
+        async with ground.victim() as sandbox, running(sandbox, program) as printed:
+            after = await needs_one(neighbour)
+        if int(printed) >= much:
+            return f"it took {printed.strip()} {what}"
+        if after != before:
+            return f"the sandbox beside it finds no {what} any more: {after!r}, before {before!r}"
+        return None
+
+    # A kernel of the sandbox's own counts none of the host's.
+    return Attack(name, "bombs", f"Takes {what} and keeps them.", set_off, own_kernel_holds=True)
+
+
+ATTACKS = (
+    _bomb("timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _command("timeout 9 echo well")),
+    _bomb(
+        "signal_bomb",
+        "queued signals",
+        _SIGNALS,
+        _MANY_TIMERS,
+        _command("trap 'echo well' RTMIN; kill -RTMIN $$"),
+    ),
+    _bomb("message_queue_bomb", "message queues", _QUEUES, _MANY_QUEUES, _program(_ONE_QUEUE)),
+    _bomb("aio_bomb", "contexts of I/O", _CONTEXTS, _MANY_CONTEXTS, _program(_ONE_CONTEXT)),
+)
