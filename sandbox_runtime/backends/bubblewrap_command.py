@@ -15,6 +15,7 @@ from pathlib import Path
 from policies.isolation import Isolation
 from policies.workspace import SHARED_DIR
 from sandbox_runtime.backends.guest_user import SANDBOX, guest_user
+from sandbox_runtime.backends.kernel_limits import TERMINALS
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -30,6 +31,8 @@ set -e
 umask 022
 mount -t tmpfs -o "$1" disk /sys
 shift
+mkdir /sys/pts
+mount -t devpts -o {TERMINALS} terminals /sys/pts
 mkdir -p /sys/testbed /sys/root /sys/home /sys/run /sys/etc /sys/tmp /sys/var/tmp /sys/shm
 chmod 1777 /sys/tmp /sys/var/tmp /sys/shm
 echo '127.0.0.1 localhost sandbox
@@ -61,7 +64,11 @@ _WALLS = (
     *("--new-session", "--die-with-parent", "--as-pid-1", "--clearenv"),
 )
 # Bubblewrap's own tmpfs at / and /dev have no size: nobody may write there.
-_DEVICES = ("--proc", "/proc", "--dev", "/dev", "--bind", "/sys/shm", "/dev/shm")
+_DEVICES = (
+    *("--proc", "/proc", "--dev", "/dev", "--bind", "/sys/shm", "/dev/shm"),
+    # In place of bubblewrap's own terminals, which have no bound.
+    *("--dev-bind", "/sys/pts", "/dev/pts"),
+)
 _SEAL_DEVICES = ("--remount-ro", "/dev")
 _SEAL_ROOT = ("--remount-ro", "/")
 _HOST_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

@@ -10,7 +10,7 @@ from policies.workspace import SHARED_DIR, WORKING_DIR
 from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_seccomp import docker_seccomp_profile
 from sandbox_runtime.backends.guest_user import guest_user
-from sandbox_runtime.backends.kernel_limits import process_limits
+from sandbox_runtime.backends.kernel_limits import TERMINALS, process_limits
 from sandbox_runtime.backends.memory_disk import largest_disk_mib, tmpfs_options
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL")
@@ -26,6 +26,8 @@ _STRICT_DISKS = {WORKING_DIR: 1 / 2, "/tmp": 1 / 4, "/home": 1 / 8, "/run": 1 / 
 """All that can be written at the strict level: the share of the disk that each has."""
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _VOLUME_MIB = 64
+_TTY_GROUP = 5
+"""As the engine's own terminals have it, and every distribution calls it `tty`."""
 _SHARED_MEMORY_BYTES = 64 << 20
 _RUNSC_PIDS = 256
 _RUNSC_PIDS_PER_PROCESS = 16
@@ -40,6 +42,20 @@ _MASKED = (
 )
 """What the host's kernel says of itself to root, and so to the root inside: what engines hide, and
 more."""
+
+_TERMINALS = {
+    "Type": "volume",
+    "Target": "/dev/pts",
+    "VolumeOptions": {
+        "NoCopy": True,
+        "DriverConfig": {
+            "Name": "local",
+            "Options": {"type": "devpts", "device": "devpts", "o": f"{TERMINALS},gid={_TTY_GROUP}"},
+        },
+    },
+}
+"""In place of the engine's own, which has no bound: a volume without a name goes with its container
+and is mounted anew for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +149,8 @@ class Blueprint:
         return {**process_limits(self.isolation), **processes}
 
     def _disk(self) -> dict[str, Any]:
-        mounts = []
+        # runsc's own kernel has terminals of its own.
+        mounts = [] if is_runsc(self.runtime) else [_TERMINALS]
         if self.agent_volume:
             mounts.append(agent_mount(self.agent_volume, is_read_only=True))
         if self.inputs:

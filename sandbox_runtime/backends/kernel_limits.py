@@ -11,6 +11,10 @@ own processes may have more by their higher limit (a host of 1 GiB of memory has
 MESSAGE_QUEUE_BYTES = 0
 """No POSIX message queues: a host lets a user have about nine of the usual size, in all of its user
 namespaces together, so the first sandbox would leave none for the next."""
+PSEUDO_TERMINALS = 32
+"""Of those that a host has for all sandboxes: 3072, by kernel.pty.max and kernel.pty.reserve."""
+TERMINALS = f"newinstance,ptmxmode=0666,mode=0620,max={PSEUDO_TERMINALS},nosuid,noexec"
+"""Mount options of a devpts, the file system that gives out pseudo-terminals."""
 
 
 def process_limits(isolation: Isolation) -> Mapping[str, int]:

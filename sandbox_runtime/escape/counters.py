@@ -115,6 +115,7 @@ def _bomb(
 
 
 ATTACKS = (
+    _bomb("terminal_bomb", "pseudo-terminals", _TERMINALS, _MANY_TERMINALS, _with_a_terminal),
     _bomb("timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _command("timeout 9 echo well")),
     _bomb(
         "signal_bomb",
