@@ -169,7 +169,8 @@ class Sandbox(Protocol):
 
         With `wait_s` it returns after so long at the latest: a command that still runs then goes on
         as a job (`ExecResult.running`), its deadline unchanged. `stdin=None` is a terminal to type
-        into; a command that waits for somebody to do so is returned as a job at once.
+        into, or, with a line of error output that says so, a pipe where all terminals are taken; a
+        command that waits for somebody to type is returned as a job at once.
 
         A `command_id` runs at most once: asked for again, after SandboxUnreachableError, it
         delivers what the first asking would have. Ids are letters, digits, `_` and `-`.

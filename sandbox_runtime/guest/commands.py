@@ -9,7 +9,7 @@ from functools import partial
 
 from sandbox_runtime.guest.capture import Capture
 from sandbox_runtime.guest.spool import Room, Spool
-from sandbox_runtime.guest.terminal import END_OF_INPUT, Terminal
+from sandbox_runtime.guest.terminal import Terminal
 from sandbox_runtime.protocol import DATA, MAX_DATA_BYTES, STDERR, STDERR_TAIL, TAIL
 
 TYPE_CHECKING = False
@@ -28,6 +28,7 @@ MAX_PIPE_READS = 32
 """More than a pipe holds: all that the shell wrote is read, whoever goes on writing."""
 FIRST_LOOK_S, NEXT_LOOK_S = 1.0, 0.5
 """When it is looked whether a command waits for somebody to type."""
+NO_TERMINAL = b"sandbox: no pseudo-terminal is free: the input of this command is a pipe\n"
 STREAMS = ((DATA, TAIL, "stdout"), (STDERR, STDERR_TAIL, "stderr"))
 NAMES = {kind: name for kind, _, name in STREAMS}
 
@@ -109,6 +110,8 @@ class Command:
         self._timed_out = self._stopping = False
         self._terminal: Terminal | None = None
         self._start(stdin)
+        if self._terminal and self._terminal.is_pipe:
+            self.reading.feed(STDERR, NO_TERMINAL)
 
     # Its life
 
@@ -289,7 +292,8 @@ class Command:
 
     def type_end(self) -> None:
         """Type the end of input."""
-        self.type(END_OF_INPUT, lambda _: None)
+        if self._terminal:
+            self._terminal.type_end()
 
     def _tell(self) -> None:
         if self.listener:

@@ -19,17 +19,24 @@ _IFLAG, _OFLAG, _CFLAG, _LFLAG = range(4)
 
 
 class Terminal:
-    """A pseudo-terminal that is nobody's controlling one, so no key is a signal."""
+    """A pseudo-terminal that is nobody's controlling one, so no key is a signal.
+
+    Where there is none to be had, a pipe takes its place.
+    """
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._fd, self.slave = os.openpty()
-        self._name = os.ttyname(self.slave)
+        self.is_pipe = self._has_ended = False
+        try:
+            self._fd, self.slave = os.openpty()
+        except OSError:
+            self.is_pipe = True
+            self.slave, self._fd = os.pipe()
+            self._name = f"pipe:[{os.fstat(self.slave).st_ino}]"
+        else:
+            self._name = os.ttyname(self.slave)
+            _set_modes(self.slave)
         self._typed: list[tuple[bytes, Callable[[int], None]]] = []
-        modes = termios.tcgetattr(self.slave)
-        modes[_IFLAG] &= ~(termios.IXON | termios.ICRNL)
-        modes[_LFLAG] &= ~(termios.ECHO | termios.ISIG)
-        termios.tcsetattr(self.slave, termios.TCSANOW, modes)
         os.set_blocking(self._fd, False)
         agent.watch(self._fd, read=self._drain)
 
@@ -40,6 +47,14 @@ class Terminal:
         elif data:
             self._typed.append((data, taken))
             self._write()
+
+    def type_end(self) -> None:
+        """Type the end of input."""
+        if self.is_pipe:
+            self._has_ended = True
+            self._write()
+        else:
+            self.type(END_OF_INPUT, lambda _: None)
 
     @property
     def is_idle(self) -> bool:
@@ -74,6 +89,11 @@ class Terminal:
             if written < len(data):
                 self._typed.insert(0, (data[written:], taken))
                 break
+        if self._fd < 0:
+            return
+        if self._has_ended and not self._typed:
+            self.close()
+            return
         self._agent.watch(self._fd, read=self._drain, write=self._write if self._typed else None)
 
     def _drain(self) -> None:
@@ -84,6 +104,13 @@ class Terminal:
             pass
         except OSError:  # no program has the other end open
             self.close()
+
+
+def _set_modes(slave: int) -> None:
+    modes = termios.tcgetattr(slave)
+    modes[_IFLAG] &= ~(termios.IXON | termios.ICRNL)
+    modes[_LFLAG] &= ~(termios.ECHO | termios.ISIG)
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
 
 
 def _read_by(pid: int) -> str | None:

@@ -16,6 +16,7 @@
 #define FIRST_LOOK_S 1.0
 #define NEXT_LOOK_S 0.5
 #define NOT_WAITING ((size_t)-1)
+#define NO_TERMINAL "sandbox: no pseudo-terminal is free: the input of this command is a pipe\n"
 
 struct drain {
     int fd;
@@ -283,6 +284,8 @@ struct command *command_start(const struct json *request, int input, struct cap 
         keep = (struct keep){command->kept_as, &command->keep_room};
     }
     command->reading = reading_new(0, cap, keep);
+    if (command->terminal && terminal_is_pipe(command->terminal))
+        reading_feed(command->reading, STDERR_OUTPUT, NO_TERMINAL, sizeof NO_TERMINAL - 1);
     timer_set(&command->deadline, json_number(request, "timeout_s"), expire, command);
     return command;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <termios.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 
 struct terminal {
     int master; /* -1: every program has closed its end, or the command has ended */
+    bool is_pipe, has_ended; /* a pipe in place of a terminal; its last byte was typed */
     char name[64];
     struct watch watch;
     struct bytes typed;
@@ -39,14 +41,40 @@ static void set_modes(int slave)
 
 static int open_slave(struct terminal *terminal)
 {
-    if (grantpt(terminal->master) < 0 || unlockpt(terminal->master) < 0)
+    if (grantpt(terminal->master) < 0 || unlockpt(terminal->master) < 0 ||
+        ptsname_r(terminal->master, terminal->name, sizeof terminal->name))
         return -1;
-    int error = ptsname_r(terminal->master, terminal->name, sizeof terminal->name);
-    if (error) {
-        errno = error;
-        return -1;
-    }
     return open(terminal->name, O_RDWR | O_NOCTTY | O_CLOEXEC);
+}
+
+/* Returns the command's end; -1 where there is no pseudo-terminal. */
+static int open_terminal(struct terminal *terminal)
+{
+    terminal->master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    if (terminal->master < 0)
+        return -1;
+    int slave = open_slave(terminal);
+    if (slave < 0)
+        close(terminal->master);
+    else
+        set_modes(slave);
+    return slave;
+}
+
+/* Returns the command's end; -1 and errno. */
+static int open_pipe(struct terminal *terminal)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return -1;
+    struct stat facts;
+    fstat(ends[0], &facts);
+    terminal->is_pipe = true;
+    terminal->master = ends[1];
+    fcntl(terminal->master, F_SETFL, O_NONBLOCK);
+    snprintf(terminal->name, sizeof terminal->name, "pipe:[%llu]",
+             (unsigned long long)facts.st_ino);
+    return ends[0];
 }
 
 struct terminal *terminal_open(int *slave, void (*taken)(void *owner, size_t count), void *owner)
@@ -54,15 +82,13 @@ struct terminal *terminal_open(int *slave, void (*taken)(void *owner, size_t cou
     struct terminal *terminal = allocate(sizeof *terminal);
     terminal->taken = taken;
     terminal->owner = owner;
-    terminal->master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
-    *slave = terminal->master < 0 ? -1 : open_slave(terminal);
+    *slave = open_terminal(terminal);
+    if (*slave < 0)
+        *slave = open_pipe(terminal);
     if (*slave < 0) {
-        int error = errno;
-        terminal_close(terminal);
-        errno = error;
+        free(terminal);
         return NULL;
     }
-    set_modes(*slave);
     watch(&terminal->watch, terminal->master, POLLIN, type_on, terminal);
     return terminal;
 }
@@ -89,9 +115,19 @@ static void hang_up(struct terminal *terminal)
     take(terminal, terminal->typed.length);
 }
 
-/* Programs may write to their input too; nobody shows that. */
-static bool drain(const struct terminal *terminal)
+bool terminal_is_pipe(const struct terminal *terminal)
 {
+    return terminal->is_pipe;
+}
+
+/* Whether any program still has its end open. What programs write to a terminal, though it is their
+   input, is dropped. */
+static bool has_reader(const struct terminal *terminal)
+{
+    if (terminal->is_pipe) {
+        struct pollfd polled = {terminal->master, 0, 0};
+        return poll(&polled, 1, 0) <= 0;
+    }
     char dropped[4096];
     ssize_t count = read(terminal->master, dropped, sizeof dropped);
     return count > 0 || errno == EAGAIN || errno == EINTR;
@@ -106,7 +142,9 @@ static void type_on(void *owner)
         if (count > 0)
             take(terminal, (size_t)count);
     }
-    if ((count < 0 && errno != EAGAIN && errno != EINTR) || !drain(terminal)) {
+    bool has_failed = count < 0 && errno != EAGAIN && errno != EINTR;
+    bool is_over = terminal->has_ended && terminal->typed.length == 0;
+    if (has_failed || is_over || !has_reader(terminal)) {
         hang_up(terminal);
         return;
     }
@@ -133,7 +171,8 @@ void terminal_type(struct terminal *terminal, const char *data, size_t length)
 
 void terminal_type_end(struct terminal *terminal)
 {
-    type(terminal, END_OF_INPUT, 1);
+    terminal->has_ended = terminal->is_pipe;
+    type(terminal, END_OF_INPUT, terminal->is_pipe ? 0 : 1);
 }
 
 void terminal_forget_typist(struct terminal *terminal)
