@@ -147,8 +147,9 @@ class BubblewrapConfig(_Section):
     rootfs: Path | None = None
     """A directory or a tar (`sandbox-proxy build-rootfs`, `docker export`) to run in; null shows
     the host's /usr read-only."""
-    uid: int = Field(default=65534, ge=1)
-    """Host uid of the sandboxes where the proxy runs as root."""
+    uid: int | None = Field(default=None, ge=1)
+    """Host uid of the sandboxes where the proxy runs as root; null gives each one of its own, and
+    with a rootfs all of them 65534."""
     allow_weak: bool = False
     """Whether sandboxes will do whose memory and processes only rlimits bound, where no cgroup can
     be written."""

@@ -18,6 +18,7 @@ from sandbox_runtime.errors import SandboxError, SandboxStartError
 from sandbox_runtime.escape.probe import Finding
 from sandbox_runtime.escape.run import refusal, run_batch, run_probes, untried
 from sandbox_runtime.escape.run import self_test as try_everything
+from sandbox_runtime.host_check import terminal_check
 from sandbox_runtime.image_check import REQUIRED, image_checks, installed
 from sandbox_runtime.lending import start_sandbox
 
@@ -192,12 +193,13 @@ async def _trial(backend: Backend, isolation: Isolation) -> list[Check]:
         sandbox = await start_sandbox(backend, isolation)
         result = await sandbox.exec("echo $((6 * 7)); id -u; uname -sr", timeout_s=10)
         image = await image_checks(sandbox)
+        terminals = await terminal_check(sandbox)
     except SandboxError as error:
         return [Check(f"{backend.name} sandbox", False, str(error))]
     await sandbox.close()
     works = result.stdout.startswith("42\n")
     said = " ".join((result.stdout + result.stderr).split())
-    return [Check(f"{backend.name} sandbox", works, said), *image]
+    return [Check(f"{backend.name} sandbox", works, said), terminals, *image]
 
 
 async def collect_garbage(builders: Mapping[str, Callable[[], Backend]]) -> int:

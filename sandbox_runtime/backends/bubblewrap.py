@@ -26,6 +26,7 @@ from sandbox_runtime.backends.bubblewrap_check import PROBE, hindrance, observed
 from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user, host_program
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
 from sandbox_runtime.backends.guest_user import guest_user
+from sandbox_runtime.backends.host_users import NOBODY, has_range, new_uid
 from sandbox_runtime.backends.kernel_limits import process_limits
 from sandbox_runtime.backends.memory_disk import (
     SHARE_OF_MEMORY,
@@ -47,14 +48,15 @@ from sandbox_runtime.guest.bootstrap import (
 )
 
 LIFETIME_S = 24 * 3600.0
-_NOBODY = 65534
 _TRIAL_TIMEOUT_S = 10.0
 
 
 class BubblewrapBackend:
     """Sandboxes by bubblewrap, as `uid` when we are root and as ourselves when not.
 
-    A `uid` that nothing else on the host uses is best: what escapes has that user's powers.
+    Without a `uid`, root gives each sandbox one of its own; with a `rootfs`, whose files belong to
+    one user, all run as nobody. A `uid` that nothing else on the host uses is best: what escapes
+    has that user's powers.
 
     `rootfs` is a directory that belongs to that user or a tar as `docker export` writes it, which
     is unpacked once below `state_dir`. With none, sandboxes have the host's /usr. `inputs` is a
@@ -68,7 +70,7 @@ class BubblewrapBackend:
         self,
         *,
         rootfs: Path | None = None,
-        uid: int = _NOBODY,
+        uid: int | None = None,
         state_dir: Path,
         inputs: Path | None = None,
         agent: AgentKind = "auto",
@@ -78,6 +80,8 @@ class BubblewrapBackend:
         self._rootfs = rootfs
         self._allow_weak = allow_weak
         self._state_dir = state_dir
+        if uid is None and (rootfs or not has_range()):
+            uid = NOBODY
         self._uid = os.geteuid() or uid
         self._inputs = inputs
         # Read now: an update on the disk must not change the agent of a server that runs.
@@ -137,12 +141,13 @@ class BubblewrapBackend:
     async def _spawn(
         self, isolation: Isolation, payload: tuple[str, ...], *descriptors: int
     ) -> ProcessGuest:
-        if self._uid == 0:
+        uid = new_uid() if self._uid is None else self._uid
+        if uid == 0:
             # As root even a sandbox without capabilities can set the host's core_pattern.
             raise SandboxStartError("bubblewrap runs nothing as root: configure another uid")
         if payload == COMMAND and self._rootfs is None:
             _require_host_python()
-        root = await self._root()
+        root = await self._root(uid)
         id = secrets.token_hex(6)
         with ExitStack() as undo, _seccomp_file() as seccomp:
             cgroup = self._cgroups.create(id, isolation) if self._cgroups else None
@@ -151,7 +156,7 @@ class BubblewrapBackend:
             chain = Chain(
                 isolation,
                 cgroup_entrances=cgroup.entrances if cgroup else (),
-                host_uid=self._uid,
+                host_uid=uid,
                 disk_options=self._disk(isolation),
                 has_own_root=root is not None,
                 seccomp=seccomp,
@@ -169,7 +174,7 @@ class BubblewrapBackend:
             undo.pop_all()
         return guest
 
-    async def _root(self) -> Path | None:
+    async def _root(self, uid: int) -> Path | None:
         """The root file system; None for the host's /usr."""
         if self._rootfs is None:
             return None
@@ -180,8 +185,8 @@ class BubblewrapBackend:
                     prepare_rootfs,
                     self._rootfs,
                     cache=self._state_dir / "rootfs",
-                    uid=self._uid,
-                    as_uid=as_user(self._uid),
+                    uid=uid,
+                    as_uid=as_user(uid),
                 )
                 self._prepared = (fingerprint, prepared)
             return self._prepared[1]
@@ -203,6 +208,8 @@ class BubblewrapBackend:
         return {name: _at_most_ours(name, value) for name, value in named.items()}
 
     def _payload_user(self) -> Check:
+        if self._uid is None:
+            return Check("user", True, "each sandbox runs as a host uid of its own")
         detail = f"sandboxes run as host uid {self._uid}"
         return Check("user", self._uid != 0, detail if self._uid else f"{detail}: refused")
 

@@ -22,6 +22,7 @@ from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.escape.ground import running
 from sandbox_runtime.guest.bootstrap import GuestConfig
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
@@ -94,6 +95,56 @@ async def test_root_as_the_user_of_sandboxes_is_refused() -> None:
     with pytest.raises(SandboxStartError, match="runs nothing as root"):
         await backend.start(SMALL)
     assert Check("user", False, "sandboxes run as host uid 0: refused") in await backend.check()
+
+
+IN_FLIGHT = """
+import os, socket, time
+sent, (near, far) = 0, socket.socketpair()
+try:
+    while sent < 4 * %d:
+        socket.send_fds(near, [b"x"], [0] * 8)
+        sent += 8
+except OSError:
+    pass
+print(sent, flush=True)
+time.sleep(60)
+"""
+SEND_ONE = """
+import socket
+near, far = socket.socketpair()
+print(socket.send_fds(near, [b"x"], [0]))
+"""
+
+
+@needs_root
+async def test_open_files_that_a_sandbox_has_in_flight_are_not_its_neighbours() -> None:
+    """The kernel counts them for the host's user: beyond RLIMIT_NOFILE that user sends no more."""
+    async with (
+        new_sandbox() as neighbour,
+        new_sandbox() as sandbox,
+        running(sandbox, IN_FLIGHT % SMALL.open_files) as sent,
+    ):
+        assert int(sent) > 0
+        assert await python(neighbour, SEND_ONE) == "1"
+
+
+@needs_root
+async def test_root_gives_each_sandbox_a_uid_of_its_own() -> None:
+    backend = BubblewrapBackend(state_dir=NOWHERE)
+    guests = [await backend.start(SMALL) for _ in range(2)]
+    try:
+        uids = set()
+        for guest in guests:
+            assert await first_words(guest)
+            lines = Path(f"/proc/{guest.pid}/status").read_text().splitlines()
+            uids |= {line.split()[1] for line in lines if line.startswith("Uid:")}
+    finally:
+        for guest in guests:
+            await guest.kill()
+    assert len(uids) == 2
+    assert Check("user", True, "each sandbox runs as a host uid of its own") in (
+        await backend.check()
+    )
 
 
 async def test_settings_of_the_hosts_kernel_do_not_open_for_writing() -> None:

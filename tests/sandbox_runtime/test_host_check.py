@@ -1,0 +1,29 @@
+"""How far the host's pseudo-terminals go is told from inside a sandbox."""
+
+from pathlib import Path
+
+import pytest
+
+from sandbox_runtime.host_check import terminal_check
+from tests.sandbox_runtime.conformance.backends import open_backend
+
+PTY = Path("/proc/sys/kernel/pty")
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+async def test_it_is_told_how_many_sandboxes_the_terminals_do_for(
+    kind: str, tmp_path: Path
+) -> None:
+    free = int((PTY / "max").read_text()) - int((PTY / "reserve").read_text())
+    async with open_backend(kind, tmp_path) as sandbox:
+        check = await terminal_check(sandbox)
+    assert check.ok
+    assert check.detail.startswith(f"the host has {free} pseudo-terminals for all sandboxes")
+    assert f"all that {free // 32} of them can take" in check.detail
+
+
+@pytest.mark.docker
+async def test_a_kernel_of_the_sandboxs_own_shares_none(tmp_path: Path) -> None:
+    async with open_backend("docker-runsc", tmp_path) as sandbox:
+        check = await terminal_check(sandbox)
+    assert check.detail == "pseudo-terminals are none of the host's"
