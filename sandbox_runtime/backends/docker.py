@@ -229,6 +229,8 @@ class DockerBackend:
         label = f"{INSTALL_LABEL}={self._owner.install_id}"
         found = await asyncio.to_thread(self._engine.containers, label)
         removed = sum([await self._remove_leftover(each) for each in found])
+        # Whoever removes a container by hand leaves its volume.
+        await asyncio.to_thread(self._engine.remove_unused_volumes, label)
         if self._leftovers:
             await asyncio.to_thread(self._leftovers.sweep, self._is_of_the_dead)
         await asyncio.to_thread(self._owner.forget_dead)

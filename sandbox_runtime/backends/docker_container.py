@@ -43,20 +43,6 @@ _MASKED = (
 """What the host's kernel says of itself to root, and so to the root inside: what engines hide, and
 more."""
 
-_TERMINALS = {
-    "Type": "volume",
-    "Target": "/dev/pts",
-    "VolumeOptions": {
-        "NoCopy": True,
-        "DriverConfig": {
-            "Name": "local",
-            "Options": {"type": "devpts", "device": "devpts", "o": f"{TERMINALS},gid={_TTY_GROUP}"},
-        },
-    },
-}
-"""In place of the engine's own, which has no bound: a volume without a name goes with its container
-and is mounted anew for each."""
-
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -150,7 +136,7 @@ class Blueprint:
 
     def _disk(self) -> dict[str, Any]:
         # runsc's own kernel has terminals of its own.
-        mounts = [] if is_runsc(self.runtime) else [_TERMINALS]
+        mounts = [] if is_runsc(self.runtime) else [_terminals(self.labels)]
         if self.agent_volume:
             mounts.append(agent_mount(self.agent_volume, is_read_only=True))
         if self.inputs:
@@ -193,6 +179,21 @@ def agent_mount(volume: str, *, is_read_only: bool) -> dict[str, Any]:
     """How a container has an agent's volume: never with what its image has in that place."""
     mount = _mount("volume", volume, AGENT_DIR)
     return {**mount, "ReadOnly": is_read_only, "VolumeOptions": {"NoCopy": True}}
+
+
+def _terminals(labels: Mapping[str, str]) -> dict[str, Any]:
+    """In place of the engine's own, which have no bound: a volume without a name, which is mounted
+    anew for each container and goes with it, or by its labels with a sweep."""
+    options = {"type": "devpts", "device": "devpts", "o": f"{TERMINALS},gid={_TTY_GROUP}"}
+    return {
+        "Type": "volume",
+        "Target": "/dev/pts",
+        "VolumeOptions": {
+            "NoCopy": True,
+            "Labels": dict(labels),
+            "DriverConfig": {"Name": "local", "Options": options},
+        },
+    }
 
 
 def _mount(kind: str, source: str, target: str) -> dict[str, Any]:

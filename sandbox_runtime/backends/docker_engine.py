@@ -156,6 +156,13 @@ class Engine:
         found: list[Facts] = self._client.containers(all=True, filters={"label": label})
         return found
 
+    def remove_unused_volumes(self, label: str) -> None:
+        """Remove the volumes with that label which no container, running or not, has."""
+        unused = {"label": label, "dangling": True}
+        for volume in self._client.volumes(filters=unused)["Volumes"] or ():
+            with contextlib.suppress(docker.errors.APIError):  # another sweep was faster
+                self._client.remove_volume(volume["Name"])
+
     def exit_code(self, name: str, wait_s: float) -> int | None:
         """With what a container's main process has ended; None while it runs."""
         try:

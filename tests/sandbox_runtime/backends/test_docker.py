@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -21,6 +22,7 @@ from sandbox_runtime.backends.docker import (
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.lending import start_sandbox
 from tests.sandbox_runtime.backends.engine import (
+    client,
     derived,
     docker_backend,
     imported,
@@ -119,6 +121,30 @@ async def test_a_container_that_somebody_else_removes_is_told_as_that(
     assert "from outside" in str(lost.value)
     assert "memory" not in str(lost.value)
     await sandbox.close()
+    await backend.sweep()  # its volume of terminals is left
+
+
+async def test_the_volume_of_terminals_goes_with_its_container_or_with_a_sweep(
+    backend: DockerBackend,
+) -> None:
+    closed, removed = [await start_sandbox(backend, Isolation()) for _ in range(2)]
+    volumes = [_terminals_of(each.id) for each in (closed, removed)]
+    await closed.close()
+    await anyio.run_process(["docker", "rm", "-f", removed.id])
+    await removed.close()
+    with client() as engine:
+        assert volumes[0] not in _volumes(engine)
+        await backend.sweep()
+        assert not {*volumes} & _volumes(engine)
+
+
+def _terminals_of(container: str) -> str:
+    (name,) = (str(each["Name"]) for each in inspect(container)["Mounts"] if each["RW"])
+    return name
+
+
+def _volumes(engine: Any) -> set[str]:
+    return {each["Name"] for each in engine.volumes()["Volumes"] or ()}
 
 
 async def test_another_image_of_the_same_name_has_another_fingerprint(tmp_path: Path) -> None:
