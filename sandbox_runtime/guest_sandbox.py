@@ -2,10 +2,11 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from policies.isolation import Isolation
 from policies.workspace import WORKING_DIR
@@ -23,7 +24,16 @@ from sandbox_runtime.errors import (
     SandboxFileError,
 )
 from sandbox_runtime.kept_output import PRUNE, KeptFiles, KeptOutput
-from sandbox_runtime.listing import entries_in
+from sandbox_runtime.listing import ListingReader
+from sandbox_runtime.protocol import ProtocolError
+from sandbox_runtime.reports import (
+    CommandReport,
+    command_report,
+    exit_of,
+    failure_in,
+    is_truncated,
+    size_in,
+)
 from sandbox_runtime.sandbox import (
     LIST_S,
     TRANSFER_S,
@@ -40,22 +50,15 @@ from sandbox_runtime.streams import OnConnection, Stream
 
 ANSWER_S = 4.0
 """How long after a command's time is up its outcome is awaited; the agent needs about 0.7 s."""
-MAX_NUMBER = 1e18
-"""Beyond any count of bytes or seconds; NaN is not below it either."""
-MAX_LISTING_BYTES = 32 << 20
 MAX_COUNT_CHARS = 20
-FILE_ERRORS: Mapping[object, type[SandboxFileError]] = {
+"""How much unpacking may print: a count of bytes."""
+FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
     "missing": FileMissingError,
     "exists": FileThereError,
     "not_regular": NotARegularFileError,
     "too_large": FileTooLargeError,
 }
-REPORTED = (
-    *("exit_code", "duration_s", "cpu_s", "peak_memory_bytes", "stdout_bytes", "stderr_bytes"),
-    *("stdout_omitted_lines", "stderr_omitted_lines", "stdout_kept_bytes", "stderr_kept_bytes"),
-    *("oom_kills", "pids_refused", "reading"),
-)
-"""The numbers of every command's report."""
+Read = TypeVar("Read")
 
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
@@ -132,11 +135,12 @@ class GuestSandbox:
         }
         patience_s = timeout_s if wait_s is None else min(timeout_s, wait_s)
         output = CommandOutput(cap, on_output)
-        report = await self._hear(request, output, patience_s, stdin or b"", end_of_input=True)
-        if "error" in report:
+        stream = await self._hear(request, output, patience_s, stdin or b"", end_of_input=True)
+        if failure := await self._checked(failure_in, stream):
             self._kept_output.end(kept)
-            return _not_started(str(report.get("message")))
-        return await self._result(id, _Job(0, cap, kept), report, output)
+            return _not_started(failure.message)
+        report = await self._checked(command_report, stream)
+        return self._result(id, _Job(0, cap, kept), report, output)
 
     async def wait(
         self,
@@ -150,11 +154,12 @@ class GuestSandbox:
         job = self._job(job_id)
         request = {"op": "attach", "id": job_id, "reading": job.next_reading, "wait_s": wait_s}
         output = CommandOutput(job.cap, on_output)
-        report = await self._hear(request, output, wait_s, typed, end_of_input=end_of_input)
-        if "error" in report:
-            del self._jobs[job_id]
+        stream = await self._hear(request, output, wait_s, typed, end_of_input=end_of_input)
+        if await self._checked(failure_in, stream):
+            self._jobs.pop(job_id, None)
             raise JobMissingError(f"the sandbox has no job {job_id!r} any more")
-        return await self._result(job_id, job, report, output)
+        report = await self._checked(command_report, stream)
+        return self._result(job_id, job, report, output)
 
     async def stop(self, job_id: str) -> None:
         self._job(job_id)
@@ -164,6 +169,7 @@ class GuestSandbox:
                     await self._distrust("it sent data where none was asked for")
         except FileTimeoutError:
             await self._distrust("it did not take an order in time")
+        await self._checked(failure_in, stream)
 
     def _job(self, job_id: str) -> "_Job":
         try:
@@ -180,8 +186,8 @@ class GuestSandbox:
         stdin: bytes,
         *,
         end_of_input: bool,
-    ) -> Mapping[str, object]:
-        """One reading of a command, to its end; returns the agent's report."""
+    ) -> Stream:
+        """Hear one reading of a command to its end; the stream returned has the report."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + patience_s + ANSWER_S
         try:
@@ -204,53 +210,46 @@ class GuestSandbox:
             if patience.expired():
                 await self._distrust("the agent did not end a command in time")
             raise
-        return stream.report
+        return stream
 
-    async def _result(
-        self, id: str, job: "_Job", report: Mapping[str, object], output: CommandOutput
+    def _result(
+        self, id: str, job: "_Job", report: CommandReport, output: CommandOutput
     ) -> ExecResult:
-        numbers: dict[str, float] = {}
-        for key in REPORTED:
-            value = report.get(key)
-            if not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
-                await self._distrust(f"it reported {key} as {str(value)[:80]!r}")
-            numbers[key] = value
-        reading = int(numbers["reading"])
+        stdout, stderr = report.outputs["stdout"], report.outputs["stderr"]
         stdout_file, stderr_file = (
-            job.kept.path(name, reading, int(numbers[f"{name}_kept_bytes"])) for name in KINDS
+            job.kept.path(name, report.reading, report.outputs[name].kept_bytes) for name in KINDS
         )
-        running = report.get("running") is True
-        if running:
-            self._jobs[id] = replace(job, next_reading=reading + 1)
+        if report.running:
+            self._jobs[id] = replace(job, next_reading=report.reading + 1)
         else:
             self._jobs.pop(id, None)
             self._channel.acknowledge(id)
             self._kept_output.end(job.kept)
         return ExecResult(
-            exit_code=int(numbers["exit_code"]),
-            stdout=output.text("stdout", numbers, stdout_file),
-            stderr=output.text("stderr", numbers, stderr_file),
-            timed_out=report.get("timed_out") is True,
+            exit_code=report.exit_code,
+            stdout=output.text("stdout", stdout, stdout_file),
+            stderr=output.text("stderr", stderr, stderr_file),
+            timed_out=report.timed_out,
             truncated=output.truncated,
-            duration_s=numbers["duration_s"],
-            stdout_bytes=int(numbers["stdout_bytes"]),
-            stderr_bytes=int(numbers["stderr_bytes"]),
-            output_lines=output.lines(numbers),
-            cpu_s=numbers["cpu_s"],
-            peak_memory_bytes=int(numbers["peak_memory_bytes"]),
-            running=running,
-            waiting=report.get("waiting") is True,
-            job_id=id if running else "",
+            duration_s=report.duration_s,
+            stdout_bytes=stdout.total_bytes,
+            stderr_bytes=stderr.total_bytes,
+            output_lines=output.lines(report.outputs),
+            cpu_s=report.cpu_s,
+            peak_memory_bytes=report.peak_memory_bytes,
+            running=report.running,
+            waiting=report.waiting,
+            job_id=id if report.running else "",
             stdout_file=stdout_file,
             stderr_file=stderr_file,
-            **self._pressure(numbers),
+            **self._pressure(report),
         )
 
-    def _pressure(self, numbers: Mapping[str, float]) -> dict[str, int]:
+    def _pressure(self, report: CommandReport) -> dict[str, int]:
         """Limits that were hit: by the host's own counters where it has any."""
         now, before = self._channel.guest.pressure(), self._last_pressure
         if now is None:
-            return {name: int(numbers[name]) for name in ("oom_kills", "pids_refused")}
+            return {"oom_kills": report.oom_kills, "pids_refused": report.pids_refused}
         self._last_pressure = now
         return {
             "oom_kills": now.oom_kills - before.oom_kills,
@@ -301,17 +300,14 @@ class GuestSandbox:
         hash_bytes, hash_s = (hashes.max_file_bytes, hashes.timeout_s) if hashes else (None, None)
         bounds = {"max_entries": max_entries, "max_depth": max_depth, "hash_bytes": hash_bytes}
         request = {"op": "list", "path": path, **bounds, "hash_s": hash_s}
-        text = bytearray()
+        listing = ListingReader(max_entries)
         async with self._operation(request, timeout_s) as stream:
             while piece := await stream.receive():
-                text += piece[1]
-                if len(text) > MAX_LISTING_BYTES:
-                    await self._distrust("it sent an endless listing")
-        self._raise_file_error(stream.report)
-        entries = entries_in(bytes(text))
-        if entries is None or len(entries) > max_entries:
-            await self._distrust("it sent a malformed listing")
-        return Listing(entries, truncated=stream.report.get("truncated") is True)
+                await self._trusted(partial(listing.feed, piece[1]))
+                await asyncio.sleep(0)  # what is here already is not parsed in one turn
+        await self._raise_file_error(stream)
+        entries = await self._trusted(listing.finish)
+        return Listing(entries, truncated=await self._checked(is_truncated, stream))
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
         size = 0
@@ -323,7 +319,7 @@ class GuestSandbox:
                     raise FileTooLargeError(f"the workspace is larger than {max_bytes} bytes")
                 await sink(piece[1])
         # 1: a file changed while it was read, which a program in the background may do.
-        self._raise_failure("packing the workspace", stream, fine=(0, 1))
+        await self._raise_failure("packing the workspace", stream, fine=(0, 1))
         return size
 
     async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
@@ -333,8 +329,10 @@ class GuestSandbox:
             await stream.finish_input()
             left = b""
             while piece := await stream.receive():
-                left = (left + piece[1])[:MAX_COUNT_CHARS]
-        self._raise_failure("unpacking the workspace", stream, fine=(0,))
+                left += piece[1]
+                if len(left) > MAX_COUNT_CHARS:
+                    await self._distrust("it sent data where a count was asked for")
+        await self._raise_failure("unpacking the workspace", stream, fine=(0,))
         self._kept_output.found(left)
         if of:
             self._ref = replace(self._ref, generation=of.generation + 1)
@@ -357,26 +355,32 @@ class GuestSandbox:
                 raise
             raise FileTimeoutError(f"{request['op']} took longer than {timeout_s} s") from error
 
-    def _raise_failure(self, what: str, stream: Stream, *, fine: tuple[int, ...]) -> None:
-        self._raise_file_error(stream.report)
-        if stream.report.get("exit_code") not in fine:
-            words = str(stream.report.get("stderr")).strip()[:1000]
-            raise SandboxFileError(f"{what} failed: {words}")
+    async def _raise_failure(self, what: str, stream: Stream, *, fine: tuple[int, ...]) -> None:
+        await self._raise_file_error(stream)
+        exit_code, words = await self._checked(exit_of, stream)
+        if exit_code not in fine:
+            raise SandboxFileError(f"{what} failed: {words.strip()}")
 
     async def close(self) -> None:
         await self._channel.close()
 
     async def _size(self, stream: Stream) -> int:
-        self._raise_file_error(stream.report)
-        size = stream.report.get("bytes")
-        if not isinstance(size, int):
-            await self._distrust("it reported no size")
-        return size
+        await self._raise_file_error(stream)
+        return await self._checked(size_in, stream)
 
-    def _raise_file_error(self, report: Mapping[str, object]) -> None:
-        if "error" in report:
-            kind = FILE_ERRORS.get(report["error"], SandboxFileError)
-            raise kind(str(report.get("message"))[:1000])
+    async def _raise_file_error(self, stream: Stream) -> None:
+        if failure := await self._checked(failure_in, stream):
+            raise FILE_ERRORS.get(failure.code, SandboxFileError)(failure.message)
+
+    async def _checked(self, read: Callable[[Mapping[str, object]], Read], stream: Stream) -> Read:
+        """What `read` finds in a stream's report. Raises SandboxLostError for what cannot be."""
+        return await self._trusted(partial(read, stream.report))
+
+    async def _trusted(self, read: Callable[[], Read]) -> Read:
+        try:
+            return read()
+        except ProtocolError as error:
+            await self._distrust(str(error))
 
     async def _distrust(self, why: str) -> NoReturn:
         await self._channel.fail(why)

@@ -1,36 +1,82 @@
-"""A listing as the agent sends it: a line of JSON for each file."""
+"""A listing as the guest agent sends it: a line of JSON for each entry, read while it arrives."""
 
 import json
 import re
 
+from sandbox_runtime.protocol import ProtocolError
+from sandbox_runtime.reports import MAX_NUMBER
 from sandbox_runtime.sandbox import Entry
 
+MAX_LISTING_BYTES = 16 << 20
+"""The agent lists no more, hashes aside."""
+HASH_BYTES = 68
+"""What a hash adds to an entry."""
+MAX_PATH_BYTES = 4096
+MAX_LINE_BYTES = 6 * MAX_PATH_BYTES + 1024
+"""A path whose every byte is escaped, and the other fields."""
 SHA256 = re.compile("[0-9a-f]{64}|")
 
 
-def entries_in(text: bytes) -> tuple[Entry, ...] | None:
-    """By path; None where one of them cannot be trusted."""
-    entries = [_entry(line) for line in text.split(b"\n") if line]
-    known = [entry for entry in entries if entry]
-    if len(known) < len(entries):
-        return None
-    return tuple(sorted(known, key=lambda entry: entry.path))
+class ListingReader:
+    """The entries of one listing: their number and bytes are checked before they are parsed."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._bytes_left = MAX_LISTING_BYTES + HASH_BYTES * max_entries
+        self._line = b""
+        """The last line, of which the end has not arrived."""
+        self._entries: list[Entry] = []
+
+    def feed(self, data: bytes) -> None:
+        """Parse the lines that `data` completes. Raises ProtocolError."""
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            raise ProtocolError("it sent an endless listing")
+        if len(self._entries) + data.count(b"\n") > self._max_entries:
+            raise self._too_many()
+        *lines, self._line = (self._line + data).split(b"\n")
+        if len(self._line) > MAX_LINE_BYTES:
+            raise ProtocolError("it sent a malformed listing: a line has no end")
+        self._entries += map(_entry, lines)
+
+    def finish(self) -> tuple[Entry, ...]:
+        """All entries, by path. Raises ProtocolError."""
+        if self._line:
+            self._entries.append(_entry(self._line))
+        if len(self._entries) > self._max_entries:
+            raise self._too_many()
+        return tuple(sorted(self._entries, key=lambda entry: entry.path))
+
+    def _too_many(self) -> ProtocolError:
+        return ProtocolError(
+            f"it sent a malformed listing: more than the {self._max_entries} entries asked for"
+        )
 
 
-def _entry(line: bytes) -> Entry | None:
-    """One line of a listing, if it is one that can be trusted."""
+def _entry(line: bytes) -> Entry:
+    """One line of a listing. Raises ProtocolError."""
+    if len(line) <= MAX_LINE_BYTES:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        match value:
+            case [str(path), "file" | "directory" | "other" as kind, size, *rest] if (
+                type(size) is int and 0 <= size < MAX_NUMBER and _is_path(path)
+            ):
+                match rest:
+                    case []:
+                        return Entry(path, kind, size)
+                    case [str(digest)] if kind == "file" and SHA256.fullmatch(digest):
+                        return Entry(path, kind, size, digest)
+    raise ProtocolError(f"it sent a malformed listing: {line[:80]!r}")
+
+
+def _is_path(path: str) -> bool:
+    """Whether a path is relative, climbs nowhere, and is one that a file can have."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    match value:
-        case [str(path), "file" | "directory" | "other" as kind, int(size), *rest] if size >= 0:
-            parts = path.split("/")
-            if "" in parts or ".." in parts or "." in parts:
-                return None
-            match rest:
-                case []:
-                    return Entry(path, kind, size)
-                case [str(digest)] if kind == "file" and SHA256.fullmatch(digest):
-                    return Entry(path, kind, size, digest)
-    return None
+        size = len(path.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return False
+    parts = path.split("/")
+    return size <= MAX_PATH_BYTES and "\0" not in path and not {"", ".", ".."} & set(parts)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from policies.isolation import Isolation
 from sandbox_runtime.channel import MAX_CONNECTIONS, Channel
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
@@ -28,98 +27,20 @@ from sandbox_runtime.protocol import (
     VERSION,
     WINDOW,
     WINDOW_BYTES,
-    Decoder,
     frame,
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap, SandboxRef
 from sandbox_runtime.streams import Connection
 from sandbox_runtime.tools.contents import write
+from tests.sandbox_runtime.puppet_guest import (
+    REPORT,
+    PuppetGuest,
+    ending_with,
+    puppet_sandbox,
+    reporting,
+)
 from tests.sandbox_runtime.transfer import read
-
-REPORT = {
-    "exit_code": 0,
-    "timed_out": False,
-    "duration_s": 0.1,
-    "cpu_s": 0.1,
-    "peak_memory_bytes": 1,
-    "stdout_bytes": 0,
-    "stderr_bytes": 0,
-    "stdout_omitted_lines": 0,
-    "stderr_omitted_lines": 0,
-    "stdout_kept_bytes": 0,
-    "stderr_kept_bytes": 0,
-    "oom_kills": 0,
-    "pids_refused": 0,
-    "reading": 0,
-}
-
-
-class PuppetGuest:
-    """A guest that answers every request with the bytes it was given."""
-
-    id = "puppet"
-
-    def __init__(self, answer: Callable[[int], bytes], hello: bytes | None = None) -> None:
-        self._answer = answer
-        self._output: asyncio.Queue[bytes] = asyncio.Queue()
-        self._decoder = Decoder(1 << 24)
-        self._output.put_nowait(
-            json_frame(0, HELLO, {"version": VERSION}) if hello is None else hello
-        )
-        self.kinds: list[int] = []
-        self.writes = 0
-        self.pings_until_done = 0
-        """After so many, all answered, it ends the first operation; 0: it answers none."""
-        self.killed = 0
-
-    async def listen(self, take: Callable[[bytes], None]) -> None:
-        while data := await self._output.get():
-            take(data)
-
-    def write(self, data: bytes) -> None:
-        self.kinds += [kind for _, kind, _ in self._decoder.feed(data)]
-
-    async def send(self, data: bytes) -> None:
-        self.writes += 1
-        for stream, kind, _ in self._decoder.feed(data):
-            self.kinds.append(kind)
-            if kind == OPEN and (answer := self._answer(stream)):
-                self._output.put_nowait(answer)
-            elif kind == PING and self.pings_until_done:
-                self._output.put_nowait(frame(0, PONG))
-                if self.kinds.count(PING) == self.pings_until_done:
-                    self._output.put_nowait(_report()(1))
-
-    async def kill(self) -> bool:
-        self.killed += 1
-        self._output.put_nowait(b"")
-        return True
-
-    async def limit(self, isolation: Isolation) -> None:
-        raise SandboxStartError("a puppet has no limits")
-
-    def pressure(self) -> None:
-        return None
-
-    def last_words(self) -> str:
-        return ""
-
-
-async def _sandbox(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, PuppetGuest]:
-    guest = PuppetGuest(answer)
-    channel = Channel(guest)
-    await channel.connect(timeout_s=5)
-    return GuestSandbox(channel, SandboxRef("puppet", guest.id)), guest
-
-
-def _report(**changes: object) -> Callable[[int], bytes]:
-    return lambda stream: json_frame(stream, END, {**REPORT, **changes})
-
-
-def _raw_json(text: bytes) -> Callable[[int], bytes]:
-    return lambda stream: frame(stream, END, text)
-
 
 GARBAGE: dict[str, Callable[[int], bytes]] = {
     "a frame longer than any may be": lambda n: HEADER.pack(n, DATA, MAX_REPORT_BYTES + 1),
@@ -136,14 +57,14 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "credit of a wrong size": lambda n: frame(n, WINDOW, b"\0"),
     "an answer that nobody asked for": lambda n: frame(0, PONG),
     "a second greeting": lambda n: json_frame(0, HELLO, {"version": VERSION}),
-    "a report that is no JSON": _raw_json(b"{"),
-    "a report that is no object": _raw_json(b"[]"),
-    "a report nested without end": _raw_json(b"[" * 60_000),
-    "a report without an exit code": _raw_json(b"{}"),
-    "a number that is none": _report(exit_code="0"),
-    "a number that is not finite": _report(cpu_s=float("nan")),
-    "a number beyond all bounds": _raw_json(json.dumps({**REPORT, "cpu_s": 10**400}).encode()),
-    "an endless number": _raw_json(b'{"exit_code": ' + b"9" * 5000 + b"}"),
+    "a report that is no JSON": ending_with(b"{"),
+    "a report that is no object": ending_with(b"[]"),
+    "a report nested without end": ending_with(b"[" * 60_000),
+    "a report without an exit code": ending_with(b"{}"),
+    "a number that is none": reporting(exit_code="0"),
+    "a number that is not finite": reporting(cpu_s=float("nan")),
+    "a number beyond all bounds": ending_with(json.dumps({**REPORT, "cpu_s": 10**400}).encode()),
+    "an endless number": ending_with(b'{"exit_code": ' + b"9" * 5000 + b"}"),
 }
 
 
@@ -151,7 +72,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
 async def test_garbage_from_inside_kills_that_sandbox_with_a_clear_error(
     garbage: Callable[[int], bytes],
 ) -> None:
-    sandbox, guest = await _sandbox(garbage)
+    sandbox, guest = await puppet_sandbox(garbage)
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="sandbox puppet is gone"):
         await sandbox.exec("true", timeout_s=100, cap=OutputCap(max_bytes=1000))
     await sandbox.close()
@@ -171,7 +92,7 @@ LISTINGS = {
 
 @pytest.mark.parametrize("listing", LISTINGS.values(), ids=LISTINGS.keys())
 async def test_a_listing_that_cannot_be_true_is_not_believed(listing: bytes) -> None:
-    sandbox, _ = await _sandbox(
+    sandbox, _ = await puppet_sandbox(
         lambda n: frame(n, DATA, listing) + json_frame(n, END, {"truncated": False})
     )
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="malformed listing"):
@@ -179,13 +100,13 @@ async def test_a_listing_that_cannot_be_true_is_not_believed(listing: bytes) -> 
 
 
 async def test_a_file_longer_than_asked_for_is_cut_off_at_the_source() -> None:
-    sandbox, _ = await _sandbox(lambda n: frame(n, DATA, b"x" * 11))
+    sandbox, _ = await puppet_sandbox(lambda n: frame(n, DATA, b"x" * 11))
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more of a file"):
         await read(sandbox, "/testbed/file", max_bytes=10)
 
 
 async def test_a_file_shorter_than_reported_is_no_file() -> None:
-    sandbox, _ = await _sandbox(
+    sandbox, _ = await puppet_sandbox(
         lambda n: frame(n, DATA, b"x" * 9) + json_frame(n, END, {"bytes": 10})
     )
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="less of a file"):
@@ -193,23 +114,23 @@ async def test_a_file_shorter_than_reported_is_no_file() -> None:
 
 
 async def test_a_guest_that_never_ends_a_command_is_killed_after_its_time() -> None:
-    sandbox, guest = await _sandbox(lambda n: frame(n, STDERR, b"working"))
+    sandbox, guest = await puppet_sandbox(lambda n: frame(n, STDERR, b"working"))
     with anyio.fail_after(20), pytest.raises(SandboxLostError, match="did not end a command"):
         await sandbox.exec("true", timeout_s=-3.9)
     assert guest.killed
 
 
 async def test_one_sandbox_breaking_the_protocol_leaves_others_alone() -> None:
-    broken, _ = await _sandbox(lambda n: b"garbage garbage")
-    sound, _ = await _sandbox(_report(exit_code=7))
+    broken, _ = await puppet_sandbox(lambda n: b"garbage garbage")
+    sound, _ = await puppet_sandbox(reporting(exit_code=7))
     with anyio.fail_after(5), pytest.raises(SandboxLostError):
         await broken.exec("true", timeout_s=5)
     assert (await sound.exec("true", timeout_s=5)).exit_code == 7
 
 
 async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None:
-    answers = iter([lambda n: b"", _report(exit_code=3)])
-    sandbox, guest = await _sandbox(lambda n: next(answers)(n))
+    answers = iter([lambda n: b"", reporting(exit_code=3)])
+    sandbox, guest = await puppet_sandbox(lambda n: next(answers)(n))
     with anyio.move_on_after(0.01):
         await sandbox.exec("sleep 100", timeout_s=100)
     assert RESET in guest.kinds
@@ -218,21 +139,21 @@ async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None
 
 
 async def test_another_protocol_version_is_no_agent_of_ours() -> None:
-    guest = PuppetGuest(_report(), hello=json_frame(0, HELLO, {"version": 99}))
+    guest = PuppetGuest(reporting(), hello=json_frame(0, HELLO, {"version": 99}))
     with anyio.fail_after(5), pytest.raises(SandboxStartError, match="version 99, 2 expected"):
         await Channel(guest).connect(timeout_s=5)
     assert guest.killed
 
 
 async def test_an_agent_that_says_nothing_is_given_up() -> None:
-    guest = PuppetGuest(_report(), hello=b"\0")
+    guest = PuppetGuest(reporting(), hello=b"\0")
     with anyio.fail_after(5), pytest.raises(SandboxStartError, match=r"not ready after 0\.01 s"):
         await Channel(guest).connect(timeout_s=0.01)
     assert guest.killed
 
 
 async def test_a_guest_that_does_not_answer_a_ping_is_lost() -> None:
-    guest = PuppetGuest(_report())
+    guest = PuppetGuest(reporting())
     channel = Channel(guest)
     await channel.connect(timeout_s=5)
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="no answer"):
@@ -261,7 +182,7 @@ async def test_a_guest_that_is_silent_but_answers_may_take_its_time() -> None:
 
 
 async def test_a_small_file_and_what_waited_for_company_go_out_in_one_write() -> None:
-    sandbox, guest = await _sandbox(_report(bytes=2))
+    sandbox, guest = await puppet_sandbox(reporting(bytes=2))
     await sandbox.exec("true", timeout_s=5)
     writes = guest.writes
     await write(sandbox, "/testbed/file", b"42")
@@ -275,7 +196,7 @@ def _opened(number: int) -> bytes:
 
 async def _connecting(frames: bytes) -> tuple[GuestSandbox, PuppetGuest, list[Connection]]:
     """A sandbox whose programs open connections, with those that somebody got to decide on."""
-    sandbox, guest = await _sandbox(lambda n: frames + _report()(n))
+    sandbox, guest = await puppet_sandbox(lambda n: frames + reporting()(n))
     decided: list[Connection] = []
 
     async def decide(connection: Connection) -> None:

@@ -1,0 +1,104 @@
+"""A guest that plays whatever a hostile agent might send."""
+
+import asyncio
+from collections.abc import Callable
+
+from policies.isolation import Isolation
+from sandbox_runtime.channel import Channel
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.protocol import (
+    END,
+    HELLO,
+    OPEN,
+    PING,
+    PONG,
+    VERSION,
+    Decoder,
+    frame,
+    json_frame,
+)
+from sandbox_runtime.sandbox import SandboxRef
+
+REPORT = {
+    "exit_code": 0,
+    "timed_out": False,
+    "duration_s": 0.1,
+    "cpu_s": 0.1,
+    "peak_memory_bytes": 1,
+    "stdout_bytes": 0,
+    "stderr_bytes": 0,
+    "stdout_omitted_lines": 0,
+    "stderr_omitted_lines": 0,
+    "stdout_kept_bytes": 0,
+    "stderr_kept_bytes": 0,
+    "oom_kills": 0,
+    "pids_refused": 0,
+    "reading": 0,
+}
+
+
+class PuppetGuest:
+    """A guest that answers every request with the bytes it was given."""
+
+    id = "puppet"
+
+    def __init__(self, answer: Callable[[int], bytes], hello: bytes | None = None) -> None:
+        self._answer = answer
+        self._output: asyncio.Queue[bytes] = asyncio.Queue()
+        self._decoder = Decoder(1 << 24)
+        self._output.put_nowait(
+            json_frame(0, HELLO, {"version": VERSION}) if hello is None else hello
+        )
+        self.kinds: list[int] = []
+        self.writes = 0
+        self.pings_until_done = 0
+        """After so many, all answered, it ends the first operation; 0: it answers none."""
+        self.killed = 0
+
+    async def listen(self, take: Callable[[bytes], None]) -> None:
+        while data := await self._output.get():
+            take(data)
+
+    def write(self, data: bytes) -> None:
+        self.kinds += [kind for _, kind, _ in self._decoder.feed(data)]
+
+    async def send(self, data: bytes) -> None:
+        self.writes += 1
+        for stream, kind, _ in self._decoder.feed(data):
+            self.kinds.append(kind)
+            if kind == OPEN and (answer := self._answer(stream)):
+                self._output.put_nowait(answer)
+            elif kind == PING and self.pings_until_done:
+                self._output.put_nowait(frame(0, PONG))
+                if self.kinds.count(PING) == self.pings_until_done:
+                    self._output.put_nowait(reporting()(1))
+
+    async def kill(self) -> bool:
+        self.killed += 1
+        self._output.put_nowait(b"")
+        return True
+
+    async def limit(self, isolation: Isolation) -> None:
+        raise SandboxStartError("a puppet has no limits")
+
+    def pressure(self) -> None:
+        return None
+
+    def last_words(self) -> str:
+        return ""
+
+
+async def puppet_sandbox(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, PuppetGuest]:
+    guest = PuppetGuest(answer)
+    channel = Channel(guest)
+    await channel.connect(timeout_s=5)
+    return GuestSandbox(channel, SandboxRef("puppet", guest.id)), guest
+
+
+def reporting(**changes: object) -> Callable[[int], bytes]:
+    return lambda stream: json_frame(stream, END, {**REPORT, **changes})
+
+
+def ending_with(text: bytes) -> Callable[[int], bytes]:
+    return lambda stream: frame(stream, END, text)

@@ -1,0 +1,98 @@
+"""A listing is counted and measured while it arrives, and parsed only up to what was asked for."""
+
+import json
+
+import anyio
+import pytest
+
+from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.listing import (
+    HASH_BYTES,
+    MAX_LINE_BYTES,
+    MAX_LISTING_BYTES,
+    MAX_PATH_BYTES,
+    ListingReader,
+)
+from sandbox_runtime.protocol import DATA, END, MAX_DATA_BYTES, ProtocolError, frame, json_frame
+from sandbox_runtime.sandbox import Entry
+from tests.sandbox_runtime.puppet_guest import puppet_sandbox
+
+LINE = b'["a", "file", 1]\n'
+UNBELIEVABLE = {
+    "a flag for a size": b'["a", "file", true]',
+    "an endless size": b'["a", "file", 1' + b"0" * 50 + b"]",
+    "a size beyond all digits": b'["a", "file", 1' + b"0" * 5000 + b"]",
+    "a path that no file can have": b'["a\\u0000b", "file", 1]',
+    "half of a surrogate pair": b'["\\ud800", "file", 1]',
+    "a path longer than any": json.dumps(["a" * (MAX_PATH_BYTES + 1), "file", 1]).encode(),
+    "a line of nothing": b"",
+    "a list in a list in a list": b"[" * 20_000,
+    "a line longer than any": b'["a", "file", 1]' + b" " * MAX_LINE_BYTES,
+}
+
+
+@pytest.mark.parametrize("line", UNBELIEVABLE.values(), ids=UNBELIEVABLE.keys())
+async def test_entry_that_cannot_be_true_loses_that_sandbox(line: bytes) -> None:
+    sandbox, guest = await puppet_sandbox(
+        lambda n: frame(n, DATA, line + b"\n") + json_frame(n, END, {"truncated": False})
+    )
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="malformed listing"):
+        await sandbox.list("/testbed")
+    assert guest.killed
+
+
+def sent_before_refused(line: bytes, max_entries: int, why: str) -> int:
+    """How many bytes of a listing arrive that never ends, before it is refused."""
+    listing, piece = ListingReader(max_entries), line * (MAX_DATA_BYTES // len(line))
+    sent = 0
+
+    def feed_without_end() -> None:
+        nonlocal sent
+        while True:
+            sent += len(piece)
+            listing.feed(piece)
+
+    with pytest.raises(ProtocolError, match=why):
+        feed_without_end()
+    return sent
+
+
+def test_too_many_entries_are_refused_before_they_are_parsed() -> None:
+    no_json = b"this is not even JSON\n"
+    sent = sent_before_refused(no_json, 1000, "more than the 1000 entries")
+    assert sent <= MAX_DATA_BYTES
+
+
+def test_endless_line_is_refused_once_it_is_longer_than_any() -> None:
+    sent = sent_before_refused(b"x", 10_000, "a line has no end")
+    assert sent <= MAX_LINE_BYTES + MAX_DATA_BYTES
+
+
+def test_bytes_of_a_listing_are_bounded_while_they_arrive() -> None:
+    longest = json.dumps(["\udc80" * MAX_PATH_BYTES, "other", 0]).encode() + b"\n"
+    sent = sent_before_refused(longest, 10_000, "endless listing")
+    assert sent <= MAX_LISTING_BYTES + 10_000 * HASH_BYTES + MAX_DATA_BYTES
+
+
+def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
+    lines = b"".join(
+        json.dumps(entry).encode() + b"\n"
+        for entry in (["b", "directory", 0], ["a\udc80\n", "file", 3, "0" * 64], ["c", "other", 0])
+    )
+    expected = (
+        Entry("a\udc80\n", "file", 3, "0" * 64),
+        Entry("b", "directory", 0),
+        Entry("c", "other", 0),
+    )
+    for size in (1, 7, len(lines)):
+        listing = ListingReader(max_entries=3)
+        for start in range(0, len(lines), size):
+            listing.feed(lines[start : start + size])
+        assert listing.finish() == expected
+
+
+async def test_sandbox_that_lists_more_than_asked_for_is_lost_before_its_listing_ends() -> None:
+    sandbox, guest = await puppet_sandbox(lambda n: frame(n, DATA, LINE * 11))
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more than the 10 entries"):
+        await sandbox.list("/testbed", max_entries=10)
+    assert guest.killed
