@@ -18,6 +18,14 @@ from sandbox_runtime.errors import (
     SandboxStartError,
     SandboxUnreachableError,
 )
+from sandbox_runtime.frame_budgets import (
+    MAX_CONNECTIONS,
+    MAX_FINISHED,
+    OPEN_FRAMES,
+    READ_FRAMES,
+    FinishedStreams,
+    FrameRate,
+)
 from sandbox_runtime.protocol import (
     ACK,
     HELLO,
@@ -37,10 +45,11 @@ from sandbox_runtime.streams import Connection, OnConnection, Stream
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 256
-"""Of programs inside, at one time: the agent opens no more."""
 MAX_HANDLERS = 2 * MAX_CONNECTIONS
 """Whoever decides on one that is over already needs a moment to end."""
+UNANSWERED = f"more than {MAX_FINISHED} streams were given up, and it has not answered since"
+MAX_REQUEST_BYTES = 64
+"""Of a connection: the agent says nothing about it."""
 PATIENCE_S = 10.0
 """How long the agent may be silent while it has something to do, before it must show that it is
 alive; and how long it has for that."""
@@ -67,13 +76,18 @@ class Channel:
         self._held = b""
         """What goes out with whatever is written next: each write costs more than its bytes."""
         self._streams: dict[int, Stream | Connection] = {}
+        self._finished = FinishedStreams()
+        self._frame_rate = FrameRate()
+        self._frames = 0
+        """What the bytes taken last count for, in frames."""
         self._next = 1
         self._last_from_inside = 0
-        self._connections: set[asyncio.Task[None]] = set()
+        self._handlers: dict[asyncio.Task[None], Connection] = {}
+        self._open_connections: set[int] = set()
+        """Those that the agent has open too."""
         self._is_gone = False
         self._hello = asyncio.Event()
         self._pong = asyncio.Event()
-        self._pongs_due = 0
         self._reader: asyncio.Task[None] | None = None
 
     async def connect(self, timeout_s: float) -> None:
@@ -99,6 +113,9 @@ class Channel:
         """Begin an operation; `more` as in `send`."""
         if self.lost:
             raise self.lost_error()
+        if len(self._finished) > MAX_FINISHED:
+            await self.fail(UNANSWERED)
+            raise self.lost_error()
         self._expect_life()
         number = self._next
         self._next += 2
@@ -108,18 +125,32 @@ class Channel:
 
     def reset(self, stream: Stream) -> None:
         """Give an operation up; nothing happens when it is over."""
-        numbers = [number for number, open_one in self._streams.items() if open_one is stream]
-        for number in numbers:
-            del self._streams[number]
-            # Without waiting: an agent that does not read must not hold up who gave up on it.
-            self.write(frame(number, RESET))
+        self.give_up(stream.number)
+
+    def give_up(self, number: int) -> None:
+        """Close a stream from our end; nothing happens when it is over."""
+        stream = self._streams.pop(number, None)
+        self._open_connections.discard(number)
+        if stream is not None and not self.lost:
+            self._forget(number, stream)
+
+    def close_connection(self, number: int) -> None:
+        """Both ends of a connection have finished writing: the agent may open another."""
+        self._open_connections.discard(number)
+
+    def _forget(self, number: int, stream: Stream | Connection) -> None:
+        # Without waiting: an agent that does not read must not hold up who gave up on it.
+        self.write(frame(number, RESET))
+        if self._finished.add(number, stream):
+            self._finished.ping_sent()
+            self.write(frame(0, PING))
 
     async def ping(self, timeout_s: float) -> None:
         """Return when the agent answers. Raises SandboxLostError when it does not."""
         self._pong.clear()
-        self._pongs_due += 1
         try:
             async with asyncio.timeout(timeout_s):
+                self._finished.ping_sent()
                 await self.send(frame(0, PING))
                 await self._pong.wait()
         except TimeoutError:
@@ -135,10 +166,6 @@ class Channel:
         """What its users are told once it is lost."""
         kind = SandboxGoneError if self._is_gone else SandboxUnreachableError
         return kind(self.lost)
-
-    def leave(self, number: int) -> None:
-        """A stream is over."""
-        self._streams.pop(number, None)
 
     def write(self, data: bytes) -> None:
         """Queue for the guest without waiting; nothing when it is lost."""
@@ -176,13 +203,14 @@ class Channel:
             self._lose("it was closed")
             if self._watch:
                 self._watch.cancel()
-            others = {task for task in (self._reader, self._asking, *self._connections) if task}
+            others = {task for task in (self._reader, self._asking, *self._handlers) if task}
             others -= {asyncio.current_task()}
             for task in others:
                 task.cancel()
             self._is_gone = await self.guest.kill()
             if others:
                 await asyncio.wait(others)
+            self._finished.clear()
             self._wake_all()
 
     async def _read(self) -> None:
@@ -199,10 +227,14 @@ class Channel:
             pass
         self._wake_all()
 
-    def _take(self, data: bytes) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+    def _take(self, data: bytes | memoryview) -> float:
+        """Take frames from inside; returns for how many seconds no more of them should be read."""
+        now_s = self._heard_at = asyncio.get_running_loop().time()
+        self._frames = READ_FRAMES
         for number, kind, payload in self._decoder.feed(data):
+            self._frames += 1
             self._dispatch(number, kind, payload)
+        return self._frame_rate.pause_s(self._frames, len(data), now_s)
 
     def _expect_life(self) -> None:
         if self._watch is None and not self._asking:
@@ -236,28 +268,40 @@ class Channel:
             self._greet(kind, payload)
         elif stream := self._streams.get(number):
             if stream.accept(kind, payload):
-                self.leave(number)
+                del self._streams[number]
+                self._open_connections.discard(number)
+        elif number in self._finished:
+            self._finished.accept(number, kind, payload)
         elif number % 2 == 0 and kind == OPEN:
-            self._connect(number)
-        elif number > self._last_from_inside if number % 2 == 0 else number >= self._next:
-            raise ProtocolError(f"stream {number} was never opened")
+            self._connect(number, payload)
+        else:
+            raise ProtocolError(f"frame type {kind} on stream {number}, which is not open")
 
-    def _connect(self, number: int) -> None:
+    def _connect(self, number: int, request: bytes) -> None:
         """A program inside wants out."""
         if number != self._last_from_inside + 2:
             raise ProtocolError(f"stream {number} opened after {self._last_from_inside}")
+        if len(self._finished) > MAX_FINISHED:
+            raise ProtocolError(UNANSWERED)
+        if len(request) > MAX_REQUEST_BYTES:
+            raise ProtocolError(f"a connection with a request of {len(request)} bytes")
+        if len(self._open_connections) >= MAX_CONNECTIONS:
+            raise ProtocolError(f"more than {MAX_CONNECTIONS} connections at one time")
         self._last_from_inside = number
-        if self.on_connection is None or len(self._connections) >= MAX_HANDLERS:
-            self.write(frame(number, RESET))
+        self._frames += OPEN_FRAMES
+        connection = Connection(self, number)
+        if self.on_connection is None or len(self._handlers) >= MAX_HANDLERS:
+            self._forget(number, connection)
             return
         self._expect_life()
-        connection = self._streams[number] = Connection(self, number)
+        self._streams[number] = connection
+        self._open_connections.add(number)
         task = asyncio.ensure_future(self.on_connection(connection))
-        self._connections.add(task)
+        self._handlers[task] = connection
         task.add_done_callback(self._connection_over)
 
     def _connection_over(self, task: asyncio.Task[None]) -> None:
-        self._connections.discard(task)
+        self._handlers.pop(task).abort()
         error = None if task.cancelled() else task.exception()
         if error and not isinstance(error, ConnectionError):  # that the guest is gone is known
             logger.error("a connection from inside failed", exc_info=error)
@@ -266,10 +310,11 @@ class Channel:
         if kind == HELLO and not self._hello.is_set():
             version = parse_object(payload).get("version")
             if version != VERSION:
-                raise ProtocolError(f"protocol version {version!r}, {VERSION} expected")
+                shown = version if isinstance(version, int | str) else type(version)
+                raise ProtocolError(f"protocol version {shown!s:.80}, {VERSION} expected")
             self._hello.set()
-        elif kind == PONG and self._pongs_due:
-            self._pongs_due -= 1
+        elif kind == PONG and not payload:
+            self._finished.pong_received()
             self._pong.set()
         else:
             raise ProtocolError(f"frame type {kind} on stream 0")

@@ -4,7 +4,9 @@ A frame is `u32 stream, u8 type, u32 length`, big-endian, and `length` bytes. St
 itself. The host opens odd streams, one for each operation; the agent opens even ones, one for each
 connection that a program inside makes to the way out. Each stream may carry WINDOW_BYTES of data in
 one direction before the receiver has given credit for more, so one noisy stream never blocks
-another.
+another. After END or RESET the agent sends nothing more on that stream. On one that the host has
+RESET it may send what was in flight: no more than the stream had credit for, until it has answered
+a PING that was sent later. No frame is empty that need not be, and no credit is for nothing.
 
     host → agent   OPEN(json)  DATA*  EOF           an operation and its input
                    RESET                            give it up
@@ -79,7 +81,7 @@ class Decoder:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
         """Yield each frame that `data` completes: (stream, type, payload). Raises ProtocolError."""
         self._buffer += data
         start = 0

@@ -27,6 +27,10 @@ from sandbox_runtime.protocol import (
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
 CREDIT_BYTES = WINDOW_BYTES // 2
 """Credit is given for so much at a time: most operations are over before any is due."""
+NO_CREDIT = CREDIT.pack(0)
+MAX_PIECES = 32
+"""Of data that waits to be received: what else arrives is added to them, so that a byte that came
+in a frame of its own takes no more memory than one that did not."""
 
 
 class Link(Protocol):
@@ -41,22 +45,30 @@ class Link(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def leave(self, number: int) -> None: ...
+    def give_up(self, number: int) -> None: ...
+
+    def close_connection(self, number: int) -> None: ...
 
 
 class _Flow:
     """Bytes in both directions, each only as fast as the other side gives credit."""
 
     def __init__(self, link: Link, number: int) -> None:
+        self.number = number
         self._link = link
-        self._number = number
-        self._frames: deque[tuple[int, bytes]] = deque()
+        self._pieces: deque[tuple[int, bytes | bytearray]] = deque()
         self._arrived = asyncio.Event()
         self._credit = WINDOW_BYTES
         self._credit_given = WINDOW_BYTES
         self._credit_due = 0
         self._over = False
         """Whether the other side has closed it."""
+        self._is_given_up = False
+
+    def discard(self) -> None:
+        """The host has given it up: what still arrives is checked, but not kept."""
+        self._is_given_up = True
+        self._pieces.clear()
 
     def wake(self) -> None:
         """Something has changed."""
@@ -76,25 +88,50 @@ class _Flow:
             if self._over:
                 return
             self._credit -= len(piece)
-            await self._link.send(frame(self._number, DATA, piece), more=more)
+            await self._link.send(frame(self.number, DATA, piece), more=more)
 
     async def _next(self) -> tuple[int, bytes]:
-        kind, data = self._frames.popleft()
+        kind, data = self._pieces.popleft()
         self._credit_due += len(data)
         if self._credit_due >= CREDIT_BYTES and not self._over:
             credit, self._credit_due = self._credit_due, 0
             self._credit_given += credit
-            await self._link.send(frame(self._number, WINDOW, CREDIT.pack(credit)))
-        return kind, data
+            await self._link.send(frame(self.number, WINDOW, CREDIT.pack(credit)))
+        return kind, bytes(data)
 
     def _take(self, kind: int, payload: bytes) -> None:
         if not payload or len(payload) > self._credit_given:
             raise ProtocolError(f"{len(payload)} bytes where {self._credit_given} were allowed")
         self._credit_given -= len(payload)
-        self._frames.append((kind, payload))
+        if self._is_given_up:
+            return
+        if self._pieces:
+            self._add(kind, payload)
+        else:  # the reader keeps up
+            self._pieces.append((kind, payload))
+
+    def _add(self, kind: int, payload: bytes) -> None:
+        """Queue data behind what waits already, as part of the last piece where that is small."""
+        place = len(self._pieces) - 1
+        last_kind, last = self._pieces[place]
+        if last_kind != kind or len(last) + len(payload) > MAX_DATA_BYTES:
+            if len(self._pieces) < MAX_PIECES:
+                self._pieces.append((kind, payload))
+                return
+            # In such a queue the order of different kinds is given up, for its length.
+            while place >= 0 and self._pieces[place][0] != kind:
+                place -= 1
+            if place < 0:
+                self._pieces.append((kind, payload))
+                return
+            last = self._pieces[place][1]
+        if isinstance(last, bytes):
+            last = bytearray(last)
+            self._pieces[place] = kind, last
+        last += payload
 
     def _take_credit(self, payload: bytes) -> None:
-        if len(payload) != CREDIT.size:
+        if len(payload) != CREDIT.size or payload == NO_CREDIT:
             raise ProtocolError("malformed credit")
         self._credit += CREDIT.unpack(payload)[0]
         if self._credit > WINDOW_BYTES:
@@ -115,11 +152,11 @@ class Stream(_Flow):
 
     async def finish_input(self) -> None:
         """Say that the input is complete."""
-        await self._link.send(frame(self._number, EOF))
+        await self._link.send(frame(self.number, EOF))
 
     async def receive(self) -> tuple[int, bytes] | None:
         """The next piece of output as (type, bytes); None when the operation is over."""
-        while not self._frames:
+        while not self._pieces:
             if self._over:
                 return None
             await self._wait()
@@ -138,10 +175,10 @@ class Stream(_Flow):
         elif kind == WINDOW:
             self._take_credit(payload)
         elif kind == END:
-            self._report = parse_object(payload)
+            self._report = {} if self._is_given_up else parse_object(payload)
             self._over = True
         else:
-            raise ProtocolError(f"frame type {kind} on stream {self._number}")
+            raise ProtocolError(f"frame type {kind} on stream {self.number}")
         self.wake()
         return kind == END
 
@@ -156,7 +193,7 @@ class Connection(_Flow):
     async def receive(self) -> bytes:
         """The next bytes; b"" when the program has finished writing. Raises ConnectionError."""
         with _lost_with_its_sandbox():
-            while not self._frames:
+            while not self._pieces:
                 if self._over:
                     raise ConnectionResetError("the program has closed its connection")
                 if self._ended:
@@ -175,16 +212,15 @@ class Connection(_Flow):
         """Nothing more will be sent; the other direction stays open. Raises ConnectionError."""
         if not self._finished and not self._over:
             self._finished = True
+            self._close_if_over()
             with _lost_with_its_sandbox():
-                await self._link.send(frame(self._number, EOF))
-            self._leave_if_over()
+                await self._link.send(frame(self.number, EOF))
 
     def abort(self) -> None:
         """Close both directions at once. Safe to call twice."""
         if not self._over:
             self._over = True
-            self._link.leave(self._number)
-            self._link.write(frame(self._number, RESET))
+            self._link.give_up(self.number)
             self.wake()
 
     def accept(self, kind: int, payload: bytes) -> bool:
@@ -193,19 +229,19 @@ class Connection(_Flow):
             self._take(kind, payload)
         elif kind == WINDOW:
             self._take_credit(payload)
-        elif kind == EOF and not self._ended:
+        elif kind == EOF and not self._ended and not payload:
             self._ended = True
-            self._leave_if_over()
-        elif kind == RESET:
+            self._close_if_over()
+        elif kind == RESET and not payload:
             self._over = True
         else:
-            raise ProtocolError(f"frame type {kind} on stream {self._number}")
+            raise ProtocolError(f"frame type {kind} on stream {self.number}")
         self.wake()
         return kind == RESET
 
-    def _leave_if_over(self) -> None:
+    def _close_if_over(self) -> None:
         if self._ended and self._finished:
-            self._link.leave(self._number)
+            self._link.close_connection(self.number)
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from typing import Protocol
 
 from policies.isolation import Isolation
 
-Take = Callable[[bytes], None]
-"""What becomes of bytes that have come. Raises ProtocolError for those that should not."""
+Take = Callable[[bytes | memoryview], float | None]
+"""The callback for received bytes, which are valid during the call. It returns for how many seconds
+the guest should not be read, and raises ProtocolError for bytes that should not have come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,13 @@ from urllib.parse import urlsplit
 from sandbox_runtime.backends.base import Take
 from sandbox_runtime.backends.duplex import Duplex
 from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.protocol import ProtocolError
 
 HEADER = struct.Struct(">BxxxI")
 STDOUT = 1
 LAST_WORDS_BYTES = 4096
+MAX_ERROR_BYTES = 1 << 20
+"""What the agent may write to standard error in all its life: it writes there before it dies."""
 
 
 class Attachment:
@@ -27,14 +30,16 @@ class Attachment:
         self._duplex = duplex
         self._buffer = bytearray()
         self._errors = b""
+        self._error_bytes = 0
 
     async def listen(self, take: Take) -> None:
-        """Hand over standard output until its end. Standard error is kept aside."""
+        """Hand over standard output until its end. Standard error is kept aside. Raises
+        ProtocolError."""
 
-        def demultiplex(data: bytes) -> None:
+        def demultiplex(data: bytes | memoryview) -> float | None:
             self._buffer += data
-            if output := self._output():
-                take(output)
+            output = self._output()
+            return take(output) if output else None
 
         await self._duplex.listen(demultiplex)
 
@@ -50,8 +55,14 @@ class Attachment:
             if stream == STDOUT:
                 output += piece
             else:
-                self._errors = (self._errors + piece)[-LAST_WORDS_BYTES:]
+                self._hear_errors(piece)
         return bytes(output)
+
+    def _hear_errors(self, piece: bytearray) -> None:
+        self._errors = (self._errors + piece)[-LAST_WORDS_BYTES:]
+        self._error_bytes += len(piece)
+        if self._error_bytes > MAX_ERROR_BYTES:
+            raise ProtocolError(f"more than {MAX_ERROR_BYTES} bytes of diagnostics")
 
     def write(self, data: bytes) -> None:
         """Queue for standard input without waiting."""

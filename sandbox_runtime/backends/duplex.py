@@ -10,6 +10,10 @@ from sandbox_runtime.protocol import ProtocolError
 
 _EARLY_BYTES = 1 << 20
 """How much is read before anybody listens."""
+_TURN_BYTES = 32 << 10
+"""How much is handed over at a time, to learn whether there should be a pause."""
+_MAX_UNREAD_BYTES = 256 << 10
+"""What may be queued by `write` behind bytes that the other side does not read."""
 
 
 class Duplex(asyncio.Protocol):
@@ -22,18 +26,23 @@ class Duplex(asyncio.Protocol):
         """Set by bytes that nobody listened to, and at the end."""
         self._take: Take | None = None
         self._refused: ProtocolError | None = None
+        self._rest: bytes | memoryview = b""
+        """What is handed over after the pause."""
+        self._pause: asyncio.TimerHandle | None = None
+        self._unread = 0
+        """What was queued by `write` since the transport had room."""
         self._ended = asyncio.Event()
         self._is_lost = False
         self._writable = asyncio.Event()
         self._writable.set()
 
     async def listen(self, take: Take) -> None:
-        """Hand over all that comes, until its end. Raises ProtocolError."""
+        """Hand over all that comes, at the pace that `take` asks for, until its end. Raises
+        ProtocolError."""
         self._take = take
         try:
-            if self._early:
-                take(self._drawn(len(self._early)))
-            self._transport.resume_reading()
+            self._rest = self._drawn(len(self._early))
+            self._hand_over()
             await self._ended.wait()
         finally:
             self._take = None
@@ -53,8 +62,13 @@ class Duplex(asyncio.Protocol):
         return self._drawn(at + len(mark))
 
     def write(self, data: bytes) -> None:
-        """Queue without waiting."""
-        self._transport.write(data)
+        """Queue without waiting. A peer that lets too much of it wait is refused: `listen` raises
+        ProtocolError."""
+        self._unread = 0 if self._writable.is_set() else self._unread + len(data)
+        if self._unread > _MAX_UNREAD_BYTES:
+            self._refuse(ProtocolError("it does not read what it is sent"))
+        else:
+            self._transport.write(data)
 
     async def send(self, data: bytes) -> None:
         """Write, and wait while more is queued than should be. Raises ConnectionError."""
@@ -82,12 +96,8 @@ class Duplex(asyncio.Protocol):
             if len(self._early) >= _EARLY_BYTES:
                 self._transport.pause_reading()
             return
-        try:
-            self._take(data)
-        except ProtocolError as error:
-            self._refused = error
-            self._take = None
-            self._end()
+        self._rest = memoryview(data)
+        self._hand_over()
 
     def eof_received(self) -> bool:
         self._end()
@@ -96,6 +106,8 @@ class Duplex(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
         self._writable.set()
+        if self._pause:
+            self._pause.cancel()
         self._end()
 
     def pause_writing(self) -> None:
@@ -103,6 +115,27 @@ class Duplex(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
+
+    def _hand_over(self) -> None:
+        """Hand over what has come, up to the next pause."""
+        self._pause = None
+        while self._take and self._rest:
+            data, self._rest = self._rest[:_TURN_BYTES], self._rest[_TURN_BYTES:]
+            try:
+                pause_s = self._take(data)
+            except ProtocolError as error:
+                self._refuse(error)
+                return
+            if pause_s and not self._ended.is_set():
+                self._transport.pause_reading()
+                self._pause = asyncio.get_running_loop().call_later(pause_s, self._hand_over)
+                return
+        self._transport.resume_reading()
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self._refused = self._refused or error
+        self._take = None
+        self._end()
 
     def _end(self) -> None:
         self._came.set()

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _LAST_WORDS_BYTES = 4096
 _LAST_WORDS_WAIT_S = 1.0
+_MAX_STDERR_BYTES = 1 << 20
+"""No more is read of a process that lives: nobody has so much to say."""
 _END_WAIT_S = 10.0
 
 
@@ -29,15 +31,26 @@ class LastWords(asyncio.Protocol):
     def __init__(self) -> None:
         self.complete = asyncio.Event()
         self._tail = b""
+        self._left = _MAX_STDERR_BYTES
+        self._transport: asyncio.ReadTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.ReadTransport)
+        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-_LAST_WORDS_BYTES:]
+        self._left -= len(data)
+        if self._left < 0:
+            self._transport.pause_reading()
 
     def eof_received(self) -> None:
         self.complete.set()
 
     async def wait(self) -> None:
         """Until all is read; not for long, as somebody may hold the pipe open."""
+        self._left = _MAX_STDERR_BYTES
+        self._transport.resume_reading()
         try:
             async with asyncio.timeout(_LAST_WORDS_WAIT_S):
                 await self.complete.wait()

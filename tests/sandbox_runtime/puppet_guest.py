@@ -52,13 +52,29 @@ class PuppetGuest:
         )
         self.kinds: list[int] = []
         self.writes = 0
+        self._is_heard = True
         self.pings_until_done = 0
         """After so many, all answered, it ends the first operation; 0: it answers none."""
+        self.pongs = 0
         self.killed = 0
 
-    async def listen(self, take: Callable[[bytes], None]) -> None:
-        while data := await self._output.get():
-            take(data)
+    def say(self, frames: bytes) -> None:
+        """Send frames that nobody asked for."""
+        self._output.put_nowait(frames)
+
+    async def has_said_all(self) -> None:
+        """Return when the host has taken all that was sent, or does not listen any more."""
+        while self._is_heard and not self._output.empty():  # noqa: ASYNC110 - see `listen`
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    # It takes what is queued in its own time: no event tells of an empty queue.
+    async def listen(self, take: Callable[[bytes], object]) -> None:
+        try:
+            while data := await self._output.get():
+                take(data)
+        finally:
+            self._is_heard = False
 
     def write(self, data: bytes) -> None:
         self.kinds += [kind for _, kind, _ in self._decoder.feed(data)]

@@ -8,8 +8,16 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from sandbox_runtime.backends.duplex import Duplex
+from sandbox_runtime.backends.docker_attach import (
+    HEADER,
+    LAST_WORDS_BYTES,
+    MAX_ERROR_BYTES,
+    Attachment,
+)
+from sandbox_runtime.backends.duplex import _MAX_UNREAD_BYTES, _TURN_BYTES, Duplex
+from sandbox_runtime.backends.process_guest import _MAX_STDERR_BYTES, LastWords
 from sandbox_runtime.protocol import ProtocolError
+from tests.fakes.waiting import until
 
 MEGABYTE = 1 << 20
 
@@ -94,3 +102,125 @@ async def test_a_head_that_ends_too_early_is_none() -> None:
         theirs.close()
         with pytest.raises(ConnectionResetError):
             await duplex.until(b"\r\n\r\n")
+
+
+async def test_who_does_not_read_has_no_more_queued_for_him_and_is_refused() -> None:
+    async with connected() as (duplex, _theirs):
+        listening = asyncio.create_task(heard(duplex))
+        await asyncio.sleep(0)
+        sent = 0
+        while not listening.done():
+            for _ in range(1000):
+                duplex.write(bytes(9))
+                sent += 9
+            await asyncio.sleep(0)
+        with pytest.raises(ProtocolError, match="does not read"):
+            await listening
+        assert sent < MEGABYTE
+        waiting = duplex._transport.get_write_buffer_size()
+        assert waiting <= _MAX_UNREAD_BYTES + (128 << 10)  # asyncio's own high-water mark
+        duplex.write(bytes(9))
+        assert duplex._transport.get_write_buffer_size() == waiting
+
+
+async def test_what_waits_behind_a_large_request_is_not_too_much() -> None:
+    async with connected() as (duplex, theirs):
+        listening = asyncio.create_task(heard(duplex))
+        sending = asyncio.create_task(duplex.send(bytes(8 * MEGABYTE)))
+        await asyncio.sleep(0)
+        for _ in range(1000):
+            duplex.write(bytes(9))
+        receive, received = asyncio.get_running_loop().sock_recv, 0
+        while received < 8 * MEGABYTE + 9000:
+            received += len(await receive(theirs, MEGABYTE))
+        await sending
+        theirs.close()
+        assert await listening == b""
+
+
+async def test_a_pause_holds_back_what_has_come_and_what_comes() -> None:
+    taken: list[bytes] = []
+
+    def take(data: bytes | memoryview) -> float:
+        taken.append(bytes(data))
+        return 3600 if len(taken) == 1 else 0
+
+    async with connected() as (duplex, theirs):
+        listening = asyncio.create_task(duplex.listen(take))
+        await asyncio.sleep(0)
+        flood = asyncio.create_task(
+            asyncio.get_running_loop().sock_sendall(theirs, bytes(8 * MEGABYTE))
+        )
+        await until(lambda: bool(taken) and not duplex._transport.is_reading())
+        assert sum(map(len, taken)) <= _TURN_BYTES
+        assert not flood.done()
+        assert duplex._pause
+        duplex._pause.cancel()
+        duplex._hand_over()
+        await flood
+        theirs.close()
+        await listening
+        assert sum(map(len, taken)) == 8 * MEGABYTE
+
+
+async def test_pauses_lose_nothing_and_change_no_order() -> None:
+    said = bytes(range(256)) * 4096
+    taken = bytearray()
+
+    def take(data: bytes | memoryview) -> float:
+        taken.extend(data)
+        return 1e-6
+
+    async with connected() as (duplex, theirs):
+        flood = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, said))
+        listening = asyncio.create_task(duplex.listen(take))
+        await flood
+        theirs.close()
+        await listening
+        assert taken == said
+
+
+async def test_what_came_before_anybody_listened_is_heard_after_the_end_too() -> None:
+    taken = bytearray()
+
+    def take(data: bytes | memoryview) -> float:
+        taken.extend(data)
+        return 3600
+
+    async with connected() as (duplex, theirs):
+        said = bytes(2 * _TURN_BYTES)
+        await asyncio.get_running_loop().sock_sendall(theirs, said)
+        theirs.close()
+        await duplex._ended.wait()
+        await duplex.listen(take)
+        assert taken == said
+
+
+async def test_a_container_with_endless_diagnostics_is_refused() -> None:
+    piece = HEADER.pack(2, 1 << 16) + bytes(1 << 16)
+    async with connected() as (duplex, theirs):
+        attachment = Attachment(duplex)
+        flood = asyncio.create_task(
+            asyncio.get_running_loop().sock_sendall(theirs, piece * (MAX_ERROR_BYTES // (1 << 15)))
+        )
+        with pytest.raises(ProtocolError, match="diagnostics"):
+            await attachment.listen(lambda data: None)
+        assert len(attachment.last_words()) <= LAST_WORDS_BYTES
+        flood.cancel()
+
+
+async def test_a_process_with_endless_diagnostics_is_not_read_while_it_lives() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    transport, words = await loop.connect_read_pipe(LastWords, ours)
+    with theirs, anyio.fail_after(20):
+        flood = asyncio.create_task(loop.sock_sendall(theirs, bytes(8 * MEGABYTE)))
+        await until(lambda: not transport.is_reading())
+        assert _MAX_STDERR_BYTES - words._left <= _MAX_STDERR_BYTES + MEGABYTE
+        assert not flood.done()
+        flood.cancel()
+        theirs.close()
+        await words.wait()
+    assert words.complete.is_set()
+    transport.close()

@@ -1,0 +1,95 @@
+"""Budgets of the frames that no stream's credit pays for: open this to see what a guest may send
+beside the data that somebody asked for."""
+
+import itertools
+from collections import deque
+
+from sandbox_runtime.protocol import ProtocolError
+from sandbox_runtime.streams import Connection, Stream
+
+MAX_CONNECTIONS = 256
+"""Of programs inside, at one time: the agent opens no more."""
+FINISHED_BEFORE_PING = MAX_CONNECTIONS
+MAX_FINISHED = 8 * MAX_CONNECTIONS
+"""Streams that the host has given up and that the agent is not known to have closed. Between a PING
+and its PONG an agent that keeps to the protocol closes and opens 2 * MAX_CONNECTIONS at most, and
+there may be two such times in a row."""
+FRAMES_PER_S = 50_000
+BURST_FRAMES = 8192
+"""Small frames cost their number of times a constant: about 1.5 µs each on a machine of 2024. A
+guest that sends more of them is read more slowly, which is all that happens to it."""
+FREE_BYTES = 1024
+"""A frame with so much data costs nothing: its bytes are paid for by the stream's credit."""
+READ_FRAMES = 4
+"""What each piece of the byte stream costs, however small it is."""
+OPEN_FRAMES = 32
+"""A connection costs as much as so many frames: each has a task."""
+
+
+class FrameRate:
+    """How many small frames one guest may still send."""
+
+    def __init__(self) -> None:
+        self._frames = float(BURST_FRAMES)
+        self._at_s = 0.0
+
+    def pause_s(self, frames: int, size: int, now_s: float) -> float:
+        """How long the guest should not be read after so many frames of `size` bytes together."""
+        frames -= size // FREE_BYTES
+        if frames <= 0:
+            return 0.0
+        earned = (now_s - self._at_s) * FRAMES_PER_S
+        self._frames = min(BURST_FRAMES, self._frames + earned) - frames
+        self._at_s = now_s
+        return max(0.0, -self._frames / FRAMES_PER_S)
+
+
+class FinishedStreams:
+    """The streams that the host has given up with RESET and that the agent may not know of yet.
+
+    What was in flight is tolerated: as much as a stream still had credit for, and its end. A stream
+    is forgotten once the agent has closed it, or has answered a PING that was sent after its RESET.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[int, tuple[int, Stream | Connection]] = {}
+        """By number, in the order in which they were given up: when that was, and the stream."""
+        self._given_up = 0
+        self._pings: deque[int] = deque()
+        """Of each PING that is not answered yet: how many streams were given up before it."""
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._streams
+
+    def add(self, number: int, stream: Stream | Connection) -> bool:
+        """Take a stream of which RESET has been sent; returns whether a PING is due."""
+        stream.discard()
+        self._given_up += 1
+        self._streams[number] = self._given_up, stream
+        return len(self._streams) >= FINISHED_BEFORE_PING and not self._pings
+
+    def accept(self, number: int, kind: int, payload: bytes) -> None:
+        """Check a frame that was in flight. Raises ProtocolError."""
+        if self._streams[number][1].accept(kind, payload):
+            del self._streams[number]
+
+    def ping_sent(self) -> None:
+        """A PING follows the RESETs sent so far."""
+        self._pings.append(self._given_up)
+
+    def pong_received(self) -> None:
+        """Forget the streams whose RESET the agent has read. Raises ProtocolError."""
+        if not self._pings:
+            raise ProtocolError("a PONG without a PING")
+        known = self._pings.popleft()
+        read = itertools.takewhile(lambda item: item[1][0] <= known, self._streams.items())
+        for number in [number for number, _ in read]:
+            del self._streams[number]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._streams.clear()
+        self._pings.clear()

@@ -1,0 +1,310 @@
+"""What a guest may send beside the data that was asked for is counted, and so is what waits."""
+
+import asyncio
+import sys
+import tracemalloc
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from sandbox_runtime.channel import MAX_REQUEST_BYTES, Channel
+from sandbox_runtime.command_output import CommandOutput
+from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.frame_budgets import (
+    BURST_FRAMES,
+    FRAMES_PER_S,
+    FREE_BYTES,
+    MAX_CONNECTIONS,
+    MAX_FINISHED,
+    FrameRate,
+)
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.protocol import (
+    CREDIT,
+    DATA,
+    END,
+    EOF,
+    MAX_DATA_BYTES,
+    OPEN,
+    PING,
+    PONG,
+    RESET,
+    STDERR,
+    WINDOW,
+    WINDOW_BYTES,
+    frame,
+    json_frame,
+)
+from sandbox_runtime.sandbox import OutputCap
+from sandbox_runtime.streams import MAX_PIECES, Connection, Stream
+from tests.sandbox_runtime.puppet_guest import PuppetGuest, puppet_sandbox, reporting
+
+CHUNK = b"x" * MAX_DATA_BYTES
+FULL_WINDOW = WINDOW_BYTES // MAX_DATA_BYTES
+
+
+async def connected() -> tuple[Channel, PuppetGuest]:
+    guest = PuppetGuest(lambda n: b"")
+    channel = Channel(guest)
+    await channel.connect(timeout_s=5)
+    return channel, guest
+
+
+async def heard(channel: Channel, guest: PuppetGuest, frames: bytes) -> str | None:
+    """Why the sandbox is lost once the host has taken the frames; None if it is not."""
+    guest.say(frames)
+    with anyio.fail_after(20):
+        await guest.has_said_all()
+    return channel.lost
+
+
+# Connections
+
+
+async def accept(connection: Connection) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("on_connection", [None, accept], ids=["refused", "accepted"])
+async def test_flood_of_connections_loses_that_sandbox(
+    on_connection: Callable[[Connection], asyncio.Future[None]] | None,
+) -> None:
+    channel, guest = await connected()
+    channel.on_connection = on_connection
+    lost = await heard(channel, guest, b"".join(frame(n, OPEN) for n in range(2, 200_002, 2)))
+    assert lost
+    assert "broke the protocol: more than" in lost
+    assert len(guest.kinds) <= MAX_FINISHED + 2  # what was queued for it
+    await channel.close()
+
+
+async def test_as_many_connections_as_the_agent_has_may_be_open() -> None:
+    channel, guest = await connected()
+    channel.on_connection = accept
+    numbers = range(2, 2 * MAX_CONNECTIONS + 2, 2)
+    assert not await heard(channel, guest, b"".join(frame(n, OPEN) for n in numbers))
+    assert await heard(channel, guest, frame(2 * MAX_CONNECTIONS + 2, OPEN))
+    await channel.close()
+
+
+async def test_connections_finished_by_both_ends_make_room() -> None:
+    channel, guest = await connected()
+
+    async def answer(connection: Connection) -> None:
+        await connection.finish()
+        await asyncio.Event().wait()
+
+    channel.on_connection = answer
+    for number in range(2, 4 * MAX_CONNECTIONS, 2):
+        assert not await heard(channel, guest, frame(number, OPEN))
+        assert not await heard(channel, guest, frame(number, EOF))
+    assert guest.kinds.count(EOF) == 2 * MAX_CONNECTIONS - 1
+    await channel.close()
+
+
+async def test_refused_connections_do_no_harm_while_the_agent_answers() -> None:
+    channel, guest = await connected()
+    for number in range(2, 8 * MAX_FINISHED, 2):
+        assert not await heard(channel, guest, frame(number, OPEN))
+        if guest.kinds.count(PING) > guest.pongs:
+            guest.pongs += 1
+            assert not await heard(channel, guest, frame(0, PONG))
+    assert guest.kinds.count(RESET) == 4 * MAX_FINISHED - 1
+    assert guest.pongs > 1
+    await channel.close()
+
+
+# Streams that are over
+
+
+async def given_up(channel: Channel) -> Stream:
+    stream = await channel.open({"op": "exec"})
+    channel.reset(stream)
+    return stream
+
+
+TOLERATED = {
+    "all that its credit was for": frame(1, DATA, CHUNK) * FULL_WINDOW,
+    "its end": json_frame(1, END, {}),
+    "data and its end": frame(1, STDERR, b"x") + json_frame(1, END, {}),
+}
+NOT_TOLERATED = {
+    "more than its credit": frame(1, DATA, CHUNK) * FULL_WINDOW + frame(1, DATA, b"x"),
+    "data without end": frame(1, DATA, b"x") * (WINDOW_BYTES + 1),
+    "empty data": frame(1, DATA),
+    "credit for what was never sent": frame(1, WINDOW, CREDIT.pack(1)),
+    "two ends": json_frame(1, END, {}) * 2,
+    "data after its end": json_frame(1, END, {}) + frame(1, DATA, b"x"),
+    "a frame of another's": frame(1, EOF),
+}
+
+
+@pytest.mark.parametrize("frames", TOLERATED.values(), ids=TOLERATED.keys())
+async def test_what_was_in_flight_when_a_stream_was_given_up_does_no_harm(frames: bytes) -> None:
+    channel, guest = await connected()
+    await given_up(channel)
+    assert not await heard(channel, guest, frames)
+    await channel.close()
+
+
+@pytest.mark.parametrize("frames", NOT_TOLERATED.values(), ids=NOT_TOLERATED.keys())
+async def test_more_than_was_in_flight_on_a_stream_given_up_loses_that_sandbox(
+    frames: bytes,
+) -> None:
+    channel, guest = await connected()
+    await given_up(channel)
+    lost = await heard(channel, guest, frames)
+    assert lost
+    assert "broke the protocol" in lost
+    await channel.close()
+
+
+async def test_nothing_is_in_flight_once_the_agent_has_answered_a_later_ping() -> None:
+    channel, guest = await connected()
+    await given_up(channel)
+    pinging = asyncio.create_task(channel.ping(timeout_s=20))
+    await asyncio.sleep(0)
+    later = await given_up(channel)
+    assert not await heard(channel, guest, frame(0, PONG))
+    await pinging
+    assert not await heard(channel, guest, frame(later.number, DATA, b"x"))
+    assert await heard(channel, guest, frame(1, DATA, b"x"))
+    await channel.close()
+
+
+async def test_frames_after_the_end_of_a_command_lose_that_sandbox() -> None:
+    sandbox, guest = await puppet_sandbox(
+        lambda n: reporting()(n) + (frame(n, DATA, b"x") if n == 1 else b"")
+    )
+    assert (await sandbox.exec("true", timeout_s=5)).exit_code == 0
+    with pytest.raises(SandboxLostError):
+        await sandbox.exec("true", timeout_s=5)
+    assert guest.killed
+    await sandbox.close()
+
+
+async def test_agent_that_never_answers_cannot_have_streams_given_up_without_end() -> None:
+    channel, _ = await connected()
+
+    async def give_up_without_end() -> None:
+        while True:
+            await given_up(channel)
+
+    with anyio.fail_after(20), pytest.raises(SandboxLostError, match="has not answered"):
+        await give_up_without_end()
+    await channel.close()
+
+
+# Frames that carry nothing
+
+EMPTY = {
+    "credit for nothing": frame(1, WINDOW, CREDIT.pack(0)),
+    "a pong with a payload": frame(0, PONG, b"x"),
+    "a connection with a payload": frame(2, OPEN, b"x" * (MAX_REQUEST_BYTES + 1)),
+    "an end of writing with a payload": frame(2, OPEN) + frame(2, EOF, b"x"),
+    "a reset with a payload": frame(2, OPEN) + frame(2, RESET, b"x"),
+    "two ends of writing": frame(2, OPEN) + frame(2, EOF) * 2,
+    "credit twice for the same bytes": frame(2, OPEN) + frame(2, WINDOW, CREDIT.pack(1)),
+}
+
+
+@pytest.mark.parametrize("frames", EMPTY.values(), ids=EMPTY.keys())
+async def test_frames_that_cost_nothing_lose_that_sandbox(frames: bytes) -> None:
+    channel, guest = await connected()
+    channel.on_connection = accept
+    stream = await channel.open({"op": "exec"})
+    pinging = asyncio.create_task(channel.ping(timeout_s=20))
+    lost = await heard(channel, guest, frames)
+    assert lost
+    assert "broke the protocol" in lost
+    with pytest.raises(SandboxLostError):
+        await pinging
+    with pytest.raises(SandboxLostError):
+        await stream.receive()
+    await channel.close()
+
+
+# What waits to be received
+
+
+@pytest.mark.parametrize("kinds", [(DATA,), (DATA, STDERR)], ids=["one kind", "two kinds"])
+async def test_bytes_in_frames_of_their_own_take_no_more_memory_than_others(
+    kinds: tuple[int, ...],
+) -> None:
+    channel, guest = await connected()
+    stream = await channel.open({"op": "exec"})
+    sent = bytes(n % 251 for n in range(WINDOW_BYTES))
+    frames = (frame(1, kinds[n % len(kinds)], sent[n : n + 1]) for n in range(WINDOW_BYTES))
+    assert not await heard(channel, guest, b"".join(frames))
+    pieces = list(stream._pieces)
+    assert len(pieces) <= MAX_PIECES + len(kinds)
+    assert sum(map(sys.getsizeof, pieces)) + sum(map(sys.getsizeof, (d for _, d in pieces))) < (
+        2 * WINDOW_BYTES
+    )
+    guest.say(json_frame(1, END, {}))
+    received: dict[int, bytes] = {}
+    while piece := await stream.receive():
+        received[piece[0]] = received.get(piece[0], b"") + piece[1]
+    assert received == {kind: sent[n :: len(kinds)] for n, kind in enumerate(kinds)}
+    await channel.close()
+
+
+async def test_pieces_of_two_kinds_keep_their_order_in_a_short_queue() -> None:
+    channel, guest = await connected()
+    stream = await channel.open({"op": "exec"})
+    said = [(DATA, b"a"), (DATA, b"b"), (STDERR, b"c"), (DATA, b"d"), (DATA, CHUNK)]
+    await heard(channel, guest, b"".join(frame(1, *piece) for piece in said))
+    assert [await stream.receive() for _ in range(4)] == [
+        (DATA, b"ab"),
+        (STDERR, b"c"),
+        (DATA, b"d"),
+        (DATA, CHUNK),
+    ]
+    await channel.close()
+
+
+async def test_output_in_pieces_of_a_byte_takes_no_more_memory_than_other_output() -> None:
+    output = CommandOutput(OutputCap(max_bytes=200_000), None)
+    tracemalloc.start()
+    try:
+        for _ in range(100_000):
+            assert await output.take(DATA, b"ab")
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 2 * 200_000
+
+
+# The rate
+
+
+def test_small_frames_beyond_their_rate_pause_the_guest_for_as_long_as_they_are_too_many() -> None:
+    rate = FrameRate()
+    assert rate.pause_s(BURST_FRAMES, 0, now_s=100.0) == 0
+    assert rate.pause_s(FRAMES_PER_S, 0, now_s=100.0) == pytest.approx(1.0)
+    assert rate.pause_s(1, 0, now_s=101.0) == pytest.approx(1 / FRAMES_PER_S)
+    assert rate.pause_s(1, 0, now_s=102.0) == 0
+
+
+def test_frames_full_of_data_are_never_too_many() -> None:
+    rate = FrameRate()
+    for _ in range(100):
+        assert rate.pause_s(BURST_FRAMES, BURST_FRAMES * FREE_BYTES, now_s=100.0) == 0
+
+
+async def test_flood_in_one_sandbox_leaves_another_alone() -> None:
+    hostile, guest = await puppet_sandbox(lambda n: frame(n, DATA, b"x") * (WINDOW_BYTES + 1))
+    sound, _ = await puppet_sandbox(reporting(exit_code=7))
+
+    async def lose(sandbox: GuestSandbox) -> None:
+        with pytest.raises(SandboxLostError):
+            await sandbox.exec("true", timeout_s=20)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(lose, hostile)
+            assert (await sound.exec("true", timeout_s=5)).exit_code == 7
+    assert guest.killed
+    await hostile.close()
+    await sound.close()
