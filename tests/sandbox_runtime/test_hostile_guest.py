@@ -1,0 +1,266 @@
+"""Whatever a guest sends, in whatever order: its callers see sandbox errors and nothing else, what
+it makes the host keep is bounded, and another sandbox does not notice."""
+
+import asyncio
+import gc
+import sys
+from collections.abc import Awaitable
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sandbox_runtime.channel import MAX_HANDLERS
+from sandbox_runtime.errors import SandboxError
+from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, MAX_FINISHED
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.protocol import (
+    CREDIT,
+    DATA,
+    END,
+    EOF,
+    MAX_DATA_BYTES,
+    OPEN,
+    PONG,
+    RESET,
+    STDERR,
+    STDERR_TAIL,
+    TAIL,
+    WINDOW,
+    WINDOW_BYTES,
+    frame,
+    json_frame,
+)
+from sandbox_runtime.sandbox import OutputCap
+from sandbox_runtime.streams import MAX_PIECES, Connection, Stream
+from tests.sandbox_runtime.puppet_guest import REPORT, puppet_sandbox, reporting
+
+OUTPUT = (DATA, STDERR, TAIL, STDERR_TAIL)
+MAX_QUEUED_PIECES = MAX_PIECES + len(OUTPUT)
+SIZES = st.sampled_from([0, 1, 2, 1000, MAX_DATA_BYTES])
+COUNTS = st.sampled_from([1, 1, 2, 50, 3000])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+REPORTS = st.one_of(
+    st.just({}),
+    st.just(REPORT),
+    st.just({"bytes": 0}),
+    st.just({"truncated": False}),
+    st.just({"exit_code": 0, "stderr": ""}),
+    st.builds(lambda key, value: {**REPORT, key: value}, st.sampled_from(list(REPORT)), JSON),
+    st.builds(lambda value: {"error": value, "message": value}, JSON),
+    st.builds(lambda value: {"bytes": value, "truncated": value, "exit_code": value}, JSON),
+)
+
+
+async def drop(data: bytes) -> None:
+    """A sink."""
+
+
+async def some_bytes() -> "asyncio.AsyncIterator[bytes]":
+    yield bytes(3 * MAX_DATA_BYTES)
+
+
+class HostileGuest(RuleBasedStateMachine):
+    """A sandbox whose guest does as it likes, beside one whose guest is sound."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.runner = asyncio.Runner()
+        self.failures: list[object] = []
+        self.operations: list[asyncio.Task[object]] = []
+        self.runner.get_loop().set_exception_handler(
+            lambda loop, context: self.failures.append(context)
+        )
+        self.run(self._begin())
+
+    async def _begin(self) -> None:
+        self.sandbox, self.guest = await puppet_sandbox(lambda n: b"")
+        self.sound, _ = await puppet_sandbox(reporting(exit_code=7))
+        self.sandbox.let_out(self._relay)
+
+    async def _relay(self, connection: Connection) -> None:
+        """Read to the end and answer, as a gateway does."""
+        while await connection.receive():
+            await connection.send(b"answer")
+        await connection.finish()
+
+    def run(self, work: Awaitable[object]) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(20):
+                await work
+
+        self.runner.run(bounded())
+
+    # What the host asks for
+
+    @rule(name=st.sampled_from(["exec", "put", "get", "list", "snapshot", "restore", "stop"]))
+    def begin_operation(self, name: str) -> None:
+        async def begin() -> None:
+            operation = asyncio.ensure_future(_operation(self.sandbox, name))
+            self.operations.append(operation)
+            await asyncio.sleep(0)
+
+        self.run(begin())
+
+    @precondition(lambda self: self.operations)
+    @rule(data=st.data())
+    def give_an_operation_up(self, data: st.DataObject) -> None:
+        operation = data.draw(st.sampled_from(self.operations))
+
+        async def give_up() -> None:
+            operation.cancel()
+            await asyncio.wait([operation])
+
+        self.run(give_up())
+
+    @rule(is_open=st.booleans())
+    def let_out(self, is_open: bool) -> None:
+        self.sandbox.let_out(self._relay if is_open else None)
+
+    # What the guest says
+
+    def say(self, frames: bytes) -> None:
+        async def say() -> None:
+            self.guest.say(frames)
+            await self.guest.has_said_all()
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        self.run(say())
+
+    def stream(self, data: st.DataObject) -> int:
+        channel = self.sandbox._channel
+        known = [0, 1, 2, channel._next, channel._last_from_inside + 2, *channel._streams]
+        return data.draw(st.sampled_from([*known, *list(channel._finished._streams)[:3]]))
+
+    @rule(data=st.data(), kind=st.sampled_from(OUTPUT), size=SIZES, count=COUNTS)
+    def say_data(self, data: st.DataObject, kind: int, size: int, count: int) -> None:
+        count = max(1, min(count, 2 * WINDOW_BYTES // max(1, size)))
+        self.say(frame(self.stream(data), kind, b"[" * size) * count)
+
+    @rule(data=st.data(), count=COUNTS)
+    def say_data_of_all_kinds(self, data: st.DataObject, count: int) -> None:
+        number = self.stream(data)
+        self.say(b"".join(frame(number, kind, b"x") for kind in OUTPUT) * count)
+
+    @rule(data=st.data(), report=REPORTS)
+    def say_report(self, data: st.DataObject, report: object) -> None:
+        self.say(json_frame(self.stream(data), END, report))
+
+    @rule(data=st.data(), credit=st.sampled_from([0, 1, WINDOW_BYTES, 2**32 - 1]), count=COUNTS)
+    def say_credit(self, data: st.DataObject, credit: int, count: int) -> None:
+        self.say(frame(self.stream(data), WINDOW, CREDIT.pack(credit)) * count)
+
+    @rule(data=st.data(), kind=st.sampled_from([EOF, RESET, PONG]), count=COUNTS)
+    def say_nothing(self, data: st.DataObject, kind: int, count: int) -> None:
+        self.say(frame(self.stream(data), kind) * count)
+
+    @rule(count=COUNTS, end=st.sampled_from([None, EOF, RESET]))
+    def open_connections(self, count: int, end: int | None) -> None:
+        first = self.sandbox._channel._last_from_inside + 2
+        numbers = range(first, first + 2 * count, 2)
+        ending = (lambda n: b"") if end is None else (lambda n: frame(n, end))
+        self.say(b"".join(frame(n, OPEN, b"{}") + ending(n) for n in numbers))
+
+    @rule(data=st.data(), kind=st.integers(0, 255), payload=st.binary(max_size=20))
+    def say_anything(self, data: st.DataObject, kind: int, payload: bytes) -> None:
+        self.say(frame(self.stream(data), kind, payload))
+
+    @rule(said=st.binary(min_size=1, max_size=30))
+    def say_garbage(self, said: bytes) -> None:
+        self.say(said)
+
+    # What holds
+
+    @invariant()
+    def callers_see_sandbox_errors_only(self) -> None:
+        for operation in getattr(self, "operations", []):
+            if operation.done() and not operation.cancelled() and operation.exception():
+                assert isinstance(operation.exception(), SandboxError), operation.exception()
+        assert not getattr(self, "failures", [])
+
+    @invariant()
+    def what_is_kept_is_bounded(self) -> None:
+        if not hasattr(self, "sandbox"):
+            return
+        channel = self.sandbox._channel
+        assert len(channel._finished) <= MAX_FINISHED + 1
+        assert len(channel._open_connections) <= MAX_CONNECTIONS
+        assert len(channel._handlers) <= MAX_HANDLERS
+        assert len(channel._streams) <= MAX_HANDLERS + len(self.operations)
+        for stream in channel._streams.values():
+            assert _queued_pieces(stream) <= MAX_QUEUED_PIECES
+            assert _queued_bytes(stream) <= 2 * WINDOW_BYTES
+        assert all(not _queued_pieces(each) for _, each in channel._finished._streams.values())
+
+    @invariant()
+    def another_sandbox_is_undisturbed(self) -> None:
+        if not hasattr(self, "sound"):
+            return
+
+        async def use() -> None:
+            assert (await self.sound.exec("true", timeout_s=5)).exit_code == 7
+
+        self.run(use())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "sandbox"):
+            return
+
+        async def end() -> None:
+            await self.sandbox.close()
+            await self.sound.close()
+            if self.operations:
+                await asyncio.wait(self.operations)
+            for operation in self.operations:
+                if not operation.cancelled() and (error := operation.exception()):
+                    assert isinstance(error, SandboxError)
+            assert asyncio.all_tasks() <= {asyncio.current_task()}
+            assert not self.sandbox._channel._streams
+            assert not self.sandbox._channel._finished
+
+        self.run(end())
+        gc.collect()  # an exception that nobody has looked at is told of then
+        assert not self.failures
+        self.runner.close()
+
+
+async def _operation(sandbox: GuestSandbox, name: str) -> object:
+    cap = OutputCap(max_bytes=WINDOW_BYTES)
+    match name:
+        case "exec":
+            return await sandbox.exec("true", timeout_s=1000, stdin=b"x" * 100, cap=cap)
+        case "put":
+            return await sandbox.put("/testbed/file", some_bytes())
+        case "get":
+            return await sandbox.get("/testbed/file", drop, max_bytes=1 << 20)
+        case "list":
+            return await sandbox.list("/testbed", max_entries=100)
+        case "snapshot":
+            return await sandbox.snapshot(drop, max_bytes=1 << 20)
+        case "restore":
+            return await sandbox.restore(some_bytes())
+        case _:
+            job = await sandbox.exec("sleep 100", timeout_s=1000, wait_s=1)
+            return await sandbox.stop(job.job_id)
+
+
+def _queued_pieces(stream: Stream | Connection) -> int:
+    return len(stream._pieces)
+
+
+def _queued_bytes(stream: Stream | Connection) -> int:
+    return sum(sys.getsizeof(piece) + sys.getsizeof(piece[1]) for piece in stream._pieces)
+
+
+HostileGuest.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestHostileGuest = HostileGuest.TestCase
