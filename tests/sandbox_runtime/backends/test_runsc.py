@@ -145,3 +145,35 @@ async def test_what_a_dead_owner_left_running_is_found_and_the_livings_is_not(
     assert [note.name for note in (tmp_path / "runsc").iterdir()] == [living.id]
     assert await output(living, "echo alive") == "alive\n"
     await living.close()
+
+
+FLOODS = {
+    # Frames that no agent sends: connections that never end.
+    "frames": r"""
+import itertools
+frames = (number.to_bytes(4, "big") + b"\2\0\0\0\0" for number in itertools.count(2, 2))
+with open("/proc/1/fd/1", "wb", buffering=0) as output:
+    while True:
+        output.write(b"".join(itertools.islice(frames, 1000)))
+""",
+    "diagnostics": """
+with open("/proc/1/fd/2", "wb", buffering=0) as output:
+    while True:
+        output.write(bytes(1 << 16))
+""",
+}
+
+
+@pytest.mark.parametrize("program", FLOODS.values(), ids=FLOODS.keys())
+async def test_flood_from_the_agents_own_descriptors_costs_that_sandbox_only(
+    backend: DockerBackend, program: str
+) -> None:
+    """gVisor lets programs inside open them, whoever they are."""
+    hostile, sound = await start_sandbox(backend, SMALL), await start_sandbox(backend, SMALL)
+    with anyio.fail_after(60), pytest.raises(SandboxLostError, match="broke the protocol"):
+        await hostile.exec(
+            "exec python3 -I -S -", timeout_s=PLENTY_S, stdin=program.encode(), shell_state="none"
+        )
+    assert await output(sound, "echo unharmed") == "unharmed\n"
+    await hostile.close()
+    await sound.close()
