@@ -11,26 +11,22 @@ class SSEDecoder:
     """Turns bytes, split at any place, into the `data` of each event. Raises EventTooLongError."""
 
     def __init__(self) -> None:
-        self._unfinished_line: list[bytes] = []
+        self._unfinished_line = bytearray()
         self._data: list[bytes] = []
-        self._held = 0
-        """Bytes of the event that is not complete, at most."""
+        self._data_bytes = 0
+        """Of the lines that `_data` has the values of."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that these bytes complete."""
-        self._held += len(piece)
-        if self._held > MAX_EVENT_BYTES:
+        if self._data_bytes + len(self._unfinished_line) + len(piece) > MAX_EVENT_BYTES:
             raise EventTooLongError(f"an event is longer than {MAX_EVENT_BYTES >> 20} MiB")
         head, newline, tail = piece.rpartition(b"\n")
         if not newline:
-            self._unfinished_line.append(tail)
+            self._unfinished_line += tail
             return []
-        lines = b"".join([*self._unfinished_line, head]).split(b"\n")
-        self._unfinished_line = [tail]
-        found = [event for line in lines if (event := self._event_ended_by(line)) is not None]
-        if not self._data:
-            self._held = len(tail)
-        return found
+        lines = (bytes(self._unfinished_line) + head).split(b"\n")
+        self._unfinished_line = bytearray(tail)
+        return [event for line in lines if (event := self._event_ended_by(line)) is not None]
 
     def flush(self) -> list[bytes]:
         """The event that the end of the stream completes: some servers omit the last empty line.
@@ -44,9 +40,10 @@ class SSEDecoder:
             name, _, value = line.partition(b":")
             if name == b"data":
                 self._data.append(value.removeprefix(b" "))
+                self._data_bytes += len(line) + 1
             return None
         if not self._data:
             return None
         event = b"\n".join(self._data)
-        self._data = []
+        self._data, self._data_bytes = [], 0
         return event

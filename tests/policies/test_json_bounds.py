@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.json_bounds import (
@@ -91,3 +91,15 @@ def test_a_signs_second_byte_is_no_quotation_mark() -> None:
     text = '["\u2222",' + "{}," * MAX_VALUES
     with pytest.raises(TooMuchJSONError):
         checked(text.encode("utf-16-le"), 1000)
+
+
+WIDE = ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
+
+
+@settings(deadline=None)
+@given(TREES, st.lists(st.sampled_from("\ud800\udc00"), max_size=4), st.sampled_from(WIDE))
+def test_what_is_decoded_with_lone_surrogates_is_counted_all_the_same(
+    tree: object, surrogates: list[str], encoding: str
+) -> None:
+    text = f'["{"".join(surrogates)}", {json.dumps(tree)}]'.encode(encoding, "surrogatepass")
+    assert checked(text, 3).values == values(json.loads(text))
