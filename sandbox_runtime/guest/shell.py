@@ -95,7 +95,9 @@ class Shell:
         command = request["command"].replace("\0", "").encode(errors="replace")
         if len(command) > MAX_ARGUMENT_BYTES:
             path = f"{self._directory}/{self._count}.command"
-            with open(path, "wb") as file:
+            if os.path.lexists(path):  # a pipe that a command has put there would hold us up
+                os.unlink(path)
+            with open(path, "xb") as file:
                 file.write(command)
             command = b'builtin eval "$(<%s)"' if self._bash else b". %s"
             command %= path.encode()
@@ -130,7 +132,8 @@ def which(program: str, env: dict[str, str]) -> str | None:
 
 def _is_whole(snapshot: str) -> bool:
     """Whether a snapshot was written to its end, which a full disk prevents."""
-    with open(snapshot, "rb") as file:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(snapshot, flags), "rb") as file:
         file.seek(-min(len(WHOLE), os.fstat(file.fileno()).st_size), os.SEEK_END)
         return file.read() == WHOLE
 

@@ -179,9 +179,11 @@ static struct bytes write_script(const struct order *order, bool has_terminal, b
     return script;
 }
 
+/* A new file: what a command has put there, a pipe perhaps, would hold us up. */
 static int write_file(const char *path, const char *data, size_t length)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    unlink(path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
         return errno;
     int error = 0;

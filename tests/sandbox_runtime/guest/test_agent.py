@@ -29,6 +29,17 @@ def test_an_agent_answers_a_ping(agent: AgentProcess) -> None:
     assert agent.receive() == (0, PONG, b"")
 
 
+def test_pipes_where_the_agent_has_its_files_do_not_stop_it(agent: AgentProcess) -> None:
+    """The first command finds the place in its own arguments; the numbers are those of commands."""
+    place = r"tr '\0 ' '\n\n' < /proc/$$/cmdline | grep -om1 '.*/\.shell-[0-9a-f]*'"
+    agent.exec(1, "one", f"cd $({place}) && mkfifo 2 3.command", shell_state="snapshot")
+    assert agent.heard(1)[2]["exit_code"] == 0
+    agent.exec(3, "two", "echo two", shell_state="snapshot")
+    assert agent.heard(3)[0] == "two\n"
+    agent.exec(5, "three", f"echo three # {'x' * 200_000}")
+    assert agent.heard(5)[0] == "three\n"
+
+
 # At most once, and told until it has arrived
 
 
