@@ -8,7 +8,7 @@ SETUP := .venv/.complete
 AGENT := sandbox_runtime/guest/bin/agent-x86_64
 
 .PHONY: agent install demo serve doctor test engine test-engine engine-table \
-	vllm test-vllm vllm-table check format bench openwebui image test-image locks clean
+	vllm test-vllm vllm-table fuzz check format bench openwebui image test-image locks clean
 
 install: $(SETUP) bubblewrap
 
@@ -71,6 +71,12 @@ test-vllm: vllm
 vllm-table: vllm
 	ENGINE=vllm $(BIN)/python -m tests.engines.table
 
+# Fuzz the agent, for so many seconds in all; what is new stays in build/fuzz.
+SECONDS ?= 60
+fuzz: install bubblewrap
+	@$(call debian,clang,--no-install-recommends clang libclang-rt-dev) || true
+	$(BIN)/python -m tests.sandbox_runtime.fuzz $(SECONDS)
+
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -118,4 +124,4 @@ locks: install
 	  --no-audit --no-fund || exit; done
 
 clean:
-	rm -rf .venv .stacks .mypy_cache .ruff_cache .pytest_cache demo-output openwebui-pictures
+	rm -rf build .venv .stacks .mypy_cache .ruff_cache .pytest_cache demo-output openwebui-pictures

@@ -29,7 +29,7 @@ int make_directories(const char *path)
     char *made = format("%s", path);
     int error = 0;
     for (char *slash = made; slash && !error; *slash = '/') {
-        slash = strchr(slash + 1, '/');
+        slash = *slash ? strchr(slash + 1, '/') : NULL;
         if (slash)
             *slash = 0;
         if (*made && mkdir(made, 0777) < 0 && errno != EEXIST)

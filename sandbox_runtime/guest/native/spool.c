@@ -23,7 +23,7 @@ void spool_begin(struct spool *spool)
     char *parent = format("%s", spool->path);
     char *slash = strrchr(parent, '/');
     if (slash)
-        *slash = 0;
+        slash[1] = 0;
     int error = slash ? make_directories(parent) : ENOENT;
     free(parent);
     spool->has_begun = true;

@@ -1,0 +1,55 @@
+"""Fuzz the agent: python -m tests.sandbox_runtime.fuzz SECONDS
+
+Runs every target from its kept corpus, for so many seconds in all, and returns 1 where one finds an
+input that breaks the agent. Inputs that are new stay in build/fuzz, for the next run.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.sandbox_runtime.fuzz.building import CORPUS, TARGETS, build, missing, sandboxed
+
+WORK = Path("build/fuzz").resolve()
+SHARES = {"session": 5}
+"""Of the time; every other target has one."""
+LIMITS = ("-max_len=4096", "-rss_limit_mb=1024", "-timeout=10")
+_DONE = re.compile(r"#(\d+)\s+DONE\s+cov: (\d+)")
+
+
+def main(seconds: int) -> int:
+    if lacking := missing(fuzzer=True):
+        print(f"left out: fuzzing the agent, for {lacking} is not installed")  # noqa: T201 - a tool
+        return 0
+    (WORK / "bin").mkdir(parents=True, exist_ok=True)
+    build(WORK / "bin", fuzzer=True)
+    shares = sum(SHARES.get(target, 1) for target in TARGETS)
+    found = [_fuzz(name, seconds * SHARES.get(name, 1) // shares or 1) for name in TARGETS]
+    return 1 if any(found) else 0
+
+
+def _fuzz(target: str, seconds: int) -> bool:
+    """Run a target; returns whether it has found something."""
+    written = {"new": WORK / target, "found": WORK / "found"}
+    for directory in written.values():
+        directory.mkdir(exist_ok=True)
+    sandbox = sandboxed(WORK / "bin", shown={"kept": CORPUS / target}, written=written)
+    flags = (*LIMITS, f"-max_total_time={seconds}", f"-artifact_prefix=/fuzz/found/{target}-")
+    ran = subprocess.run(
+        (*sandbox, f"/fuzz/bin/{target}", *flags, "/fuzz/new", "/fuzz/kept"),
+        capture_output=True,
+        check=False,
+        text=True,
+        errors="replace",
+    )
+    done = _DONE.search(ran.stderr)
+    if ran.returncode == 0 and done:
+        print(f"{target}: {done[1]} inputs in {seconds} s, {done[2]} branches")  # noqa: T201 - a tool
+        return False
+    print(f"{target}: broken, the input is in {WORK / 'found'}\n{ran.stderr[-4000:]}")  # noqa: T201 - a tool
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

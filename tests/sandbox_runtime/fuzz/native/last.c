@@ -1,0 +1,4 @@
+#include "globals.h"
+
+char agent_data_end[8] __attribute__((aligned(64))) = {1};
+char agent_bss_end[8] __attribute__((aligned(64)));

@@ -1,0 +1,39 @@
+/* System calls that change the process itself: the agent's do nothing in a fuzz target. */
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/resource.h>
+
+#include "world.h"
+
+void (*__real_signal(int number, void (*handler)(int)))(int);
+int __real_sigprocmask(int how, const sigset_t *set, sigset_t *before);
+int __real_setrlimit(int resource, const struct rlimit *limit);
+
+/* What runs before the first and after the last input is the fuzzer's. */
+
+void (*__wrap_signal(int number, void (*handler)(int)))(int)
+{
+    return world_is_running() ? SIG_DFL : __real_signal(number, handler);
+}
+
+int __wrap_sigprocmask(int how, const sigset_t *set, sigset_t *before)
+{
+    return world_is_running() ? 0 : __real_sigprocmask(how, set, before);
+}
+
+int __wrap_setrlimit(int resource, const struct rlimit *limit)
+{
+    return world_is_running() ? 0 : __real_setrlimit(resource, limit);
+}
+
+/* For these the fuzzer has no use: descriptors_seal(), and PR_SET_DUMPABLE. */
+
+long __wrap_syscall(void)
+{
+    return 0;
+}
+
+int __wrap_prctl(void)
+{
+    return 0;
+}
