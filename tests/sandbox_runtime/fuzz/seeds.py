@@ -57,6 +57,7 @@ def _commands() -> Mapping[str, bytes]:
         ),
         "stdin": _open(1, stdin) + _host(1, DATA, b"in") + _host(1, EOF) + _end(0, 2) + _wait(),
         "kept": _open(1, kept) + _print_much(0, 9, b"\n") + _print(0, 1, b"x" * 200) + _end(0),
+        "kept-for-nothing": _open(1, kept) + _print(0, 1, b"x" * 9) + _end(0),
         "kept-in-root": _open(1, {**kept, "keep": "/kept"}) + _print(0, 1, b"x" * 20) + _end(0),
         "flood": b"".join(
             (

@@ -237,9 +237,14 @@ int __wrap_listen(void)
     return 0;
 }
 
-bool port_is_called(const struct pollfd *polled)
+bool is_port(int fd)
 {
-    return polled->fd == port && polled->fd >= 0 && waiting;
+    return fd == port && fd >= 0;
+}
+
+bool port_is_called(void)
+{
+    return waiting;
 }
 
 void caller_connects(void)

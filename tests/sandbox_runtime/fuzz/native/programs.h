@@ -1,7 +1,6 @@
 /* The programs inside: what the agent has started, and who connects to its port. */
 #pragma once
 
-#include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -22,5 +21,6 @@ void caller_finishes(uint8_t number);
 void caller_leaves(uint8_t number);
 /* All end, and leave. */
 void programs_end(void);
-/* Whether the port, which is `polled`, has somebody waiting. */
-bool port_is_called(const struct pollfd *polled);
+/* Whether a descriptor is the agent's port, and whether somebody waits there. */
+bool is_port(int fd);
+bool port_is_called(void);

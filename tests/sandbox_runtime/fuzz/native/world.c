@@ -113,7 +113,8 @@ static void play_last_round(void)
     calls_until_failure = 0;
     clock_s += LAST_WAIT_S;
     host_give_up();
-    programs_end();
+    if (rounds_left < LAST_ROUNDS - 1)
+        programs_end(); /* when it has heard that nobody listens */
     for (size_t n = 0; n < id_count; n++)
         if (commands_find(ids[n]))
             host_send(0, FRAME_ACK, ids[n], strlen(ids[n]));
@@ -138,8 +139,8 @@ static bool is_ready_here(const struct pollfd *polled, short *events)
         *events = sent_end > sent_start ? POLLIN : 0;
     else if (polled->fd == STDOUT_FILENO)
         *events = room ? POLLOUT : 0;
-    else if (port_is_called(polled))
-        *events = POLLIN;
+    else if (is_port(polled->fd))
+        *events = port_is_called() ? POLLIN : 0;
     else
         return false;
     *events &= polled->events;
