@@ -43,44 +43,42 @@ _DISK_BYTES = 16 << 20
 
 def build(directory: Path, *, fuzzer: bool) -> None:
     """Build all targets into `directory`. Raises CalledProcessError."""
-    compiler = "clang" if fuzzer else "gcc"
-    fuzzed = ("-fsanitize=fuzzer-no-link",) if fuzzer else ()
+    agent = sorted(AGENT.glob("*.c"))
+    ours = {path.stem: path for path in NATIVE.glob("*.c")}
+    mains = [ours.pop(f"target_{target}") for target in TARGETS]
+    if fuzzer:
+        del ours["replay"]  # libFuzzer has a main of its own
+    # The agent's objects stand between these two: its variables are reset between inputs.
+    inner = [ours.pop("first"), *agent, ours.pop("last")]
+    parts = [_object(directory, source) for source in (*inner, *ours.values())]
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        agent = [
-            (source, directory / f"agent-{source.stem}.o", () if source.stem in BUSY else fuzzed)
-            for source in sorted(AGENT.glob("*.c"))
-        ]
-        ours = [
-            (source, directory / f"{source.stem}.o", ())
-            for source in sorted(NATIVE.glob("*.c"))
-            if not (fuzzer and source.stem == "replay")
-        ]
-        list(workers.map(lambda work: _compile(compiler, *work), agent + ours))
-        parts = [target for _, target, _ in ours if not target.stem.startswith("target_")]
-        parts = [part for part in parts if part.stem not in ("first", "last")]
-        # The agent's objects stand between two markers: its variables are reset between inputs.
-        inner = [directory / "first.o", *(target for _, target, _ in agent), directory / "last.o"]
-        list(
-            workers.map(
-                lambda name: _link(
-                    compiler, directory, name, [*map(str, inner), *map(str, parts)], fuzzer
-                ),
-                TARGETS,
-            )
-        )
+        sources = [*inner, *ours.values(), *mains]
+        list(workers.map(lambda source: _compile(directory, source, fuzzer), sources))
+        list(workers.map(lambda main: _link(directory, [main, *parts], fuzzer), mains))
 
 
-def _compile(compiler: str, source: Path, target: Path, more: Sequence[str]) -> None:
-    main = ("-Dmain=agent_main",) if source.parent == AGENT and source.stem == "main" else ()
-    words = (*FLAGS, *more, *main, f"-I{AGENT}", f"-I{NATIVE}", "-c", str(source))
-    subprocess.run((compiler, *words, "-o", str(target)), check=True)
+def _object(directory: Path, source: Path) -> Path:
+    side = "agent" if source.parent == AGENT else "ours"
+    return directory / f"{side}-{source.stem}.o"
 
 
-def _link(compiler: str, directory: Path, name: str, objects: list[str], fuzzer: bool) -> None:
-    engine = ("-fsanitize=fuzzer",) if fuzzer else ()
-    target = str(directory / f"target_{name}.o")
-    words = (*FLAGS, *engine, *LINKED, target, *objects, "-o", str(directory / name))
-    subprocess.run((compiler, *words), check=True)
+def _compile(directory: Path, source: Path, fuzzer: bool) -> None:
+    words = [*FLAGS, f"-I{AGENT}", f"-I{NATIVE}", "-c", str(source)]
+    if source.parent == AGENT:
+        words += ["-Dmain=agent_main"]
+        words += ["-fsanitize=fuzzer-no-link"] if fuzzer and source.stem not in BUSY else []
+    _run(fuzzer, *words, "-o", str(_object(directory, source)))
+
+
+def _link(directory: Path, parts: Sequence[Path], fuzzer: bool) -> None:
+    main, *others = parts
+    words = [*FLAGS, *LINKED, str(_object(directory, main)), *map(str, others)]
+    words += ["-fsanitize=fuzzer"] if fuzzer else []
+    _run(fuzzer, *words, "-o", str(directory / main.stem.removeprefix("target_")))
+
+
+def _run(fuzzer: bool, *words: str) -> None:
+    subprocess.run(("clang" if fuzzer else "gcc", *words), check=True)
 
 
 def sandboxed(

@@ -83,7 +83,7 @@ def image() -> Iterator[str]:
         yield tag
 
 
-@pytest.fixture(params=HELLOS.values(), ids=HELLOS)
+@pytest.fixture(params=list(HELLOS.values()), ids=list(HELLOS))
 def greeting(image: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """The same, with a greeting of its own."""
     with built(f"FROM {image}\nENV HOSTILE_HELLO='{request.param}'\n") as tag:
