@@ -59,7 +59,6 @@ FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
     "too_large": FileTooLargeError,
 }
 Read = TypeVar("Read")
-
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
 """Nobody inside may own what it unpacks but the one user there is."""
@@ -389,12 +388,11 @@ class GuestSandbox:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A command that goes on."""
+    """A command that goes on; `kept` has its output whole."""
 
     next_reading: int
     cap: OutputCap
     kept: KeptFiles
-    """What has its output whole."""
 
 
 def _not_started(message: str) -> ExecResult:
