@@ -165,12 +165,15 @@ def listen(host: str, port: int) -> "socket":
 
 async def _serve(config: "Config", model: "Model", backend: "Backend", listener: "socket") -> None:
     import gc
+    import resource
 
     from proxy.app import create_app
     from proxy.doctor import announce, check_model, require_sound
+    from proxy.http_protocol import OpenConnections, most_connections
     from proxy.http_server import HTTPServer
     from proxy.joining import build_services
     from proxy.profiles import build_profiles
+    from sandbox_runtime.clock import SystemClock
 
     isolation = build_profiles(config).default.isolation
     software = await require_sound(backend, isolation, self_test=config.sandbox.self_test)
@@ -182,7 +185,10 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     # fifth of the processor time of plain requests.
     gc.collect()
     gc.freeze()
-    await HTTPServer(app, services.runs).serve(sockets=[listener])
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = most_connections(config.server.max_connections, files)
+    connections = OpenConnections(most, SystemClock())
+    await HTTPServer(app, services.runs, connections).serve(sockets=[listener])
 
 
 def _lifespan(

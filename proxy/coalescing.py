@@ -37,6 +37,15 @@ class CoalescingTransport(asyncio.Transport):
         self._send()
         self._transport.close()
 
+    def abort(self) -> None:
+        """See asyncio.WriteTransport."""
+        self._held.clear()
+        self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        """See asyncio.WriteTransport."""
+        return self._held_bytes + self._transport.get_write_buffer_size()
+
     def _send(self) -> None:
         if self._held:
             held, self._held, self._held_bytes = self._held, [], 0

@@ -64,6 +64,9 @@ class ServerConfig(_Section):
     nobody."""
     allow_open: bool = False
     """Whether the server may listen on other addresses than this machine's own without keys."""
+    max_connections: int = Field(default=4096, ge=1)
+    """How many connections of clients are answered at once; less where the process may open too few
+    files for so many (half of its RLIMIT_NOFILE is for connections)."""
     public_url: str | None = Field(default=None, pattern="^https?://")
     """How clients reach this server, for file links; null takes it from each request."""
     state_dir: Path | None = None

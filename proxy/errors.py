@@ -19,6 +19,7 @@ ProxyError(status, type, code)        rendered as OpenAI's error body
 ├ RunLostError             503        the run's server ended before the run had a result
 ├ BusyError                503        other requests leave no room for this one; Retry-After
 ├ ServerStopsError         503        the server ends before there is an answer; Retry-After
+├ TooManyConnectionsError  503        as many connections as may be are being answered; Retry-After
 ├ AuditError               503        what the run does cannot be written down, and must be
 └ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
 """
@@ -31,6 +32,8 @@ from policies.context import ContextSizes
 
 RESTART_S = 5
 """In how long a server that ends may be there again."""
+FULL_S = 2
+"""In how long a server whose connections are all in use may have room."""
 
 
 class ProxyError(Exception):
@@ -290,6 +293,19 @@ class ServerStopsError(ProxyError):
             type="server_error",
             code="server_stopped",
             headers={"Retry-After": str(RESTART_S)},
+        )
+
+
+class TooManyConnectionsError(ProxyError):
+    """As many connections as may be open are being answered."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server has too many connections open. Ask again.",
+            status=503,
+            type="server_error",
+            code="too_many_connections",
+            headers={"Retry-After": str(FULL_S)},
         )
 
 

@@ -1,74 +1,282 @@
 """How HTTP is read and written: by httptools, which takes half of h11's time, with what it lacks
-beside it."""
+beside it: bounds on what a client may leave unfinished, and on how many connections are open."""
 
 import asyncio
+import logging
+import math
+import resource
+from collections import OrderedDict
+from typing import Any
 
 import httptools
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from proxy.api.connection import with_request_id
+from proxy.api.faults import told
 from proxy.coalescing import CoalescingTransport
+from proxy.errors import TooManyConnectionsError
+from sandbox_runtime.clock import Clock
+
+log = logging.getLogger(__name__)
 
 MAX_IDLE_BYTES = 64 * 1024
 """Of a head, or of trailers, that does not come to an end; as h11 has it."""
+MAX_PIPELINED = 64
+"""Requests that a client may send before the first of them is answered. Without a bound, one
+connection filled 60 MB a second."""
+HEAD_S = 20.0
+"""How long a request's head may take: from the connection's beginning, or, on a kept connection,
+from the head's first byte."""
+BODY_S = 30.0
+"""How long a body may pause,"""
+BODY_BYTES_S = 500
+"""and how fast it must come to be allowed another pause: who sends a byte now and then would keep
+the connection for ever."""
+IDLE_S = 120.0
+"""How long a connection is kept for another request. Clients should be the ones who close: a
+request that is sent just as the server closes is lost. Go's and reqwest's pools keep a connection
+for 90 s, nginx and AWS's balancers for 60, Java's for 30, aiohttp's for 15, httpx's for 5."""
+TAKE_S = 600.0
+"""How long a client may take nothing of its answer while some of it waits to be sent."""
+HEADROOM = 32
+"""Connections beyond the bound, for requests that are always answered, and for refusals."""
+ALWAYS_ANSWERED = frozenset({b"/health", b"/metrics"})
+"""Paths that are answered however many connections are open."""
+
+
+def most_connections(wanted: int, files: int) -> int:
+    """Return how many connections may be open where the process may open so many files: half of
+    them are for everything else."""
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    most = min(wanted, max(1, files // 2 - HEADROOM))
+    if most < wanted:
+        log.warning(
+            "at most %d connections of clients, not server.max_connections (%d): the process may"
+            " open %d files only (RLIMIT_NOFILE)",
+            most,
+            wanted,
+            files,
+        )
+    return most
+
+
+class OpenConnections(ServerState):
+    """All connections of clients. Above the bound a request takes the place of the connection that
+    has waited longest for one; where none waits, it is refused."""
+
+    def __init__(self, most: int, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self._most = most
+        self._waiting: OrderedDict[HTTPProtocol, None] = OrderedDict()
+        """Those without a request, by how long they have waited."""
+
+    def enter(self, connection: "HTTPProtocol") -> None:
+        """Take in a new connection. Far above the bound, the one that has waited longest is closed,
+        which is the new one if all others have a request."""
+        self._waiting[connection] = None
+        if len(self.connections) > self._most + HEADROOM:
+            self._close_one()
+
+    def wait(self, connection: "HTTPProtocol") -> None:
+        """Note that a connection waits for its client's next request."""
+        self._waiting[connection] = None
+
+    def leave(self, connection: "HTTPProtocol") -> None:
+        """Note that a connection waits no longer."""
+        self._waiting.pop(connection, None)
+
+    def make_room(self) -> bool:
+        """Return True if one more request may be answered."""
+        return len(self.connections) <= self._most or self._close_one()
+
+    def close_expired(self) -> None:
+        """Close the connections whose clients have let their time pass."""
+        now = self.clock.time()
+        closed = 0
+        for connection in list(self.connections):
+            if isinstance(connection, HTTPProtocol) and connection.is_expired(now):
+                connection.abort()
+                closed += 1
+        if closed:
+            log.info("%d connections closed: their clients were too slow", closed)
+
+    def _close_one(self) -> bool:
+        if not self._waiting:
+            return False
+        self._waiting.popitem(last=False)[0].abort()
+        return True
 
 
 class HTTPProtocol(HttpToolsProtocol):
     """One connection of a client."""
 
-    _idle_bytes = 0
-    """What has come since anything did that a request is made of."""
+    server_state: OpenConnections
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: OpenConnections,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._idle_bytes = 0
+        """What has come since anything did that a request is made of."""
+        self._is_in_head = False
+        self._expires_at = math.inf
+        """When the connection is closed unless the client sends what is awaited."""
+        self._unsent_bytes = 0
+        """Of an answer, when they were looked at and had changed,"""
+        self._stalls_at = math.inf
+        """and when it is too long that they have not."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """See asyncio."""
         super().connection_made(CoalescingTransport(transport))
+        self._expire_in(HEAD_S)
+        self.server_state.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self.server_state.leave(self)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take in what the client sends."""
-        self._unset_keepalive_if_required()
         self._idle_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offered:
-            self._leave_to_h11(data[offered.args[0] :])
-        except httptools.HttpParserError:
+            self._feed(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._refuse("Invalid HTTP request received.")
         else:
             if self._idle_bytes > MAX_IDLE_BYTES:
                 self._refuse("Request header fields too large.")
 
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        super().on_message_begin()
+        self._is_in_head = True
+        if self.cycle and self.cycle.response_complete:
+            self._expire_in(HEAD_S)
+
     def on_headers_complete(self) -> None:
         """See httptools."""
         self._idle_bytes = 0
-        if not self.parser.should_upgrade():
-            super().on_headers_complete()
+        self._is_in_head = False
+        if self.parser.should_upgrade():
+            return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise httptools.HttpParserError("too many requests before the first is answered")
+        is_first = not self._is_answering()
+        self.server_state.leave(self)
+        always = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
+        has_room = always or self.server_state.make_room()
+        self.app = self.config.loaded_app if has_room else self._refuse_for_room
+        super().on_headers_complete()
+        if is_first:
+            self._expire_in(BODY_S)
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""
         self._idle_bytes = 0
         super().on_body(body)
+        if self._is_answering() and not self.pipeline:
+            patience = self._expires_at + len(body) / BODY_BYTES_S
+            self._expires_at = min(patience, self.server_state.clock.time() + BODY_S)
 
     def on_message_complete(self) -> None:
         """See httptools."""
         self._idle_bytes = 0
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
-
-    def _leave_to_h11(self, rest: bytes) -> None:
-        """The client offers another protocol, as Java's does with HTTP/2: httptools takes what
-        follows for that one, a body too, but nobody has accepted."""
-        if self.cycle and not self.cycle.response_complete:
-            self._refuse("Another protocol is offered before the last request is answered.")
+        if self.parser.should_upgrade():
             return
+        super().on_message_complete()
+        if self._is_answering():
+            self._expires_at = math.inf
+
+    def on_response_complete(self) -> None:
+        """Begin with the next request, or wait for it."""
+        self.server_state.total_requests += 1
+        if self.pipeline and not self.transport.is_closing():
+            cycle, app = self.pipeline.pop()
+            self._expires_at = math.inf
+            if not self.pipeline and cycle.more_body:
+                self._expire_in(BODY_S)
+            self._start_asgi_task(cycle, app)
+            return
+        self.flow.resume_reading()
+        self._expire_in(HEAD_S if self._is_in_head else IDLE_S)
+        self.server_state.wait(self)
+
+    def is_expired(self, now: float) -> bool:
+        """Return True if the client has let its time pass. One that takes its answer lets none."""
+        if unsent := self.transport.get_write_buffer_size():
+            if unsent != self._unsent_bytes:
+                self._unsent_bytes, self._stalls_at = unsent, now + TAKE_S
+            return now >= self._stalls_at
+        self._unsent_bytes = 0
+        if self._expires_at == math.inf or (self._is_answering() and self.cycle.response_started):
+            return False
+        if self._is_kept_waiting():
+            self._expire_in(BODY_S)
+            return False
+        return now >= self._expires_at
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        # Told of the end in the loop's next turn only, and others are counted in this one.
+        self.connections.discard(self)
+        self.server_state.leave(self)
+        self.transport.abort()
+
+    def _is_answering(self) -> bool:
+        return bool(self.cycle and not self.cycle.response_complete)
+
+    def _is_kept_waiting(self) -> bool:
+        """Return True if the client may not send its body yet."""
+        asks_first = self._is_answering() and self.cycle.waiting_for_100_continue
+        return asks_first or self.flow.read_paused
+
+    def _expire_in(self, seconds: float) -> None:
+        self._expires_at = self.server_state.clock.time() + seconds
+
+    def _feed(self, data: bytes) -> None:
+        """The client may offer another protocol, as Java's does with HTTP/2: httptools takes what
+        follows for that one, a body too, but nobody has accepted. So the request is read once more
+        without the offer."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offered:
+            if self._is_answering():
+                raise
+            head = self._head_without_offer()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self.parser.feed_data(head + data[offered.args[0] :])
+
+    def _head_without_offer(self) -> bytes:
+        """It is one only where the header `Connection` names it, or what httptools takes for it."""
         version = self.parser.get_http_version().encode()
         head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
-        head += [part for name, value in self.headers for part in (name, b": ", value, b"\r\n")]
-        protocol = H11Protocol(self.config, self.server_state, self.app_state)
-        self.connections.discard(self)
-        self.transport.set_protocol(protocol)
-        protocol.connection_made(self.transport)
-        protocol.data_received(b"".join([*head, b"\r\n", rest]))
+        for name, value in self.headers:
+            if name in (b"connection", b"proxy-connection"):
+                options = (option.strip() for option in value.split(b","))
+                value = b", ".join(each for each in options if each.lower() != b"upgrade")
+            head += (name, b": ", value, b"\r\n")
+        return b"".join([*head, b"\r\n"])
 
     def _refuse(self, words: str) -> None:
         self.logger.warning(words)
         self.send_400_response(words)
+
+    async def _refuse_for_room(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = TooManyConnectionsError()
+        # Closed before the whole body has come it would be reset, and the answer lost.
+        if not self.cycle.more_body:
+            error.headers["Connection"] = "close"
+        await told(Request(scope), error)(scope, receive, with_request_id(scope, send))

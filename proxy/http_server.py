@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from proxy.api.connection import with_request_id
 from proxy.api.faults import told
 from proxy.errors import ServerStopsError
-from proxy.http_protocol import HTTPProtocol
+from proxy.http_protocol import HTTPProtocol, OpenConnections
 from proxy.runs.runs import Runs
 
 log = logging.getLogger(__name__)
@@ -23,12 +23,17 @@ PATIENCE_S = 4.5
 """How long any request may still take, those that tell of a run's end among them."""
 CUT_OFF_S = 5
 """When uvicorn hangs up on all who are left."""
+TICKS_A_LOOK = 10
+"""Every second, connections are looked at whose clients have let their time pass."""
 
 
 class HTTPServer(uvicorn.Server):
-    """Ends what its requests wait for before their connections."""
+    """Ends what its requests wait for before their connections, and closes those that nothing
+    comes from."""
 
-    def __init__(self, app: ASGIApp, runs: Runs) -> None:
+    server_state: OpenConnections
+
+    def __init__(self, app: ASGIApp, runs: Runs, connections: OpenConnections) -> None:
         self._app = _Forsaking(app)
         super().__init__(
             uvicorn.Config(
@@ -40,7 +45,14 @@ class HTTPServer(uvicorn.Server):
                 timeout_graceful_shutdown=CUT_OFF_S,
             )
         )
+        self.server_state = connections
         self._runs = runs
+
+    async def on_tick(self, counter: int) -> bool:
+        """See uvicorn, which calls this ten times a second."""
+        if counter % TICKS_A_LOOK == 0:
+            self.server_state.close_expired()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Take no one new, and let those who are here hear of the end."""

@@ -1,5 +1,6 @@
 """The server as a process: it serves, and however it ends nothing of it stays."""
 
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from proxy.http_protocol import HEADROOM
 from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.backends.docker import INSTALL_LABEL, OWNER_LABEL
 from tests.e2e.leftovers import Engine, cgroups_of, command_line, descendants, running
@@ -113,6 +115,31 @@ async def test_a_server_whose_backend_does_not_answer_yet_serves_all_the_same(
             httpx.AsyncClient() as client,
         ):
             assert (await client.get(f"{server.url}/health")).json() == {"status": "ok"}
+
+
+async def test_half_a_request_on_many_connections_keeps_nobody_out(tmp_path: Path) -> None:
+    most, flood = 20, 200
+    more = {"server": {"max_connections": most}}
+    with anyio.fail_after(60):
+        async with (
+            scripted_backend(lambda _: text_reply("Done.")) as backend,
+            serving(tmp_path, "bubblewrap", backend.base_url, more) as server,
+            httpx.AsyncClient(base_url=server.url) as client,
+            contextlib.AsyncExitStack() as opened,
+        ):
+            url = httpx.URL(server.url)
+            assert url.port
+            streams = [await anyio.connect_tcp(url.host, url.port) for _ in range(flood)]
+            for stream in streams:
+                await opened.enter_async_context(stream)
+                with contextlib.suppress(anyio.BrokenResourceError):
+                    await stream.send(b"POST /v1/chat/completions HTTP/1.1\r\n")
+            assert (await client.get("/health")).json() == {"status": "ok"}
+            body = {"model": "fake-model", "messages": ASKED}
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+            for stream in streams[: flood - most - HEADROOM]:
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await stream.receive()
 
 
 async def test_a_server_that_is_killed_leaves_no_sandbox(kind: Kind, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import anyio
 import pytest
 import uvicorn
+from starlette.types import ASGIApp
 
 from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
@@ -32,7 +33,7 @@ from proxy.agent.model import Model
 from proxy.agent.parking import ParkedRuns
 from proxy.app import create_app
 from proxy.files import FileStore
-from proxy.http_protocol import HTTPProtocol
+from proxy.http_protocol import HTTPProtocol, OpenConnections
 from proxy.inputs import Inputs
 from proxy.keys import ANYONE, Key, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -48,6 +49,7 @@ from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.clock import SystemClock
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.sandbox import Sandboxes
@@ -65,6 +67,7 @@ BACKEND_KEY = "sk-the-backends-own-key"
 ATTEMPTS = 3
 KEEP_S = 60.0
 MAX_KEPT = 8
+MAX_CONNECTIONS = 1000
 
 
 AT_ONCE = Profiles.only(Profile(computer="always"))
@@ -72,16 +75,32 @@ AT_ONCE = Profiles.only(Profile(computer="always"))
 
 
 @asynccontextmanager
-async def serve(services: Services) -> AsyncIterator[str]:
+async def serve(
+    services: Services, connections: OpenConnections | None = None
+) -> AsyncIterator[str]:
     """A server on a free port of this loop; gives its address, without /v1."""
+    try:
+        async with serve_app(create_app(services), connections) as url:
+            yield url
+    finally:
+        with anyio.CancelScope(shield=True):
+            await services.runs.aclose()
+            await services.tool_verdicts.aclose()
+            await services.workspaces.aclose()
+            services.store.close()
+
+
+@asynccontextmanager
+async def serve_app(app: ASGIApp, connections: OpenConnections | None = None) -> AsyncIterator[str]:
+    """The same for any application."""
     # It listens before the server runs, so the first client need not wait for that.
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    app = create_app(services)
     settings = uvicorn.Config(
         app, http=HTTPProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=2
     )
     server = uvicorn.Server(settings)
+    server.server_state = connections or OpenConnections(MAX_CONNECTIONS, SystemClock())
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"http://127.0.0.1:{port}"
@@ -89,10 +108,6 @@ async def serve(services: Services) -> AsyncIterator[str]:
         server.should_exit = True
         with anyio.CancelScope(shield=True):
             await serving
-            await services.runs.aclose()
-            await services.tool_verdicts.aclose()
-            await services.workspaces.aclose()
-            services.store.close()
         listener.close()
 
 
@@ -102,6 +117,7 @@ async def house(
     kind: Kind,
     state_dir: Path,
     isolation: Isolation = Isolation(),
+    connections: OpenConnections | None = None,
     **changes: Any,
 ) -> AsyncIterator[str]:
     """The whole of it before a scripted backend; `changes` are fields of Services, and `make_runs`
@@ -111,7 +127,7 @@ async def house(
     try:
         async with open_sandboxes(kind, state_dir) as sandboxes:
             services = join(model, sandboxes, state_dir, isolation, **changes)
-            async with serve(services) as url:
+            async with serve(services, connections) as url:
                 yield url
     finally:
         await model.aclose()

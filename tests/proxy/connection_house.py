@@ -1,0 +1,176 @@
+"""A server whose time passes by hand, and clients that say to it what they like, byte by byte."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+import anyio
+import httpx
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from proxy.http_protocol import BODY_BYTES_S, OpenConnections
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.server import serve_app
+from tests.fakes.waiting import until
+
+PIECE = b"x" * BODY_BYTES_S
+LARGE_BYTES = 64 << 20
+
+
+def asking(path: str, *headers: str, method: str = "GET") -> bytes:
+    return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: h", *headers, "", "")).encode()
+
+
+UPLOAD = asking("/upload", f"Content-Length: {4 * BODY_BYTES_S}", method="POST")
+
+
+class App:
+    """It answers at once, or when it is let."""
+
+    def __init__(self) -> None:
+        self.may_go_on = asyncio.Event()
+        self.is_left = asyncio.Event()
+        """Set once the client of an endless answer is gone."""
+        self.uploads: list[int] = []
+        """How many bytes have come of each that is over."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        response: Response = PlainTextResponse("ok")
+        match request.url.path:
+            case "/stream" | "/metrics":
+                response = StreamingResponse(self._stream())
+            case "/late":
+                await self.may_go_on.wait()
+                response = await self._upload(request)
+            case "/upload":
+                response = await self._upload(request)
+            case "/endless":
+                response = StreamingResponse(self._endless())
+            case "/large":
+                response = Response(bytes(LARGE_BYTES))
+        await response(scope, receive, send)
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        yield b"begun"
+        await self.may_go_on.wait()
+        yield b"ended"
+
+    async def _endless(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(1 << 20)
+                await asyncio.sleep(0)  # for it to hear that the client is gone
+        finally:
+            self.is_left.set()
+
+    async def _upload(self, request: Request) -> Response:
+        size = 0
+        try:
+            async for piece in request.stream():
+                size += len(piece)
+        finally:
+            self.uploads.append(size)
+        return PlainTextResponse(str(size))
+
+
+class Client:
+    """A connection to the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """The next one's status, headers and body."""
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        body = await self._reader.readexactly(int(headers.get("content-length", 0)))
+        return int(head[0].split()[1]), headers, body
+
+    async def until(self, end: bytes) -> bytes:
+        return await self._reader.readuntil(end)
+
+    async def read(self, size: int) -> bytes:
+        return await self._reader.readexactly(size)
+
+    async def rest(self) -> bytes:
+        """What comes before the server hangs up."""
+        data = bytearray()
+        try:
+            while piece := await self._reader.read(1 << 16):
+                data += piece
+        except ConnectionError:
+            pass  # closed with some of our bytes unread
+        return bytes(data)
+
+    async def aclose(self) -> None:
+        self._writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+class House:
+    """A server, its time and its clients."""
+
+    def __init__(self, url: str, connections: OpenConnections, clock: HandClock) -> None:
+        self._url = httpx.URL(url)
+        self._connections = connections
+        self._clock = clock
+        self._clients: list[Client] = []
+
+    @property
+    def open(self) -> int:
+        return len(self._connections.connections)
+
+    async def dial(self, data: bytes = b"") -> Client:
+        client = Client(*await asyncio.open_connection(self._url.host, self._url.port))
+        self._clients.append(client)
+        await client.send(data)
+        return client
+
+    async def dial_in_turn(self, count: int) -> list[Client]:
+        """So many connections on which nothing is sent, accepted in this order."""
+        clients = []
+        for _ in range(count):
+            grown = self.open + 1
+            clients.append(await self.dial())
+            await until(lambda grown=grown: self.open == grown)
+        return clients
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the server take in what was sent, and then so many seconds pass."""
+        barrier = await self.dial(asking("/", "Connection: close"))
+        await barrier.rest()
+        self._clock.advance(seconds)
+        self._connections.close_expired()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+
+@asynccontextmanager
+async def house(app: App, most: int = 100) -> AsyncIterator[House]:
+    clock = HandClock()
+    connections = OpenConnections(most, clock)
+    with anyio.fail_after(20):
+        async with (
+            serve_app(app, connections) as url,
+            House(url, connections, clock) as opened,
+        ):
+            try:
+                yield opened
+            finally:
+                app.may_go_on.set()

@@ -1,0 +1,129 @@
+"""More connections and requests than there may be at once, over real sockets."""
+
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from proxy.app import create_app
+from proxy.http_protocol import HEADROOM, MAX_PIPELINED, OpenConnections, most_connections
+from proxy.models.scripted import ScriptedModel
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.server import join, serve_app
+from tests.proxy.connection_house import App, House, asking, house
+
+MOST = 3
+
+
+@asynccontextmanager
+async def full_house(state_dir: Path) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
+    """The whole application, with as many streams at work as there may be connections."""
+    held = App()
+    whole = create_app(join(ScriptedModel([]), MemorySandboxes(), state_dir))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (held if scope["path"] == "/stream" else whole)(scope, receive, send)
+
+    connections = OpenConnections(MOST, HandClock())
+    with anyio.fail_after(20):
+        async with (
+            serve_app(app, connections) as url,
+            House(url, connections, HandClock()) as here,
+            httpx.AsyncClient(base_url=url) as client,
+        ):
+            for _ in range(MOST):
+                await (await here.dial(asking("/stream"))).until(b"begun\r\n")
+            try:
+                yield here, client
+            finally:
+                held.may_go_on.set()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/models", "/healthy"])
+async def test_request_beyond_the_bound_is_refused(path: str, tmp_path: Path) -> None:
+    async with full_house(tmp_path) as (_, client):
+        for body in (b"{}", b" " * (4 << 20)):
+            answer = await client.post(path, content=body)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+            assert answer.headers["x-request-id"]
+            told = answer.json()
+            assert (
+                told["error"]["message"] == "The server has too many connections open. Ask again."
+            )
+            assert ("type" in told) == (path == "/v1/messages")
+
+
+async def test_health_and_metrics_are_answered_beyond_the_bound(tmp_path: Path) -> None:
+    async with full_house(tmp_path) as (here, client):
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        await here.dial_in_turn(HEADROOM - 1)
+        assert "sandbox_runs" in (await client.get("/metrics?x=1")).text
+        # Now there is no room at all: who has waited longest leaves.
+        for _ in range(3 * HEADROOM):
+            await here.dial()
+        async with httpx.AsyncClient() as other:
+            assert (await other.get(client.base_url.join("/health"))).status_code == 200
+        assert here.open <= MOST + HEADROOM
+
+
+async def test_request_takes_the_place_of_who_has_waited_longest() -> None:
+    async with house(App(), MOST) as here:
+        first, second, third = await here.dial_in_turn(MOST)
+        await first.send(asking("/"))  # waits anew, and so as the last of them
+        assert (await first.answer())[0] == 200
+        (fourth,) = await here.dial_in_turn(1)
+        await fourth.send(asking("/"))
+        assert (await fourth.answer())[0] == 200
+        assert await second.rest() == b""
+        for each in (first, third):
+            await each.send(asking("/"))
+            assert (await each.answer())[0] == 200
+
+
+async def test_connections_far_beyond_the_bound_are_closed_oldest_first() -> None:
+    async with house(App(), MOST) as here:
+        clients = await here.dial_in_turn(MOST + HEADROOM)
+        for _ in range(2):
+            clients.append(await here.dial())
+            assert await clients.pop(0).rest() == b""
+        assert here.open == MOST + HEADROOM
+        await clients[0].send(asking("/"))
+        assert (await clients[0].answer())[0] == 200
+
+
+async def test_new_connection_is_closed_where_none_waits() -> None:
+    app = App()
+    async with house(app, MOST) as here:
+        for _ in range(MOST):
+            await (await here.dial(asking("/stream"))).until(b"begun\r\n")
+        for _ in range(HEADROOM):
+            await (await here.dial(asking("/metrics"))).until(b"begun\r\n")
+        late = await here.dial()
+        assert await late.rest() == b""
+
+
+async def test_pipelined_requests_are_bounded() -> None:
+    app = App()
+    async with house(app) as here:
+        client = await here.dial(asking("/stream") + MAX_PIPELINED * asking("/"))
+        await client.until(b"begun\r\n")
+        other = await here.dial(asking("/stream") + (MAX_PIPELINED + 1) * asking("/"))
+        assert b"400 Bad Request" in await other.rest()
+        app.may_go_on.set()
+        await client.until(b"0\r\n\r\n")
+        for _ in range(MAX_PIPELINED):
+            assert (await client.answer())[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [(100_000, 4096), (1024, 512 - HEADROOM), (10, 1), (resource.RLIM_INFINITY, 4096)],
+)
+def test_bound_leaves_half_of_the_files(files: int, most: int) -> None:
+    assert most_connections(4096, files) == most
