@@ -24,8 +24,12 @@ class SSEDecoder:
         if not newline:
             self._unfinished_line += tail
             return []
-        lines = (bytes(self._unfinished_line) + head).split(b"\n")
-        self._unfinished_line = bytearray(tail)
+        if self._unfinished_line:
+            head = bytes(self._unfinished_line) + head
+            self._unfinished_line.clear()
+        if tail:
+            self._unfinished_line += tail
+        lines = head.split(b"\n")
         return [event for line in lines if (event := self._event_ended_by(line)) is not None]
 
     def flush(self) -> list[bytes]:
