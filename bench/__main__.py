@@ -21,6 +21,7 @@ from bench import (
     imports,
     loop,
     memory,
+    neighbours,
     owner,
     refill,
     relay,
@@ -47,6 +48,7 @@ PARTS: Mapping[str, Callable[[Plan], Coroutine[None, None, list[Part]]]] = {
     "imports": imports.measure,
     "documents": documents.measure,
     "typing": first_token.measure,
+    "neighbours": neighbours.measure,
 }
 
 

@@ -96,6 +96,9 @@ async def serve(answer: Answer, reader: asyncio.StreamReader, writer: asyncio.St
             if head.startswith(b"get"):
                 writer.write(MODELS)
                 continue
+            if head.startswith(b"head"):  # the proxy keeps a connection open by it
+                writer.write(MODELS.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+                continue
             length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
             await answer(json.loads(await reader.readexactly(length)), writer)
     except (asyncio.IncompleteReadError, ConnectionError):

@@ -113,12 +113,12 @@ def _mib(name: str) -> str:
 
 async def _burst(kind: Kind, server: Server, at_once: int, idle_mib: float) -> Mapping[str, float]:
     count, name = COUNTS[kind, at_once], _runs(kind, at_once)
-    await _settled(server)
+    await settled(server)
     before_s, began, peak_mib = server.cpu_s(), time.perf_counter(), [0.0]
     watching = asyncio.create_task(_watch(server, peak_mib))
     await burst(server.port, ASKED, count=count, at_once=at_once, holding=ANSWERED)
     watching.cancel()
-    await _settled(server)
+    await settled(server)
     return {
         name: count * 60 / (time.perf_counter() - began),
         _cpu(name): (server.cpu_s() - before_s) * 1000 / count,
@@ -132,7 +132,7 @@ async def _watch(server: Server, mib: list[float]) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-async def _settled(server: Server) -> None:
+async def settled(server: Server) -> None:
     """Until so many sandboxes are ready as are to be, and there is no other."""
     wanted = {"starting": 0, "idle": POOL.idle, "lent": 0, "ending": 0}
     while True:

@@ -125,15 +125,26 @@ def model_backend() -> AbstractAsyncContextManager[Server]:
 
 @asynccontextmanager
 async def proxy(
-    model: Server, *, sandbox: str, image: str, idle: int = POOL.idle
+    model: Server,
+    *,
+    sandbox: str,
+    image: str,
+    idle: int = POOL.idle,
+    more: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Server]:
-    """Our own server as its command starts it, with so many sandboxes kept ready."""
+    """Our own server as its command starts it, with so many sandboxes kept ready; `more` goes into
+    the section `sandbox` of its config.yaml."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         config: dict[str, Any] = {
             "server": {"port": port, "state_dir": directory},
             "backend": {"base_url": model.base_url, "tool_support": "always"},
-            "sandbox": {"backend": sandbox, "docker": {"image": image}, "pool": {"idle": idle}},
+            "sandbox": {
+                "backend": sandbox,
+                "docker": {"image": image},
+                "pool": {"idle": idle},
+                **(more or {}),
+            },
         }
         file = Path(directory, "config.yaml")
         await asyncio.to_thread(file.write_text, json.dumps(config))

@@ -1,0 +1,101 @@
+"""Commands that use up what a sandbox has, again and again until somebody ends them: what a sandbox
+beside them, and the server, feel of it. Those that try whether there is a wall at all, and stop by
+themselves, are in `sandbox_runtime.escape.bombs`."""
+
+from collections.abc import Mapping
+
+from sandbox_runtime.guest.bootstrap import EGRESS_PORT
+
+
+def _python(program: str) -> str:
+    return f"exec python3 -I -S - <<'END'\n{program}\nEND"
+
+
+def _again(command: str) -> str:
+    """It anew each time that it has been stopped."""
+    return f"while :; do {command}; done"
+
+
+_HOLD = """
+import ctypes, time
+libc = ctypes.CDLL(None, use_errno=True)
+while True:
+    held = []
+    while len(held) < 100_000:
+        one = take()
+        if one is None:
+            break
+        held.append(one)
+    time.sleep(0.01)
+    for one in held:
+        give_back(one)
+"""
+"""Takes all there are, and gives them back, with the two functions of a program."""
+_TERMINALS = """
+import os
+def take():
+    try:
+        return os.openpty()
+    except OSError:
+        return None
+def give_back(pair):
+    for end in pair:
+        os.close(end)
+"""
+_AIO_CONTEXTS = """
+import ctypes, os
+SETUP, DESTROY = (206, 207) if os.uname().machine == "x86_64" else (0, 1)
+def take():
+    context = ctypes.c_ulong(0)
+    return None if libc.syscall(SETUP, 1024, ctypes.byref(context)) else context
+def give_back(context):
+    libc.syscall(DESTROY, context)
+"""
+_TIMERS = """
+import ctypes
+def take():
+    timer = ctypes.c_void_p()
+    return None if libc.timer_create(1, None, ctypes.byref(timer)) else timer
+def give_back(timer):
+    libc.timer_delete(timer)
+"""
+_QUEUES = """
+import os
+made = 0
+def take():
+    global made
+    made += 1
+    name = b"/bomb%d" % made
+    queue = libc.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, None)
+    return None if queue < 0 else (queue, name)
+def give_back(queue):
+    libc.mq_close(queue[0])
+    libc.mq_unlink(queue[1])
+"""
+_CONNECTIONS = f"""
+import socket, threading
+def ask():
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", {EGRESS_PORT}), 5) as way_out:
+                way_out.sendall(b"CONNECT refused.example:443 HTTP/1.1\\r\\n\\r\\n")
+                way_out.recv(65536)
+        except OSError:
+            pass
+for _ in range(16):
+    threading.Thread(target=ask).start()
+"""
+
+BOMBS: Mapping[str, str] = {
+    "processes": "bomb() { bomb | bomb & }; bomb 2>/dev/null; sleep 600",
+    "memory": _again("""python3 -I -S -c 'held = [b"x" * (1 << 20) for _ in range(1 << 20)]'"""),
+    "disk": _again("dd if=/dev/zero of=/testbed/bomb bs=1M 2>/dev/null; rm -f /testbed/bomb"),
+    "processor": "for each in 1 2 3 4 5 6 7 8; do while :; do :; done & done; wait",
+    "terminals": _python(_TERMINALS + _HOLD),
+    "AIO contexts": _python(_AIO_CONTEXTS + _HOLD),
+    "timers": _python(_TIMERS + _HOLD),
+    "message queues": _python(_QUEUES + _HOLD),
+    "output": "yes",
+    "refused connections": _python(_CONNECTIONS),
+}
+"""What each takes, and how."""

@@ -1,0 +1,234 @@
+"""What a sandbox that takes all it can get costs those beside it: a neighbour's commands, and
+`/health`; and what `/health` feels of bodies that no client writes.
+
+The real server runs one request whose model sets off a bomb, and one whose model runs short
+commands; the model is in this process, so that it knows how long a command took. What is measured
+is the host as a whole: with as many cores as a sandbox may use, the client waits for them too.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+from bench.backend import SUBMIT, serve, turn, whole
+from bench.bombs import BOMBS
+from bench.load import got, post
+from bench.plan import Plan, progress
+from bench.runs import settled
+from bench.servers import Server, free_port, proxy
+from bench.table import Part, Row
+
+BACKENDS: Mapping[str, tuple[str, str | None]] = {
+    "docker, runc": ("docker", "runc"),
+    "docker, runsc": ("docker", "runsc"),
+    "bubblewrap": ("bubblewrap", None),
+}
+"""By name: the backend, and the engine's runtime."""
+ISOLATION = {"memory_mib": 512, "disk_mib": 256, "pids": 256}
+"""Less than by default, so that a bomb reaches it in seconds."""
+IDLE = "idle"
+NEIGHBOUR = "neighbour"
+SECONDS = 3.0
+"""For each bomb."""
+BEGIN_S = 0.5
+"""A bomb's command has begun by then."""
+COMMANDS = 90
+"""At most; a run has 100 turns."""
+LONGEST_S = 60.0
+"""For a command, or an answer of `/health`."""
+PAUSE_S = 0.01
+"""Between two requests for `/health`."""
+BODIES: Mapping[str, tuple[bytes, int]] = {
+    "60 MB of `{},`": (b"{},", 20_000_000),
+    "8 MiB of `{}`": (b"{}", 4 << 20),
+}
+"""What is repeated, and how often."""
+POSTS = 5
+"""Of each body."""
+PIECE_BYTES = 1 << 16
+STALL_MS = 100
+BODY_BEGINS = b'{"model": "bench", "messages": ['
+
+
+class Model:
+    """A model that sets off the bomb of the request's name, or runs commands and times them."""
+
+    def __init__(self) -> None:
+        self.commands_ms: list[float] = []
+        """How long each of the neighbour's commands took."""
+        self.ends_at = 0.0
+        """When the neighbour is to stop."""
+        self.bomb_is_off = asyncio.Event()
+        self._asked_at: float | None = None
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Say what is to be done next."""
+        name = body["model"]
+        if name != NEIGHBOUR:
+            writer.write(whole(turn("execute_bash", {"command": BOMBS[name]})))
+            self.bomb_is_off.set()
+            return
+        self.note()
+        if time.perf_counter() >= self.ends_at or len(self.commands_ms) >= COMMANDS:
+            writer.write(whole(turn(*SUBMIT)))
+            return
+        await asyncio.sleep(SECONDS / COMMANDS)
+        command = f"true {len(self.commands_ms)}"
+        writer.write(whole(turn("execute_bash", {"command": command})))
+        self._asked_at = time.perf_counter()
+
+    def begin(self) -> None:
+        """Forget what was measured."""
+        self.commands_ms = []
+        self.ends_at = time.perf_counter() + SECONDS
+
+    def note(self) -> None:
+        """Note how long the last command took, or takes until now."""
+        if self._asked_at is not None:
+            self.commands_ms.append((time.perf_counter() - self._asked_at) * 1000)
+            self._asked_at = None
+
+
+async def measure(plan: Plan) -> list[Part]:
+    """Every backend beside every bomb, and then the bodies."""
+    parts, missing, bodies = [], [], None
+    for name in BACKENDS:
+        try:
+            async with _serving(plan, name) as (server, model):
+                parts += await _backend(name, server, model)
+                bodies = bodies or await _bodies(server)
+        except RuntimeError as error:
+            missing.append(Row(name, note=str(error).splitlines()[-1]))
+    missed = [Part("neighbours: left out", missing)] if missing else []
+    return [*parts, *missed, *([bodies] if bodies else [])]
+
+
+@asynccontextmanager
+async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[Server, Model]]:
+    """The server on a backend, and its model. Raises RuntimeError where the backend is missing."""
+    model, port = Model(), free_port()
+    backend, runtime = BACKENDS[name]
+    docker = {"image": plan.image, "runtime": runtime}
+    listening = await asyncio.start_server(partial(serve, model.answer), "127.0.0.1", port)
+    async with (
+        listening,
+        proxy(
+            Server(os.getpid(), port, 0),
+            sandbox=backend,
+            image=plan.image,
+            more={"isolation": ISOLATION, "docker": docker},
+        ) as server,
+    ):
+        yield server, model
+
+
+async def _backend(name: str, server: Server, model: Model) -> list[Part]:
+    commands: list[Row] = []
+    health: list[Row] = []
+    for bomb in (IDLE, *BOMBS):
+        progress(f"neighbours: {name}, {bomb}")
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                await settled(server)
+        except TimeoutError:
+            commands.append(
+                Row(bomb, note=f"the sandboxes before it are there after {LONGEST_S} s")
+            )
+            break
+        took = await _beside(server, model, bomb)
+        for rows, samples in zip((commands, health), took, strict=True):
+            rows.append(Row(bomb, samples, peers=(IDLE,) if rows else ()))
+    progress("")
+    return [
+        Part(f"neighbours, {name}: a command beside a bomb of", commands),
+        Part(f"neighbours, {name}: /health beside a bomb of", health),
+    ]
+
+
+async def _beside(server: Server, model: Model, bomb: str) -> tuple[Sequence[float], list[float]]:
+    """How long the neighbour's commands took, and `/health`, beside a bomb or beside nothing."""
+    if bomb == IDLE:
+        return await _neighbour(server, model)
+    model.bomb_is_off.clear()
+    async with _asked(server, bomb):
+        await model.bomb_is_off.wait()
+        await asyncio.sleep(BEGIN_S)
+        return await _neighbour(server, model)
+
+
+async def _neighbour(server: Server, model: Model) -> tuple[Sequence[float], list[float]]:
+    model.begin()
+    async with _watched(server) as health, _asked(server, NEIGHBOUR) as answer:
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                await answer.readuntil(b"\r\n\r\n")
+        except TimeoutError:
+            model.note()
+    return model.commands_ms, health
+
+
+@asynccontextmanager
+async def _asked(server: Server, name: str) -> AsyncIterator[asyncio.StreamReader]:
+    """A request to that model; it is cancelled where it has no answer at the end of the block."""
+    question = {"model": name, "messages": [{"role": "user", "content": f"{time.time_ns()}"}]}
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(post("/v1/chat/completions", question, "none"))
+    try:
+        yield reader
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def _watched(server: Server) -> AsyncIterator[list[float]]:
+    """How long each answer of `/health` takes meanwhile, and the last one until the end."""
+    health: list[float] = []
+    watching = asyncio.create_task(_watch(server, health))
+    try:
+        yield health
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _watch(server: Server, health: list[float]) -> None:
+    while True:
+        began = time.perf_counter()
+        try:
+            await got(server.port, "/health")
+        finally:
+            health.append((time.perf_counter() - began) * 1000)
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _bodies(server: Server) -> Part:
+    rows = []
+    for name, (repeated, times) in BODIES.items():
+        body, worst, told = BODY_BEGINS + repeated * times, [], ""
+        for number in range(POSTS):
+            progress(f"neighbours: bodies, {name}, {number}")
+            async with _watched(server) as health:
+                told = await _posted(server, body)
+            worst.append(max(health))
+        rows.append(Row(name, worst, "ms", STALL_MS, note=f"answered {told}"))
+    progress("")
+    return Part("bodies: the longest wait for /health while one is posted", rows)
+
+
+async def _posted(server: Server, body: bytes) -> str:
+    """The status of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+    for start in range(0, len(body), PIECE_BYTES):
+        writer.write(body[start : start + PIECE_BYTES])
+        await writer.drain()
+    try:
+        return (await reader.readline()).split()[1].decode()
+    finally:
+        writer.close()
