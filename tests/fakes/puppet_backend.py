@@ -11,7 +11,6 @@ import anyio
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check, Pressure
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest_sandbox import REPORTED
 from sandbox_runtime.protocol import (
     END,
     HELLO,
@@ -23,6 +22,7 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
+from sandbox_runtime.reports import REPORTED
 
 REPORT = dict.fromkeys(REPORTED, 0)
 
