@@ -119,14 +119,15 @@ class Duplex(asyncio.Protocol):
     def _hand_over(self) -> None:
         """Hand over what has come, up to the next pause."""
         self._pause = None
-        while self._take and self._rest:
-            data, self._rest = self._rest[:_TURN_BYTES], self._rest[_TURN_BYTES:]
+        rest, self._rest = self._rest, b""  # kept any longer, its memory could not be used again
+        for start in range(0, len(rest), _TURN_BYTES):
             try:
-                pause_s = self._take(data)
+                pause_s = self._take(rest[start : start + _TURN_BYTES]) if self._take else None
             except ProtocolError as error:
                 self._refuse(error)
                 return
             if pause_s and not self._ended.is_set():
+                self._rest = rest[start + _TURN_BYTES :]
                 self._transport.pause_reading()
                 self._pause = asyncio.get_running_loop().call_later(pause_s, self._hand_over)
                 return
