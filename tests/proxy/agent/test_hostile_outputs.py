@@ -108,3 +108,16 @@ async def test_files_that_are_not_reached_in_time_are_named(talk: Talk) -> None:
     assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
     assert reasons(second) == {"no_time"}
     assert len(second.left_out) > 9000
+
+
+@pytest.mark.parametrize(("making", "why"), [(SPARSE, "too_large"), (ENDLESS, "no_room")])
+async def test_files_made_by_a_later_turn_do_not_hold_up_its_answer(
+    talk: Talk, making: str, why: str
+) -> None:
+    await talk.turn("echo x > output/old.txt")
+    with anyio.fail_after(60):
+        second = await talk.turn(making, wall_time_s=20)
+    assert second.stop_reason is StopReason.SUBMITTED
+    # The old file is named too where hashing the new ones has left no time for it.
+    new = [each.why for each in second.left_out if each.path != "/testbed/output/old.txt"]
+    assert new == [why] * 9999
