@@ -342,7 +342,8 @@ from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.guest.bootstrap import GuestConfig, program
 program(GuestConfig())  # imports late what only root may be able to read
-backend = BubblewrapBackend(state_dir=Path("/nonexistent"))  # reads the agent
+is_weak = json.loads(sys.argv[2])
+backend = BubblewrapBackend(state_dir=Path("/nonexistent"), allow_weak=is_weak)  # reads the agent
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 async def main():
@@ -357,15 +358,19 @@ asyncio.run(main())
 """
 
 
-async def test_an_unprivileged_owner_has_bounds_per_process() -> None:
+@pytest.mark.parametrize("allow_weak", [False, True])
+async def test_an_unprivileged_owner_has_bounds_per_process(allow_weak: bool) -> None:
     memory = "try: bytearray(512 << 20)\nexcept MemoryError: print('refused')"
     programs = [memory, FORK_UNTIL_REFUSED]
     with anyio.fail_after(30):
         done = await anyio.run_process(
-            [sys.executable, "-c", UNPRIVILEGED, json.dumps(programs)], stderr=None, cwd=PROJECT
+            [sys.executable, "-c", UNPRIVILEGED, json.dumps(programs), json.dumps(allow_weak)],
+            stderr=None,
+            cwd=PROJECT,
         )
     checks, allocation, forks = json.loads(done.stdout)
-    assert [name for name, (ok, _) in checks.items() if not ok] == []
+    is_refused = "per process only" in checks["bounds"][1] and not allow_weak
+    assert [name for name, (ok, _) in checks.items() if not ok] == ["bounds"] * is_refused
     if "per process only" in checks["bounds"][1]:
         assert allocation == [0, "refused\n", ""]
     assert forks[0] == 0
