@@ -103,3 +103,17 @@ def test_what_is_decoded_with_lone_surrogates_is_counted_all_the_same(
 ) -> None:
     text = f'["{"".join(surrogates)}", {json.dumps(tree)}]'.encode(encoding, "surrogatepass")
     assert checked(text, 3).values == values(json.loads(text))
+
+
+@pytest.mark.parametrize("inner", [b"{}", b"[]", b"{},[]", b"[{}],{}", b"1"])
+@pytest.mark.parametrize("count", [1, 5000])
+def test_the_deepest_level_counts_beside_any_number_of_flat_ones(inner: bytes, count: int) -> None:
+    height = 2 if b"[{" in inner else 0 if inner == b"1" else 1
+    flat = b",".join([inner] * count)
+    most = MAX_DEPTH - height
+    JSONBounds().check(b"[" * most + flat + b"]" * most)
+    bounds = JSONBounds()
+    bounds.check(b"[" * most)
+    bounds.check(flat)
+    with pytest.raises(TooMuchJSONError, match="levels"):
+        JSONBounds().check(b"[" * (most + 1) + flat + b"]" * (most + 1))
