@@ -57,6 +57,7 @@ async def _answer(request: Request) -> Response:
             " '<model>:plain' to have the request passed on to the backend.",
             code="unknown_url",
         )
+    _require_stateless(request)
     asks_a_model = request.method == "POST"
     profile = services(request).profiles.of(key, _model(plain or fields), None, {})
     if asks_a_model and profile.computer == "always":
@@ -102,17 +103,23 @@ def _passage(request: Request, where: Way) -> Passage:
         )
     if where == "ours":
         raise HTTPException(404)
-    needs_all = not is_stateless(request.method, written_path(request))
-    if needs_all and services(request).passthrough != "all":
-        raise ProxyError(
-            f"{named} is not passed on: the backend may keep something of it, and does not tell one"
-            " client of this server from another. The operator opens such paths with"
-            " backend.passthrough: all.",
-            status=403,
-            type="invalid_request_error",
-            code="path_keeps_state",
-        )
     return passage_of(request)
+
+
+def _require_stateless(request: Request) -> None:
+    """Raise ProxyError where the backend may keep something, and clients would share it."""
+    if services(request).passthrough == "all" or is_stateless(
+        request.method, written_path(request)
+    ):
+        return
+    raise ProxyError(
+        f"{request.method} {request.url.path} is not passed on: the backend may keep something of"
+        " it, and does not tell one client of this server from another. The operator opens such"
+        " paths with backend.passthrough: all.",
+        status=403,
+        type="invalid_request_error",
+        code="path_keeps_state",
+    )
 
 
 async def _body(request: Request, stream: BodyStream) -> bytes | BodyStream | None:

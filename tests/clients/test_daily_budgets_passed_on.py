@@ -69,7 +69,7 @@ async def test_what_other_paths_spend_counts_too(
             (await there.http.post(path, json=asked, headers=headers)).status_code for _ in range(2)
         ]
         assert (statuses, (await there.spent()).tokens) == ([200, 429], 70)
-        looked = await there.http.get("/v1/elsewhere", headers=headers)
+        looked = await there.http.get("/version", headers=headers)
         assert looked.status_code == 200
 
 

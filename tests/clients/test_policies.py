@@ -52,7 +52,8 @@ async def served(
             "memory",
             state_dir,
             profiles=build_profiles(config),
-            keyring=Keyring([*KEYS, ("sk-other", Key("other"))]),
+            keyring=Keyring([*KEYS, ("sk-other", Key("other"))], operator="sk-operator"),
+            passthrough="all",
         ) as url,
         client(url) as http,
     ):
@@ -247,5 +248,8 @@ async def test_a_key_that_was_not_given_out_is_refused(tmp_path: Path) -> None:
 async def test_capabilities_tell_which_profiles_there_are(tmp_path: Path) -> None:
     async with served(tmp_path) as (http, _):
         told = (await http.get("/v1/capabilities")).json()
-    assert told["profile"] == "default"
-    assert told["profiles"].keys() >= {"default", "offline", "research", "strict", "finance"}
+        operator = {"authorization": "Bearer sk-operator"}
+        all_told = (await http.get("/v1/capabilities", headers=operator)).json()
+    assert told["profile"] == all_told["profile"] == "default"
+    assert told["profiles"].keys() < all_told["profiles"].keys()
+    assert all_told["profiles"].keys() >= {"default", "offline", "research", "strict", "finance"}

@@ -32,7 +32,7 @@ async def ask(
     headers = {"authorization": "Bearer sk-right", **(headers or {})}
     async with (
         scripted_backend(lambda _: text_reply("42"), elsewhere=here) as backend,
-        house(backend, "memory", tmp_path, keyring=keyring) as url,
+        house(backend, "memory", tmp_path, keyring=keyring, passthrough="all") as url,
         httpx.AsyncClient(base_url=url, headers=headers) as client,
     ):
         with anyio.fail_after(20):

@@ -1,6 +1,7 @@
 """Every run whose id a client was given can be asked for, for a while after its end."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from proxy.store.store import Store
 from tests.clients.chat import ask, client
 from tests.fakes.backend import Held, Item, scripted_backend
 from tests.fakes.hand_clock import HandClock
-from tests.fakes.server import house
+from tests.fakes.server import EachKey, house
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 STEP = {**tool_reply(call("execute_bash", command="echo 42")), "usage": USAGE}
@@ -31,6 +32,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+knowing = partial(house, kind="memory", keyring=EachKey())
+"""A server that knows each key."""
+
+
 async def looked_up(http: httpx.AsyncClient, run_id: str, **headers: str) -> httpx.Response:
     return await http.get(f"/v1/runs/{run_id}", headers=headers)
 
@@ -41,13 +46,13 @@ async def test_a_run_whose_answer_was_heard_tells_how_it_ended(
     path: str, body: dict[str, Any], restarted: bool, tmp_path: Path
 ) -> None:
     async with scripted_backend([STEP, ANSWER]) as backend:
-        async with house(backend, "memory", tmp_path) as url, client(url) as http:
+        async with knowing(backend, state_dir=tmp_path) as url, client(url) as http:
             answered = await http.post(path, json={"model": "fake-model", **body})
             run_id = answered.headers["x-sandbox-run"]
             found = await looked_up(http, run_id)
             foreign = await looked_up(http, run_id, authorization="Bearer sk-other")
         if restarted:
-            async with house(backend, "memory", tmp_path) as url, client(url) as http:
+            async with knowing(backend, state_dir=tmp_path) as url, client(url) as http:
                 found = await looked_up(http, run_id)
     run = found.json()
     assert (found.status_code, foreign.status_code) == (200, 404)

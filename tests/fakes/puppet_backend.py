@@ -24,7 +24,7 @@ from sandbox_runtime.protocol import (
 )
 from sandbox_runtime.reports import REPORTED
 
-REPORT = dict.fromkeys(REPORTED, 0)
+REPORT = {**dict.fromkeys(REPORTED, 0), "stderr": ""}
 
 
 def opened() -> asyncio.Event:
