@@ -75,7 +75,7 @@ async def test_a_missing_field_is_named(tmp_path: Path) -> None:
     assert (found.param, found.code) == ("messages", "missing_required_parameter")
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[]", b"null", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[]", b"null", b"[" * 60])
 async def test_what_is_no_json_object_is_refused(content: bytes, tmp_path: Path) -> None:
     async with (
         scripted_backend([]) as backend,
