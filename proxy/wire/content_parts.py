@@ -21,6 +21,7 @@ _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECAS
 MAX_SHOWN_URL_CHARS = 100
 MAX_SHOWN_BYTES = 20 << 20
 """The largest file that goes to the model; a larger one is in the sandbox only."""
+_DETAILS = ("auto", "low", "high", "original")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
 
@@ -157,6 +158,7 @@ def _audio(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart | 
 
 def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) -> FilePart | None:
     url = _url(part.get(kind))
+    _check_detail(part.get(kind), param)
     if not _URL.match(url):
         raise _no_url(url, param)
     if not url.lower().startswith(("data:", "http://", "https://")):
@@ -182,6 +184,18 @@ def with_data(part: FilePart, mime_type: str, data: bytes) -> dict[str, Any] | N
     others = written if isinstance(written, dict) else {}
     url = f"data:{clean_type(mime_type)};base64,{base64.b64encode(data).decode()}"
     return {**part.part, kinds[0]: {**others, "url": url}}
+
+
+def _check_detail(value: Any, param: str) -> None:
+    """Raise BadRequestError for a `detail` that OpenAI does not know: a backend that is not shown
+    the picture cannot refuse it."""
+    detail = value.get("detail") if isinstance(value, dict) else None
+    if detail is not None and detail not in _DETAILS:
+        raise BadRequestError(
+            f"Invalid value for '{param}.detail': expected one of {', '.join(_DETAILS)}.",
+            param=f"{param}.detail",
+            code="invalid_value",
+        )
 
 
 def _source(written: str, param: str) -> Source:

@@ -49,7 +49,7 @@ COMMANDS = {
     "number_beyond_bounds": "is gone: it ",
     "end_within_a_frame": "is gone",
     "children_that_write": "broke the protocol",
-    "errors_without_end": "did not end a command in time|no answer",
+    "errors_without_end": "bytes of diagnostics|did not end a command in time|no answer",
     "silence": "did not end a command in time|no answer",
 }
 HELLOS = {
