@@ -83,7 +83,7 @@ def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app.add_exception_handler(Exception, _failed)
     if services.client_keys:
         app.add_middleware(ClientKeyMiddleware, keys=services.client_keys)
-    app.add_middleware(WebPages, needs_key=not services.keyring.is_open)
+    app.add_middleware(_pages, services)
     return app
 
 
@@ -99,10 +99,7 @@ class _ShortCut:
         handlers = {kind: handler for kind, handler in kinds.items() if kind is not Exception}
         self._answering = {
             route.path: ServerErrorMiddleware(
-                WebPages(
-                    _let_in(services, ExceptionMiddleware(route.app, handlers)),
-                    needs_key=not services.keyring.is_open,
-                ),
+                _pages(_let_in(services, ExceptionMiddleware(route.app, handlers)), services),
                 _failed,
             )
             for route in _routes(OF_MODELS)
@@ -121,6 +118,10 @@ class _ShortCut:
                 await self._app(scope, receive, send)
         finally:
             release(scope, self._body_memory)
+
+
+def _pages(app: ASGIApp, services: Services) -> WebPages:
+    return WebPages(app, needs_key=not services.keyring.is_open, public_url=services.public_url)
 
 
 def _let_in(services: Services, app: ASGIApp) -> ASGIApp:

@@ -92,7 +92,8 @@ class Inputs:
         self._fetcher = fetcher
         self._lengths = lengths
         self._window = window
-        self._backend_fetches = backend_fetches
+        self.backend_fetches = backend_fetches
+        """Whether the backend may be given URLs."""
 
     async def receive(self, task: Task, owner: str, body: Mapping[str, Any]) -> Task:
         """The task, its files beside its messages; what is to be fetched is fetched when the run
@@ -207,7 +208,7 @@ class Inputs:
     async def refuse_private(self, urls: Sequence[str], owner: str) -> None:
         """Check URLs that the backend is about to fetch. Raises BadRequestError for one of a
         private address, or of a name that cannot be looked up."""
-        if self._backend_fetches:
+        if self.backend_fetches:
             return
         fetcher = self._fetcher or Fetcher()
         for number, url in enumerate(urls):
@@ -225,7 +226,7 @@ class Inputs:
     def _shown(self, part: FilePart, fetched: _Content) -> _Content:
         """Return what was fetched with what the model is shown of it: its bytes, never its URL,
         which the backend would fetch from inside the network."""
-        if self._backend_fetches:
+        if self.backend_fetches:
             return replace(fetched, shown=part.part)
         if fetched.fetched is None or part.kind not in self._modalities:
             return fetched

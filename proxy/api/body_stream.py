@@ -1,12 +1,16 @@
 """A request's body on its way from the client."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 
 from policies.json_bounds import JSONBounds
 from proxy.api.connection import hold, left
+from proxy.errors import ProxyError
+
+Check = Callable[[bytes], None]
+"""Looks at a piece that is about to be passed on. Raises ProxyError."""
 
 
 class BodyStream:
@@ -17,6 +21,13 @@ class BodyStream:
         self._stream = request.stream()
         self._ready: list[bytes] = []
         self._over = asyncio.Event()
+        self._check: Check | None = None
+        self.refusal: ProxyError | None = None
+        """Why the rest was not passed on, if it was not."""
+
+    def check_with(self, check: Check) -> None:
+        """Have each piece checked; the first that is refused ends the body."""
+        self._check = check
 
     async def read(self, limit: int) -> bytes | None:
         """The whole of it. None if it is longer than the limit, or more JSON than is read at once:
@@ -34,14 +45,24 @@ class BodyStream:
         return whole
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """What is left of it. Raises ClientDisconnect."""
+        """What is left of it. Raises ClientDisconnect, and ProxyError for a piece that is
+        refused."""
         try:
             while self._ready:
-                yield self._ready.pop(0)
+                yield self._checked(self._ready.pop(0))
             async for piece in self._stream:
-                yield piece
+                yield self._checked(piece)
         finally:
             self._over.set()
+
+    def _checked(self, piece: bytes) -> bytes:
+        if self._check is not None:
+            try:
+                self._check(piece)
+            except ProxyError as error:
+                self.refusal = error
+                raise
+        return piece
 
     async def left(self) -> None:
         """Wait until the client is gone; while it still sends, whoever reads hears of it first."""

@@ -15,13 +15,12 @@ from proxy.api import spending
 from proxy.api.body_stream import BodyStream
 from proxy.api.connection import Gone, left, model, unless
 from proxy.api.private_urls import refuse_private_urls
-from proxy.api.relay import LOOK_AFTER_S, RelayResponse, is_stream, whole
+from proxy.api.relay import LOOK_AFTER_S, MAX_WHOLE_BYTES, RelayResponse, is_stream, whole
+from proxy.errors import BackendError
 from proxy.wire.plain import plain_fields
 
 Watch = Callable[[Relayed], Relayed]
 """Makes of an answer one whose body is looked at as it passes."""
-MAX_WHOLE_BYTES = 256 << 10
-"""An answer up to this length is sent in one piece."""
 
 
 def passage_of(request: Request) -> Passage:
@@ -95,11 +94,16 @@ async def _passed(
     watch: Watch | None,
 ) -> Response:
     body = passing.body if isinstance(passing.body, bytes) else None
-    relayed = await spending.relayed(request, day, body, partial(passage.pass_on, passing))
+    try:
+        relayed = await spending.relayed(request, day, body, partial(passage.pass_on, passing))
+    except BackendError as error:
+        if isinstance(passing.body, BodyStream) and passing.body.refusal is not None:
+            raise passing.body.refusal from error
+        raise
     if watch:
         relayed = watch(relayed)
     length = relayed.headers.get("content-length", "")
     is_short = length.isdecimal() and int(length) <= MAX_WHOLE_BYTES
     if is_short and not is_stream(relayed):
-        return await whole(relayed)
+        return await whole(relayed, gone)
     return RelayResponse(relayed, gone)

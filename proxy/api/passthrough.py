@@ -18,14 +18,12 @@ from proxy.api.body_stream import BodyStream
 from proxy.api.connection import authorize, services
 from proxy.api.json_response import JSON
 from proxy.api.passing import pass_on, passage_of, written_path
-from proxy.api.private_urls import refuse_private_urls
+from proxy.api.private_urls import URLScan, refuse_private_urls, unchecked
 from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
 from proxy.wire.plain import plain_fields
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 """Not TRACE: it would tell the client the backend's key."""
-MAX_READ_BYTES = 16 << 20
-"""Of JSON, to find a model in it; a longer body is passed on unread."""
 
 
 async def unmatched(scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,8 +126,14 @@ async def _body(request: Request, stream: BodyStream) -> bytes | BodyStream | No
     if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
         await stream.read(0)
         return None
-    is_json = headers.get("content-type", "").lower().startswith("application/json")
-    if is_json and "content-encoding" not in headers:
-        read = await stream.read(MAX_READ_BYTES)
-        return stream if read is None else read
+    kind, is_compressed = headers.get("content-type", "").lower(), "content-encoding" in headers
+    if kind.startswith("application/json") and not is_compressed:
+        read = await stream.read(services(request).inputs.max_body_bytes)
+        if read is not None:
+            return read
+    # A form has its fields apart: none of them is a part of a message.
+    if not kind.startswith("multipart/") and not services(request).inputs.backend_fetches:
+        if is_compressed:
+            raise unchecked("is compressed")
+        stream.check_with(URLScan().check)
     return stream

@@ -1,7 +1,7 @@
 """Requests that go straight to the backend: bytes there, bytes back."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 LOOK_AFTER_S = 0.1
 """How long an answer may take before anybody looks whether its client is still there: to look costs
 an eighth of a short one."""
+MAX_WHOLE_BYTES = 256 << 10
+"""An answer up to this length is sent in one piece."""
 
 
 async def relay(
@@ -42,7 +44,7 @@ async def _relayed(
     relayed = Relayed(relayed.status, headers, relayed.body)
     if is_stream(relayed):
         return RelayResponse(relayed, partial(left, request))
-    return await whole(relayed)
+    return await whole(relayed, partial(left, request))
 
 
 def is_stream(relayed: Relayed) -> bool:
@@ -50,19 +52,32 @@ def is_stream(relayed: Relayed) -> bool:
     return relayed.headers.get("content-type", "").startswith("text/event-stream")
 
 
-async def whole(relayed: Relayed) -> Response:
-    """An answer read to its end: to stream it costs as much again as the rest of the way."""
-    async with aclosing(relayed.body):
-        content = b"".join([piece async for piece in relayed.body])
-    return Response(content, relayed.status, relayed.headers)
+async def whole(relayed: Relayed, gone: Gone) -> Response:
+    """Return an answer read to its end: to stream it costs as much again as the rest of the way.
+    What is longer than `MAX_WHOLE_BYTES` is streamed."""
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async for piece in relayed.body:
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_WHOLE_BYTES:
+                return RelayResponse(relayed, gone, pieces)
+    except BaseException:
+        await relayed.body.aclose()
+        raise
+    await relayed.body.aclose()
+    return Response(b"".join(pieces), relayed.status, relayed.headers)
 
 
 class RelayResponse(Response):
     """A backend's answer piece by piece, ended at the backend too when the client has left."""
 
-    def __init__(self, relayed: Relayed, gone: Gone) -> None:
+    def __init__(self, relayed: Relayed, gone: Gone, read: Sequence[bytes] = ()) -> None:
+        """`read` are the answer's first pieces, where they have been read."""
         self.status_code = relayed.status
         self.background = None
+        self._read = read
         self._body = relayed.body
         self._gone = gone
         self.init_headers(relayed.headers)
@@ -80,6 +95,9 @@ class RelayResponse(Response):
     async def _send(self, send: Send) -> None:
         headers = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **headers})
+        for piece in self._read:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._read = ()
         async for piece in self._body:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -13,8 +13,9 @@ from proxy.agent.model import Passage, Passing
 from proxy.api.connection import model, model_request, while_connected
 from proxy.api.json_response import JSON
 from proxy.api.passing import pass_plain
-from proxy.api.relay import whole
 from proxy.errors import NotFoundError
+from proxy.models.openai_http import MAX_TOKENIZED_BYTES
+from proxy.models.relay import read_at_most
 from proxy.models.tokenizing import NOT_THERE, PATH, count_in
 from proxy.wire.messages_request import AsChat, as_chat_to_count, to_be_counted
 
@@ -56,7 +57,11 @@ async def _post(passage: Passage, request: Request, path: str, body: Mapping[str
     kept = {name: value for name, value in request.headers.items() if name not in _OF_THE_BODY}
     headers = {**kept, "content-type": "application/json"}
     passing = Passing("POST", path, headers, json.dumps(body).encode())
-    return await whole(await passage.pass_on(passing))
+    answer = await passage.pass_on(passing)
+    told = await read_at_most(answer.body, MAX_TOKENIZED_BYTES)
+    if told is None:
+        raise _uncounted()
+    return Response(told, answer.status, answer.headers)
 
 
 def _without_files(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,18 +1,35 @@
 """Which web pages may ask, for a browser looks before it hands a page our answer (CORS)."""
 
+import re
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.api.faults import told
+from proxy.errors import ForbiddenError
 
 LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 _EVERYTHING = ("*",)
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+"""What changes nothing: a page elsewhere may ask it, and cannot read the answer."""
 
 
 class WebPages:
     """Answers browsers: every page may ask that has the key; where none is needed, only pages of
-    this machine, for any other could use what its visitor alone can reach."""
+    this machine and of `public_url`, for any other could use what its visitor alone can reach.
 
-    def __init__(self, app: ASGIApp, *, needs_key: bool) -> None:
+    To hide the answer is not enough there: a page may send a simple POST without asking first, and
+    one whose name is given this machine's address (DNS rebinding) is no other site to a browser.
+    """
+
+    def __init__(self, app: ASGIApp, *, needs_key: bool, public_url: str | None) -> None:
         self._app = app
+        self._needs_key = needs_key
+        url = urlsplit(public_url or "")
+        self._own_page = f"{url.scheme}://{url.netloc}" if public_url else None
         self._for_pages = CORSMiddleware(
             app,
             allow_origins=_EVERYTHING if needs_key else (),
@@ -25,8 +42,20 @@ class WebPages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Other clients are spared the cost, which is a call more for each piece of a stream.
-        app = self._for_pages if _of_a_page(scope) else self._app
-        await app(scope, receive, send)
+        if not _of_a_page(scope):
+            await self._app(scope, receive, send)
+        elif self._needs_key or scope["method"] in _SAFE_METHODS or self._is_of_here(scope):
+            await self._for_pages(scope, receive, send)
+        else:
+            error = ForbiddenError(
+                "This server needs no key, so only web pages of its own machine, and those of"
+                " server.public_url, may send it requests."
+            )
+            await told(Request(scope, receive), error)(scope, receive, send)
+
+    def _is_of_here(self, scope: Scope) -> bool:
+        page = Headers(scope=scope)["origin"]
+        return page == self._own_page or re.fullmatch(LOCAL_PAGES, page) is not None
 
 
 def _of_a_page(scope: Scope) -> bool:

@@ -18,6 +18,10 @@ from proxy.models.backend_errors import bad_response, expected
 from proxy.models.merging import REPLACED, merge
 from proxy.models.tool_call_assembly import ToolCallAssembly
 
+MAX_TEXT_CHARS = 64 << 20
+"""Of one streamed reply: what it says, thinks and names, without the arguments of its calls."""
+MAX_BLOCKS = 10_000
+"""Of one streamed reply: parts of its content, or of its thinking."""
 COUNT_EVERY = 8
 """Of so many chunks one passes on the server's running token count."""
 
@@ -76,6 +80,8 @@ class Assembly:
         self._texts: dict[str, list[str]] = {}
         self._thoughts: list[list[str]] = []
         """The pieces of text of each thinking block."""
+        self._chars = 0
+        """Of those texts and thoughts."""
         self._calls = ToolCallAssembly()
         self._choice: dict[str, Any] = {}
         self._response: dict[str, Any] = {}
@@ -145,7 +151,7 @@ class Assembly:
                 self._add_parts(value)
             elif isinstance(value, str) and key not in REPLACED:
                 self._message.setdefault(key, None)
-                self._texts.setdefault(key, []).append(value)
+                self._texts.setdefault(key, []).append(self._counted(value))
             else:
                 merge(self._message, {key: value})
 
@@ -154,7 +160,7 @@ class Assembly:
         begun = "".join(self._texts.pop("content", ()))
         parts = self._message["content"] or ([{"type": "text", "text": begun}] if begun else [])
         parts += [{"type": "text", "text": value}] if isinstance(value, str) else value or []
-        self._message["content"] = parts
+        self._message["content"] = _bounded(parts)
 
     def _add_thinking_blocks(self, blocks: list[dict[str, Any]]) -> None:
         """Anthropic's signed thinking, through litellm: a signature ends a block."""
@@ -164,7 +170,20 @@ class Assembly:
                 kept.append({})
                 self._thoughts.append([])
             merge(kept[-1], _without(block, "thinking"))
-            self._thoughts[-1].append(block.get("thinking") or "")
+            self._thoughts[-1].append(self._counted(block.get("thinking") or ""))
+        _bounded(kept)
+
+    def _counted(self, text: str) -> str:
+        self._chars += len(text)
+        if self._chars > MAX_TEXT_CHARS:
+            raise bad_response(f"its text has more than {MAX_TEXT_CHARS} characters")
+        return text
+
+
+def _bounded(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(blocks) > MAX_BLOCKS:
+        raise bad_response(f"it has more than {MAX_BLOCKS} blocks")
+    return blocks
 
 
 def _with_thoughts(block: dict[str, Any], pieces: list[str]) -> dict[str, Any]:

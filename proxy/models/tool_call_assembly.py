@@ -10,6 +10,8 @@ from proxy.models.merging import merge
 
 MAX_ARGUMENTS_CHARS = 64 << 20
 """Of all calls of one reply together."""
+MAX_NAME_CHARS = 4096
+"""Of a function that a call names."""
 
 
 class ToolCallAssembly:
@@ -72,6 +74,8 @@ class _Call:
         function = dict(piece.get("function") or {})
         name, arguments = function.pop("name", None), function.pop("arguments", None)
         if name and name != self.name:  # some servers repeat the name in every piece
+            if len(self.name) + len(name) > MAX_NAME_CHARS:
+                raise bad_response(f"a call names a function of over {MAX_NAME_CHARS} characters")
             self.name += name
         merge(self._function, function)
         known = ("index", "function", "id") if self._fields.get("id") else ("index", "function")

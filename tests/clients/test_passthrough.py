@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from proxy.app import create_app
+from proxy.inputs import Inputs
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.backend import Handler, scripted_backend
 from tests.fakes.server import BACKEND_KEY, house, join, one_key, open_sandboxes, serve
@@ -68,12 +69,6 @@ async def before(
         ("PATCH", "/a:b@c!$&'()*+,=~-._/d", {"range": "bytes=0-1"}, b"x"),
         ("DELETE", "/v1/batches/batch_1", {"accept": "x/y", "user-agent": "mine"}, b""),
         ("OPTIONS", "/pooling", {"origin": "https://app.test"}, b""),
-        (
-            "POST",
-            "/v1/rerank",
-            {"content-type": "application/json", "content-encoding": "x"},
-            b'{"model": "m:plain"}',
-        ),
     ],
 )
 async def test_a_request_and_its_answer_pass_byte_for_byte(
@@ -216,13 +211,13 @@ async def test_the_backend_hears_its_own_name_of_a_plain_model(path: str, tmp_pa
         b'{"input": ":plain", "model": 5}',
         b'[":plain"]',
         b'":plain',
-        b'{"model": "m:plain", "input": "' + b"x" * (16 << 20) + b'"}',
+        b'{"model": "m:plain", "input": "' + b"x" * (18 << 20) + b'"}',
     ],
     ids=["in the text", "no name", "no object", "no JSON", "too long"],
 )
 async def test_any_other_body_is_left_as_it_is(body: bytes, tmp_path: Path) -> None:
-    backend = Recorder()
-    async with before(backend.record, tmp_path) as client:
+    backend, inputs = Recorder(), Inputs(max_total_mib=1)
+    async with before(backend.record, tmp_path, inputs=inputs) as client:
         headers = {"content-type": "application/json"}
         await client.post("/v1/embeddings", content=body, headers=headers)
     assert backend.bodies == [body]

@@ -1,10 +1,13 @@
 """URLs that the backend would fetch from inside the network, in requests past the loop."""
 
+import gzip
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from aiohttp import web
 
 from proxy.fetch import Fetcher
 from proxy.inputs import Inputs
@@ -114,3 +117,69 @@ async def test_an_address_in_a_text_is_no_url_to_fetch(
     ):
         answer = await client.post("/v1/chat/completions", json=body)
     assert (answer.status_code, len(backend.requests)) == (200, 1)
+
+
+PRIVATE = b'{"model": "m", "messages": [{"content": [{"image_url": {"url": "http://10.0.0.1/"}}]}]'
+FILLED = b', "text": "' + b"x" * (18 << 20) + b'"}'
+JSON_TYPE = {"Content-Type": "application/json"}
+
+
+async def passed_on(tmp_path: Path, content: Any, headers: dict[str, str]) -> tuple[int, list[int]]:
+    """The status, and how long the bodies are that came to the backend whole."""
+    lengths: list[int] = []
+
+    async def take(request: web.Request) -> web.Response:
+        lengths.append(len(await request.read()))
+        return web.json_response({})
+
+    async with (
+        scripted_backend([], elsewhere=take) as backend,
+        house(backend, "memory", tmp_path, inputs=Inputs(max_total_mib=1)) as base,
+        httpx.AsyncClient(base_url=base, timeout=30) as client,
+    ):
+        answer = await client.post("/pooling", content=content, headers=headers)
+    if answer.status_code == 400:
+        assert answer.json()["error"]["code"] == "url_not_allowed"
+    return answer.status_code, lengths
+
+
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [
+        (PRIVATE + FILLED, JSON_TYPE),
+        (FILLED.replace(b",", b"{", 1)[:-1] + b"," + PRIVATE[1:] + b"}", JSON_TYPE),
+        (PRIVATE + b"}", {"Content-Type": "text/plain"}),
+        (PRIVATE + b"}", {}),
+        (PRIVATE.replace(b'l":', b'l"' + b" " * 999 + b":") + FILLED, JSON_TYPE),
+        (PRIVATE.replace(b"url", rb"\u0075rl") + FILLED, JSON_TYPE),
+        ((PRIVATE + FILLED).decode().encode("utf-16-le"), JSON_TYPE),
+        (gzip.compress(PRIVATE + b"}"), {**JSON_TYPE, "Content-Encoding": "gzip"}),
+    ],
+)
+async def test_a_body_that_is_not_read_brings_no_url_to_the_backend(
+    content: bytes, headers: dict[str, str], tmp_path: Path
+) -> None:
+    assert await passed_on(tmp_path, content, headers) == (400, [])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+async def test_a_url_is_found_across_the_pieces_of_a_body(size: int, tmp_path: Path) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(PRIVATE), size):
+            yield PRIVATE[start : start + size]
+
+    assert await passed_on(tmp_path, pieces(), {}) == (400, [])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"input": ["See http://10.0.0.1/, a url"' + b', "\\u00e9\\u4e2d"' + FILLED[10:-1] + b"]}",
+        b'{"input": [' + b"1, " * 300_000 + b"2]}",
+        b"\0\1\2\3" * 1000,
+    ],
+)
+async def test_a_long_body_without_urls_is_passed_on(content: bytes, tmp_path: Path) -> None:
+    headers = JSON_TYPE if content[:1] == b"{" else {"Content-Type": "audio/wav"}
+    status_code, lengths = await passed_on(tmp_path, content, headers)
+    assert (status_code, lengths) == (200, [len(content)])

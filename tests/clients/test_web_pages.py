@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,11 +26,13 @@ async def open_to_all(_: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def served(state_dir: Path, key: str | None) -> AsyncIterator[httpx.AsyncClient]:
+async def served(
+    state_dir: Path, key: str | None, **parts: Any
+) -> AsyncIterator[httpx.AsyncClient]:
     keyring = one_key(key) if key else Keyring()
     async with (
         scripted_backend(lambda body: text_reply("Well."), elsewhere=open_to_all) as backend,
-        house(backend, "memory", state_dir, keyring=keyring) as url,
+        house(backend, "memory", state_dir, keyring=keyring, **parts) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         yield client
@@ -75,9 +78,23 @@ async def test_a_page_of_this_machine_may_ask_without_a_key(page: str, tmp_path:
 async def test_no_other_page_may_ask_without_a_key(page: str, tmp_path: Path) -> None:
     async with served(tmp_path, None) as client:
         before = await asked_first(client, page)
+        # Neither a simple request, which is sent without asking, nor one to a name that the page's
+        # own site has given this machine's address.
+        simple = {"Origin": page, "Content-Type": "text/plain"}
+        rebound = {"Origin": page, "Host": page.removeprefix("https://")}
+        refused = [await ask(client, headers) for headers in (simple, rebound)]
+        refused.append(await client.post("/v1/embeddings", json={}, headers={"Origin": page}))
         passed_on = await client.get("/version", headers={"Origin": page})
     assert (before.status_code, may_read(before.headers)) == (400, None)
+    assert [answer.status_code for answer in refused] == [403] * 3
+    assert refused[0].json()["error"]["code"] == "policy_violation"
     assert (passed_on.status_code, may_read(passed_on.headers)) == (200, None)
+
+
+async def test_a_page_of_the_public_url_may_ask_without_a_key(tmp_path: Path) -> None:
+    async with served(tmp_path, None, public_url=f"{FAR}/models") as client:
+        answer = await ask(client, {"Origin": FAR})
+    assert answer.status_code == 200
 
 
 async def test_who_is_no_page_hears_nothing_of_pages(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A backend that sends without end loses its answer, and costs a bounded amount of memory."""
 
 import tracemalloc
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -116,3 +117,23 @@ def test_many_short_events_are_no_long_one() -> None:
         assert tracemalloc.get_traced_memory()[0] < 4 * MIB
     finally:
         tracemalloc.stop()
+
+
+LONG = "x" * MIB
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": LONG},
+        {"reasoning_content": LONG},
+        {"thinking_blocks": [{"type": "thinking", "thinking": LONG}]},
+        {"tool_calls": [{"index": 0, "function": {"name": LONG}}]},
+        {"content": [{"type": "text", "text": ""}] * 1000},
+        {"thinking_blocks": [{"type": "redacted_thinking"}] * 1000},
+    ],
+)
+def test_every_part_of_a_reply_has_a_bound(delta: dict[str, Any]) -> None:
+    assembly = Assembly()
+    with pytest.raises(BackendError):
+        deque((assembly.add(chunk(delta)) for _ in range(100)), maxlen=0)
