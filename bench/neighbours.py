@@ -19,7 +19,7 @@ from bench.bombs import BOMBS
 from bench.load import got, post
 from bench.plan import Plan, progress
 from bench.runs import settled
-from bench.servers import Server, free_port, proxy
+from bench.servers import Server, free_port, model_backend, proxy
 from bench.table import Part, Row
 
 BACKENDS: Mapping[str, tuple[str, str | None]] = {
@@ -42,16 +42,22 @@ LONGEST_S = 60.0
 """For a command, or an answer of `/health`."""
 PAUSE_S = 0.01
 """Between two requests for `/health`."""
-BODIES: Mapping[str, tuple[bytes, int]] = {
-    "60 MB of `{},`": (b"{},", 20_000_000),
-    "8 MiB of `{}`": (b"{}", 4 << 20),
+_FIRST = b'{"model": "bench", "messages": ['
+_PICTURE = (
+    b'{"model": "bench:plain", "messages": [{"role": "user", "content": [{"type": "image_url",'
+    b' "image_url": {"url": "data:image/png;base64,'
+)
+BODIES: Mapping[str, tuple[bytes, bytes, int, bytes]] = {
+    "60 MB of `{},`": (_FIRST, b"{},", 20_000_000, b""),
+    "8 MiB of `{}`": (_FIRST, b"{}", 4 << 20, b""),
+    "8 MiB of quotes in a string": (_FIRST + b'{"role": "', b'\\"', 4 << 20, b""),
+    "a picture of 60 MB": (_PICTURE, b"QUJD", 15_000_000, b'"}}]}]}'),
 }
-"""What is repeated, and how often."""
+"""How a body begins, what is repeated, how often, and how the body ends."""
 POSTS = 5
 """Of each body."""
 PIECE_BYTES = 1 << 16
 STALL_MS = 100
-BODY_BEGINS = b'{"model": "bench", "messages": ['
 
 
 class Model:
@@ -95,16 +101,15 @@ class Model:
 
 async def measure(plan: Plan) -> list[Part]:
     """Every backend beside every bomb, and then the bodies."""
-    parts, missing, bodies = [], [], None
+    parts, missing = [], []
     for name in BACKENDS:
         try:
             async with _serving(plan, name) as (server, model):
                 parts += await _backend(name, server, model)
-                bodies = bodies or await _bodies(server)
         except RuntimeError as error:
             missing.append(Row(name, note=str(error).splitlines()[-1]))
     missed = [Part("neighbours: left out", missing)] if missing else []
-    return [*parts, *missed, *([bodies] if bodies else [])]
+    return [*parts, *missed, await _bodies(plan)]
 
 
 @asynccontextmanager
@@ -206,18 +211,26 @@ async def _watch(server: Server, health: list[float]) -> None:
         await asyncio.sleep(PAUSE_S)
 
 
-async def _bodies(server: Server) -> Part:
-    rows = []
-    for name, (repeated, times) in BODIES.items():
-        body, worst, told = BODY_BEGINS + repeated * times, [], ""
+async def _bodies(plan: Plan) -> Part:
+    # The model in a process of its own: what it takes to decode a picture is no stall of ours.
+    async with (
+        model_backend() as model,
+        proxy(model, sandbox="bubblewrap", image=plan.image) as server,
+    ):
+        rows = [row async for row in _stalls(server)]
+    progress("")
+    return Part("bodies: the longest wait for /health while one is posted", rows)
+
+
+async def _stalls(server: Server) -> AsyncIterator[Row]:
+    for name, (begin, repeated, times, end) in BODIES.items():
+        body, worst, told = begin + repeated * times + end, [], ""
         for number in range(POSTS):
             progress(f"neighbours: bodies, {name}, {number}")
             async with _watched(server) as health:
                 told = await _posted(server, body)
             worst.append(max(health))
-        rows.append(Row(name, worst, "ms", STALL_MS, note=f"answered {told}"))
-    progress("")
-    return Part("bodies: the longest wait for /health while one is posted", rows)
+        yield Row(name, worst, "ms", STALL_MS, note=f"answered {told}")
 
 
 async def _posted(server: Server, body: bytes) -> str:

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Scope, Send
 
 from policies.json_bounds import SMALL_BYTES, JSONBounds, TooMuchJSONError, is_small
+from policies.large_json import LARGE_BYTES, decoded, has_infinity
 from proxy.agent.model import Credentials, Model
 from proxy.body_memory import BodyMemory
 from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
@@ -237,6 +238,8 @@ async def json_body(request: Request) -> dict[str, Any]:
 def parsed(body: bytes) -> Any:
     """JSON. Raises BadRequestError."""
     try:
+        if len(body) > LARGE_BYTES and not has_infinity(value := decoded(body)):
+            return value
         return _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The request body is not valid JSON: {error}.") from error

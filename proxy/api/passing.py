@@ -1,6 +1,5 @@
 """Requests of any kind on their way to the backend's server, their bytes passed on both ways."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.budgets import DailyBudget
+from policies.large_json import encoded
 from proxy.agent.model import Passage, Passing, Relayed
 from proxy.api import spending
 from proxy.api.body_stream import BodyStream
@@ -58,7 +58,7 @@ async def pass_plain(
     for a private URL."""
     fields = plain_fields(written)
     await refuse_private_urls(request, fields)
-    body = written if fields is None else json.dumps(fields).encode()
+    body = written if fields is None else encoded(fields)
     return await pass_on(request, passage_of(request), body, partial(left, request), day, watch)
 
 

@@ -1,6 +1,5 @@
 """Every path that is not ours: the backend's, its bytes passed on both ways."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from policies.budgets import DailyBudget
+from policies.large_json import decoded, encoded
 from policies.passthrough import Way, is_stateless, way
 from policies.routing import plain_name
 from proxy.agent.model import Passage
@@ -66,14 +66,14 @@ async def _answer(request: Request) -> Response:
         )
     day = profile.per_day.of_model_calls if asks_a_model else DailyBudget()
     await refuse_private_urls(request, plain or fields)
-    written = body if plain is None else json.dumps(plain).encode()
+    written = body if plain is None else encoded(plain)
     return await pass_on(request, passage, written, stream.left, day)
 
 
 def _fields(body: bytes | BodyStream | None) -> dict[str, Any]:
     """Return a body's fields; none of what is no JSON object, or too long to be read."""
     try:
-        fields = json.loads(body) if isinstance(body, bytes) else None
+        fields = decoded(body) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -1,6 +1,5 @@
 """What requests spend of their key's day: asked for before they begin, counted as answers pass."""
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.budgets import NAMES, DailyBudget, Expense, Receipt
+from policies.large_json import decoded
 from policies.prices import Counted, Tariff, cost_usd, counted, expected_tokens
 from proxy.agent.account import Account
 from proxy.agent.model import Relayed, RelayedBody
@@ -144,7 +144,7 @@ def _expense(tokens: Counted, tariff: Tariff | None) -> Expense:
 
 def _read(body: bytes) -> Mapping[str, Any]:
     try:
-        asked = json.loads(body)
+        asked = decoded(body)
     except (ValueError, RecursionError):
         return {}
     return asked if isinstance(asked, dict) else {}

@@ -1,15 +1,16 @@
 """The client for servers with OpenAI's chat completions: vLLM, SGLang, llama.cpp, OpenAI."""
 
+import asyncio
 import copy
-import io
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any
 
 import aiohttp
 from yarl import URL
 
+from policies.large_json import encoded
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Credentials, Passing, Relayed, Reply
 from proxy.errors import BackendError
@@ -45,7 +46,8 @@ _PROBE_AT = 0.75
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _MODELS = "/models"
 _AT_ONCE_BYTES = 1 << 20
-"""Longer bodies are sent from a file object: aiohttp warns of long `bytes`."""
+"""Longer bodies are sent in pieces."""
+_PIECE_BYTES = 1 << 16
 _VERSION = "/v1"
 _AIOHTTPS_OWN_HEADERS = ("accept", "content-type", "user-agent")
 
@@ -155,13 +157,15 @@ class OpenAIHTTPModel:
         is_below = passing.path.startswith((f"{_VERSION}/", f"{_VERSION}?"))
         base = self._base_url if is_below else self._root_url
         path = passing.path.removeprefix(_VERSION) if is_below else passing.path
-        body = passing.body
+        headers = end_to_end_headers(passing.headers)
+        if isinstance(passing.body, bytes):
+            headers["content-length"] = str(len(passing.body))
         with TRANSLATED:
             response = await self._connections.session().request(
                 passing.method,
                 URL(base + path, encoded=True),
-                headers=self._with_key(end_to_end_headers(passing.headers)),
-                data=io.BytesIO(body) if isinstance(body, bytes) else body,
+                headers=self._with_key(headers),
+                data=_sent(passing.body) if isinstance(passing.body, bytes) else passing.body,
                 allow_redirects=False,
                 timeout=self._timeout,
                 auto_decompress=False,
@@ -231,12 +235,13 @@ class OpenAIHTTPModel:
     async def _ask(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> HTTPAnswer:
-        written = json.dumps(body).encode()
+        written = encoded(body)
+        described = {"content-type": "application/json", "content-length": str(len(written))}
         return await self._send(
             "POST",
             "/chat/completions",
-            headers={**(headers or {}), "content-type": "application/json"},
-            data=written if len(written) <= _AT_ONCE_BYTES else io.BytesIO(written),
+            headers={**(headers or {}), **described},
+            data=_sent(written),
         )
 
     async def _send(
@@ -245,7 +250,7 @@ class OpenAIHTTPModel:
         path: str,
         *,
         headers: dict[str, str],
-        data: bytes | io.BytesIO | None = None,
+        data: bytes | AsyncIterator[bytes] | None = None,
     ) -> HTTPAnswer:
         with TRANSLATED:
             response = await self._connections.session().request(
@@ -271,6 +276,17 @@ class OpenAIHTTPModel:
         if key is None:
             return headers
         return {**headers, **self._account_headers, "authorization": f"Bearer {key}"}
+
+
+def _sent(body: bytes) -> bytes | AsyncIterator[bytes]:
+    """Return a body as it is sent, beside a header with its length."""
+    return body if len(body) <= _AT_ONCE_BYTES else _pieces(body)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]
+        await asyncio.sleep(0)  # others are answered meanwhile
 
 
 async def _pass_on(reply: Reply, on_delta: OnDelta) -> None:

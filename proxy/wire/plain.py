@@ -1,10 +1,10 @@
 """Bodies of the backend's API on their way past the loop."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from policies.file_links import without_links
+from policies.large_json import decoded
 from policies.routing import PLAIN_SUFFIX
 
 
@@ -13,7 +13,7 @@ def plain_fields(body: bytes) -> dict[str, Any] | None:
     if PLAIN_SUFFIX.encode() not in body:
         return None
     try:
-        fields = json.loads(body)
+        fields = decoded(body)
     except (ValueError, RecursionError):
         return None
     model = fields.get("model") if isinstance(fields, dict) else None

@@ -117,3 +117,12 @@ def test_the_deepest_level_counts_beside_any_number_of_flat_ones(inner: bytes, c
     bounds.check(flat)
     with pytest.raises(TooMuchJSONError, match="levels"):
         JSONBounds().check(b"[" * (most + 1) + flat + b"]" * (most + 1))
+
+
+@pytest.mark.parametrize("ends", ["", "\\", '"', '\\"', '"]', '", {'])
+@pytest.mark.parametrize("size", [1 << 16, 1 << 20])
+def test_a_string_full_of_quotes_is_passed_over_at_once(ends: str, size: int) -> None:
+    """JSON as a text in JSON: each quote in it looked like the beginning of another string."""
+    written = '["' + '\\"' * (1 << 20) + ends
+    bounds = checked(written.encode(), size)
+    assert bounds.values == 1 + written.endswith("{") + written.endswith("{")

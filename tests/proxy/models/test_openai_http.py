@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from policies.large_json import encoded
 from proxy.agent.events import ReasoningDelta, TextDelta
 from proxy.errors import BackendError
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -95,7 +96,7 @@ async def test_a_relayed_request_keeps_only_the_headers_that_are_for_the_backend
         "accept": "*/*",
         "accept-encoding": "identity",
         "content-type": "application/json",
-        "content-length": str(len(json.dumps(BODY))),
+        "content-length": str(len(encoded(BODY))),
         "x-request-id": "abc",
         "traceparent": "00-1-2-03",
     }

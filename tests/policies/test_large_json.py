@@ -1,0 +1,57 @@
+"""Large JSON is decoded and encoded as `json` does it."""
+
+import json
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.large_json import LARGE_BYTES, decoded, encoded, has_infinity
+
+BLANKS = b" " * LARGE_BYTES
+TREES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=20,
+)
+
+
+@given(TREES, st.booleans(), st.sampled_from(["utf-8", "utf-16", "utf-8-sig"]))
+def test_a_large_text_reads_as_a_small_one(tree: object, is_ascii: bool, encoding: str) -> None:
+    text = json.dumps(tree, ensure_ascii=is_ascii)
+    text = f"{text}{BLANKS.decode()}"
+    assert decoded(text.encode(encoding)) == tree
+
+
+@pytest.mark.parametrize("text", [b'"\\ud800"', b"NaN", b"-Infinity", b"1e400", b'{"a":1,"a":2}'])
+def test_what_is_hardly_json_reads_as_ever(text: bytes) -> None:
+    assert repr(decoded(text + BLANKS)) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize("text", [b'{"a":', b'"\xff"', b"[1,]", b"\x00", b"9" * 5000])
+def test_what_is_no_json_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever `json` says
+        decoded(text + BLANKS)
+
+
+@given(TREES)
+def test_what_is_written_reads_as_it_was(tree: object) -> None:
+    assert json.loads(encoded(tree)) == tree
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"a": 1 << 70}, [-(1 << 70)], {1: 2}])
+def test_what_only_json_can_write_is_written_by_it(value: object) -> None:
+    assert encoded(value) == json.dumps(value).encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(inf, True), ([1, {"a": [-inf]}], True), ({"a": nan}, True), ({"a": [1.5, "inf"]}, False)],
+)
+def test_numbers_that_json_does_not_have_are_found(value: object, expected: bool) -> None:
+    assert has_infinity(value) is expected
