@@ -12,6 +12,8 @@ from contextlib import suppress
 import anyio
 
 from sandbox_runtime.backends.base import Guest
+from sandbox_runtime.clock import Clock, SystemClock
+from sandbox_runtime.connection_queue import ConnectionQueue
 from sandbox_runtime.errors import (
     SandboxGoneError,
     SandboxLostError,
@@ -45,8 +47,6 @@ from sandbox_runtime.streams import Connection, OnConnection, Stream
 
 logger = logging.getLogger(__name__)
 
-MAX_HANDLERS = 2 * MAX_CONNECTIONS
-"""Whoever decides on one that is over already needs a moment to end."""
 UNANSWERED = f"more than {MAX_FINISHED} streams were given up, and it has not answered since"
 MAX_REQUEST_BYTES = 64
 """Of a connection: the agent says nothing about it."""
@@ -62,12 +62,12 @@ FAREWELL_S = 5.0
 class Channel:
     """The link to one guest."""
 
-    def __init__(self, guest: Guest, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, guest: Guest, patience_s: float = PATIENCE_S, clock: Clock | None = None
+    ) -> None:
         self.lost: str | None = None
         """Why the guest is gone."""
         self.guest = guest
-        self.on_connection: OnConnection | None = None
-        """What becomes of connections that programs inside open; None: they are refused."""
         self._patience_s = patience_s
         self._heard_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
@@ -82,7 +82,7 @@ class Channel:
         """What the bytes taken last count for, in frames."""
         self._next = 1
         self._last_from_inside = 0
-        self._handlers: dict[asyncio.Task[None], Connection] = {}
+        self._connections = ConnectionQueue(clock or SystemClock())
         self._open_connections: set[int] = set()
         """Those that the agent has open too."""
         self._is_gone = False
@@ -109,6 +109,10 @@ class Channel:
             await self.close()
             raise SandboxStartError(self.lost)
 
+    def let_out(self, on_connection: OnConnection | None) -> None:
+        """Decide what becomes of connections that programs inside open; None closes each."""
+        self._connections.let_out(on_connection)
+
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
         """Begin an operation; `more` as in `send`."""
         if self.lost:
@@ -131,6 +135,7 @@ class Channel:
         """Close a stream from our end; nothing happens when it is over."""
         stream = self._streams.pop(number, None)
         self._open_connections.discard(number)
+        self._connections.discard(number)
         if stream is not None and not self.lost:
             self._forget(number, stream)
 
@@ -203,7 +208,8 @@ class Channel:
             self._lose("it was closed")
             if self._watch:
                 self._watch.cancel()
-            others = {task for task in (self._reader, self._asking, *self._handlers) if task}
+            others = {task for task in (self._reader, self._asking) if task}
+            others |= self._connections.tasks()
             others -= {asyncio.current_task()}
             for task in others:
                 task.cancel()
@@ -270,6 +276,7 @@ class Channel:
             if stream.accept(kind, payload):
                 del self._streams[number]
                 self._open_connections.discard(number)
+                self._connections.discard(number)
         elif number in self._finished:
             self._finished.accept(number, kind, payload)
         elif number % 2 == 0 and kind == OPEN:
@@ -289,22 +296,10 @@ class Channel:
             raise ProtocolError(f"more than {MAX_CONNECTIONS} connections at one time")
         self._last_from_inside = number
         self._frames += OPEN_FRAMES
-        connection = Connection(self, number)
-        if self.on_connection is None or len(self._handlers) >= MAX_HANDLERS:
-            self._forget(number, connection)
-            return
         self._expect_life()
-        self._streams[number] = connection
+        connection = self._streams[number] = Connection(self, number)
         self._open_connections.add(number)
-        task = asyncio.ensure_future(self.on_connection(connection))
-        self._handlers[task] = connection
-        task.add_done_callback(self._connection_over)
-
-    def _connection_over(self, task: asyncio.Task[None]) -> None:
-        self._handlers.pop(task).abort()
-        error = None if task.cancelled() else task.exception()
-        if error and not isinstance(error, ConnectionError):  # that the guest is gone is known
-            logger.error("a connection from inside failed", exc_info=error)
+        self._connections.add(connection)
 
     def _greet(self, kind: int, payload: bytes) -> None:
         if kind == HELLO and not self._hello.is_set():
@@ -326,5 +321,6 @@ class Channel:
         self._pong.set()
 
     def _wake_all(self) -> None:
+        self._connections.close_waiting()
         for stream in list(self._streams.values()):
             stream.wake()

@@ -98,8 +98,8 @@ class GuestSandbox:
         await self._channel.guest.limit(isolation)
 
     def let_out(self, on_connection: OnConnection | None) -> None:
-        """Decide what becomes of connections that programs inside open; None refuses them."""
-        self._channel.on_connection = on_connection
+        """Decide what becomes of connections that programs inside open; None closes each."""
+        self._channel.let_out(on_connection)
 
     async def exec(
         self,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from policies.isolation import Isolation
 from sandbox_runtime.channel import Channel
+from sandbox_runtime.clock import Clock
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
@@ -105,9 +106,11 @@ class PuppetGuest:
         return ""
 
 
-async def puppet_sandbox(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, PuppetGuest]:
+async def puppet_sandbox(
+    answer: Callable[[int], bytes], clock: Clock | None = None
+) -> tuple[GuestSandbox, PuppetGuest]:
     guest = PuppetGuest(answer)
-    channel = Channel(guest)
+    channel = Channel(guest, clock=clock)
     await channel.connect(timeout_s=5)
     return GuestSandbox(channel, SandboxRef("puppet", guest.id)), guest
 

@@ -218,10 +218,10 @@ async def test_a_connection_that_is_over_makes_room_at_once_for_another() -> Non
     await sandbox.close()
 
 
-async def test_who_opens_connections_without_end_has_most_of_them_refused() -> None:
+async def test_connections_without_end_that_are_over_at_once_are_mostly_not_served() -> None:
     sandbox, guest, decided = await _connecting(
         b"".join(_opened(number) + frame(number, RESET) for number in range(2, 20_002, 2))
     )
     assert len(decided) == 2 * MAX_CONNECTIONS
-    assert guest.kinds.count(RESET) == 10_000 - len(decided)
+    assert not guest.killed
     await sandbox.close()

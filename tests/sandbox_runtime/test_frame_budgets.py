@@ -9,14 +9,18 @@ import anyio
 import pytest
 
 from sandbox_runtime.channel import MAX_REQUEST_BYTES, Channel
+from sandbox_runtime.clock import Clock
 from sandbox_runtime.command_output import CommandOutput
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.frame_budgets import (
+    BURST_CONNECTIONS,
     BURST_FRAMES,
+    CONNECTIONS_PER_S,
     FRAMES_PER_S,
     FREE_BYTES,
     MAX_CONNECTIONS,
     MAX_FINISHED,
+    ConnectionRate,
     FrameRate,
 )
 from sandbox_runtime.guest_sandbox import GuestSandbox
@@ -38,15 +42,16 @@ from sandbox_runtime.protocol import (
 )
 from sandbox_runtime.sandbox import OutputCap
 from sandbox_runtime.streams import MAX_PIECES, Connection, Stream
+from tests.fakes.hand_clock import HandClock
 from tests.sandbox_runtime.puppet_guest import PuppetGuest, puppet_sandbox, reporting
 
 CHUNK = b"x" * MAX_DATA_BYTES
 FULL_WINDOW = WINDOW_BYTES // MAX_DATA_BYTES
 
 
-async def connected() -> tuple[Channel, PuppetGuest]:
+async def connected(clock: Clock | None = None) -> tuple[Channel, PuppetGuest]:
     guest = PuppetGuest(lambda n: b"")
-    channel = Channel(guest)
+    channel = Channel(guest, clock=clock)
     await channel.connect(timeout_s=5)
     return channel, guest
 
@@ -71,7 +76,7 @@ async def test_flood_of_connections_loses_that_sandbox(
     on_connection: Callable[[Connection], asyncio.Future[None]] | None,
 ) -> None:
     channel, guest = await connected()
-    channel.on_connection = on_connection
+    channel.let_out(on_connection)
     lost = await heard(channel, guest, b"".join(frame(n, OPEN) for n in range(2, 200_002, 2)))
     assert lost
     assert "broke the protocol: more than" in lost
@@ -81,7 +86,7 @@ async def test_flood_of_connections_loses_that_sandbox(
 
 async def test_as_many_connections_as_the_agent_has_may_be_open() -> None:
     channel, guest = await connected()
-    channel.on_connection = accept
+    channel.let_out(accept)
     numbers = range(2, 2 * MAX_CONNECTIONS + 2, 2)
     assert not await heard(channel, guest, b"".join(frame(n, OPEN) for n in numbers))
     assert await heard(channel, guest, frame(2 * MAX_CONNECTIONS + 2, OPEN))
@@ -95,7 +100,7 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
         await connection.finish()
         await asyncio.Event().wait()
 
-    channel.on_connection = answer
+    channel.let_out(answer)
     for number in range(2, 4 * MAX_CONNECTIONS, 2):
         assert not await heard(channel, guest, frame(number, OPEN))
         assert not await heard(channel, guest, frame(number, EOF))
@@ -104,8 +109,10 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
 
 
 async def test_refused_connections_do_no_harm_while_the_agent_answers() -> None:
-    channel, guest = await connected()
+    clock = HandClock()
+    channel, guest = await connected(clock)
     for number in range(2, 8 * MAX_FINISHED, 2):
+        clock.advance(1.0)
         assert not await heard(channel, guest, frame(number, OPEN))
         if guest.kinds.count(PING) > guest.pongs:
             guest.pongs += 1
@@ -212,7 +219,7 @@ EMPTY = {
 @pytest.mark.parametrize("frames", EMPTY.values(), ids=EMPTY.keys())
 async def test_frames_that_cost_nothing_lose_that_sandbox(frames: bytes) -> None:
     channel, guest = await connected()
-    channel.on_connection = accept
+    channel.let_out(accept)
     stream = await channel.open({"op": "exec"})
     pinging = asyncio.create_task(channel.ping(timeout_s=20))
     lost = await heard(channel, guest, frames)
@@ -291,6 +298,17 @@ def test_frames_full_of_data_are_never_too_many() -> None:
     rate = FrameRate()
     for _ in range(100):
         assert rate.pause_s(BURST_FRAMES, BURST_FRAMES * FREE_BYTES, now_s=100.0) == 0
+
+
+def test_connections_beyond_a_burst_wait_for_as_long_as_they_are_too_many() -> None:
+    rate = ConnectionRate()
+    for _ in range(BURST_CONNECTIONS):
+        assert rate.wait_s(now_s=100.0) == 0
+        rate.take(now_s=100.0)
+    assert rate.wait_s(now_s=100.0) == 1 / CONNECTIONS_PER_S
+    rate.take(now_s=100.0)
+    assert rate.wait_s(now_s=100.0) == 2 / CONNECTIONS_PER_S
+    assert rate.wait_s(now_s=101.0) == 0
 
 
 async def test_flood_in_one_sandbox_leaves_another_alone() -> None:

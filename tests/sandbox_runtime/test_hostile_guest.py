@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sandbox_runtime.channel import MAX_HANDLERS
+from sandbox_runtime.connection_queue import MAX_HANDLERS
 from sandbox_runtime.errors import SandboxError
 from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, MAX_FINISHED
 from sandbox_runtime.guest_sandbox import GuestSandbox
@@ -94,7 +94,8 @@ class HostileGuest(RuleBasedStateMachine):
                 assert isinstance(error, SandboxError), repr(error)
         self.operations.clear()
         assert not self.sandbox._channel._streams
-        assert not self.sandbox._channel._handlers
+        assert not self.sandbox._channel._connections.tasks()
+        assert not self.sandbox._channel._connections._waiting
         assert not len(self.sandbox._channel._finished)
 
     async def _relay(self, connection: Connection) -> None:
@@ -214,7 +215,8 @@ class HostileGuest(RuleBasedStateMachine):
         channel = self.sandbox._channel
         assert len(channel._finished) <= MAX_FINISHED + 1
         assert len(channel._open_connections) <= MAX_CONNECTIONS
-        assert len(channel._handlers) <= MAX_HANDLERS
+        assert len(channel._connections._handlers) <= MAX_HANDLERS
+        assert len(channel._connections._waiting) <= MAX_CONNECTIONS
         assert len(channel._streams) <= MAX_HANDLERS + len(self.operations)
         for stream in channel._streams.values():
             assert _queued_pieces(stream) <= MAX_QUEUED_PIECES

@@ -7,8 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from policies.isolation import Isolation
+from sandbox_runtime.frame_budgets import BURST_CONNECTIONS, CONNECTIONS_PER_S
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.streams import Connection
+from sandbox_runtime.way_out import WayOut
 from tests.sandbox_runtime.conformance.backends import KINDS, backend_of, started
 from tests.sandbox_runtime.transfer import PLENTY_S, output
 
@@ -83,6 +86,28 @@ for s in held[-10:]:
     s.sendall(b"x"); s.shutdown(1); print(rest(s).decode(), end="")
 """
     assert await _python(sandbox, program) == "x" * 10
+
+
+async def test_connections_beyond_what_is_served_at_once_all_have_their_answer(
+    sandbox: GuestSandbox,
+) -> None:
+    shut = WayOut().open(sandbox, Isolation(), None)
+    program = """
+from threading import Thread
+def ask(n):
+    for _ in range(COUNT // 20):
+        with connect() as s:
+            s.sendall(b"CONNECT refused.example:443 HTTP/1.1\\r\\n\\r\\n")
+            answers.append(rest(s).split(b":")[0])
+answers = []
+threads = [Thread(target=ask, args=(n,)) for n in range(20)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(len(answers), *set(answers))
+"""
+    count = (BURST_CONNECTIONS + CONNECTIONS_PER_S) // 20 * 20
+    printed = await _python(sandbox, program.replace("COUNT", str(count)))
+    assert printed == f"{count} b'HTTP/1.1 403 Forbidden'\n"
+    await shut()
 
 
 async def test_a_connection_nobody_reads_holds_nothing_else_up(sandbox: GuestSandbox) -> None:

@@ -1,0 +1,171 @@
+"""A burst of connections is served at once; connections without end are served at a rate."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import anyio
+import pytest
+
+from policies.isolation import Isolation
+from sandbox_runtime.frame_budgets import BURST_CONNECTIONS, CONNECTIONS_PER_S, MAX_CONNECTIONS
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.protocol import (
+    DATA,
+    EOF,
+    MAX_DATA_BYTES,
+    OPEN,
+    RESET,
+    WINDOW_BYTES,
+    frame,
+)
+from sandbox_runtime.way_out import WayOut
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.waiting import until
+from tests.sandbox_runtime.puppet_guest import PuppetGuest, puppet_sandbox
+
+REQUEST = b"CONNECT refused.example:443 HTTP/1.1\r\n\r\n"
+ALL_THERE_MAY_BE = MAX_CONNECTIONS
+
+
+class Inside:
+    """Programs of one sandbox, whose agent is a puppet."""
+
+    def __init__(self, sandbox: GuestSandbox, guest: PuppetGuest, clock: HandClock) -> None:
+        self.sandbox = sandbox
+        self.guest = guest
+        self.clock = clock
+        self._opened = 0
+
+    def lend(self) -> Callable[[], Awaitable[None]]:
+        """Lend the sandbox without a network; returns what ends the lease."""
+        return WayOut(resolve=_no_names).open(self.sandbox, Isolation(), None)
+
+    def open(self, count: int, *then: tuple[int, bytes]) -> None:
+        """Open connections, and send these frames on each."""
+        frames = ((OPEN, b""), *then)
+        for _ in range(count):
+            self._opened += 2
+            self.guest.say(b"".join(frame(self._opened, *each) for each in frames))
+
+    def ask(self, count: int = ALL_THERE_MAY_BE) -> None:
+        """Ask for a host on each of so many connections."""
+        self.open(count, (DATA, REQUEST), (EOF, b""))
+
+    async def answered(self) -> int:
+        """How many have an answer once all has come to rest."""
+        await self.guest.has_said_all()
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        return self.guest.kinds.count(DATA)
+
+    async def use_burst_up(self) -> None:
+        """Open as many connections as are served at once."""
+        for _ in range(BURST_CONNECTIONS // ALL_THERE_MAY_BE):
+            before = self.guest.kinds.count(DATA)
+            self.ask()
+            assert await self.answered() == before + ALL_THERE_MAY_BE
+
+
+async def _no_names(host: str) -> list[str]:
+    raise OSError(-2, "Name or service not known")
+
+
+@pytest.fixture
+async def inside() -> AsyncIterator[Inside]:
+    clock = HandClock()
+    sandbox, guest = await puppet_sandbox(lambda n: b"", clock)
+    yield Inside(sandbox, guest, clock)
+    await sandbox.close()
+
+
+async def test_burst_of_connections_is_answered_without_a_pause(inside: Inside) -> None:
+    inside.lend()
+    await inside.use_burst_up()
+    assert inside.clock.asked == []
+
+
+async def test_connections_without_end_are_answered_at_their_rate(inside: Inside) -> None:
+    inside.lend()
+    await inside.use_burst_up()
+    inside.ask()
+    assert await inside.answered() == BURST_CONNECTIONS
+    inside.clock.advance(1.0)
+    assert await inside.answered() == BURST_CONNECTIONS + CONNECTIONS_PER_S
+    inside.clock.advance(1.0)
+    assert await inside.answered() == BURST_CONNECTIONS + 2 * CONNECTIONS_PER_S
+    assert inside.guest.killed == 0
+
+
+async def test_connections_are_answered_at_once_after_a_quiet_time(inside: Inside) -> None:
+    inside.lend()
+    await inside.use_burst_up()
+    inside.clock.advance(BURST_CONNECTIONS / CONNECTIONS_PER_S)
+    await inside.use_burst_up()
+    assert inside.clock.asked == []
+
+
+async def test_connection_whose_program_hangs_up_is_not_served(inside: Inside) -> None:
+    inside.lend()
+    await inside.use_burst_up()
+    for _ in range(10):
+        inside.open(ALL_THERE_MAY_BE, (DATA, REQUEST), (RESET, b""))
+    inside.ask(1)
+    assert await inside.answered() == BURST_CONNECTIONS
+    inside.clock.advance(1 / CONNECTIONS_PER_S)
+    assert await inside.answered() == BURST_CONNECTIONS + 1
+    assert inside.clock.alarms == []
+    assert inside.guest.killed == 0
+
+
+async def test_waiting_connections_end_with_the_lease_and_the_next_begins_anew(
+    inside: Inside,
+) -> None:
+    shut = inside.lend()
+    await inside.use_burst_up()
+    inside.ask()
+    await inside.answered()
+    await shut()
+    assert inside.guest.kinds.count(RESET) == BURST_CONNECTIONS + ALL_THERE_MAY_BE
+    inside.lend()
+    inside.ask()
+    assert await inside.answered() == BURST_CONNECTIONS + ALL_THERE_MAY_BE
+
+
+async def test_connections_into_a_sandbox_that_is_not_lent_are_closed_at_the_same_rate(
+    inside: Inside,
+) -> None:
+    for _ in range(BURST_CONNECTIONS // ALL_THERE_MAY_BE):
+        inside.open(ALL_THERE_MAY_BE)
+        await inside.answered()
+    inside.open(ALL_THERE_MAY_BE)
+    await inside.answered()
+    assert inside.guest.kinds.count(RESET) == BURST_CONNECTIONS
+    inside.clock.advance(1.0)
+    await inside.answered()
+    assert inside.guest.kinds.count(RESET) == BURST_CONNECTIONS + CONNECTIONS_PER_S
+
+
+async def test_nothing_is_left_of_waiting_connections_when_the_sandbox_is_closed(
+    inside: Inside,
+) -> None:
+    before = asyncio.all_tasks()
+    inside.lend()
+    await inside.use_burst_up()
+    inside.ask()
+    await inside.answered()
+    assert len(inside.clock.alarms) == 1
+    await inside.sandbox.close()
+    assert inside.clock.alarms == []
+    assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
+
+
+async def test_waiting_connection_keeps_no_more_than_its_window(inside: Inside) -> None:
+    inside.lend()
+    await inside.use_burst_up()
+    full = [(DATA, bytes(MAX_DATA_BYTES))] * (WINDOW_BYTES // MAX_DATA_BYTES)
+    inside.open(1, *full)
+    await inside.answered()
+    assert inside.guest.killed == 0
+    inside.open(1, *full, (DATA, b"x"))
+    with anyio.fail_after(20):
+        await until(lambda: inside.sandbox.lost is not None)
