@@ -144,8 +144,12 @@ class Channel:
         self._open_connections.discard(number)
 
     def _forget(self, number: int, stream: Stream | Connection) -> None:
-        # Without waiting: an agent that does not read must not hold up who gave up on it.
-        self.write(frame(number, RESET))
+        reset = frame(number, RESET)
+        if stream.is_finished:
+            self._held += reset  # the agent has no need of it: there is no hurry
+        else:
+            # Without waiting: an agent that does not read must not hold up who gave up on it.
+            self.write(reset)
         if self._finished.add(number, stream):
             self._finished.ping_sent()
             self.write(frame(0, PING))

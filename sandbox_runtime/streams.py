@@ -65,6 +65,11 @@ class _Flow:
         """Whether the other side has closed it."""
         self._is_given_up = False
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether both ends have finished writing: the agent has closed it, or is about to."""
+        return False
+
     def discard(self) -> None:
         """The host has given it up: what still arrives is checked, but not kept."""
         self._is_given_up = True
@@ -208,12 +213,13 @@ class Connection(_Flow):
         if self._over:
             raise ConnectionResetError("the program has closed its connection")
 
-    async def finish(self) -> None:
-        """Nothing more will be sent; the other direction stays open. Raises ConnectionError."""
-        if not self._finished and not self._over:
-            self._finished = True
-            self._close_if_over()
-            with _lost_with_its_sandbox():
+    async def finish(self, last: bytes = b"") -> None:
+        """Send `last` and nothing more; the other direction stays open. Raises ConnectionError."""
+        with _lost_with_its_sandbox():
+            await self._send(last, more=True)
+            if not self._finished and not self._over:
+                self._finished = True
+                self._close_if_over()
                 await self._link.send(frame(self.number, EOF))
 
     def abort(self) -> None:
@@ -239,8 +245,12 @@ class Connection(_Flow):
         self.wake()
         return kind == RESET
 
+    @property
+    def is_finished(self) -> bool:
+        return self._ended and self._finished
+
     def _close_if_over(self) -> None:
-        if self._ended and self._finished:
+        if self.is_finished:
             self._link.close_connection(self.number)
 
 

@@ -16,8 +16,8 @@ class Connection(Protocol):
         """Send, as fast as the program reads. Raises ConnectionError."""
         ...
 
-    async def finish(self) -> None:
-        """Nothing more will be sent; the other direction stays open. Raises ConnectionError."""
+    async def finish(self, last: bytes = b"") -> None:
+        """Send `last` and nothing more; the other direction stays open. Raises ConnectionError."""
         ...
 
     def abort(self) -> None:

@@ -113,7 +113,6 @@ class Visit:
         words = ACCESS_DENIED if isinstance(error, HelloError) else self._refusal(error)
         # Read on for a while: to close on unread data would take the words back.
         with suppress(ConnectionError), anyio.move_on_after(self._patience.linger_s):
-            await connection.send(words)
-            await connection.finish()
+            await connection.finish(words)
             while await inbox.some(PIECE_BYTES):
                 pass

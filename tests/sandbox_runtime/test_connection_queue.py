@@ -84,6 +84,15 @@ async def test_burst_of_connections_is_answered_without_a_pause(inside: Inside) 
     assert inside.clock.asked == []
 
 
+async def test_connection_that_is_refused_costs_one_write(inside: Inside) -> None:
+    inside.lend()
+    inside.ask(10)
+    assert await inside.answered() == 10
+    assert inside.guest.writes == 10
+    assert inside.guest.kinds.count(EOF) == 10
+    assert inside.guest.kinds.count(RESET) == 9  # each goes out with the next answer
+
+
 async def test_connections_without_end_are_answered_at_their_rate(inside: Inside) -> None:
     inside.lend()
     await inside.use_burst_up()

@@ -31,10 +31,11 @@ class SocketConnection:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def finish(self) -> None:
+    async def finish(self, last: bytes = b"") -> None:
         if self._writer.is_closing():
             raise ConnectionResetError("the program has closed its connection")
         try:
+            self._writer.write(last)
             self._writer.write_eof()
         except OSError as error:
             raise ConnectionResetError(str(error)) from error
@@ -55,7 +56,7 @@ class Pieces:
     async def send(self, data: bytes) -> None:
         raise NotImplementedError
 
-    async def finish(self) -> None:
+    async def finish(self, last: bytes = b"") -> None:
         raise NotImplementedError
 
     def abort(self) -> None:
