@@ -26,7 +26,7 @@ READ_FRAMES = 4
 OPEN_FRAMES = 32
 """A connection costs as much as so many frames: each has a task."""
 CONNECTIONS_PER_S = 64
-BURST_CONNECTIONS = 2 * MAX_CONNECTIONS
+BURST_CONNECTIONS = MAX_CONNECTIONS
 """Of one sandbox's programs. One that is refused costs about 0.2 ms on a machine of 2024, one that
 reaches a host about 1 ms. Whoever opens more waits, for 4 s at most, which is all that happens."""
 

@@ -94,7 +94,8 @@ async def test_as_many_connections_as_the_agent_has_may_be_open() -> None:
 
 
 async def test_connections_finished_by_both_ends_make_room() -> None:
-    channel, guest = await connected()
+    clock = HandClock()
+    channel, guest = await connected(clock)
 
     async def answer(connection: Connection) -> None:
         await connection.finish()
@@ -102,6 +103,7 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
 
     channel.let_out(answer)
     for number in range(2, 4 * MAX_CONNECTIONS, 2):
+        clock.advance(1.0)
         assert not await heard(channel, guest, frame(number, OPEN))
         assert not await heard(channel, guest, frame(number, EOF))
     assert guest.kinds.count(EOF) == 2 * MAX_CONNECTIONS - 1
