@@ -71,7 +71,7 @@ test-vllm: vllm
 vllm-table: vllm
 	ENGINE=vllm $(BIN)/python -m tests.engines.table
 
-# Fuzz the agent, for so many seconds in all; what is new stays in build/fuzz.
+# Fuzz each part of the agent for so many seconds; what is new stays in build/fuzz.
 SECONDS ?= 60
 fuzz: install bubblewrap
 	@$(call debian,clang,--no-install-recommends clang libclang-rt-dev) || true

@@ -1,19 +1,21 @@
 """Fuzz the agent: python -m tests.sandbox_runtime.fuzz SECONDS
 
-Runs every target from its kept corpus, for so many seconds in all, and returns 1 where one finds an
-input that breaks the agent. Inputs that are new stay in build/fuzz, for the next run.
+Runs every target from its kept corpus for so many seconds, as many at once as there are cores, and
+returns 1 where one finds an input that breaks the agent. What is new stays in build/fuzz, for the
+next run.
 """
 
+import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.sandbox_runtime.fuzz.building import CORPUS, TARGETS, build, missing, sandboxed
 
 WORK = Path("build/fuzz").resolve()
-SHARES = {"session": 5}
-"""Of the time; every other target has one."""
 LIMITS = ("-max_len=4096", "-rss_limit_mb=1024", "-timeout=10")
 _DONE = re.compile(r"#(\d+)\s+DONE\s+cov: (\d+)")
 
@@ -24,12 +26,12 @@ def main(seconds: int) -> int:
         return 0
     (WORK / "bin").mkdir(parents=True, exist_ok=True)
     build(WORK / "bin", fuzzer=True)
-    shares = sum(SHARES.get(target, 1) for target in TARGETS)
-    found = [_fuzz(name, seconds * SHARES.get(name, 1) // shares or 1) for name in TARGETS]
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        found = list(workers.map(partial(_fuzz, seconds), TARGETS))
     return 1 if any(found) else 0
 
 
-def _fuzz(target: str, seconds: int) -> bool:
+def _fuzz(seconds: int, target: str) -> bool:
     """Run a target; returns whether it has found something."""
     written = {"new": WORK / target, "found": WORK / "found"}
     for directory in written.values():
