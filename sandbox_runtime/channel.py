@@ -23,6 +23,7 @@ from sandbox_runtime.errors import (
 from sandbox_runtime.frame_budgets import (
     MAX_CONNECTIONS,
     MAX_FINISHED,
+    MAX_WIDE_STREAMS,
     OPEN_FRAMES,
     READ_FRAMES,
     FinishedStreams,
@@ -40,7 +41,6 @@ from sandbox_runtime.protocol import (
     Decoder,
     ProtocolError,
     frame,
-    json_frame,
     parse_object,
 )
 from sandbox_runtime.streams import Connection, OnConnection, Stream
@@ -82,7 +82,9 @@ class Channel:
         """What the bytes taken last count for, in frames."""
         self._next = 1
         self._last_from_inside = 0
-        self._connections = ConnectionQueue(clock or SystemClock())
+        self._wide: set[int] = set()
+        """The streams that have a whole window."""
+        self._connections = ConnectionQueue(clock or SystemClock(), self._wide.discard)
         self._open_connections: set[int] = set()
         """Those that the agent has open too."""
         self._is_gone = False
@@ -124,11 +126,22 @@ class Channel:
         number = self._next
         self._next += 2
         stream = self._streams[number] = Stream(self, number)
-        await self.send(json_frame(number, OPEN, request), more=more)
+        try:
+            await self.send(stream.opening(request), more=more)
+        except BaseException:  # cancelled, or the guest is lost
+            self.give_up(number)
+            raise
         return stream
 
+    def widen(self, number: int) -> bool:
+        """Whether a stream may have WINDOW_BYTES unread from now on."""
+        if len(self._wide) >= MAX_WIDE_STREAMS:
+            return False
+        self._wide.add(number)
+        return True
+
     def reset(self, stream: Stream) -> None:
-        """Give an operation up; nothing happens when it is over."""
+        """Be done with an operation: give it up unless it is over."""
         self.give_up(stream.number)
 
     def give_up(self, number: int) -> None:
@@ -136,6 +149,7 @@ class Channel:
         stream = self._streams.pop(number, None)
         self._open_connections.discard(number)
         self._connections.discard(number)
+        self._wide.discard(number)
         if stream is not None and not self.lost:
             self._forget(number, stream)
 

@@ -3,6 +3,7 @@ their turn because more are opened in a second than `ConnectionRate` allows."""
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from sandbox_runtime.clock import Clock
 from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, ConnectionRate
@@ -21,8 +22,10 @@ class ConnectionQueue:
     and the agent counts it among those that may be open at one time.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_served: Callable[[int], None]) -> None:
+        """`on_served` is called with the number of each connection whose handler has ended."""
         self._clock = clock
+        self._on_served = on_served
         self._on_connection: OnConnection | None = None
         self._rate = ConnectionRate()
         self._waiting: dict[int, Connection] = {}
@@ -80,7 +83,9 @@ class ConnectionQueue:
         task.add_done_callback(self._served)
 
     def _served(self, task: asyncio.Task[None]) -> None:
-        self._handlers.pop(task).abort()
+        connection = self._handlers.pop(task)
+        connection.abort()
+        self._on_served(connection.number)
         error = None if task.cancelled() else task.exception()
         if error and not isinstance(error, ConnectionError):  # that the guest is gone is known
             logger.error("a connection from inside failed", exc_info=error)

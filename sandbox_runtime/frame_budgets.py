@@ -1,5 +1,5 @@
-"""Budgets of the frames that no stream's credit pays for: open this to see what a guest may send
-beside the data that somebody asked for."""
+"""Budgets of what a guest may send: of the frames that no stream's credit pays for, and of the data
+of all its streams that nobody has received yet."""
 
 import itertools
 import math
@@ -15,6 +15,10 @@ MAX_FINISHED = 8 * MAX_CONNECTIONS
 """Streams that the host has given up and that the agent is not known to have closed. Between a PING
 and its PONG an agent that keeps to the protocol closes and opens 2 * MAX_CONNECTIONS at most, and
 there may be two such times in a row."""
+MAX_WIDE_STREAMS = 32
+"""Streams of one sandbox that may have WINDOW_BYTES unread at one time; all others may have
+FIRST_WINDOW_BYTES. With as many connections as there may be that is 16 MiB, and 16 KiB for each
+operation that the host began."""
 FRAMES_PER_S = 50_000
 BURST_FRAMES = 8192
 """Small frames cost their number of times a constant: about 1.5 µs each on a machine of 2024. A

@@ -2,9 +2,10 @@
 
 A frame is `u32 stream, u8 type, u32 length`, big-endian, and `length` bytes. Stream 0 is the link
 itself. The host opens odd streams, one for each operation; the agent opens even ones, one for each
-connection that a program inside makes to the way out. Each stream may carry WINDOW_BYTES of data in
-one direction before the receiver has given credit for more, so one noisy stream never blocks
-another. After END or RESET the agent sends nothing more on that stream. On one that the host has
+connection that a program inside makes to the way out. On each stream the host may send WINDOW_BYTES
+of data and the agent FIRST_WINDOW_BYTES before the receiver has given credit for more, so one noisy
+stream never blocks another; and no more than WINDOW_BYTES may wait for the receiver, whatever the
+credit. After END or RESET the agent sends nothing more on that stream. On one that the host has
 RESET it may send what was in flight: no more than the stream had credit for, until it has answered
 a PING that was sent later. No frame is empty that need not be, and no credit is for nothing.
 
@@ -33,7 +34,7 @@ import json
 import struct
 from collections.abc import Iterator
 
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct(">IBI")
 CREDIT = struct.Struct(">I")
 
@@ -42,6 +43,8 @@ HELLO, OPEN, DATA, STDERR, TAIL, STDERR_TAIL, EOF, WINDOW, END, RESET, PING, PON
 )
 
 WINDOW_BYTES = 256 * 1024
+FIRST_WINDOW_BYTES = 16 * 1024
+"""Agent to host: it is the host that decides which streams of a sandbox may have more unread."""
 MAX_DATA_BYTES = 64 * 1024
 MAX_OPEN_BYTES = 16 * 1024 * 1024
 """Host to agent: a command's text travels here."""

@@ -12,7 +12,9 @@ from sandbox_runtime.protocol import (
     DATA,
     END,
     EOF,
+    FIRST_WINDOW_BYTES,
     MAX_DATA_BYTES,
+    OPEN,
     RESET,
     STDERR,
     STDERR_TAIL,
@@ -21,12 +23,11 @@ from sandbox_runtime.protocol import (
     WINDOW_BYTES,
     ProtocolError,
     frame,
+    json_frame,
     parse_object,
 )
 
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
-CREDIT_BYTES = WINDOW_BYTES // 2
-"""Credit is given for so much at a time: most operations are over before any is due."""
 NO_CREDIT = CREDIT.pack(0)
 MAX_PIECES = 32
 """Of data that waits to be received: what else arrives is added to them, so that a byte that came
@@ -45,6 +46,8 @@ class Link(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
+    def widen(self, number: int) -> bool: ...
+
     def give_up(self, number: int) -> None: ...
 
     def close_connection(self, number: int) -> None: ...
@@ -59,7 +62,8 @@ class _Flow:
         self._pieces: deque[tuple[int, bytes | bytearray]] = deque()
         self._arrived = asyncio.Event()
         self._credit = WINDOW_BYTES
-        self._credit_given = WINDOW_BYTES
+        self._window = self._credit_given = FIRST_WINDOW_BYTES
+        """How much may wait to be received, or be on its way here."""
         self._credit_due = 0
         self._over = False
         """Whether the other side has closed it."""
@@ -98,11 +102,23 @@ class _Flow:
     async def _next(self) -> tuple[int, bytes]:
         kind, data = self._pieces.popleft()
         self._credit_due += len(data)
-        if self._credit_due >= CREDIT_BYTES and not self._over:
+        # Half a window at a time: most operations are over before any is due.
+        if self._credit_due >= self._window // 2 and not self._over:
             credit, self._credit_due = self._credit_due, 0
-            self._credit_given += credit
-            await self._link.send(frame(self.number, WINDOW, CREDIT.pack(credit)))
+            await self._link.send(self._give(credit + self._widen()))
         return kind, bytes(data)
+
+    def _widen(self) -> int:
+        """Make the window a whole one if the sandbox may have another; returns by how much."""
+        if self._window == WINDOW_BYTES or not self._link.widen(self.number):
+            return 0
+        self._window = WINDOW_BYTES
+        return WINDOW_BYTES - FIRST_WINDOW_BYTES
+
+    def _give(self, credit: int) -> bytes:
+        """The frame that gives credit."""
+        self._credit_given += credit
+        return frame(self.number, WINDOW, CREDIT.pack(credit))
 
     def _take(self, kind: int, payload: bytes) -> None:
         if not payload or len(payload) > self._credit_given:
@@ -149,6 +165,11 @@ class Stream(_Flow):
     def __init__(self, link: Link, number: int) -> None:
         super().__init__(link, number)
         self._report: dict[str, object] | None = None
+
+    def opening(self, request: Mapping[str, object]) -> bytes:
+        """The frames that open it: the request, and credit for a whole window if it has one."""
+        credit = self._widen()
+        return json_frame(self.number, OPEN, request) + (self._give(credit) if credit else b"")
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
         """Send input, as fast as the guest takes it; nothing once the operation is over. Where

@@ -28,6 +28,7 @@ from sandbox_runtime.protocol import (
     DATA,
     END,
     EOF,
+    FIRST_WINDOW_BYTES,
     HELLO,
     MAX_DATA_BYTES,
     MAX_OPEN_BYTES,
@@ -37,7 +38,6 @@ from sandbox_runtime.protocol import (
     RESET,
     VERSION,
     WINDOW,
-    WINDOW_BYTES,
     Decoder,
     frame,
     json_frame,
@@ -146,7 +146,7 @@ class Agent:
         """A stream of ours, for what `make` makes of its number."""
         self._last_opened += 2
         stream = self._last_opened
-        self._credit[stream] = WINDOW_BYTES
+        self._credit[stream] = FIRST_WINDOW_BYTES
         self._send(frame(stream, OPEN, b"{}"))
         self._operations[stream] = make(stream)
 
@@ -259,7 +259,7 @@ class Agent:
 
     def _open(self, stream: int, request: dict[str, Any]) -> None:
         self._operations[stream] = None
-        self._credit[stream] = WINDOW_BYTES
+        self._credit[stream] = FIRST_WINDOW_BYTES
         try:
             operation = OPERATIONS[request["op"]](self, stream, request)
         except (OSError, OverflowError, ValueError) as error:

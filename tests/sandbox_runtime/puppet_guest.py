@@ -1,7 +1,10 @@
 """A guest that plays whatever a hostile agent might send."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+
+import anyio
 
 from policies.isolation import Isolation
 from sandbox_runtime.channel import Channel
@@ -9,12 +12,14 @@ from sandbox_runtime.clock import Clock
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
+    CREDIT,
     END,
     HELLO,
     OPEN,
     PING,
     PONG,
     VERSION,
+    WINDOW,
     Decoder,
     frame,
     json_frame,
@@ -52,6 +57,8 @@ class PuppetGuest:
             json_frame(0, HELLO, {"version": VERSION}) if hello is None else hello
         )
         self.kinds: list[int] = []
+        self.credit: Counter[int] = Counter()
+        """What the host has given, by stream."""
         self.writes = 0
         self._is_heard = True
         self.pings_until_done = 0
@@ -78,18 +85,24 @@ class PuppetGuest:
             self._is_heard = False
 
     def write(self, data: bytes) -> None:
-        self.kinds += [kind for _, kind, _ in self._decoder.feed(data)]
+        for stream, kind, payload in self._decoder.feed(data):
+            self._note(stream, kind, payload)
 
     async def send(self, data: bytes) -> None:
         self.writes += 1
-        for stream, kind, _ in self._decoder.feed(data):
-            self.kinds.append(kind)
+        for stream, kind, payload in self._decoder.feed(data):
+            self._note(stream, kind, payload)
             if kind == OPEN and (answer := self._answer(stream)):
                 self._output.put_nowait(answer)
             elif kind == PING and self.pings_until_done:
                 self._output.put_nowait(frame(0, PONG))
                 if self.kinds.count(PING) == self.pings_until_done:
                     self._output.put_nowait(reporting()(1))
+
+    def _note(self, stream: int, kind: int, payload: bytes) -> None:
+        self.kinds.append(kind)
+        if kind == WINDOW:
+            self.credit[stream] += CREDIT.unpack(payload)[0]
 
     async def kill(self) -> bool:
         self.killed += 1
@@ -104,6 +117,21 @@ class PuppetGuest:
 
     def last_words(self) -> str:
         return ""
+
+
+async def connected(clock: Clock | None = None) -> tuple[Channel, PuppetGuest]:
+    guest = PuppetGuest(lambda n: b"")
+    channel = Channel(guest, clock=clock)
+    await channel.connect(timeout_s=5)
+    return channel, guest
+
+
+async def heard(channel: Channel, guest: PuppetGuest, frames: bytes) -> str | None:
+    """Why the sandbox is lost once the host has taken the frames; None if it is not."""
+    guest.say(frames)
+    with anyio.fail_after(20):
+        await guest.has_said_all()
+    return channel.lost
 
 
 async def puppet_sandbox(

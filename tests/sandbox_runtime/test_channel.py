@@ -142,7 +142,8 @@ async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None
 
 async def test_another_protocol_version_is_no_agent_of_ours() -> None:
     guest = PuppetGuest(reporting(), hello=json_frame(0, HELLO, {"version": 99}))
-    with anyio.fail_after(5), pytest.raises(SandboxStartError, match="version 99, 2 expected"):
+    why = f"version 99, {VERSION} expected"
+    with anyio.fail_after(5), pytest.raises(SandboxStartError, match=why):
         await Channel(guest).connect(timeout_s=5)
     assert guest.killed
 
@@ -189,7 +190,7 @@ async def test_a_small_file_and_what_waited_for_company_go_out_in_one_write() ->
     writes = guest.writes
     await write(sandbox, "/testbed/file", b"42")
     assert guest.writes == writes + 1
-    assert guest.kinds == [OPEN, ACK, OPEN, DATA, EOF]
+    assert guest.kinds == [OPEN, WINDOW, ACK, OPEN, WINDOW, DATA, EOF]
 
 
 def _opened(number: int) -> bytes:

@@ -9,7 +9,6 @@ import anyio
 import pytest
 
 from sandbox_runtime.channel import MAX_REQUEST_BYTES, Channel
-from sandbox_runtime.clock import Clock
 from sandbox_runtime.command_output import CommandOutput
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.frame_budgets import (
@@ -43,25 +42,16 @@ from sandbox_runtime.protocol import (
 from sandbox_runtime.sandbox import OutputCap
 from sandbox_runtime.streams import MAX_PIECES, Connection, Stream
 from tests.fakes.hand_clock import HandClock
-from tests.sandbox_runtime.puppet_guest import PuppetGuest, puppet_sandbox, reporting
+from tests.sandbox_runtime.puppet_guest import (
+    PuppetGuest,
+    connected,
+    heard,
+    puppet_sandbox,
+    reporting,
+)
 
 CHUNK = b"x" * MAX_DATA_BYTES
 FULL_WINDOW = WINDOW_BYTES // MAX_DATA_BYTES
-
-
-async def connected(clock: Clock | None = None) -> tuple[Channel, PuppetGuest]:
-    guest = PuppetGuest(lambda n: b"")
-    channel = Channel(guest, clock=clock)
-    await channel.connect(timeout_s=5)
-    return channel, guest
-
-
-async def heard(channel: Channel, guest: PuppetGuest, frames: bytes) -> str | None:
-    """Why the sandbox is lost once the host has taken the frames; None if it is not."""
-    guest.say(frames)
-    with anyio.fail_after(20):
-        await guest.has_said_all()
-    return channel.lost
 
 
 # Connections
@@ -202,6 +192,26 @@ async def test_agent_that_never_answers_cannot_have_streams_given_up_without_end
 
     with anyio.fail_after(20), pytest.raises(SandboxLostError, match="has not answered"):
         await give_up_without_end()
+    await channel.close()
+
+
+class DeafGuest(PuppetGuest):
+    """A guest that does not read what it is sent."""
+
+    async def send(self, data: bytes) -> None:
+        await super().send(data)
+        await asyncio.Event().wait()
+
+
+async def test_operation_that_is_cancelled_while_it_is_asked_for_is_given_up() -> None:
+    guest = DeafGuest(lambda n: b"")
+    channel = Channel(guest)
+    await channel.connect(timeout_s=5)
+    opening = asyncio.create_task(channel.open({"op": "get"}))
+    await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert guest.kinds == [OPEN, WINDOW, RESET]
     await channel.close()
 
 

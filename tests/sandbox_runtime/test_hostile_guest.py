@@ -12,13 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sandbox_runtime.connection_queue import MAX_HANDLERS
 from sandbox_runtime.errors import SandboxError
-from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, MAX_FINISHED
+from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, MAX_FINISHED, MAX_WIDE_STREAMS
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     CREDIT,
     DATA,
     END,
     EOF,
+    FIRST_WINDOW_BYTES,
     MAX_DATA_BYTES,
     OPEN,
     PONG,
@@ -218,6 +219,10 @@ class HostileGuest(RuleBasedStateMachine):
         assert len(channel._connections._handlers) <= MAX_HANDLERS
         assert len(channel._connections._waiting) <= MAX_CONNECTIONS
         assert len(channel._streams) <= MAX_HANDLERS + len(self.operations)
+        assert len(channel._wide) <= MAX_WIDE_STREAMS
+        wide = len(channel._wide) * (WINDOW_BYTES - FIRST_WINDOW_BYTES)
+        unread = sum(map(_unread, channel._streams.values()))
+        assert unread <= len(channel._streams) * FIRST_WINDOW_BYTES + wide
         for stream in channel._streams.values():
             assert _queued_pieces(stream) <= MAX_QUEUED_PIECES
             assert _queued_bytes(stream) <= 2 * WINDOW_BYTES
@@ -271,6 +276,11 @@ async def _operation(sandbox: GuestSandbox, name: str) -> object:
 
 def _queued_pieces(stream: Stream | Connection) -> int:
     return len(stream._pieces)
+
+
+def _unread(stream: Stream | Connection) -> int:
+    """What waits to be received, and what the guest may still send."""
+    return stream._credit_given + sum(len(data) for _, data in stream._pieces)
 
 
 def _queued_bytes(stream: Stream | Connection) -> int:

@@ -8,12 +8,12 @@ import anyio
 import pytest
 
 from policies.isolation import Isolation
-from sandbox_runtime.frame_budgets import BURST_CONNECTIONS, CONNECTIONS_PER_S
+from sandbox_runtime.frame_budgets import BURST_CONNECTIONS, CONNECTIONS_PER_S, MAX_WIDE_STREAMS
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.streams import Connection
 from sandbox_runtime.way_out import WayOut
 from tests.sandbox_runtime.conformance.backends import KINDS, backend_of, started
-from tests.sandbox_runtime.transfer import PLENTY_S, output
+from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output, read, write
 
 CLIENT = """
 import socket, sys
@@ -126,6 +126,47 @@ except BlockingIOError:
 """
     await _python(sandbox, fill)
     assert await output(sandbox, "echo well") == "well\n"
+
+
+async def test_connections_read_late_hold_nothing_else_up_and_lose_nothing(
+    sandbox: GuestSandbox,
+) -> None:
+    go_on, sizes = asyncio.Event(), []
+
+    async def read_late(connection: Connection) -> None:
+        size = len(await connection.receive())
+        await go_on.wait()
+        while data := await connection.receive():
+            size += len(data)
+        sizes.append(size)
+        await connection.finish()
+
+    sandbox.let_out(read_late)
+    send = f"""
+from threading import Thread
+def one(s):
+    s.sendall(bytes(1_000_000)); s.shutdown(1); ended.append(rest(s))
+ended, held = [], [connect() for _ in range({2 * MAX_WIDE_STREAMS})]
+threads = [Thread(target=one, args=(s,)) for s in held]
+[t.start() for t in threads]; print("begun", flush=True); [t.join() for t in threads]
+print(len(ended))
+"""
+    begun = Heard()
+    with anyio.fail_after(PLENTY_S):
+        async with anyio.create_task_group() as group:
+
+            async def run() -> None:
+                program = (CLIENT + send).encode()
+                await sandbox.exec("python3 -", timeout_s=PLENTY_S, stdin=program, on_output=begun)
+
+            group.start_soon(run)
+            await begun.something.wait()
+            assert await output(sandbox, "echo well") == "well\n"
+            await write(sandbox, "/testbed/file", bytes(1_000_000))
+            assert await read(sandbox, "/testbed/file") == bytes(1_000_000)
+            go_on.set()
+    assert sizes == [1_000_000] * 2 * MAX_WIDE_STREAMS
+    assert begun.text() == f"begun\n{2 * MAX_WIDE_STREAMS}\n"
 
 
 async def test_a_handler_that_hangs_up_is_seen_inside(sandbox: GuestSandbox) -> None:

@@ -4,9 +4,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 2
+#define PROTOCOL_VERSION 3
 #define FRAME_HEADER_BYTES 9
 #define WINDOW_BYTES (256u << 10)
+#define FIRST_WINDOW_BYTES (16u << 10)
 #define MAX_DATA_BYTES (64u << 10)
 #define MAX_FRAME_BYTES (16u << 20)
 

@@ -55,7 +55,8 @@ struct stream *stream_open(uint32_t number)
         die("the host broke the protocol: it opened stream %u twice", number);
     struct stream *stream = allocate(sizeof *stream);
     stream->number = number;
-    stream->credit = stream->expected = WINDOW_BYTES;
+    stream->credit = FIRST_WINDOW_BYTES;
+    stream->expected = WINDOW_BYTES;
     append(stream);
     return stream;
 }

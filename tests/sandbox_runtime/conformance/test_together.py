@@ -1,6 +1,7 @@
 """Several things happen on one sandbox at the same time."""
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from sandbox_runtime.sandbox import ExecResult, Sandbox
@@ -51,6 +52,31 @@ async def test_files_move_while_a_command_runs(sandbox: Sandbox) -> None:
             assert await read(sandbox, "/testbed/late") == b"put meanwhile"
             await output(sandbox, "echo opened > gate")
     assert results == ["opened\nput meanwhile"]
+
+
+async def test_many_files_taken_in_late_hold_nothing_else_up_and_arrive_whole(
+    sandbox: Sandbox,
+) -> None:
+    content, count = bytes(range(256)) * 2000, 40
+    await write(sandbox, "/testbed/file", content)
+    go_on, received = anyio.Event(), [bytearray() for _ in range(count)]
+
+    async def take_late(file: bytearray) -> None:
+        async def sink(data: bytes) -> None:
+            await go_on.wait()
+            file.extend(data)
+
+        await sandbox.get("/testbed/file", sink, max_bytes=len(content))
+
+    with anyio.fail_after(PLENTY_S):
+        async with anyio.create_task_group() as group:
+            for file in received:
+                group.start_soon(take_late, file)
+            await anyio.lowlevel.checkpoint()
+            assert await output(sandbox, "seq 100000 | wc -l") == "100000\n"
+            assert await read(sandbox, "/testbed/file") == content
+            go_on.set()
+    assert received == [content] * count
 
 
 async def test_cancelling_kills_the_command_and_leaves_the_sandbox_usable(

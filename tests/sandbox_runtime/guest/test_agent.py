@@ -9,8 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.protocol import CREDIT, DATA, EOF, OPEN, PING, PONG, RESET, WINDOW, frame
-from tests.sandbox_runtime.guest.agent_process import KINDS, AgentProcess, agent_process
+from sandbox_runtime.protocol import (
+    CREDIT,
+    DATA,
+    EOF,
+    FIRST_WINDOW_BYTES,
+    OPEN,
+    PING,
+    PONG,
+    RESET,
+    WINDOW,
+    WINDOW_BYTES,
+    frame,
+    json_frame,
+)
+from tests.sandbox_runtime.guest.agent_process import EXEC, KINDS, AgentProcess, agent_process
 
 
 @pytest.fixture(params=KINDS)
@@ -163,6 +176,40 @@ def test_a_terminal_that_cannot_be_had_leaves_no_file_open(agent: AgentProcess) 
     assert agent.open_files() == before
 
 
+# Credit
+
+
+def _sent(agent: AgentProcess, stream: int, most: int) -> int:
+    """How many bytes of output come before the answer to a PING, once there are so many."""
+    received = 0
+    while received < most:
+        frame_received = agent.receive()
+        assert frame_received is not None
+        assert frame_received[:2] == (stream, DATA)
+        received += len(frame_received[2])
+    agent.send(frame(0, PING))
+    assert agent.receive() == (0, PONG, b"")
+    return received
+
+
+def test_no_more_is_sent_than_there_is_credit_for(agent: AgentProcess) -> None:
+    agent.exec(1, "c", "head -c 1000000 /dev/zero", max_bytes=4_000_000)
+    first = _sent(agent, 1, FIRST_WINDOW_BYTES)
+    agent.send(frame(1, WINDOW, CREDIT.pack(WINDOW_BYTES)))
+    second = _sent(agent, 1, WINDOW_BYTES)
+    agent.send(frame(1, WINDOW, CREDIT.pack(second)))
+    rest, _, report = agent.heard(1)
+    assert (first, second) == (FIRST_WINDOW_BYTES, WINDOW_BYTES)
+    assert (len(rest), report["stdout_bytes"]) == (1_000_000 - first - second, 1_000_000)
+
+
+def test_credit_that_comes_with_a_request_is_for_its_output(agent: AgentProcess) -> None:
+    request = {**EXEC, "id": "c", "command": "head -c 1000000 /dev/zero", "max_bytes": 4_000_000}
+    more = WINDOW_BYTES - FIRST_WINDOW_BYTES
+    agent.send(json_frame(1, OPEN, request) + frame(1, WINDOW, CREDIT.pack(more)))
+    assert _sent(agent, 1, WINDOW_BYTES) == WINDOW_BYTES
+
+
 # The way out
 
 
@@ -182,6 +229,19 @@ def test_a_connection_becomes_a_stream_of_the_agents(kind: str, tmp_path: Path) 
             assert agent.receive() == (2, EOF, b"")
             agent.send(frame(2, DATA, b"more"), frame(2, EOF))
             assert program.recv(100) + program.recv(100) == b"more"
+
+
+def test_a_connection_sends_no_more_than_there_is_credit_for(kind: str, tmp_path: Path) -> None:
+    port = _free_port()
+    with agent_process(kind, tmp_path, egress_port=port) as agent:
+        agent.send(frame(0, PING))
+        assert agent.receive() == (0, PONG, b"")
+        with socket.create_connection(("127.0.0.1", port), 20) as program:
+            assert agent.receive() == (2, OPEN, b"{}")
+            program.sendall(bytes(2 * FIRST_WINDOW_BYTES))
+            assert _sent(agent, 2, FIRST_WINDOW_BYTES) == FIRST_WINDOW_BYTES
+            agent.send(frame(2, WINDOW, CREDIT.pack(1)))
+            assert agent.receive() == (2, DATA, b"\0")
 
 
 def test_a_connection_that_the_host_refuses_is_closed(kind: str, tmp_path: Path) -> None:

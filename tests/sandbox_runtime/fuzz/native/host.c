@@ -41,7 +41,7 @@ bool host_is_exact(void)
 static void open_stream(uint32_t number)
 {
     streams[number].state = IS_OPEN;
-    streams[number].allowed = WINDOW_BYTES;
+    streams[number].allowed = FIRST_WINDOW_BYTES;
 }
 
 static void leave_if_over(uint32_t number)
