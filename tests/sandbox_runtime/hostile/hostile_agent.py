@@ -4,29 +4,37 @@
 It runs inside, where an agent of ours should: standard library only, Python 3.8.
 """
 
+import itertools
 import json
 import os
+import select
 import struct
 import time
 
 HEADER = struct.Struct(">IBI")
-HELLO, OPEN, DATA, STDERR, END, PING, PONG = 1, 2, 3, 4, 9, 11, 12
+HELLO, OPEN, DATA, STDERR = 1, 2, 3, 4
+EOF, WINDOW, END, RESET, PING, PONG = 7, 8, 9, 10, 11, 12
 BLOCK = 1 << 16
+FIRST_WINDOW = 1 << 14
 
 
 def main():
     read(int.from_bytes(read(4), "big"))  # what an agent is told first
-    hello = os.environ.get("HOSTILE_HELLO") or '{"version": 2}'
+    hello = os.environ.get("HOSTILE_HELLO") or '{"version": 3}'
     send(0, HELLO, hello.encode())
     while True:
-        stream, kind, length = HEADER.unpack(read(HEADER.size))
-        payload = read(length)
+        stream, kind, payload = receive()
         if kind == PING:
             send(0, PONG)
         if kind == OPEN:
             request = json.loads(payload)
             attack = request.get("command") or request["path"].strip("/")
             ATTACKS[attack](stream)
+
+
+def receive():
+    stream, kind, length = HEADER.unpack(read(HEADER.size))
+    return stream, kind, read(length)
 
 
 def read(length):
@@ -50,6 +58,22 @@ def send(stream, kind, payload=b""):
 
 def report(stream, **changes):
     send(stream, END, json.dumps({"exit_code": 0, **changes}).encode())
+
+
+def send_on_credit(stream, pieces, write_frame=write):
+    """Send data only as the host gives credit for it, until it gives the stream up."""
+    credit = FIRST_WINDOW
+    for count, piece in enumerate(pieces):
+        while credit < len(piece) or (count % 256 == 0 and select.select([0], [], [], 0)[0]):
+            number, kind, payload = receive()
+            if kind == PING:
+                send(0, PONG)
+            elif (number, kind) == (stream, RESET):
+                return
+            elif (number, kind) == (stream, WINDOW):
+                credit += int.from_bytes(payload, "big")
+        credit -= len(piece)
+        write_frame(HEADER.pack(stream, DATA, len(piece)) + piece)
 
 
 def sleep():
@@ -131,6 +155,95 @@ def more_of_a_file(stream):
     send(stream, END, b'{"bytes": 65536}')
 
 
+def data_of_one_byte(stream):
+    send_on_credit(stream, itertools.repeat(b"x"))
+
+
+def frames_byte_by_byte(stream):
+    def drip(data):
+        for place in range(len(data)):
+            write(data[place : place + 1])
+
+    send_on_credit(stream, itertools.repeat(b"x"), drip)
+
+
+def sound(stream):
+    names = "duration_s cpu_s peak_memory_bytes oom_kills pids_refused reading"
+    counts = "bytes omitted_lines kept_bytes"
+    outputs = [output + "_" + count for output in ("stdout", "stderr") for count in counts.split()]
+    report(stream, **dict.fromkeys(names.split() + outputs, 0))
+
+
+def header_that_never_ends(stream):
+    for byte in HEADER.pack(stream, DATA, 1)[:-1]:
+        write(bytes([byte]))
+        time.sleep(0.05)
+    sleep()
+
+
+def connections_reset(stream):
+    for number in itertools.count(2, 2):
+        send(number, OPEN, b"{}")
+        send(number, RESET)
+
+
+def connections_finished(stream):
+    for number in itertools.count(2, 2):
+        send(number, OPEN, b"{}")
+        send(number, EOF)
+
+
+def connections_full(stream):
+    for number in itertools.count(2, 2):
+        send(number, OPEN, b"{}")
+        send(number, DATA, bytes(FIRST_WINDOW))
+        send(number, EOF)
+
+
+def connections_with_more_than_their_credit(stream):
+    for number in itertools.count(2, 2):
+        send(number, OPEN, b"{}")
+        for _ in range(4):
+            send(number, DATA, bytes(BLOCK))
+
+
+def credit_for_nothing(stream):
+    while True:
+        send(stream, WINDOW, bytes(4))
+
+
+def end_of_no_connection(stream):
+    while True:
+        send(2, RESET)
+
+
+def end_of_no_operation(stream):
+    while True:
+        send(stream + 100, END, b"{}")
+
+
+def report_before_its_command(stream):
+    sound(stream + 2)
+    sound(stream)
+
+
+def nothing_answered(stream):
+    while True:
+        receive()
+
+
+def entries_without_end(stream):
+    send_on_credit(stream, (b'["%d", "file", 1]\n' % n for n in itertools.count()))
+
+
+def entry_without_end(stream):
+    send_on_credit(stream, itertools.repeat(b"x" * 4096))
+
+
+def entry_byte_by_byte(stream):
+    send_on_credit(stream, itertools.repeat(b"x"))
+
+
 ATTACKS = {
     attack.__name__: attack
     for attack in (
@@ -143,6 +256,11 @@ ATTACKS = {
             end_within_a_frame,
         ),
         *(children_that_write, errors_without_end, silence, paths_that_climb, more_of_a_file),
+        *(data_of_one_byte, frames_byte_by_byte, sound, header_that_never_ends),
+        *(connections_reset, connections_finished, connections_full, credit_for_nothing),
+        connections_with_more_than_their_credit,
+        *(end_of_no_connection, end_of_no_operation, report_before_its_command, nothing_answered),
+        *(entries_without_end, entry_without_end, entry_byte_by_byte),
     )
 }
 

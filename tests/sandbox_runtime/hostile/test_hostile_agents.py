@@ -9,7 +9,7 @@ import os
 import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -19,10 +19,16 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.channel import Channel
-from sandbox_runtime.errors import SandboxGoneError, SandboxStartError
+from sandbox_runtime.errors import (
+    FileTimeoutError,
+    SandboxGoneError,
+    SandboxLostError,
+    SandboxStartError,
+)
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import OutputCap, Sandbox, SandboxRef
+from sandbox_runtime.streams import Connection
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE, backend_of, docker_backend
 from tests.sandbox_runtime.transfer import read, write
 
@@ -33,6 +39,8 @@ ENOUGH_S = 60.0
 CAP = OutputCap(max_bytes=1000, max_lines=10)
 HOST_BYTES = 64 << 20
 """What this process may grow by while it is flooded; the rest of it works meanwhile."""
+RESET_PEAK = Path("/proc/self/clear_refs")
+BETWEEN_COMMANDS_S = 0.1
 KINDS = [
     "bubblewrap",
     *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "docker-runsc")),
@@ -51,6 +59,15 @@ COMMANDS = {
     "children_that_write": "broke the protocol",
     "errors_without_end": "bytes of diagnostics|did not end a command in time|no answer",
     "silence": "did not end a command in time|no answer",
+    "header_that_never_ends": "did not end a command in time|no answer",
+    "connections_reset": "did not end a command in time|broke the protocol|no answer",
+    "connections_finished": "broke the protocol: more than 256 connections",
+    "connections_full": "broke the protocol: more than 256 connections",
+    "connections_with_more_than_their_credit": "broke the protocol: 65536 bytes where 16384",
+    "credit_for_nothing": "broke the protocol: malformed credit",
+    "end_of_no_connection": "broke the protocol: frame type 10 on stream 2, which is not open",
+    "end_of_no_operation": "broke the protocol: frame type 9 on stream 101, which is not open",
+    "report_before_its_command": "broke the protocol: frame type 9 on stream 3, which is not open",
 }
 HELLOS = {
     "no JSON": "{",
@@ -128,56 +145,112 @@ async def victim(backend: Backend) -> AsyncIterator[GuestSandbox]:
         await backend.aclose()
 
 
-async def undisturbed(neighbour: Sandbox) -> None:
-    result = await neighbour.exec("echo still here", timeout_s=ENOUGH_S)
-    assert (result.stdout, result.exit_code) == ("still here\n", 0)
+async def hold(connection: Connection) -> None:
+    """Accept a connection and never read it."""
+    await anyio.sleep_forever()
 
 
-def own_memory() -> int:
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+@asynccontextmanager
+async def attacked(backend: Backend, neighbour: Sandbox) -> AsyncIterator[GuestSandbox]:
+    """A victim, while the neighbour's commands go on and the host's memory does not grow."""
+    RESET_PEAK.write_text("5", encoding="ascii")
+    before = peak_memory()
+    done = anyio.Event()
+    async with victim(backend) as sandbox, anyio.create_task_group() as others:
+        sandbox.let_out(hold)
+        others.start_soon(commands_go_on, neighbour, done)
+        with anyio.fail_after(ENOUGH_S):
+            yield sandbox
+        done.set()
+    assert peak_memory() - before < HOST_BYTES
+
+
+async def commands_go_on(neighbour: Sandbox, done: anyio.Event) -> None:
+    while True:
+        result = await neighbour.exec("echo still here", timeout_s=ENOUGH_S)
+        assert (result.stdout, result.exit_code) == ("still here\n", 0)
+        if done.is_set():
+            return
+        with anyio.move_on_after(BETWEEN_COMMANDS_S):
+            await done.wait()
+
+
+def peak_memory() -> int:
+    """The most that this process had resident since RESET_PEAK was written to, in bytes."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line) << 10
 
 
 @pytest.mark.parametrize(("attack", "why"), COMMANDS.items(), ids=COMMANDS)
 async def test_a_command_answered_by_an_attack_costs_that_sandbox_only(
     hostile: Backend, neighbour: Sandbox, attack: str, why: str
 ) -> None:
-    before = own_memory()
-    async with victim(hostile) as sandbox, anyio.create_task_group() as others:
-        others.start_soon(undisturbed, neighbour)
-        with anyio.fail_after(ENOUGH_S), pytest.raises(SandboxGoneError, match=why):
+    async with attacked(hostile, neighbour) as sandbox:
+        with pytest.raises(SandboxGoneError, match=why):
             await sandbox.exec(attack, timeout_s=0.5, cap=CAP)
         with pytest.raises(SandboxGoneError):
             await sandbox.exec("silence", timeout_s=1)
-    await undisturbed(neighbour)
-    assert own_memory() - before < HOST_BYTES
 
 
 async def test_a_file_that_nobody_takes_costs_that_sandbox_only(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
-    async with victim(hostile) as sandbox:
-        with anyio.fail_after(ENOUGH_S), pytest.raises(SandboxGoneError, match="no answer"):
+    async with attacked(hostile, neighbour) as sandbox:
+        with pytest.raises(SandboxGoneError, match="no answer"):
             await write(sandbox, "/silence", bytes(8 << 20))
-    await undisturbed(neighbour)
 
 
-async def test_a_listing_that_climbs_costs_that_sandbox_only(
-    hostile: Backend, neighbour: Sandbox
+LISTINGS = {
+    "paths_that_climb": "listing",
+    "entries_without_end": "malformed listing: more than the 10000 entries",
+    "entry_without_end": "malformed listing: a line has no end",
+    "entry_byte_by_byte": "malformed listing: a line has no end",
+}
+
+
+@pytest.mark.parametrize(("attack", "why"), LISTINGS.items(), ids=LISTINGS)
+async def test_a_listing_that_cannot_be_true_costs_that_sandbox_only(
+    hostile: Backend, neighbour: Sandbox, attack: str, why: str
 ) -> None:
-    async with victim(hostile) as sandbox:
-        with anyio.fail_after(ENOUGH_S), pytest.raises(SandboxGoneError, match="listing"):
-            await sandbox.list("/paths_that_climb")
-    await undisturbed(neighbour)
+    async with attacked(hostile, neighbour) as sandbox:
+        with pytest.raises(SandboxGoneError, match=why):
+            await sandbox.list(f"/{attack}")
 
 
 async def test_a_file_longer_than_asked_for_costs_that_sandbox_only(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
-    async with victim(hostile) as sandbox:
-        with anyio.fail_after(ENOUGH_S), pytest.raises(SandboxGoneError, match="more of a file"):
+    async with attacked(hostile, neighbour) as sandbox:
+        with pytest.raises(SandboxGoneError, match="more of a file"):
             await read(sandbox, "/more_of_a_file", max_bytes=10)
-    await undisturbed(neighbour)
+
+
+async def drop(data: bytes) -> None:
+    """A sink."""
+
+
+@pytest.mark.parametrize("attack", ["data_of_one_byte", "frames_byte_by_byte"])
+async def test_data_in_small_pieces_is_only_read_more_slowly(
+    hostile: Backend, neighbour: Sandbox, attack: str
+) -> None:
+    async with attacked(hostile, neighbour) as sandbox:
+        with pytest.raises(FileTimeoutError):
+            await sandbox.get(f"/{attack}", drop, max_bytes=1 << 40, timeout_s=2)
+        assert (await sandbox.exec("sound", timeout_s=ENOUGH_S)).exit_code == 0
+        assert not sandbox.lost
+
+
+async def test_operations_given_up_that_the_agent_never_ends_cost_that_sandbox_only(
+    hostile: Backend, neighbour: Sandbox
+) -> None:
+    async def give_up_without_end(sandbox: GuestSandbox) -> None:
+        while True:
+            with suppress(FileTimeoutError):
+                await sandbox.get("/nothing_answered", drop, max_bytes=1, timeout_s=0)
+
+    async with attacked(hostile, neighbour) as sandbox:
+        with pytest.raises(SandboxLostError, match=r"has not answered since|no answer"):
+            await give_up_without_end(sandbox)
 
 
 @pytest.mark.docker
