@@ -7,8 +7,9 @@ from sandbox_runtime.protocol import ProtocolError
 from sandbox_runtime.reports import MAX_NUMBER
 from sandbox_runtime.sandbox import Entry
 
-MAX_LISTING_BYTES = 16 << 20
-"""The agent lists no more, hashes aside."""
+MAX_LISTING_BYTES = 4 << 20
+"""The agent lists no more, hashes aside. As text it may take four times as much memory: one wide
+character makes all of a path's wide."""
 HASH_BYTES = 68
 """What a hash adds to an entry."""
 MAX_PATH_BYTES = 4096

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sandbox_runtime.guest.agent import Agent
 
 
-MAX_LISTING_BYTES = 16 << 20
+MAX_LISTING_BYTES = 4 << 20
 HASH_BYTES = 1 << 20
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 

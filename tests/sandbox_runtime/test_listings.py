@@ -1,6 +1,8 @@
 """A listing is counted and measured while it arrives, and parsed only up to what was asked for."""
 
 import json
+import tracemalloc
+from itertools import count
 
 import anyio
 import pytest
@@ -17,6 +19,7 @@ from sandbox_runtime.protocol import DATA, END, MAX_DATA_BYTES, ProtocolError, f
 from sandbox_runtime.sandbox import Entry
 from tests.sandbox_runtime.puppet_guest import puppet_sandbox
 
+MAX_HELD_BYTES = 24 << 20
 LINE = b'["a", "file", 1]\n'
 UNBELIEVABLE = {
     "a flag for a size": b'["a", "file", true]',
@@ -72,6 +75,23 @@ def test_bytes_of_a_listing_are_bounded_while_they_arrive() -> None:
     longest = json.dumps(["\udc80" * MAX_PATH_BYTES, "other", 0]).encode() + b"\n"
     sent = sent_before_refused(longest, 10_000, "endless listing")
     assert sent <= MAX_LISTING_BYTES + 10_000 * HASH_BYTES + MAX_DATA_BYTES
+
+
+def test_memory_of_a_listing_is_bounded_whatever_its_characters() -> None:
+    listing = ListingReader(10_000)
+
+    def feed_wide_paths() -> None:
+        for number in count():  # one such character makes all of a str's take four bytes
+            listing.feed(b'["%08d%s\xf0\x9f\x98\x80", "file", 1]\n' % (number, b"x" * 4000))
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="endless listing"):
+            feed_wide_paths()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < MAX_HELD_BYTES
 
 
 def test_entries_are_the_same_however_their_bytes_are_cut() -> None:

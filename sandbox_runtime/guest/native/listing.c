@@ -15,7 +15,7 @@
 #include "scratch.h"
 #include "sha256.h"
 
-#define MAX_LISTING_BYTES (16u << 20)
+#define MAX_LISTING_BYTES (4u << 20)
 /* How much is done before others have their turn: bytes hashed, and so many for an entry. */
 #define TURN_BYTES (sizeof scratch)
 #define ENTRY_BYTES 1024u
