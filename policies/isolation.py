@@ -6,7 +6,14 @@ from typing import Literal
 from policies.egress import Egress
 
 Level = Literal["standard", "strict"]
-LEAST = {"memory_mib": 16, "cpus": 0.01, "pids": 8, "disk_mib": 1, "open_files": 16}
+LEAST = {
+    "memory_mib": 16,
+    "cpus": 0.01,
+    "pids": 8,
+    "disk_mib": 1,
+    "disk_mib_per_s": 8,
+    "open_files": 16,
+}
 """The narrowest walls that anybody may ask for: with much less nothing starts."""
 
 
@@ -29,6 +36,9 @@ class Isolation:
     disk_mib: int = 1536
     """What may be written: a tmpfs on bubblewrap, so at most 3/4 of the memory; on Docker watched,
     and who goes beyond it is stopped."""
+    disk_mib_per_s: int | None = 256
+    """MiB a second that may be read from the disk, and as many that may be written to it; null: no
+    limit. On Docker only, where the engine's disk is one of this host's."""
     open_files: int = 1024
     """Open files per process."""
     egress: Egress = Egress()
@@ -36,5 +46,6 @@ class Isolation:
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
-            if not getattr(self, name) > 0:  # which engines take for "no bound"
+            value = getattr(self, name)
+            if value is not None and not value > 0:  # which engines take for "no bound"
                 raise ValueError(f"{name} is at least {least:g}")

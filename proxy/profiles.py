@@ -263,7 +263,8 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
     if below := next(no_amounts(asdict(profile)), None):
         raise SettingError(below, NO_AMOUNT)
     for name, least in LEAST.items():
-        if getattr(profile.isolation, name) < least:
+        value = getattr(profile.isolation, name)
+        if value is not None and value < least:
             raise SettingError(f"isolation.{name}", f"is at least {least:g}")
     return profile
 

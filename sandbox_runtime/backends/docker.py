@@ -32,6 +32,7 @@ from sandbox_runtime.backends.docker_container import (
     image_of,
     is_runsc,
 )
+from sandbox_runtime.backends.docker_device import block_device
 from sandbox_runtime.backends.docker_disk import DockerDisk
 from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
 from sandbox_runtime.backends.docker_guest import DockerGuest
@@ -114,7 +115,12 @@ class DockerBackend:
         self._labels = {INSTALL_LABEL: self._owner.install_id, OWNER_LABEL: self._owner.id}
         self._agents = AgentVolumes(self._engine, self._labels)
         self._has_quota = _may_have_quota(self._engine.facts)
-        self._watch = DiskWatch(DockerDisk(self._engine, _directory(self._engine)))
+        directory = _directory(self._engine)
+        self._watch = DiskWatch(DockerDisk(self._engine, directory))
+        self._device = block_device(self._engine.facts, directory)
+        if self._device.path is None:
+            why = self._device.why_not
+            logger.warning("nothing limits how fast sandboxes read and write the disk: %s", why)
         self._leftovers = RunscLeftovers(state_dir) if is_runsc(runtime) else None
         self._removals = _Removals(self._watch, self._leftovers)
 
@@ -168,7 +174,7 @@ class DockerBackend:
         return [
             Check("docker engine", True, f"{facts['ServerVersion']} at {self._engine.url}"),
             await self._check_image(),
-            *findings(facts, self._runtime, disk),
+            *findings(facts, self._runtime, disk, self._device),
         ]
 
     async def aclose(self) -> None:
@@ -189,6 +195,7 @@ class DockerBackend:
             runtime=self._runtime,
             inputs=self._inputs,
             agent_volume=await self._agents.name(native, image) if native else None,
+            disk_device=self._device.path,
         )
         container_id = await self._make(name, blueprint)
         if self._leftovers:

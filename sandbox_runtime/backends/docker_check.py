@@ -5,18 +5,20 @@ from collections.abc import Collection, Iterator
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_container import is_runsc
+from sandbox_runtime.backends.docker_device import BlockDevice
 from sandbox_runtime.backends.kernel_limits import PENDING_SIGNALS
 
 _LIMITS = {"memory": "MemoryLimit", "swap": "SwapLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
 _NEEDED = ("memory", "pids")
 
 
-def findings(engine: Facts, runtime: str | None, disk: str) -> Iterator[Check]:
-    """One per wall; `disk` says how the disk is bounded."""
+def findings(engine: Facts, runtime: str | None, disk: str, device: BlockDevice) -> Iterator[Check]:
+    """One per wall; `disk` says how the disk is bounded, and `device` is what it lies on."""
     name = runtime or str(engine.get("DefaultRuntime", "?"))
     security = _security(engine)
     yield _runtime(name, engine.get("Runtimes", {}))
     yield _limits(engine, disk)
+    yield Check("docker disk speed", True, _disk_speed(engine, device))
     yield Check("docker system calls", "seccomp" in security, _seccomp(name, security))
     yield Check("docker users", True, _users(security))
     yield Check("docker confinement", True, _confinement(security))
@@ -51,6 +53,15 @@ def _limits(engine: Facts, disk: str) -> Check:
     if missing:
         words += f"; NOT LIMITED: {', '.join(missing)}"
     return Check("docker limits", all(name in there for name in _NEEDED), words)
+
+
+def _disk_speed(engine: Facts, device: BlockDevice) -> str:
+    if device.path is None:
+        return f"NOT LIMITED: {device.why_not}"
+    limited = f"what each sandbox reads from {device.path} and writes to it is limited"
+    if engine.get("CgroupVersion") == "2":
+        return limited
+    return f"{limited}, but for writes that the page cache takes: those only cgroup v2 limits"
 
 
 def _seccomp(runtime: str, security: dict[str, str]) -> str:

@@ -81,6 +81,8 @@ class Blueprint:
     """Holds the agent's program."""
     quota: bool = False
     """Whether the storage driver bounds the disk."""
+    disk_device: str | None = None
+    """The block device below the engine's directory, if I/O to it can be limited."""
 
     def config(self) -> dict[str, Any]:
         """What the engine takes to make it."""
@@ -102,7 +104,12 @@ class Blueprint:
             **dict.fromkeys(("AttachStdout", "AttachStderr"), True),
             "NetworkDisabled": True,
             "Healthcheck": {"Test": ["NONE"]},
-            "HostConfig": {**self._walls(), **limits(self.isolation, self.runtime), **self._disk()},
+            "HostConfig": {
+                **self._walls(),
+                **limits(self.isolation, self.runtime),
+                **self._disk(),
+                **self._disk_speed(),
+            },
         }
 
     def _walls(self) -> dict[str, Any]:
@@ -147,6 +154,13 @@ class Blueprint:
             disks |= self._strict_disks()
         quota = {"StorageOpt": {"size": f"{self.isolation.disk_mib}m"}} if self.quota else {}
         return {"Mounts": mounts, "Tmpfs": disks, **quota}
+
+    def _disk_speed(self) -> dict[str, Any]:
+        mib_per_s = self.isolation.disk_mib_per_s
+        if self.disk_device is None or mib_per_s is None:
+            return {}
+        rates = [{"Path": self.disk_device, "Rate": mib_per_s << 20}]
+        return {"BlkioDeviceReadBps": rates, "BlkioDeviceWriteBps": rates}
 
     def _strict_disks(self) -> Mapping[str, str]:
         size_mib, uid = largest_disk_mib(self.isolation), guest_user(self.isolation).uid

@@ -8,11 +8,12 @@ from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.escape.ground import Ground, python, running
 from sandbox_runtime.escape.probe import Attack
 
-_PIDS, _MEMORY_MIB, _DISK_MIB, _OPEN_FILES = 64, 256, 64, 256
+_PIDS, _MEMORY_MIB, _DISK_MIB, _OPEN_FILES, _DISK_MIB_PER_S = 64, 256, 64, 256, 8
 """What the sandbox has."""
 _MANY_PIDS, _MUCH_MEMORY_MIB, _MUCH_DISK_MIB, _MANY_OPEN_FILES = 512, 640, 256, 1024
 _MANY_FILES = 20_000
 _MANY_INOTIFY = 1024
+_MANY_MIB_PER_S = 48
 """What they take, should nothing stop them."""
 
 _FORKS = f"""
@@ -137,6 +138,28 @@ time.sleep(STAY_S)
 print({_MUCH_DISK_MIB})
 """
 """A container engine lays files of the host's over these; each alone stays within the limit."""
+_DISK_SPEED = """
+import mmap, os, time
+piece, file_mib = mmap.mmap(-1, 1 << 20), 4
+def write(number):
+    os.pwritev(file, [piece], number %% file_mib << 20)
+    os.fdatasync(file)
+def read(number):
+    os.preadv(file, [piece], number %% file_mib << 20)
+mounts = [line.split()[1:3] for line in open("/proc/mounts")]
+kinds = [kind for point, kind in mounts if "/testbed".startswith(point.rstrip("/"))]
+if kinds[-1] == "tmpfs":
+    raise SystemExit("there is no disk here")
+file = os.open("/testbed/bomb", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+for number in range(file_mib):
+    write(number)
+moved, began = 0, time.monotonic()
+while time.monotonic() < began + 1:
+    %s(moved)
+    moved += 1
+print(int(moved / (time.monotonic() - began)))
+"""
+"""What the disk itself writes or reads, past the page cache."""
 _INOTIFY = f"""
 import ctypes, time
 libc, made = ctypes.CDLL(None), 0
@@ -185,6 +208,7 @@ def _small(isolation: Isolation) -> Isolation:
         memory_mib=_MEMORY_MIB,
         disk_mib=_DISK_MIB,
         open_files=_OPEN_FILES,
+        disk_mib_per_s=_DISK_MIB_PER_S,
     )
 
 
@@ -244,6 +268,21 @@ ATTACKS = (
         _ENGINE_FILES,
         _MUCH_DISK_MIB,
         "MiB of disk",
+    ),
+    _bomb(
+        "disk_write_bomb",
+        "Writes the disk as fast as it can.",
+        _DISK_SPEED % "write",
+        _MANY_MIB_PER_S,
+        "MiB of disk a second",
+    ),
+    _bomb(
+        "disk_read_bomb",
+        "Reads the disk as fast as it can.",
+        _DISK_SPEED % "read",
+        _MANY_MIB_PER_S,
+        "MiB of disk a second",
+        own_kernel_holds=True,  # gVisor's reads it from the host's page cache
     ),
     _bomb("inode_bomb", "Makes empty files.", _FILES, _MANY_FILES, "files"),
     Attack(

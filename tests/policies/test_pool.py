@@ -19,7 +19,12 @@ from policies.pool import (
     unbound,
 )
 
-OTHER_WALLS: dict[str, Any] = {"level": "strict", "disk_mib": 17, "open_files": 17}
+OTHER_WALLS: dict[str, Any] = {
+    "level": "strict",
+    "disk_mib": 17,
+    "disk_mib_per_s": 17,
+    "open_files": 17,
+}
 OTHER_LIMITS: dict[str, Any] = {"memory_mib": 17, "cpus": 0.5, "pids": 17}
 OPEN = Egress(mode="open")
 

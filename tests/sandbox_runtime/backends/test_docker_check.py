@@ -1,8 +1,13 @@
-"""What doctor says of an engine, from what the engine says of itself."""
+"""What doctor says of an engine, from what the engine says of itself and the host of its disks."""
 
+import os
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sandbox_runtime.backends.docker_check import findings
+from sandbox_runtime.backends.docker_device import BlockDevice, block_device
 
 SOUND: dict[str, Any] = {
     "DefaultRuntime": "runc",
@@ -14,10 +19,13 @@ SOUND: dict[str, Any] = {
     "PidsLimit": True,
     "CgroupVersion": "2",
 }
+DISK = BlockDevice("/dev/vda")
 
 
-def said(runtime: str | None = None, **facts: Any) -> dict[str, tuple[bool, str]]:
-    found = findings({**SOUND, **facts}, runtime, "disk watched")
+def said(
+    runtime: str | None = None, device: BlockDevice = DISK, **facts: Any
+) -> dict[str, tuple[bool, str]]:
+    found = findings({**SOUND, **facts}, runtime, "disk watched", device)
     return {each.name.removeprefix("docker "): (each.ok, each.detail) for each in found}
 
 
@@ -40,6 +48,14 @@ def test_limits_that_the_engine_cannot_set_are_told() -> None:
     assert (fine, words.rpartition("; ")[2]) == (False, "NOT LIMITED: memory, pids")
 
 
+def test_whether_reading_and_writing_the_disk_is_limited_is_told() -> None:
+    limited = "what each sandbox reads from /dev/vda and writes to it is limited"
+    assert said()["disk speed"] == (True, limited)
+    assert said(CgroupVersion="1")["disk speed"][1].startswith(f"{limited}, but for writes")
+    without = said(device=BlockDevice(None, "it lies nowhere"))
+    assert without["disk speed"] == (True, "NOT LIMITED: it lies nowhere")
+
+
 def test_whose_root_it_is_inside_is_told() -> None:
     assert "userns-remap is on" in said()["users"][1]
     assert "userns-remap is OFF" in said(SecurityOptions=["name=seccomp"])["users"][1]
@@ -55,3 +71,42 @@ def test_an_engine_without_seccomp_is_not_good_enough() -> None:
 def test_confinement_is_told() -> None:
     assert said()["confinement"][1].endswith("; apparmor")
     assert said(SecurityOptions=["name=seccomp"])["confinement"][1].endswith("no SELinux")
+
+
+def devices_of(directory: Path, top: Path, *, partition: bool) -> dict[str, Path]:
+    """The host's devices as Linux shows them, where the directory lies on one of its own."""
+    disk = top / "devices/sda"
+    found = disk / "sda1" if partition else disk
+    found.mkdir(parents=True)
+    (disk / "uevent").write_text("MAJOR=8\nDEVNAME=sda\nDEVTYPE=disk\n")
+    if partition:
+        (found / "uevent").write_text("MAJOR=8\nDEVNAME=sda1\nDEVTYPE=partition\n")
+        (found / "partition").write_text("1\n")
+    number = directory.stat().st_dev
+    numbers, files = top / "block", top / "dev"
+    numbers.mkdir()
+    files.mkdir()
+    (numbers / f"{os.major(number)}:{os.minor(number)}").symlink_to(found)
+    (files / "sda").touch()
+    return {"numbers": numbers, "devices": files}
+
+
+@pytest.mark.parametrize("partition", [False, True])
+def test_the_whole_disk_below_the_engine_is_found(tmp_path: Path, partition: bool) -> None:
+    devices = devices_of(tmp_path, tmp_path, partition=partition)
+    found = block_device({}, tmp_path, **devices)
+    assert found == BlockDevice(str(devices["devices"] / "sda"))
+    (devices["devices"] / "sda").unlink()
+    assert block_device({}, tmp_path, **devices).why_not.endswith("/sda is missing")
+
+
+def test_why_block_io_cannot_be_limited_is_told(tmp_path: Path) -> None:
+    devices = devices_of(tmp_path, tmp_path, partition=False)
+    unable = {"Warnings": ["WARNING: No blkio throttle.read_bps_device support"]}
+    for engine, directory, numbers, why in (
+        ({}, None, devices["numbers"], "not to be seen"),
+        (unable, tmp_path, devices["numbers"], "cannot limit"),
+        ({}, tmp_path, tmp_path, "names no block device"),
+    ):
+        found = block_device(engine, directory, numbers=numbers, devices=devices["devices"])
+        assert (found.path, why in found.why_not) == (None, True)

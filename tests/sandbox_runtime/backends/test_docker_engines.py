@@ -14,7 +14,7 @@ from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.lending import start_sandbox
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.backends.engine import docker_backend, names
+from tests.sandbox_runtime.backends.engine import docker_backend, inspect, names
 from tests.sandbox_runtime.backends.listening import first_words
 from tests.sandbox_runtime.backends.relay import Relay, relay
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
@@ -121,6 +121,21 @@ async def test_the_end_of_the_line_alone_is_told_from_the_end_of_the_engine(
         assert guest.last_words().startswith("the engine closed the connection")
         line.mend()
         assert await guest.kill()
+    await backend.aclose()
+
+
+async def test_where_block_io_cannot_be_limited_sandboxes_start_and_the_log_says_so_once(
+    line: Relay, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    for _ in range(2):
+        sandbox = await start_sandbox(backend, Isolation())
+        walls = (await asyncio.to_thread(inspect, sandbox.id))["HostConfig"]
+        assert (walls["BlkioDeviceReadBps"], walls["BlkioDeviceWriteBps"]) == (None, None)
+        await sandbox.close()
+    assert caplog.text.count("nothing limits how fast sandboxes read and write the disk") == 1
+    said = {check.name: check for check in await backend.check()}["docker disk speed"]
+    assert (said.ok, said.detail.partition(":")[0]) == (True, "NOT LIMITED")
     await backend.aclose()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import errno
+import re
 import resource
 import time
 from collections.abc import AsyncIterator
@@ -166,6 +167,29 @@ async def test_a_file_as_large_as_the_whole_disk_grows_no_further(backend: Docke
         result = await sandbox.exec("head -c 8M /dev/zero > file", timeout_s=20)
         assert result.exit_code != 0
         assert await output(sandbox, "stat -c %s file") == f"{4 << 20}\n"
+
+
+DISK_SPEED = """
+cd /sys/fs/cgroup
+cat io.max 2>/dev/null || cat blkio/blkio.throttle.*_bps_device
+"""
+
+
+async def test_what_a_sandbox_reads_and_writes_of_the_disk_is_limited(
+    backend: DockerBackend,
+) -> None:
+    said = {check.name: check.detail for check in await backend.check()}["docker disk speed"]
+    if said.startswith("NOT LIMITED"):
+        pytest.skip(said)
+    async with new_sandbox(backend, Isolation(disk_mib_per_s=16)) as sandbox:
+        walls = (await asyncio.to_thread(inspect, sandbox.id))["HostConfig"]
+        shown = re.findall(r"\b\d{5,}\b", await output(sandbox, DISK_SPEED))
+    for limits in (walls["BlkioDeviceReadBps"], walls["BlkioDeviceWriteBps"]):
+        assert [each["Rate"] for each in limits] == [16 << 20]
+        assert limits[0]["Path"] in said
+    assert shown == [str(16 << 20)] * 2
+    async with new_sandbox(backend, Isolation(disk_mib_per_s=None)) as sandbox:
+        assert await output(sandbox, DISK_SPEED) == ""
 
 
 LIMITS = """
