@@ -8,6 +8,7 @@ and the engine removes the container (`StdinOnce`, `AutoRemove`).
 import asyncio
 import logging
 import os
+import platform
 import socket
 import time
 import uuid
@@ -36,7 +37,8 @@ from sandbox_runtime.backends.docker_device import block_device
 from sandbox_runtime.backends.docker_disk import DockerDisk
 from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
 from sandbox_runtime.backends.docker_guest import DockerGuest
-from sandbox_runtime.backends.guest_user import guest_user
+from sandbox_runtime.backends.guest_user import SANDBOX, guest_user
+from sandbox_runtime.backends.host_users import has_range, new_uid
 from sandbox_runtime.backends.memory_disk import FILES_PER_MIB
 from sandbox_runtime.backends.runsc_leftovers import RunscLeftovers
 from sandbox_runtime.errors import SandboxStartError
@@ -121,6 +123,7 @@ class DockerBackend:
         if self._device.path is None:
             why = self._device.why_not
             logger.warning("nothing limits how fast sandboxes read and write the disk: %s", why)
+        self._has_host_users = not is_runsc(runtime) and _has_host_users(self._engine)
         self._leftovers = RunscLeftovers(state_dir) if is_runsc(runtime) else None
         self._removals = _Removals(self._watch, self._leftovers)
 
@@ -175,6 +178,7 @@ class DockerBackend:
             Check("docker engine", True, f"{facts['ServerVersion']} at {self._engine.url}"),
             await self._check_image(),
             *findings(facts, self._runtime, disk, self._device),
+            Check("docker users at strict", True, self._users_at_strict()),
         ]
 
     async def aclose(self) -> None:
@@ -196,6 +200,7 @@ class DockerBackend:
             inputs=self._inputs,
             agent_volume=await self._agents.name(native, image) if native else None,
             disk_device=self._device.path,
+            host_uid=self._host_uid(isolation),
         )
         container_id = await self._make(name, blueprint)
         if self._leftovers:
@@ -217,6 +222,15 @@ class DockerBackend:
         config = GuestConfig(lifetime_s=self._lifetime_s)
         home = guest_user(isolation).home
         return replace(config, directories=(*config.directories, home))
+
+    def _host_uid(self, isolation: Isolation) -> int | None:
+        """A host uid for one sandbox; None where root is inside, or the host's uids are not."""
+        return new_uid() if self._has_host_users and isolation.level == "strict" else None
+
+    def _users_at_strict(self) -> str:
+        if self._has_host_users:
+            return "each sandbox has a host uid of its own"
+        return f"all sandboxes run as uid {SANDBOX.uid}"
 
     def _expiry(self) -> dict[str, str]:
         """When it must have ended by itself, in seconds since 1970."""
@@ -286,6 +300,19 @@ def _may_have_quota(engine: Facts) -> bool:
     status = dict(engine.get("DriverStatus") or ())
     on_xfs = status.get("Backing Filesystem") == "xfs"
     return engine.get("Driver") in _QUOTA_DRIVERS or on_xfs
+
+
+def _has_host_users(engine: Engine) -> bool:
+    """Return whether containers' uids are the host's, and the host gives away all of a range.
+
+    Only this kernel's uids can be seen from here.
+    """
+    facts = engine.facts
+    options = facts.get("SecurityOptions") or ()
+    if any(option.startswith(("name=userns", "name=rootless")) for option in options):
+        return False
+    here = engine.url.startswith("unix://") and facts.get("KernelVersion") == platform.release()
+    return here and has_range()
 
 
 def _directory(engine: Engine) -> Path | None:

@@ -79,6 +79,8 @@ class Blueprint:
     """On the engine's host: shown read-only to all sandboxes."""
     agent_volume: str | None = None
     """Holds the agent's program."""
+    host_uid: int | None = None
+    """The user and the group that its programs are; None: those of the isolation's level."""
     quota: bool = False
     """Whether the storage driver bounds the disk."""
     disk_device: str | None = None
@@ -86,7 +88,7 @@ class Blueprint:
 
     def config(self) -> dict[str, Any]:
         """What the engine takes to make it."""
-        user = guest_user(self.isolation)
+        user, uid = guest_user(self.isolation), self._uid
         env = {"LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **user.env}
         if is_runsc(self.runtime):
             env["PATH"] = f"{RUNSC_PROGRAMS}:{self.image.path}"
@@ -96,7 +98,7 @@ class Blueprint:
             "Cmd": list(self.command[1:]),
             "Env": [f"{name}={value}" for name, value in env.items()],
             "Labels": dict(self.labels),
-            "User": f"{user.uid}:{user.uid}",
+            "User": f"{uid}:{uid}",
             "WorkingDir": "/",
             "Hostname": "sandbox",
             # Its standard input ends with the connection that it came by.
@@ -111,6 +113,10 @@ class Blueprint:
                 **self._disk_speed(),
             },
         }
+
+    @property
+    def _uid(self) -> int:
+        return guest_user(self.isolation).uid if self.host_uid is None else self.host_uid
 
     def _walls(self) -> dict[str, Any]:
         strict = self.isolation.level == "strict"
@@ -163,7 +169,7 @@ class Blueprint:
         return {"BlkioDeviceReadBps": rates, "BlkioDeviceWriteBps": rates}
 
     def _strict_disks(self) -> Mapping[str, str]:
-        size_mib, uid = largest_disk_mib(self.isolation), guest_user(self.isolation).uid
+        size_mib, uid = largest_disk_mib(self.isolation), self._uid
         owner = f"uid={uid},gid={uid},mode=0755,exec"
         return {
             path: f"{tmpfs_options(int(size_mib * share))},{owner}"

@@ -24,6 +24,9 @@ def has_range(proc: Path = Path("/proc")) -> bool:
 
 
 def _is_mapped(file: Path) -> bool:
-    lines = file.read_text(encoding="ascii").splitlines()
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:  # no Linux
+        return False
     parts = [tuple(map(int, line.split())) for line in lines]
     return any(first <= _FIRST and first + count >= _FIRST + _COUNT for first, _, count in parts)

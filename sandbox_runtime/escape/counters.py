@@ -5,11 +5,13 @@ something that needs the same: nothing is to come of that but what came of it be
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
 from sandbox_runtime.escape.ground import Computer, Ground, python, running
 from sandbox_runtime.escape.probe import Attack
 
 _MANY_TERMINALS, _MANY_TIMERS, _MANY_QUEUES, _MANY_CONTEXTS = 128, 8192, 4, 16
+_MANY_IN_FLIGHT = 8192
 """What they take, should nothing stop them."""
 _HOLD_S = 60
 _ANSWER_S = 20.0
@@ -42,14 +44,33 @@ except OSError:
 print(len(held), flush=True)
 time.sleep({_HOLD_S})
 """
-_TIMERS = _CALLS + _TAKE.format(
-    many=_MANY_TIMERS, one="call(TIMER_CREATE, 1, None, ctypes.byref(ctypes.c_long())) == 0"
-)
-_SIGNALS = f"""{_CALLS}
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
-""" + _TAKE.format(
-    many=_MANY_TIMERS, one="libc.sigqueue(os.getpid(), int(signal.SIGRTMIN), None) == 0"
-)
+_NEW_TIMER = "call(TIMER_CREATE, 1, None, ctypes.byref(ctypes.c_long())) == 0"
+_TIMERS = _CALLS + _TAKE.format(many=_MANY_TIMERS, one=_NEW_TIMER)
+_ONE_TIMER = f"{_CALLS}print({_NEW_TIMER})"
+_QUEUEING = f"{_CALLS}signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])\n"
+_NEW_SIGNAL = "libc.sigqueue(os.getpid(), int(signal.SIGRTMIN), None) == 0"
+_SIGNALS = _QUEUEING + _TAKE.format(many=_MANY_TIMERS, one=_NEW_SIGNAL)
+_ONE_SIGNAL = f"{_QUEUEING}print({_NEW_SIGNAL})"
+_IN_FLIGHT = f"""
+import socket, time
+(near, far), taken, at_once = socket.socketpair(), 0, 64
+try:
+    while taken < {_MANY_IN_FLIGHT}:
+        socket.send_fds(near, [b"x"], [0] * at_once)
+        taken += at_once
+except OSError:
+    pass
+print(taken, flush=True)
+time.sleep({_HOLD_S})
+"""
+_ONE_IN_FLIGHT = """
+import socket
+near, far = socket.socketpair()
+try:
+    print(socket.send_fds(near, [b"x"], [0]) == 1)
+except OSError as error:
+    print(error)
+"""
 _MAKE_QUEUE = """
 def make_queue(name):
     made = call(MQ_OPEN, name, NEW_QUEUE, 0o600, None) >= 0
@@ -90,40 +111,77 @@ def _program(text: str) -> Callable[[Computer], Awaitable[str]]:
     return run
 
 
-def _bomb(
-    name: str,
-    what: str,
-    program: str,
-    much: int,
-    needs_one: Callable[[Computer], Awaitable[str]],
-) -> Attack:
+@dataclass(frozen=True, slots=True)
+class _Bomb:
     """A program that says how much it took and holds it, and what its neighbour does meanwhile."""
 
-    async def set_off(ground: Ground) -> str | None:
-        neighbour = await ground.neighbour()
-        before = await needs_one(neighbour)
-        async with ground.victim() as sandbox, running(sandbox, program) as printed:
-            after = await needs_one(neighbour)
-        if int(printed) >= much:
-            return f"it took {printed.strip()} {what}"
+    name: str
+    what: str
+    program: str
+    much: int
+    needs_one: Callable[[Computer], Awaitable[str]]
+
+    def attack(self) -> Attack:
+        async def set_off(ground: Ground) -> str | None:
+            neighbour = await ground.neighbour()
+            async with ground.victim() as sandbox:
+                return await self._set_off(sandbox, neighbour)
+
+        return self._attack(set_off)
+
+    def attack_at_strict(self) -> Attack:
+        """Make the attack where each sandbox is a user of its own, also where others have root
+        inside, who is one user for all."""
+
+        async def set_off(ground: Ground) -> str | None:
+            strict = replace(ground.isolation, level="strict")
+            async with ground.victim(strict) as neighbour, ground.victim(strict) as sandbox:
+                return await self._set_off(sandbox, neighbour)
+
+        return self._attack(set_off)
+
+    def _attack(self, set_off: Callable[[Ground], Awaitable[str | None]]) -> Attack:
+        tries = f"Takes {self.what} and keeps them."
+        # A kernel of the sandbox's own counts none of the host's.
+        return Attack(self.name, "bombs", tries, set_off, own_kernel_holds=True)
+
+    async def _set_off(self, sandbox: Computer, neighbour: Computer) -> str | None:
+        before = await self.needs_one(neighbour)
+        async with running(sandbox, self.program) as printed:
+            after = await self.needs_one(neighbour)
+        if int(printed) >= self.much:
+            return f"it took {printed.strip()} {self.what}"
         if after != before:
-            return f"the sandbox beside it finds no {what} any more: {after!r}, before {before!r}"
+            none = f"the sandbox beside it finds no {self.what} any more"
+            return f"{none}: {after!r}, before {before!r}"
         return None
 
-    # A kernel of the sandbox's own counts none of the host's.
-    return Attack(name, "bombs", f"Takes {what} and keeps them.", set_off, own_kernel_holds=True)
 
-
-ATTACKS = (
-    _bomb("terminal_bomb", "pseudo-terminals", _TERMINALS, _MANY_TERMINALS, _with_a_terminal),
-    _bomb("timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _command("timeout 9 echo well")),
-    _bomb(
+_OF_ALL = (
+    _Bomb("terminal_bomb", "pseudo-terminals", _TERMINALS, _MANY_TERMINALS, _with_a_terminal),
+    _Bomb("timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _command("timeout 9 echo well")),
+    _Bomb(
         "signal_bomb",
         "queued signals",
         _SIGNALS,
         _MANY_TIMERS,
         _command("trap 'echo well' RTMIN; kill -RTMIN $$"),
     ),
-    _bomb("message_queue_bomb", "message queues", _QUEUES, _MANY_QUEUES, _program(_ONE_QUEUE)),
-    _bomb("aio_bomb", "contexts of I/O", _CONTEXTS, _MANY_CONTEXTS, _program(_ONE_CONTEXT)),
+    _Bomb("message_queue_bomb", "message queues", _QUEUES, _MANY_QUEUES, _program(_ONE_QUEUE)),
+    _Bomb("aio_bomb", "contexts of I/O", _CONTEXTS, _MANY_CONTEXTS, _program(_ONE_CONTEXT)),
+)
+_OF_A_USER = (
+    _Bomb("strict_timer_bomb", "timers", _TIMERS, _MANY_TIMERS, _program(_ONE_TIMER)),
+    _Bomb("strict_signal_bomb", "queued signals", _SIGNALS, _MANY_TIMERS, _program(_ONE_SIGNAL)),
+    _Bomb(
+        "strict_in_flight_bomb",
+        "files in flight",
+        _IN_FLIGHT,
+        _MANY_IN_FLIGHT,
+        _program(_ONE_IN_FLIGHT),
+    ),
+)
+ATTACKS = (
+    *(bomb.attack() for bomb in _OF_ALL),
+    *(bomb.attack_at_strict() for bomb in _OF_A_USER),
 )

@@ -124,6 +124,19 @@ async def test_the_end_of_the_line_alone_is_told_from_the_end_of_the_engine(
     await backend.aclose()
 
 
+async def test_of_an_engine_far_away_all_strict_sandboxes_are_one_user(
+    line: Relay, tmp_path: Path
+) -> None:
+    """Whether that host gives away a range of uids cannot be seen from here."""
+    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    sandbox = await start_sandbox(backend, Isolation(level="strict"))
+    assert await output(sandbox, "id -u; id -g") == "1000\n1000\n"
+    await sandbox.close()
+    said = {check.name: check.detail for check in await backend.check()}["docker users at strict"]
+    assert said == "all sandboxes run as uid 1000"
+    await backend.aclose()
+
+
 async def test_where_block_io_cannot_be_limited_sandboxes_start_and_the_log_says_so_once(
     line: Relay, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

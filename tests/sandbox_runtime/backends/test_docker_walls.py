@@ -14,9 +14,11 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.backends.host_users import has_range
 from sandbox_runtime.backends.kernel_limits import PENDING_SIGNALS
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.ground import running
+from sandbox_runtime.forking import fork
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
@@ -225,11 +227,66 @@ async def test_at_the_strict_level_nobody_is_root_and_nobody_can_become_it(
     backend: DockerBackend,
 ) -> None:
     async with new_sandbox(backend, STRICT) as sandbox:
-        assert await output(sandbox, "id -u; id -g; echo ~") == "1000\n1000\n/home/sandbox\n"
+        uid, gid, home = (await output(sandbox, "id -u; id -g; echo ~")).split()
+        assert uid == gid != "0"
+        assert home == "/home/sandbox"
         status = await output(sandbox, "cat /proc/self/status")
         for kind in ("CapEff", "CapPrm", "CapBnd"):
             assert f"{kind}:\t0000000000000000\n" in status
         assert (await sandbox.exec("su -c true", timeout_s=20)).exit_code != 0
+
+
+async def test_at_the_strict_level_each_sandbox_is_a_host_user_of_its_own(
+    backend: DockerBackend,
+) -> None:
+    said = {check.name: check.detail for check in await backend.check()}["docker users at strict"]
+    if not has_range():
+        pytest.skip(said)
+    assert said == "each sandbox has a host uid of its own"
+    async with new_sandbox(backend, STRICT) as one, new_sandbox(backend, STRICT) as other:
+        users = [host_user(sandbox.id) for sandbox in (one, other)]
+    assert len(set(users)) == 2
+    assert min(users) >= 0x7000_0000
+
+
+def host_user(container: str) -> int:
+    """Who the first process of a container is on the host."""
+    pid = inspect(container)["State"]["Pid"]
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(re.findall(r"^Uid:\t(\d+)", status, re.MULTILINE)[0])
+
+
+EVERYDAY_AT_STRICT = """
+set -e
+cd /testbed
+git init -q repository && cd repository
+git config user.name sandbox && git config user.email sandbox@localhost
+echo line > file && git add file && git commit -qm first && git status --short
+python3 -c 'import getpass, os, pathlib
+print(getpass.getuser(), pathlib.Path.home(), os.path.expanduser("~"))'
+python3 -m venv --without-pip /testbed/venv && /testbed/venv/bin/python -c 'print("venv")'
+mktemp -d > /dev/null && touch ~/file && echo ~ && stat -c %U:%a file
+"""
+
+
+async def test_at_the_strict_level_a_user_that_the_image_does_not_name_can_work(
+    backend: DockerBackend,
+) -> None:
+    async with new_sandbox(backend, STRICT) as sandbox:
+        printed = await output(sandbox, EVERYDAY_AT_STRICT)
+        nobody = await sandbox.exec("whoami", timeout_s=20)
+    home = "/home/sandbox"
+    assert printed == f"sandbox {home} {home}\nvenv\n{home}\nUNKNOWN:644\n"
+    assert (nobody.exit_code, "cannot find name" in nobody.stderr) == (1, True)
+
+
+async def test_at_the_strict_level_a_workspace_moves_to_another_user(
+    backend: DockerBackend,
+) -> None:
+    async with new_sandbox(backend, STRICT) as one, new_sandbox(backend, STRICT) as other:
+        await output(one, "mkdir -m 700 folder; echo text > folder/file; chmod 600 folder/file")
+        await fork(one, [other], max_bytes=1 << 20)
+        assert await output(other, "cat folder/file; echo more >> folder/file") == "text\n"
 
 
 async def test_at_the_strict_level_only_the_workspace_can_be_written(

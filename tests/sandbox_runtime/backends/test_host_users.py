@@ -25,6 +25,7 @@ def test_the_range_must_be_mapped(tmp_path: Path, uids: str, gids: str, enough: 
     (tmp_path / "self/uid_map").write_text(uids)
     (tmp_path / "self/gid_map").write_text(gids)
     assert has_range(tmp_path) is enough
+    assert not has_range(tmp_path / "no Linux")
 
 
 def test_uids_are_none_that_a_distribution_gives_away() -> None:
