@@ -181,13 +181,24 @@ print({_MANY_FILES})
 
 
 def _bomb(
-    name: str, tries: str, program: str, much: int, unit: str, *, own_kernel_holds: bool = False
+    name: str,
+    tries: str,
+    program: str,
+    much: int,
+    unit: str,
+    *,
+    disk_mib_per_s: int | None = None,
+    own_kernel_holds: bool = False,
 ) -> Attack:
-    """A program that prints at last how much it took, set off in a small sandbox."""
+    """A program that prints at last how much it took, set off in a small sandbox.
+
+    Without `disk_mib_per_s` its disk is as fast as it can be.
+    """
 
     async def set_off(ground: Ground) -> str | None:
         await ground.neighbour()
-        async with ground.victim(_small(ground.isolation)) as sandbox:
+        isolation = replace(_small(ground.isolation), disk_mib_per_s=disk_mib_per_s)
+        async with ground.victim(isolation) as sandbox:
             try:
                 result = await python(sandbox, f"STAY_S = {ground.watch_s}\n{program}")
                 printed = result.stdout.split()
@@ -208,7 +219,6 @@ def _small(isolation: Isolation) -> Isolation:
         memory_mib=_MEMORY_MIB,
         disk_mib=_DISK_MIB,
         open_files=_OPEN_FILES,
-        disk_mib_per_s=_DISK_MIB_PER_S,
     )
 
 
@@ -275,6 +285,7 @@ ATTACKS = (
         _DISK_SPEED % "write",
         _MANY_MIB_PER_S,
         "MiB of disk a second",
+        disk_mib_per_s=_DISK_MIB_PER_S,
     ),
     _bomb(
         "disk_read_bomb",
@@ -282,6 +293,7 @@ ATTACKS = (
         _DISK_SPEED % "read",
         _MANY_MIB_PER_S,
         "MiB of disk a second",
+        disk_mib_per_s=_DISK_MIB_PER_S,
         own_kernel_holds=True,  # gVisor's reads it from the host's page cache
     ),
     _bomb("inode_bomb", "Makes empty files.", _FILES, _MANY_FILES, "files"),

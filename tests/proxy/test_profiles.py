@@ -228,8 +228,8 @@ def test_a_setting_that_means_nothing_is_the_requests_mistake(tree: Any, param: 
         ),
         ({"profiles": {"a": {"isolation": {"pids": 0}}}}, "pids is at least 8"),
         (
-            {"profiles": {"a": {"isolation": {"disk_mib_per_s": 1}}}},
-            "profiles.a.isolation.disk_mib_per_s: is at least 8",
+            {"profiles": {"a": {"isolation": {"disk_mib_per_s": 63}}}},
+            "profiles.a.isolation.disk_mib_per_s: is at least 64",
         ),
         ({"profiles": {"a": {"watch": {"rules": [{}] * 257}}}}, "has more than 256 entries"),
         ({"models": {"m": {"profile": "b"}}}, "models.m.profile: there is no profile 'b'"),
