@@ -12,10 +12,9 @@ from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     DATA,
     EOF,
-    MAX_DATA_BYTES,
+    FIRST_WINDOW_BYTES,
     OPEN,
     RESET,
-    WINDOW_BYTES,
     frame,
 )
 from sandbox_runtime.way_out import WayOut
@@ -165,10 +164,10 @@ async def test_nothing_is_left_of_waiting_connections_when_the_sandbox_is_closed
     assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
 
 
-async def test_waiting_connection_keeps_no_more_than_its_window(inside: Inside) -> None:
+async def test_waiting_connection_keeps_no_more_than_its_first_window(inside: Inside) -> None:
     inside.lend()
     await inside.use_burst_up()
-    full = [(DATA, bytes(MAX_DATA_BYTES))] * (WINDOW_BYTES // MAX_DATA_BYTES)
+    full = [(DATA, bytes(FIRST_WINDOW_BYTES))]
     inside.open(1, *full)
     await inside.answered()
     assert inside.guest.killed == 0

@@ -5,7 +5,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sandbox_runtime.channel import MAX_HANDLERS
+from sandbox_runtime.connection_queue import MAX_HANDLERS
 from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, MAX_WIDE_STREAMS
 from sandbox_runtime.protocol import (
     DATA,
