@@ -50,7 +50,7 @@ async def test_connections_that_send_a_whole_window_unasked_lose_that_sandbox() 
         await connection.finish()
         await asyncio.Event().wait()
 
-    channel.on_connection = finish
+    channel.let_out(finish)
     with memory_held_below(MAX_UNREAD_BYTES):
         for number in range(2, 2 * MAX_HANDLERS + 2, 2):
             data = frame(number, DATA, CHUNK) * FULL_WINDOW
@@ -70,7 +70,7 @@ async def test_guest_that_uses_all_its_credit_takes_bounded_memory_and_is_not_lo
         connections.append(connection)
         await asyncio.Event().wait()
 
-    channel.on_connection = receive_once
+    channel.let_out(receive_once)
     first = bytes(FIRST_WINDOW_BYTES)
     with memory_held_below(MAX_UNREAD_BYTES):
         for number in range(2, 2 * MAX_CONNECTIONS + 2, 2):
@@ -112,7 +112,7 @@ async def test_connection_whose_handler_has_ended_leaves_its_wide_window_to_anot
             pass
         await connection.finish()
 
-    channel.on_connection = receive_all
+    channel.let_out(receive_all)
     data = bytes(FIRST_WINDOW_BYTES)
     for number in range(2, 4 * MAX_WIDE_STREAMS, 2):
         frames = frame(number, OPEN) + frame(number, DATA, data)
