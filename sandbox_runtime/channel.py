@@ -127,11 +127,12 @@ class Channel:
         self._next += 2
         stream = self._streams[number] = Stream(self, number)
         try:
-            await self.send(stream.opening(request), more=more)
-        except BaseException:  # cancelled, or the guest is lost
-            self.give_up(number)
+            await self._drain()
+        except BaseException:  # the agent has not heard of it
+            self._streams.pop(number, None)
             raise
-        return stream
+        self._write(stream.opening(request), more=more)
+        return stream  # nothing was waited for since it was opened: who is cancelled has none
 
     def widen(self, number: int) -> bool:
         """Whether a stream may have WINDOW_BYTES unread from now on."""
@@ -171,10 +172,10 @@ class Channel:
     async def ping(self, timeout_s: float) -> None:
         """Return when the agent answers. Raises SandboxLostError when it does not."""
         self._pong.clear()
+        self._finished.ping_sent()
+        self.write(frame(0, PING))
         try:
             async with asyncio.timeout(timeout_s):
-                self._finished.ping_sent()
-                await self.send(frame(0, PING))
                 await self._pong.wait()
         except TimeoutError:
             await self.fail(f"no answer in {timeout_s:g} s")
@@ -193,22 +194,30 @@ class Channel:
     def write(self, data: bytes) -> None:
         """Queue for the guest without waiting; nothing when it is lost."""
         if not self.lost:
-            self.guest.write(self._with_held(data))
+            self.guest.write_control(self._with_held(data))
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
-        """Write to the guest; where `more` is about to follow, perhaps with that, as MSG_MORE of
-        send(2) has it. Raises SandboxLostError."""
+        """Write to the guest once it has room; where `more` is about to follow, perhaps with that,
+        as MSG_MORE of send(2) has it. Raises SandboxLostError."""
+        await self._drain()
+        self._write(data, more=more)
+
+    async def _drain(self) -> None:
+        """Wait until the guest has room. Raises SandboxLostError."""
         if self.lost:
             raise self.lost_error()
-        data = self._with_held(data)
-        if more and len(data) < HOLD_BYTES:
-            self._held = data
-            return
         try:
-            await self.guest.send(data)
+            await self.guest.drain()
         except OSError as error:
             self._lose(f"its input is closed: {error}")
             raise self.lost_error() from error
+
+    def _write(self, data: bytes, *, more: bool) -> None:
+        data = self._with_held(data)
+        if more and len(data) < HOLD_BYTES:
+            self._held = data
+        else:
+            self.guest.write(data)
 
     def _with_held(self, data: bytes) -> bytes:
         if self._held:

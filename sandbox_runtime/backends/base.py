@@ -34,11 +34,15 @@ class Guest(Protocol):
         Raises the ProtocolError that `take` raises.
         """
 
-    def write(self, data: bytes) -> None:
-        """Queue for the agent without waiting; lost when it is gone."""
+    async def drain(self) -> None:
+        """Wait until there is room to write. Raises OSError when the agent is gone."""
 
-    async def send(self, data: bytes) -> None:
-        """Write to the agent, waiting while its pipe is full. Raises OSError when it is gone."""
+    def write(self, data: bytes) -> None:
+        """Queue for the agent, after `drain`; lost when it is gone."""
+
+    def write_control(self, data: bytes) -> None:
+        """Queue a few bytes for the agent, with or without room; lost when it is gone. An agent
+        that lets too many of them wait is refused: `listen` raises ProtocolError."""
 
     async def kill(self) -> bool:
         """End it and everything it started; whether it is certain that nothing of it goes on.

@@ -144,7 +144,8 @@ class DockerBackend:
             agent = await _to_its_end(self._create(name, isolation))
             guest.attachment = await attach(self._engine.url, self._engine.api_version, name)
             await self._engine.start(name)
-            await guest.send(agent)
+            guest.write(agent)
+            await guest.drain()
         except (*ENGINE_ERRORS, OSError) as error:
             self._agents.forget()
             await guest.kill()

@@ -64,13 +64,17 @@ class Attachment:
         if self._error_bytes > MAX_ERROR_BYTES:
             raise ProtocolError(f"more than {MAX_ERROR_BYTES} bytes of diagnostics")
 
+    async def drain(self) -> None:
+        """Wait until standard input has room. Raises OSError when the connection is gone."""
+        await self._duplex.drain()
+
     def write(self, data: bytes) -> None:
-        """Queue for standard input without waiting."""
+        """Queue for standard input, after `drain`."""
         self._duplex.write(data)
 
-    async def send(self, data: bytes) -> None:
-        """Write to standard input. Raises OSError when the connection is gone."""
-        await self._duplex.send(data)
+    def write_control(self, data: bytes) -> None:
+        """Queue a few bytes for standard input, with or without room."""
+        self._duplex.write_control(data)
 
     def close(self) -> None:
         """Hang up; the container's standard input ends with it (`StdinOnce`)."""
@@ -88,7 +92,7 @@ async def attach(base_url: str, api_version: str, container_id: str) -> Attachme
     except OSError as error:
         raise SandboxStartError(f"cannot reach the engine at {base_url}: {error}") from error
     try:
-        await duplex.send(
+        duplex.write(
             f"POST /v{api_version}/containers/{container_id}/attach"
             "?stream=1&stdin=1&stdout=1&stderr=1 HTTP/1.1\r\n"
             "Host: docker\r\nUpgrade: tcp\r\nConnection: Upgrade\r\n"

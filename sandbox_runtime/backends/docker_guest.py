@@ -58,13 +58,17 @@ class DockerGuest:
         if self._ending is None and not self._cause:
             self._cause = await self._find_cause()
 
+    async def drain(self) -> None:
+        assert self.attachment
+        await self.attachment.drain()
+
     def write(self, data: bytes) -> None:
         assert self.attachment
         self.attachment.write(data)
 
-    async def send(self, data: bytes) -> None:
+    def write_control(self, data: bytes) -> None:
         assert self.attachment
-        await self.attachment.send(data)
+        self.attachment.write_control(data)
 
     async def kill(self) -> bool:
         return await asyncio.shield(self._begin_to_end())

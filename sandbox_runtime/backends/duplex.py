@@ -13,7 +13,7 @@ _EARLY_BYTES = 1 << 20
 _TURN_BYTES = 32 << 10
 """How much is handed over at a time, to learn whether there should be a pause."""
 _MAX_UNREAD_BYTES = 256 << 10
-"""What may be queued by `write` behind bytes that the other side does not read."""
+"""What may be queued by `write_control` behind bytes that the other side does not read."""
 
 
 class Duplex(asyncio.Protocol):
@@ -30,7 +30,7 @@ class Duplex(asyncio.Protocol):
         """What is handed over after the pause."""
         self._pause: asyncio.TimerHandle | None = None
         self._unread = 0
-        """What was queued by `write` since the transport had room."""
+        """What was queued by `write_control` since the transport had room."""
         self._ended = asyncio.Event()
         self._is_lost = False
         self._writable = asyncio.Event()
@@ -61,23 +61,27 @@ class Duplex(asyncio.Protocol):
             await self._came.wait()
         return self._drawn(at + len(mark))
 
+    async def drain(self) -> None:
+        """Wait until there is room to write. Raises BrokenPipeError."""
+        while not self._writable.is_set():
+            await self._writable.wait()
+        if self._is_lost or self._transport.is_closing():
+            raise BrokenPipeError("nobody is at the other end any more")
+
     def write(self, data: bytes) -> None:
-        """Queue without waiting. A peer that lets too much of it wait is refused: `listen` raises
-        ProtocolError."""
+        """Queue without waiting. Who calls `drain` first keeps the queue short: what is cancelled
+        while it waits has queued nothing."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def write_control(self, data: bytes) -> None:
+        """Queue, with or without room. A peer that lets too much of it wait is refused: `listen`
+        raises ProtocolError."""
         self._unread = 0 if self._writable.is_set() else self._unread + len(data)
         if self._unread > _MAX_UNREAD_BYTES:
             self._refuse(ProtocolError("it does not read what it is sent"))
         else:
-            self._transport.write(data)
-
-    async def send(self, data: bytes) -> None:
-        """Write, and wait while more is queued than should be. Raises ConnectionError."""
-        if not self._transport.is_closing():
-            self._transport.write(data)
-            if not self._writable.is_set():
-                await self._writable.wait()
-        if self._is_lost or self._transport.is_closing():
-            raise BrokenPipeError("nobody is at the other end any more")
+            self.write(data)
 
     def abort(self) -> None:
         """Close it without waiting for anything."""

@@ -93,15 +93,17 @@ class ProcessGuest:
     def pid(self) -> int:
         return self._process.pid
 
-    def write(self, data: bytes) -> None:
-        """Queue `data` without waiting."""
-        self._stdio.write(data)
-
-    async def send(self, data: bytes) -> None:
+    async def drain(self) -> None:
         try:
-            await self._stdio.send(data)
+            await self._stdio.drain()
         except BrokenPipeError as error:
             raise BrokenPipeError(f"sandbox {self._id} is gone") from error
+
+    def write(self, data: bytes) -> None:
+        self._stdio.write(data)
+
+    def write_control(self, data: bytes) -> None:
+        self._stdio.write_control(data)
 
     async def listen(self, take: Take) -> None:
         await self._stdio.listen(take)

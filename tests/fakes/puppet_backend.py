@@ -70,10 +70,12 @@ class PuppetGuest:
         self._output.put_nowait(frame(0, PONG) * self._unanswered)
         self._unanswered = 0
 
-    async def send(self, data: bytes) -> None:
+    async def drain(self) -> None:
         await self._backend.pause()
         if self not in self._backend.alive:
             raise BrokenPipeError("it is dead")
+
+    def write_control(self, data: bytes) -> None:
         self.write(data)
 
     async def limit(self, isolation: Isolation) -> None:

@@ -84,11 +84,13 @@ class PuppetGuest:
         finally:
             self._is_heard = False
 
-    def write(self, data: bytes) -> None:
-        for stream, kind, payload in self._decoder.feed(data):
-            self._note(stream, kind, payload)
+    async def drain(self) -> None:
+        """There is always room."""
 
-    async def send(self, data: bytes) -> None:
+    def write_control(self, data: bytes) -> None:
+        self.write(data)
+
+    def write(self, data: bytes) -> None:
         self.writes += 1
         for stream, kind, payload in self._decoder.feed(data):
             self._note(stream, kind, payload)

@@ -61,7 +61,7 @@ async def test_killing_ends_all_processes_and_leaves_no_cgroup() -> None:
         await guest.kill()
         assert await first_words(guest) == b""
         with pytest.raises(OSError, match="gone"):
-            await guest.send(b"more")
+            await guest.drain()
     assert all_end(pidfds)
     assert cgroups_of(guest.id) == []
     assert not Path(f"/proc/{guest.pid}").exists()

@@ -1,0 +1,79 @@
+"""A guest whose agent is the test, at the other end of a real socket: it reads when it likes."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from policies.isolation import Isolation
+from sandbox_runtime.backends.base import Take
+from sandbox_runtime.backends.duplex import Duplex
+from sandbox_runtime.channel import Channel
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.protocol import HELLO, VERSION, json_frame
+from sandbox_runtime.sandbox import SandboxRef
+
+
+class SocketGuest:
+    """The host's end of the socket."""
+
+    id = "socket"
+
+    def __init__(self, duplex: Duplex) -> None:
+        self.duplex = duplex
+
+    @property
+    def queued_bytes(self) -> int:
+        """How much waits to be read by the agent, beside what the kernel holds."""
+        return self.duplex._transport.get_write_buffer_size()
+
+    @property
+    def has_room(self) -> bool:
+        return self.duplex._writable.is_set()
+
+    async def listen(self, take: Take) -> None:
+        await self.duplex.listen(take)
+
+    async def drain(self) -> None:
+        await self.duplex.drain()
+
+    def write(self, data: bytes) -> None:
+        self.duplex.write(data)
+
+    def write_control(self, data: bytes) -> None:
+        self.duplex.write_control(data)
+
+    async def kill(self) -> bool:
+        self.duplex.abort()
+        return True
+
+    async def limit(self, isolation: Isolation) -> None:
+        raise SandboxStartError("a socket has no limits")
+
+    def pressure(self) -> None:
+        return None
+
+    def last_words(self) -> str:
+        return ""
+
+
+@asynccontextmanager
+async def socket_sandbox() -> AsyncIterator[tuple[GuestSandbox, SocketGuest, socket.socket]]:
+    """A sandbox whose agent has said HELLO, and the agent's end of its socket."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    connect = asyncio.get_running_loop().create_unix_connection
+    _, duplex = await connect(Duplex, sock=ours)
+    guest = SocketGuest(duplex)
+    channel = Channel(guest)
+    with theirs, anyio.fail_after(20):
+        theirs.send(json_frame(0, HELLO, {"version": VERSION}))
+        await channel.connect(timeout_s=5)
+        sandbox = GuestSandbox(channel, SandboxRef("socket", guest.id))
+        try:
+            yield sandbox, guest, theirs
+        finally:
+            await sandbox.close()

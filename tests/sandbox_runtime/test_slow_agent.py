@@ -1,0 +1,103 @@
+"""An agent that reads late: operations that end meanwhile leave nothing behind, and it lives on."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from sandbox_runtime.errors import FileTimeoutError
+from sandbox_runtime.guest_sandbox import GuestSandbox
+from sandbox_runtime.protocol import (
+    MAX_DATA_BYTES,
+    MAX_OPEN_BYTES,
+    OPEN,
+    RESET,
+    Decoder,
+)
+from sandbox_runtime.sandbox import ExecResult
+from tests.sandbox_runtime.socket_guest import SocketGuest, socket_sandbox
+
+LONG_PATH = "/" + "p" * 4000
+
+
+async def turns(count: int) -> None:
+    """Let other tasks go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def drop(data: bytes) -> None:
+    """A sink."""
+
+
+async def endless() -> AsyncIterator[bytes]:
+    while True:
+        yield bytes(MAX_DATA_BYTES)
+
+
+async def fill(sandbox: GuestSandbox, guest: SocketGuest) -> "list[asyncio.Task[int]]":
+    """Upload until there is no room for more; returns the uploads, which wait."""
+    uploads = []
+    while guest.has_room:
+        uploads.append(asyncio.create_task(sandbox.put("/file", endless())))
+        await turns(20)
+    return uploads
+
+
+async def end(*operations: "asyncio.Task[int] | asyncio.Task[ExecResult]") -> None:
+    for operation in operations:
+        operation.cancel()
+    await asyncio.wait(operations)
+
+
+async def kinds_by_stream(theirs: socket.socket, guest: SocketGuest) -> dict[int, list[int]]:
+    """Read all that was sent to the agent."""
+    decoder, read, idle_turns = Decoder(MAX_OPEN_BYTES), dict[int, list[int]](), 0
+    while idle_turns < 20:
+        await asyncio.sleep(0)
+        idle_turns += not guest.queued_bytes
+        with suppress(BlockingIOError):
+            for number, kind, _ in decoder.feed(theirs.recv(1 << 20)):
+                read.setdefault(number, []).append(kind)
+                idle_turns = 0
+    return read
+
+
+async def test_operations_that_end_before_the_agent_reads_are_forgotten() -> None:
+    async with socket_sandbox() as (sandbox, guest, _):
+        uploads = await fill(sandbox, guest)
+        before = guest.queued_bytes
+        for _ in range(500):
+            with pytest.raises(FileTimeoutError):
+                await sandbox.get(LONG_PATH, drop, max_bytes=1, timeout_s=0)
+            reading = asyncio.create_task(sandbox.get(LONG_PATH, drop, max_bytes=1))
+            await turns(2)
+            await end(reading)
+        assert guest.queued_bytes - before < len(LONG_PATH)
+        await end(*uploads)
+        assert not sandbox._channel._streams
+        assert not sandbox.lost
+
+
+async def test_command_cancelled_before_the_agent_reads_does_not_run() -> None:
+    async with socket_sandbox() as (sandbox, guest, theirs):
+        uploads = await fill(sandbox, guest)
+        command = asyncio.create_task(sandbox.exec("sleep 1000", timeout_s=60))
+        await turns(5)
+        assert not command.done()
+        await end(command)
+        await end(*uploads)
+        for number, kinds in (await kinds_by_stream(theirs, guest)).items():
+            assert RESET in kinds or OPEN not in kinds, number
+
+
+async def test_operation_that_waits_for_room_begins_once_the_agent_reads() -> None:
+    async with socket_sandbox() as (sandbox, guest, theirs):
+        uploads = await fill(sandbox, guest)
+        reading = asyncio.create_task(sandbox.get(LONG_PATH, drop, max_bytes=1))
+        await turns(5)
+        last = max(await kinds_by_stream(theirs, guest))
+        assert last == 2 * len(uploads) + 1
+        await end(reading, *uploads)
