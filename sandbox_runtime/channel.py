@@ -91,6 +91,7 @@ class Channel:
         self._hello = asyncio.Event()
         self._pong = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def connect(self, timeout_s: float) -> None:
         """Wait until the agent is ready. Raises SandboxStartError; the guest is then dead."""
@@ -230,21 +231,28 @@ class Channel:
         await self.close()
 
     async def close(self) -> None:
-        """Kill the guest. Safe to call twice; finishes when cancelled."""
+        """Kill the guest. Safe to call twice; the guest is killed when its caller is cancelled."""
+        self._lose("it was closed")
+        if self._closing is None or self._closing.done():
+            end = self._end(besides=asyncio.current_task())
+            self._closing = asyncio.create_task(end, name=f"end of {self.guest.id}")
         with anyio.CancelScope(shield=True):
-            self._lose("it was closed")
-            if self._watch:
-                self._watch.cancel()
-            others = {task for task in (self._reader, self._asking) if task}
-            others |= self._connections.tasks()
-            others -= {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            self._is_gone = await self.guest.kill()
-            if others:
-                await asyncio.wait(others)
-            self._finished.clear()
-            self._wake_all()
+            await asyncio.shield(self._closing)  # which a native cancellation leaves alone too
+
+    async def _end(self, *, besides: asyncio.Task[object] | None) -> None:
+        """End the guest and all tasks but its caller's."""
+        if self._watch:
+            self._watch.cancel()
+        others = {task for task in (self._reader, self._asking) if task}
+        others |= self._connections.tasks()
+        others -= {besides}
+        for task in others:
+            task.cancel()
+        self._is_gone = await self.guest.kill()
+        if others:
+            await asyncio.wait(others)
+        self._finished.clear()
+        self._wake_all()
 
     async def _read(self) -> None:
         why = ""

@@ -164,8 +164,8 @@ class GuestSandbox:
         self._job(job_id)
         try:
             async with self._operation({"op": "stop", "id": job_id}, ANSWER_S) as stream:
-                while await stream.receive():
-                    await self._distrust("it sent data where none was asked for")
+                if await stream.receive():
+                    raise ProtocolError("it sent data where none was asked for")
         except FileTimeoutError:
             await self._distrust("it did not take an order in time")
         await self._checked(failure_in, stream)
@@ -268,8 +268,8 @@ class GuestSandbox:
             async for data in source:
                 await stream.send(data, more=True)
             await stream.finish_input()
-            while await stream.receive():
-                await self._distrust("it sent data where none was asked for")
+            if await stream.receive():
+                raise ProtocolError("it sent data where none was asked for")
         return await self._size(stream)
 
     async def get(
@@ -281,7 +281,7 @@ class GuestSandbox:
             while piece := await stream.receive():
                 received += len(piece[1])
                 if received > max_bytes:
-                    await self._distrust("it sent more of a file than asked for")
+                    raise ProtocolError("it sent more of a file than asked for")
                 await sink(piece[1])
         if await self._size(stream) != received:
             await self._distrust("it sent less of a file than it says")
@@ -302,7 +302,7 @@ class GuestSandbox:
         listing = ListingReader(max_entries)
         async with self._operation(request, timeout_s) as stream:
             while piece := await stream.receive():
-                await self._trusted(partial(listing.feed, piece[1]))
+                listing.feed(piece[1])
                 await asyncio.sleep(0)  # what is here already is not parsed in one turn
         await self._raise_file_error(stream)
         entries = await self._trusted(listing.finish)
@@ -330,7 +330,7 @@ class GuestSandbox:
             while piece := await stream.receive():
                 left += piece[1]
                 if len(left) > MAX_COUNT_CHARS:
-                    await self._distrust("it sent data where a count was asked for")
+                    raise ProtocolError("it sent data where a count was asked for")
         await self._raise_failure("unpacking the workspace", stream, fine=(0,))
         self._kept_output.found(left)
         if of:
@@ -341,7 +341,8 @@ class GuestSandbox:
         self, request: Mapping[str, object], timeout_s: float | None, *, more: bool = False
     ) -> AsyncIterator[Stream]:
         """One of the agent's, given up if it is not over with the block; `more` to send follows.
-        Raises FileTimeoutError where the block takes longer than `timeout_s`."""
+        Raises FileTimeoutError where the block takes longer than `timeout_s`, and SandboxLostError
+        for a ProtocolError of the block."""
         try:
             async with asyncio.timeout(timeout_s) as patience:
                 stream = await self._channel.open(request, more=more)
@@ -349,6 +350,8 @@ class GuestSandbox:
                     yield stream
                 finally:
                     self._channel.reset(stream)
+        except ProtocolError as error:  # out here the deadline does not stop the guest's end
+            await self._distrust(str(error))
         except TimeoutError as error:
             if not patience.expired():
                 raise

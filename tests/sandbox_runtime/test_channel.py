@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
 
 from sandbox_runtime.channel import MAX_CONNECTIONS, Channel
-from sandbox_runtime.errors import SandboxLostError, SandboxStartError
+from sandbox_runtime.errors import SandboxGoneError, SandboxLostError, SandboxStartError
 from sandbox_runtime.frame_budgets import BURST_CONNECTIONS
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
@@ -42,8 +42,10 @@ from tests.sandbox_runtime.puppet_guest import (
     puppet_sandbox,
     reporting,
 )
-from tests.sandbox_runtime.transfer import read
+from tests.sandbox_runtime.transfer import drop, pieces, read
 
+LATE_S = 0.2
+"""A deadline of an operation that has begun when it passes."""
 GARBAGE: dict[str, Callable[[int], bytes]] = {
     "a frame longer than any may be": lambda n: HEADER.pack(n, DATA, MAX_REPORT_BYTES + 1),
     "a frame of four gigabytes": lambda n: HEADER.pack(n, DATA, 0xFFFFFFFF),
@@ -120,6 +122,77 @@ async def test_a_guest_that_never_ends_a_command_is_killed_after_its_time() -> N
     with anyio.fail_after(20), pytest.raises(SandboxLostError, match="did not end a command"):
         await sandbox.exec("true", timeout_s=-3.9)
     assert guest.killed
+
+
+class SlowToEnd(PuppetGuest):
+    """A guest whose end takes longer than the operation that it has spoilt may take."""
+
+    def __init__(self, answer: Callable[[int], bytes]) -> None:
+        super().__init__(answer)
+        self.may_end = asyncio.Event()
+        self.is_ending = asyncio.Event()
+        self.has_ended = False
+
+    async def kill(self) -> bool:
+        self.is_ending.set()
+        await self.may_end.wait()
+        self.has_ended = True
+        return await super().kill()
+
+
+async def slow_to_end(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, SlowToEnd]:
+    guest = SlowToEnd(answer)
+    channel = Channel(guest)
+    await channel.connect(timeout_s=5)
+    return GuestSandbox(channel, SandboxRef("puppet", guest.id)), guest
+
+
+FILE_OPERATIONS: dict[str, Callable[[GuestSandbox], Awaitable[object]]] = {
+    "put": lambda sandbox: sandbox.put("/testbed/file", pieces(b"42"), timeout_s=LATE_S),
+    "get": lambda sandbox: read(sandbox, "/testbed/file", max_bytes=1, timeout_s=LATE_S),
+    "list": lambda sandbox: sandbox.list("/testbed", timeout_s=LATE_S),
+}
+
+
+@pytest.mark.parametrize("operate", FILE_OPERATIONS.values(), ids=FILE_OPERATIONS.keys())
+async def test_deadline_of_a_file_operation_does_not_stop_the_kill_of_a_hostile_guest(
+    operate: Callable[[GuestSandbox], Awaitable[object]],
+) -> None:
+    answers = iter([b"", frame(3, DATA, b"no JSON\n")])
+    sandbox, guest = await slow_to_end(lambda n: next(answers))
+    other = asyncio.create_task(sandbox.get("/other", drop, max_bytes=1))
+    await asyncio.sleep(0)
+
+    async def end_late() -> None:
+        await guest.is_ending.wait()
+        # Timers run in their order, however late: the operation's deadline comes first.
+        asyncio.get_running_loop().call_later(2 * LATE_S, guest.may_end.set)
+
+    ending = asyncio.create_task(end_late())
+    with anyio.fail_after(5):
+        with pytest.raises(SandboxGoneError):
+            await operate(sandbox)
+        with pytest.raises(SandboxGoneError):
+            await other
+    assert guest.has_ended
+    await ending
+
+
+async def test_cancelled_caller_does_not_stop_the_kill_of_a_hostile_guest() -> None:
+    answers = iter([b"", frame(3, DATA, b"more than asked for")])
+    sandbox, guest = await slow_to_end(lambda n: next(answers))
+    other = asyncio.create_task(sandbox.get("/other", drop, max_bytes=1))
+    await asyncio.sleep(0)
+    caller = asyncio.create_task(read(sandbox, "/testbed/file", max_bytes=1))
+    with anyio.fail_after(5):
+        await guest.is_ending.wait()
+        caller.cancel()
+        await asyncio.wait([caller])
+        guest.may_end.set()
+        with pytest.raises(SandboxGoneError):
+            await other
+        await sandbox.close()
+    assert guest.has_ended
 
 
 async def test_one_sandbox_breaking_the_protocol_leaves_others_alone() -> None:

@@ -35,6 +35,7 @@ from sandbox_runtime.protocol import (
 from sandbox_runtime.sandbox import OutputCap
 from sandbox_runtime.streams import MAX_PIECES, Connection, Stream
 from tests.sandbox_runtime.puppet_guest import REPORT, puppet_sandbox, reporting
+from tests.sandbox_runtime.transfer import drop
 
 OUTPUT = (DATA, STDERR, TAIL, STDERR_TAIL)
 MAX_QUEUED_PIECES = MAX_PIECES + len(OUTPUT)
@@ -55,10 +56,6 @@ REPORTS = st.one_of(
     st.builds(lambda value: {"error": value, "message": value}, JSON),
     st.builds(lambda value: {"bytes": value, "truncated": value, "exit_code": value}, JSON),
 )
-
-
-async def drop(data: bytes) -> None:
-    """A sink."""
 
 
 async def some_bytes() -> "asyncio.AsyncIterator[bytes]":

@@ -18,6 +18,7 @@ from sandbox_runtime.protocol import (
 )
 from sandbox_runtime.sandbox import ExecResult
 from tests.sandbox_runtime.socket_guest import SocketGuest, socket_sandbox
+from tests.sandbox_runtime.transfer import drop
 
 LONG_PATH = "/" + "p" * 4000
 
@@ -26,10 +27,6 @@ async def turns(count: int) -> None:
     """Let other tasks go on."""
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def drop(data: bytes) -> None:
-    """A sink."""
 
 
 async def endless() -> AsyncIterator[bytes]:

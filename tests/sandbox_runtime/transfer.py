@@ -15,6 +15,10 @@ async def pieces(*data: bytes) -> AsyncIterator[bytes]:
         yield piece
 
 
+async def drop(data: bytes) -> None:
+    """A sink that keeps nothing."""
+
+
 async def write(sandbox: Sandbox, path: str, data: bytes) -> None:
     assert await sandbox.put(path, pieces(data)) == len(data)
 
