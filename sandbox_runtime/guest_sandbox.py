@@ -5,7 +5,6 @@ import itertools
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NoReturn, TypeVar
 
 from policies.isolation import Isolation
@@ -304,8 +303,8 @@ class GuestSandbox:
             while piece := await stream.receive():
                 listing.feed(piece[1])
                 await asyncio.sleep(0)  # what is here already is not parsed in one turn
+            entries = listing.finish()
         await self._raise_file_error(stream)
-        entries = await self._trusted(listing.finish)
         return Listing(entries, truncated=await self._checked(is_truncated, stream))
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
@@ -376,11 +375,8 @@ class GuestSandbox:
 
     async def _checked(self, read: Callable[[Mapping[str, object]], Read], stream: Stream) -> Read:
         """What `read` finds in a stream's report. Raises SandboxLostError for what cannot be."""
-        return await self._trusted(partial(read, stream.report))
-
-    async def _trusted(self, read: Callable[[], Read]) -> Read:
         try:
-            return read()
+            return read(stream.report)
         except ProtocolError as error:
             await self._distrust(str(error))
 
