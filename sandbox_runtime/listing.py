@@ -13,6 +13,7 @@ character makes all of a path's wide."""
 HASH_BYTES = 68
 """What a hash adds to an entry."""
 MAX_PATH_BYTES = 4096
+"""Of Linux: the agent leaves out what lies deeper."""
 MAX_LINE_BYTES = 6 * MAX_PATH_BYTES + 1024
 """A path whose every byte is escaped, and the other fields."""
 SHA256 = re.compile("[0-9a-f]{64}|")

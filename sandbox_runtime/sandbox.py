@@ -232,7 +232,8 @@ class Sandbox(Protocol):
         hashes: HashLimits | None = None,
         timeout_s: float = LIST_S,
     ) -> Listing:
-        """Name what lies below a directory, following no link; with `hashes`, a manifest.
+        """Name what lies below a directory, following no link; with `hashes`, a manifest. What has
+        no path that a system call takes (4,095 bytes) is left out.
 
         Raises FileMissingError, and NotARegularFileError if `path` is no directory.
         """

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -138,10 +139,17 @@ static bool wants_hash(const struct listing *listing, const struct stat *facts)
            facts->st_size <= listing->hash_bytes && now_s() < listing->hash_end_s;
 }
 
+/* Whether a path leads to it: what lies deeper could be listed, but never read. */
+static bool has_path(const struct listing *listing, const char *name)
+{
+    size_t length = strlen(listing->root) + 1 + strlen(listing->current->prefix) + strlen(name);
+    return length < PATH_MAX;
+}
+
 static void add_entry(struct listing *listing, const char *name)
 {
     struct stat facts;
-    if (fstatat(dirfd(listing->entries), name, &facts, AT_SYMLINK_NOFOLLOW) < 0)
+    if (!has_path(listing, name) || fstatat(dirfd(listing->entries), name, &facts, AT_SYMLINK_NOFOLLOW) < 0)
         return;
     char *path = format("%s%s", listing->current->prefix, name);
     if (!add_line(listing, path, &facts)) {

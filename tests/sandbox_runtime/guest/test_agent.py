@@ -5,10 +5,12 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from sandbox_runtime.listing import ListingReader
 from sandbox_runtime.protocol import (
     CREDIT,
     DATA,
@@ -24,6 +26,9 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from tests.sandbox_runtime.guest.agent_process import EXEC, KINDS, AgentProcess, agent_process
+
+PATH_MAX = 4096
+"""Of Linux: the bytes of a path that a system call takes, with the zero at its end."""
 
 
 @pytest.fixture(params=KINDS)
@@ -310,3 +315,35 @@ def test_a_listing_that_is_given_up_leaves_no_file_open(agent: AgentProcess, vas
     agent.send(frame(1, RESET), frame(0, PING))
     assert agent.receive() == (0, PONG, b"")
     assert agent.open_files() == open_files
+
+
+@contextmanager
+def deep_directory(top: Path, path_bytes: int) -> Iterator[int]:
+    """A directory below `top` whose path has so many bytes, as a descriptor."""
+    fd = os.open(top, os.O_RDONLY)
+    left = path_bytes - len(os.fsencode(top))
+    try:
+        while left:
+            name = "d" * (min(left, 201) - 1 if left != 202 else 100)
+            os.mkdir(name, dir_fd=fd)
+            inner = os.open(name, os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd, left = inner, left - len(name) - 1
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def test_listing_leaves_out_what_no_path_can_name(agent: AgentProcess, tmp_path: Path) -> None:
+    with deep_directory(tmp_path, PATH_MAX - 10) as fd:
+        for name in ("f" * 8, "g" * 9, "h" * 255):
+            os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+    limits = {"max_entries": 100, "max_depth": None, "hash_bytes": None, "hash_s": None}
+    agent.open(1, op="list", path=str(tmp_path), **limits)
+    lines, _, report = agent.heard(1)
+    listing = ListingReader(max_entries=100)
+    listing.feed(lines.encode())
+    longest = max((entry.path for entry in listing.finish()), key=len)
+    assert longest.endswith("/ffffffff")
+    assert len(os.fsencode(tmp_path / longest)) == PATH_MAX - 1
+    assert report == {"truncated": False}
