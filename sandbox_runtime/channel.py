@@ -164,6 +164,9 @@ class Channel:
         if stream.is_finished:
             self._held += reset  # the agent has no need of it: there is no hurry
         else:
+            if self._held:  # the rest of it waits for what is sent next
+                held = Decoder(HOLD_BYTES).feed(self._held)
+                self._held = b"".join(frame(*each) for each in held if each[0] != number)
             # Without waiting: an agent that does not read must not hold up who gave up on it.
             self.write(reset)
         if self._finished.add(number, stream):
@@ -193,9 +196,9 @@ class Channel:
         return kind(self.lost)
 
     def write(self, data: bytes) -> None:
-        """Queue for the guest without waiting; nothing when it is lost."""
+        """Queue control frames for the guest without waiting; nothing when it is lost."""
         if not self.lost:
-            self.guest.write_control(self._with_held(data))
+            self.guest.write_control(data)
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
         """Write to the guest once it has room; where `more` is about to follow, perhaps with that,
@@ -214,16 +217,12 @@ class Channel:
             raise self.lost_error() from error
 
     def _write(self, data: bytes, *, more: bool) -> None:
-        data = self._with_held(data)
+        if self._held:
+            data, self._held = self._held + data, b""
         if more and len(data) < HOLD_BYTES:
             self._held = data
         else:
             self.guest.write(data)
-
-    def _with_held(self, data: bytes) -> bytes:
-        if self._held:
-            data, self._held = self._held + data, b""
-        return data
 
     async def fail(self, why: str) -> None:
         """Kill the guest because it cannot be trusted or reached any more."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 import pytest
@@ -264,6 +264,24 @@ async def test_a_small_file_and_what_waited_for_company_go_out_in_one_write() ->
     await write(sandbox, "/testbed/file", b"42")
     assert guest.writes == writes + 1
     assert guest.kinds == [OPEN, WINDOW, ACK, OPEN, WINDOW, DATA, EOF]
+
+
+async def test_upload_cancelled_before_its_first_bytes_went_out_is_not_sent_at_all() -> None:
+    sandbox, guest = await puppet_sandbox(reporting())
+    await sandbox.exec("true", timeout_s=5)
+    held = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield b"x" * 1000
+        held.set()
+        await asyncio.Event().wait()
+
+    upload = asyncio.create_task(sandbox.put("/testbed/file", source()))
+    await held.wait()
+    upload.cancel()
+    await asyncio.wait([upload])
+    await sandbox.exec("true", timeout_s=5)
+    assert guest.kinds == [OPEN, RESET, ACK, OPEN]
 
 
 def _opened(number: int) -> bytes:

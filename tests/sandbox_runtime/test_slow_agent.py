@@ -98,3 +98,14 @@ async def test_operation_that_waits_for_room_begins_once_the_agent_reads() -> No
         last = max(await kinds_by_stream(theirs, guest))
         assert last == 2 * len(uploads) + 1
         await end(reading, *uploads)
+
+
+async def test_uploads_cancelled_while_the_agent_is_busy_do_not_lose_its_sandbox() -> None:
+    async with socket_sandbox() as (sandbox, guest, _):
+        uploads = await fill(sandbox, guest)
+        for _ in range(100):
+            upload = asyncio.create_task(sandbox.put("/other", endless()))
+            await turns(5)
+            await end(upload)
+        assert not sandbox.lost
+        await end(*uploads)
