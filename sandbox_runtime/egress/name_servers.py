@@ -16,7 +16,7 @@ from dns.resolver import NXDOMAIN, NoNameservers
 LIFETIME_S = 10.0
 """How long name servers are asked for one name; mostly its asker has less time."""
 OTHER_FAMILY_S = 1.0
-"""How long a name that has addresses of one family waits for those of the other."""
+"""How long a name whose addresses of one family are known waits for those of the other."""
 MAX_ADDRESSES = 16
 """Of one family: what else a name server says of a name is not looked at."""
 
@@ -46,11 +46,12 @@ class NameServers:
                     )
                 except DNSException as failure:
                     failures.append(failure)
-                    if isinstance(failure, NXDOMAIN):  # nor has it any of the other family
-                        group.cancel_scope.cancel()
+                    if not isinstance(failure, NXDOMAIN):
+                        return
                 else:
                     found.extend(str(record) for record in list(answer)[:MAX_ADDRESSES])
-                    group.cancel_scope.deadline = anyio.current_time() + OTHER_FAMILY_S
+                # After NXDOMAIN too, which some say of the family that they do not know (RFC 4074).
+                group.cancel_scope.deadline = anyio.current_time() + OTHER_FAMILY_S
 
             group.start_soon(ask, "A")
             group.start_soon(ask, "AAAA")

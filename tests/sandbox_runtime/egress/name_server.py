@@ -14,17 +14,26 @@ from sandbox_runtime.egress.resolver import SystemResolver
 
 SILENT = "silent.example."
 """Names below it are never answered."""
+LATE_TURNS = 200
+"""How long an answer takes where names are denied for the other kind."""
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers from `records`, addresses by name; any other name does not exist."""
+    """Answers from `records`, addresses by name; any other name does not exist, and for
+    `denied_kinds` none does, which is said first."""
 
-    def __init__(self, records: Mapping[str, Sequence[str]], silent_kinds: Sequence[str]) -> None:
+    def __init__(
+        self,
+        records: Mapping[str, Sequence[str]],
+        silent_kinds: Sequence[str],
+        denied_kinds: Sequence[str],
+    ) -> None:
         self.asked: list[tuple[str, str]] = []
         """Every question: a name and A or AAAA."""
         self.transport: asyncio.DatagramTransport | None = None
         self._records = records
         self._silent_kinds = silent_kinds
+        self._denied_kinds = denied_kinds
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         query = dns.message.from_wire(data)
@@ -35,12 +44,20 @@ class NameServer(asyncio.DatagramProtocol):
             return
         response = dns.message.make_response(query)
         addresses = self._records.get(name.removesuffix("."))
-        if addresses is None:
+        if addresses is None or kind in self._denied_kinds:
             response.set_rcode(dns.rcode.NXDOMAIN)
         elif found := [ip for ip in addresses if (":" in ip) is (kind == "AAAA")]:
             response.answer.append(dns.rrset.from_text_list(question.name, 60, "IN", kind, found))
+        is_late = self._denied_kinds and kind not in self._denied_kinds
+        self._send(response.to_wire(), addr, LATE_TURNS if is_late else 0)
+
+    def _send(self, response: bytes, addr: tuple[str, int], turns: int) -> None:
+        """Answer after so many turns of the loop."""
         assert self.transport
-        self.transport.sendto(response.to_wire(), addr)
+        if turns:
+            asyncio.get_running_loop().call_soon(self._send, response, addr, turns - 1)
+        else:
+            self.transport.sendto(response, addr)
 
 
 @asynccontextmanager
@@ -51,12 +68,13 @@ async def name_server(
     hosts: str = "",
     options: str = "",
     silent_kinds: Sequence[str] = (),
+    denied_kinds: Sequence[str] = (),
 ) -> AsyncIterator[tuple[SystemResolver, NameServer]]:
     """The resolver of a host with these `hosts`, and resolv.conf with these `options`."""
     (directory / "hosts").write_text(hosts)
     (directory / "resolv.conf").write_text(f"nameserver 127.0.0.1\n{options}\n")
     transport, server = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: NameServer(records, silent_kinds), local_addr=("127.0.0.1", 0)
+        lambda: NameServer(records, silent_kinds, denied_kinds), local_addr=("127.0.0.1", 0)
     )
     server.transport = transport
     port = transport.get_extra_info("sockname")[1]

@@ -98,6 +98,24 @@ async def test_addresses_of_one_family_do_not_wait_for_the_other(tmp_path: Path)
             assert await resolver("both.example") == [HERE]
 
 
+@pytest.mark.parametrize(("denied", "found"), [("AAAA", HERE), ("A", THERE)])
+async def test_name_that_is_denied_for_one_family_is_found_in_the_other(
+    denied: str, found: str, tmp_path: Path
+) -> None:
+    """RFC 4074, section 4.2: some name servers say so of names that have addresses."""
+    async with name_server(tmp_path, RECORDS, denied_kinds=[denied]) as (resolver, _):
+        assert await resolver("both.example") == [found]
+
+
+async def test_name_that_is_denied_for_one_family_does_not_wait_long_for_the_other(
+    tmp_path: Path,
+) -> None:
+    bad = {"silent_kinds": ["A"], "denied_kinds": ["AAAA"]}
+    async with name_server(tmp_path, RECORDS, **bad) as (resolver, _):
+        with fail_after(5), pytest.raises(socket.gaierror, match="not known"):
+            await resolver("both.example")
+
+
 async def test_a_cancelled_lookup_frees_all_it_had(tmp_path: Path) -> None:
     async with name_server(tmp_path, RECORDS) as (resolver, server):
         await resolver("a.example")
