@@ -9,13 +9,14 @@ import secrets
 from pathlib import Path
 
 NOBODY = 65534
-_FIRST, _COUNT = 0x7000_0000, 0x1000_0000
-"""Distributions give these uids to nobody (systemd: "UIDs and GIDs", the unused range)."""
+UIDS = range(0x7800_0000, 0x7FFE_0000)
+"""Of the range that distributions leave unused (systemd's "UIDs and GIDs"), what lies above those
+that SSSD gives to users of an Active Directory and below systemd's own for foreign images."""
 
 
 def new_uid() -> int:
     """Return a uid of the range at random: two sandboxes rarely get the same, nobody guesses it."""
-    return _FIRST + secrets.randbelow(_COUNT)
+    return secrets.choice(UIDS)
 
 
 def has_range(proc: Path = Path("/proc")) -> bool:
@@ -29,4 +30,4 @@ def _is_mapped(file: Path) -> bool:
     except FileNotFoundError:  # no Linux
         return False
     parts = [tuple(map(int, line.split())) for line in lines]
-    return any(first <= _FIRST and first + count >= _FIRST + _COUNT for first, _, count in parts)
+    return any(first <= UIDS.start and first + count >= UIDS.stop for first, _, count in parts)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.backends.host_users import has_range, new_uid
+from sandbox_runtime.backends.host_users import UIDS, has_range, new_uid
 
 EVERYBODY = "         0          0 4294967295\n"
 A_CONTAINERS = "         0     100000      65536\n"
@@ -28,7 +28,20 @@ def test_the_range_must_be_mapped(tmp_path: Path, uids: str, gids: str, enough: 
     assert not has_range(tmp_path / "no Linux")
 
 
-def test_uids_are_none_that_a_distribution_gives_away() -> None:
+TAKEN = {
+    "SSSD's range for users of an Active Directory": (200_000, 2_000_200_000),
+    "systemd's range for foreign images": (0x7FFE_0000, 0x7FFE_FFFF),
+    "numbers that signed 32-bit programs misread": (0x8000_0000, 0xFFFF_FFFF),
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
+def test_range_overlaps_no_other_by_default(taken: tuple[int, int]) -> None:
+    first, last = UIDS.start, UIDS.stop - 1
+    assert last < taken[0] or first > taken[1]
+
+
+def test_uids_are_any_of_the_range() -> None:
     uids = {new_uid() for _ in range(100)}
     assert len(uids) > 90
-    assert 0x7000_0000 <= min(uids) <= max(uids) < 0x8000_0000
+    assert all(uid in UIDS for uid in uids)
