@@ -18,6 +18,7 @@ from sandbox_runtime.errors import (
     SandboxGoneError,
     SandboxLostError,
     SandboxStartError,
+    SandboxUnavailableError,
     SandboxUnreachableError,
 )
 from sandbox_runtime.frame_budgets import (
@@ -117,12 +118,14 @@ class Channel:
         self._connections.let_out(on_connection)
 
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
-        """Begin an operation; `more` as in `send`."""
+        """Begin an operation; `more` as in `send`. Raises SandboxLostError, and
+        SandboxUnavailableError while the agent has not read of very many that were given up: it may
+        only be slow."""
         if self.lost:
             raise self.lost_error()
         if len(self._finished) > MAX_FINISHED:
-            await self.fail(UNANSWERED)
-            raise self.lost_error()
+            why = f"sandbox {self.guest.id} is busy: {UNANSWERED}"
+            raise SandboxUnavailableError(why, retry_after_s=self._patience_s)
         self._expect_life()
         number = self._next
         self._next += 2
@@ -288,7 +291,7 @@ class Channel:
         """Whether an agent that has something to do has been silent too long. One look for all
         that goes on: most operations are over long before."""
         self._watch = None
-        if self.lost or not self._streams:
+        if self.lost or not (self._streams or self._finished):
             return
         silent_s = asyncio.get_running_loop().time() - self._heard_at
         if silent_s < self._patience_s:

@@ -10,7 +10,7 @@ import pytest
 
 from sandbox_runtime.channel import MAX_REQUEST_BYTES, Channel
 from sandbox_runtime.command_output import CommandOutput
-from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.errors import SandboxLostError, SandboxUnavailableError
 from sandbox_runtime.frame_budgets import (
     BURST_CONNECTIONS,
     BURST_FRAMES,
@@ -42,6 +42,7 @@ from sandbox_runtime.protocol import (
 from sandbox_runtime.sandbox import OutputCap
 from sandbox_runtime.streams import MAX_PIECES, Connection, Stream
 from tests.fakes.hand_clock import HandClock
+from tests.fakes.waiting import until
 from tests.sandbox_runtime.puppet_guest import (
     PuppetGuest,
     connected,
@@ -183,15 +184,31 @@ async def test_frames_after_the_end_of_a_command_lose_that_sandbox() -> None:
     await sandbox.close()
 
 
-async def test_agent_that_never_answers_cannot_have_streams_given_up_without_end() -> None:
-    channel, _ = await connected()
+async def give_up_as_many_as_there_may_be(channel: Channel) -> None:
+    while True:
+        await given_up(channel)
 
-    async def give_up_without_end() -> None:
-        while True:
-            await given_up(channel)
 
-    with anyio.fail_after(20), pytest.raises(SandboxLostError, match="has not answered"):
-        await give_up_without_end()
+async def test_operation_is_refused_while_the_agent_has_not_answered_for_those_given_up() -> None:
+    channel, guest = await connected()
+    with anyio.fail_after(20), pytest.raises(SandboxUnavailableError, match="has not answered"):
+        await give_up_as_many_as_there_may_be(channel)
+    assert len(channel._finished) <= MAX_FINISHED + 1
+    assert not channel.lost
+    assert not await heard(channel, guest, frame(0, PONG))
+    await given_up(channel)
+    assert not guest.killed
+    await channel.close()
+
+
+async def test_agent_that_never_answers_for_those_given_up_is_lost_though_nothing_goes_on() -> None:
+    guest = PuppetGuest(lambda n: b"")
+    channel = Channel(guest, patience_s=0.01)
+    await channel.connect(timeout_s=5)
+    await given_up(channel)
+    with anyio.fail_after(20):
+        await until(lambda: bool(guest.killed))
+    assert "no answer" in (channel.lost or "")
     await channel.close()
 
 
