@@ -281,7 +281,7 @@ async def test_upload_cancelled_before_its_first_bytes_went_out_is_not_sent_at_a
     upload.cancel()
     await asyncio.wait([upload])
     await sandbox.exec("true", timeout_s=5)
-    assert guest.kinds == [OPEN, RESET, ACK, OPEN]
+    assert guest.kinds == [OPEN, WINDOW, RESET, ACK, OPEN, WINDOW]
 
 
 def _opened(number: int) -> bytes:

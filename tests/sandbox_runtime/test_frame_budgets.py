@@ -212,26 +212,6 @@ async def test_agent_that_never_answers_for_those_given_up_is_lost_though_nothin
     await channel.close()
 
 
-class DeafGuest(PuppetGuest):
-    """A guest that does not read what it is sent."""
-
-    async def send(self, data: bytes) -> None:
-        await super().send(data)
-        await asyncio.Event().wait()
-
-
-async def test_operation_that_is_cancelled_while_it_is_asked_for_is_given_up() -> None:
-    guest = DeafGuest(lambda n: b"")
-    channel = Channel(guest)
-    await channel.connect(timeout_s=5)
-    opening = asyncio.create_task(channel.open({"op": "get"}))
-    await asyncio.sleep(0)
-    opening.cancel()
-    await asyncio.wait([opening])
-    assert guest.kinds == [OPEN, WINDOW, RESET]
-    await channel.close()
-
-
 # Frames that carry nothing
 
 EMPTY = {
