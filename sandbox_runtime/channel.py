@@ -27,6 +27,7 @@ from sandbox_runtime.frame_budgets import (
     MAX_WIDE_STREAMS,
     OPEN_FRAMES,
     READ_FRAMES,
+    TURN_FRAMES,
     FinishedStreams,
     FrameRate,
 )
@@ -270,14 +271,19 @@ class Channel:
             pass
         self._wake_all()
 
-    def _take(self, data: bytes | memoryview) -> float:
-        """Take frames from inside; returns for how many seconds no more of them should be read."""
+    def _take(self, data: bytes | memoryview) -> float | None:
+        """Take frames from inside; returns None, or in how many seconds it should be called again,
+        for those that wait and those that are not read yet."""
         now_s = self._heard_at = asyncio.get_running_loop().time()
-        self._frames = READ_FRAMES
-        for number, kind, payload in self._decoder.feed(data):
+        self._frames = READ_FRAMES if data else 0
+        frames = self._decoder.feed(data)
+        for number, kind, payload in frames:
             self._frames += 1
             self._dispatch(number, kind, payload)
-        return self._frame_rate.pause_s(self._frames, len(data), now_s)
+            if self._frames >= TURN_FRAMES:
+                frames.close()  # the others wait in the decoder
+        pause_s = self._frame_rate.pause_s(self._frames, len(data), now_s)
+        return pause_s if pause_s or self._frames >= TURN_FRAMES else None
 
     def _expect_life(self) -> None:
         if self._watch is None and not self._asking:

@@ -27,6 +27,8 @@ FREE_BYTES = 1024
 """A frame with so much data costs nothing: its bytes are paid for by the stream's credit."""
 READ_FRAMES = 4
 """What each piece of the byte stream costs, however small it is."""
+TURN_FRAMES = 1024
+"""How many are taken before other tasks have their turn: about 1.5 ms."""
 OPEN_FRAMES = 32
 """A connection costs as much as so many frames: each has a task."""
 CONNECTIONS_PER_S = 64

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 
 VERSION = 3
 HEADER = struct.Struct(">IBI")
@@ -84,8 +84,9 @@ class Decoder:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
-    def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
-        """Yield each frame that `data` completes: (stream, type, payload). Raises ProtocolError."""
+    def feed(self, data: bytes | memoryview) -> Generator[tuple[int, int, bytes], None, None]:
+        """Yield each frame that `data` completes: (stream, type, payload); those that are not asked
+        for come first the next time. Raises ProtocolError."""
         self._buffer += data
         start = 0
         try:

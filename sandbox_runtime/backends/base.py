@@ -7,8 +7,9 @@ from typing import Protocol
 from policies.isolation import Isolation
 
 Take = Callable[[bytes | memoryview], float | None]
-"""The callback for received bytes, which are valid during the call. It returns for how many seconds
-the guest should not be read, and raises ProtocolError for bytes that should not have come."""
+"""The callback for received bytes, which are valid during the call. Returns None, or for how many
+seconds the guest should not be read before it is called again: with b"" first, as it may have kept
+some of the bytes for then. Raises ProtocolError for bytes that should not have come."""
 
 
 @dataclass(frozen=True, slots=True)

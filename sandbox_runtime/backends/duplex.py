@@ -44,6 +44,10 @@ class Duplex(asyncio.Protocol):
             self._rest = self._drawn(len(self._early))
             self._hand_over()
             await self._ended.wait()
+            while self._pause:  # nothing more will come: the rest is taken at once, turn by turn
+                self._pause.cancel()
+                self._go_on()
+                await asyncio.sleep(0)
         finally:
             self._take = None
         if self._refused:
@@ -122,20 +126,31 @@ class Duplex(asyncio.Protocol):
 
     def _hand_over(self) -> None:
         """Hand over what has come, up to the next pause."""
-        self._pause = None
         rest, self._rest = self._rest, b""  # kept any longer, its memory could not be used again
         for start in range(0, len(rest), _TURN_BYTES):
-            try:
-                pause_s = self._take(rest[start : start + _TURN_BYTES]) if self._take else None
-            except ProtocolError as error:
-                self._refuse(error)
-                return
-            if pause_s and not self._ended.is_set():
+            if self._pauses_after(rest[start : start + _TURN_BYTES]):
                 self._rest = rest[start + _TURN_BYTES :]
-                self._transport.pause_reading()
-                self._pause = asyncio.get_running_loop().call_later(pause_s, self._hand_over)
                 return
         self._transport.resume_reading()
+
+    def _pauses_after(self, turn: bytes | memoryview) -> bool:
+        """Hand over the bytes of one turn; returns whether the rest must wait."""
+        try:
+            pause_s = self._take(turn) if self._take else None
+        except ProtocolError as error:
+            self._refuse(error)
+            return False
+        if pause_s is None:
+            return False
+        self._transport.pause_reading()
+        self._pause = asyncio.get_running_loop().call_later(pause_s, self._go_on)
+        return True
+
+    def _go_on(self) -> None:
+        """Hand over the rest after a pause."""
+        self._pause = None
+        if not self._pauses_after(b""):
+            self._hand_over()
 
     def _refuse(self, error: ProtocolError) -> None:
         self._refused = self._refused or error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check, Pressure
+from sandbox_runtime.backends.base import Check, Pressure, Take
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.protocol import (
     END,
@@ -50,9 +50,10 @@ class PuppetGuest:
         if backend.greets:
             self._output.put_nowait(json_frame(0, HELLO, {"version": VERSION, "agent": "puppet"}))
 
-    async def listen(self, take: Callable[[bytes], None]) -> None:
+    async def listen(self, take: Take) -> None:
         while data := await self._output.get():
-            take(data)
+            while take(data) is not None:  # it has kept some for later
+                data = b""
 
     def write(self, data: bytes) -> None:
         for stream, kind, _ in self._decoder.feed(data):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import anyio
 
 from policies.isolation import Isolation
+from sandbox_runtime.backends.base import Take
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.clock import Clock
 from sandbox_runtime.errors import SandboxStartError
@@ -77,10 +78,11 @@ class PuppetGuest:
         await asyncio.sleep(0)
 
     # It takes what is queued in its own time: no event tells of an empty queue.
-    async def listen(self, take: Callable[[bytes], object]) -> None:
+    async def listen(self, take: Take) -> None:
         try:
             while data := await self._output.get():
-                take(data)
+                while take(data) is not None:  # it has kept some for later
+                    data = b""
         finally:
             self._is_heard = False
 

@@ -1,4 +1,4 @@
-"""An agent that reads late: operations that end meanwhile leave nothing behind, and it lives on."""
+"""Agents that read late, or that send much at once: what goes on meanwhile, and what is left."""
 
 import asyncio
 import socket
@@ -8,18 +8,28 @@ from contextlib import suppress
 import pytest
 
 from sandbox_runtime.errors import FileTimeoutError
+from sandbox_runtime.frame_budgets import BURST_FRAMES, OPEN_FRAMES, TURN_FRAMES
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
+    DATA,
+    END,
     MAX_DATA_BYTES,
     MAX_OPEN_BYTES,
     OPEN,
     RESET,
+    STDERR,
     Decoder,
+    frame,
+    json_frame,
 )
-from sandbox_runtime.sandbox import ExecResult
+from sandbox_runtime.sandbox import ExecResult, OutputCap
+from sandbox_runtime.streams import Connection
+from tests.fakes.waiting import until
+from tests.sandbox_runtime.puppet_guest import REPORT
 from tests.sandbox_runtime.socket_guest import SocketGuest, socket_sandbox
 from tests.sandbox_runtime.transfer import drop
 
+CAP = OutputCap(max_bytes=20_000)
 LONG_PATH = "/" + "p" * 4000
 
 
@@ -27,6 +37,11 @@ async def turns(count: int) -> None:
     """Let other tasks go on."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def hold(connection: Connection) -> None:
+    """Do nothing with a connection."""
+    await asyncio.Event().wait()
 
 
 async def endless() -> AsyncIterator[bytes]:
@@ -109,3 +124,33 @@ async def test_uploads_cancelled_while_the_agent_is_busy_do_not_lose_its_sandbox
             await end(upload)
         assert not sandbox.lost
         await end(*uploads)
+
+
+async def test_flood_of_small_frames_lets_other_tasks_go_on() -> None:
+    """Others wait for the work of one turn: here for the connections that are opened in it."""
+    pairs = 20_000
+    async with socket_sandbox() as (sandbox, _, theirs):
+        sandbox.let_out(hold)
+        flood = b"".join(frame(n, OPEN) + frame(n, RESET) for n in range(2, 2 * pairs + 2, 2))
+        flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, flood))
+        opened, most = 0, 0
+        while opened < BURST_FRAMES // OPEN_FRAMES:
+            await asyncio.sleep(0)
+            before, opened = opened, sandbox._channel._last_from_inside // 2
+            most = max(most, opened - before)
+        assert most <= 2 * TURN_FRAMES // OPEN_FRAMES
+        assert not sandbox.lost
+        flooding.cancel()
+
+
+@pytest.mark.parametrize("kind", [DATA, STDERR])
+async def test_flood_ends_with_what_was_said_last(kind: int) -> None:
+    async with socket_sandbox() as (sandbox, _, theirs):
+        command = asyncio.create_task(sandbox.exec("true", timeout_s=60, cap=CAP))
+        await until(lambda: 1 in sandbox._channel._streams)
+        await turns(3)
+        said = frame(1, kind, b"x") * 10_000 + json_frame(1, END, REPORT)
+        await asyncio.get_running_loop().sock_sendall(theirs, said)
+        theirs.shutdown(socket.SHUT_WR)
+        result = await command
+        assert len(result.stdout + result.stderr) == 10_000

@@ -141,9 +141,9 @@ async def test_what_waits_behind_a_large_request_is_not_too_much() -> None:
 async def test_a_pause_holds_back_what_has_come_and_what_comes() -> None:
     taken: list[bytes] = []
 
-    def take(data: bytes | memoryview) -> float:
+    def take(data: bytes | memoryview) -> float | None:
         taken.append(bytes(data))
-        return 3600 if len(taken) == 1 else 0
+        return 3600 if len(taken) == 1 else None
 
     async with connected() as (duplex, theirs):
         listening = asyncio.create_task(duplex.listen(take))
@@ -156,7 +156,7 @@ async def test_a_pause_holds_back_what_has_come_and_what_comes() -> None:
         assert not flood.done()
         assert duplex._pause
         duplex._pause.cancel()
-        duplex._hand_over()
+        duplex._go_on()
         await flood
         theirs.close()
         await listening
@@ -167,9 +167,9 @@ async def test_pauses_lose_nothing_and_change_no_order() -> None:
     said = bytes(range(256)) * 4096
     taken = bytearray()
 
-    def take(data: bytes | memoryview) -> float:
+    def take(data: bytes | memoryview) -> float | None:
         taken.extend(data)
-        return 1e-6
+        return 1e-6 if data else None
 
     async with connected() as (duplex, theirs):
         flood = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, said))
@@ -183,9 +183,9 @@ async def test_pauses_lose_nothing_and_change_no_order() -> None:
 async def test_what_came_before_anybody_listened_is_heard_after_the_end_too() -> None:
     taken = bytearray()
 
-    def take(data: bytes | memoryview) -> float:
+    def take(data: bytes | memoryview) -> float | None:
         taken.extend(data)
-        return 3600
+        return 3600 if data else None
 
     async with connected() as (duplex, theirs):
         said = bytes(2 * _TURN_BYTES)
