@@ -301,8 +301,7 @@ class GuestSandbox:
         listing = ListingReader(max_entries)
         async with self._operation(request, timeout_s) as stream:
             while piece := await stream.receive():
-                listing.feed(piece[1])
-                await asyncio.sleep(0)  # what is here already is not parsed in one turn
+                await listing.feed(piece[1])
             entries = listing.finish()
         await self._raise_file_error(stream)
         return Listing(entries, truncated=await self._checked(is_truncated, stream))

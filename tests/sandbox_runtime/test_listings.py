@@ -1,5 +1,6 @@
 """A listing is counted and measured while it arrives, and parsed only up to what was asked for."""
 
+import asyncio
 import json
 import tracemalloc
 from itertools import count
@@ -13,6 +14,7 @@ from sandbox_runtime.listing import (
     MAX_LINE_BYTES,
     MAX_LISTING_BYTES,
     MAX_PATH_BYTES,
+    TURN_ENTRIES,
     ListingReader,
 )
 from sandbox_runtime.protocol import DATA, END, MAX_DATA_BYTES, ProtocolError, frame, json_frame
@@ -44,57 +46,57 @@ async def test_entry_that_cannot_be_true_loses_that_sandbox(line: bytes) -> None
     assert guest.killed
 
 
-def sent_before_refused(line: bytes, max_entries: int, why: str) -> int:
+async def sent_before_refused(line: bytes, max_entries: int, why: str) -> int:
     """How many bytes of a listing arrive that never ends, before it is refused."""
     listing, piece = ListingReader(max_entries), line * (MAX_DATA_BYTES // len(line))
     sent = 0
 
-    def feed_without_end() -> None:
+    async def feed_without_end() -> None:
         nonlocal sent
         while True:
             sent += len(piece)
-            listing.feed(piece)
+            await listing.feed(piece)
 
     with pytest.raises(ProtocolError, match=why):
-        feed_without_end()
+        await feed_without_end()
     return sent
 
 
-def test_too_many_entries_are_refused_before_they_are_parsed() -> None:
+async def test_too_many_entries_are_refused_before_they_are_parsed() -> None:
     no_json = b"this is not even JSON\n"
-    sent = sent_before_refused(no_json, 1000, "more than the 1000 entries")
+    sent = await sent_before_refused(no_json, 1000, "more than the 1000 entries")
     assert sent <= MAX_DATA_BYTES
 
 
-def test_endless_line_is_refused_once_it_is_longer_than_any() -> None:
-    sent = sent_before_refused(b"x", 10_000, "a line has no end")
+async def test_endless_line_is_refused_once_it_is_longer_than_any() -> None:
+    sent = await sent_before_refused(b"x", 10_000, "a line has no end")
     assert sent <= MAX_LINE_BYTES + MAX_DATA_BYTES
 
 
-def test_bytes_of_a_listing_are_bounded_while_they_arrive() -> None:
+async def test_bytes_of_a_listing_are_bounded_while_they_arrive() -> None:
     longest = json.dumps(["\udc80" * MAX_PATH_BYTES, "other", 0]).encode() + b"\n"
-    sent = sent_before_refused(longest, 10_000, "endless listing")
+    sent = await sent_before_refused(longest, 10_000, "endless listing")
     assert sent <= MAX_LISTING_BYTES + 10_000 * HASH_BYTES + MAX_DATA_BYTES
 
 
-def test_memory_of_a_listing_is_bounded_whatever_its_characters() -> None:
+async def test_memory_of_a_listing_is_bounded_whatever_its_characters() -> None:
     listing = ListingReader(10_000)
 
-    def feed_wide_paths() -> None:
+    async def feed_wide_paths() -> None:
         for number in count():  # one such character makes all of a str's take four bytes
-            listing.feed(b'["%08d%s\xf0\x9f\x98\x80", "file", 1]\n' % (number, b"x" * 4000))
+            await listing.feed(b'["%08d%s\xf0\x9f\x98\x80", "file", 1]\n' % (number, b"x" * 4000))
 
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError, match="endless listing"):
-            feed_wide_paths()
+            await feed_wide_paths()
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert held < MAX_HELD_BYTES
 
 
-def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
+async def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
     lines = b"".join(
         json.dumps(entry).encode() + b"\n"
         for entry in (["b", "directory", 0], ["a\udc80\n", "file", 3, "0" * 64], ["c", "other", 0])
@@ -107,7 +109,7 @@ def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
     for size in (1, 7, len(lines)):
         listing = ListingReader(max_entries=3)
         for start in range(0, len(lines), size):
-            listing.feed(lines[start : start + size])
+            await listing.feed(lines[start : start + size])
         assert listing.finish() == expected
 
 
@@ -116,3 +118,19 @@ async def test_sandbox_that_lists_more_than_asked_for_is_lost_before_its_listing
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more than the 10 entries"):
         await sandbox.list("/testbed", max_entries=10)
     assert guest.killed
+
+
+async def test_entries_are_parsed_a_few_in_a_turn() -> None:
+    lines = b"".join(b'["%d", "file", 1]\n' % n for n in range(3000))
+    assert len(lines) <= MAX_DATA_BYTES  # one piece
+    sandbox, _ = await puppet_sandbox(
+        lambda n: frame(n, DATA, lines) + json_frame(n, END, {"truncated": False})
+    )
+    with anyio.fail_after(20):
+        listing = asyncio.create_task(sandbox.list("/testbed"))
+        turns = 0
+        while not listing.done():
+            await asyncio.sleep(0)
+            turns += 1
+    assert len((await listing).entries) == 3000
+    assert turns >= 3000 // TURN_ENTRIES

@@ -334,7 +334,9 @@ def deep_directory(top: Path, path_bytes: int) -> Iterator[int]:
         os.close(fd)
 
 
-def test_listing_leaves_out_what_no_path_can_name(agent: AgentProcess, tmp_path: Path) -> None:
+async def test_listing_leaves_out_what_no_path_can_name(
+    agent: AgentProcess, tmp_path: Path
+) -> None:
     with deep_directory(tmp_path, PATH_MAX - 10) as fd:
         for name in ("f" * 8, "g" * 9, "h" * 255):
             os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=fd))
@@ -342,7 +344,7 @@ def test_listing_leaves_out_what_no_path_can_name(agent: AgentProcess, tmp_path:
     agent.open(1, op="list", path=str(tmp_path), **limits)
     lines, _, report = agent.heard(1)
     listing = ListingReader(max_entries=100)
-    listing.feed(lines.encode())
+    await listing.feed(lines.encode())
     longest = max((entry.path for entry in listing.finish()), key=len)
     assert longest.endswith("/ffffffff")
     assert len(os.fsencode(tmp_path / longest)) == PATH_MAX - 1
