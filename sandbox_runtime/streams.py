@@ -29,9 +29,9 @@ from sandbox_runtime.protocol import (
 
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
 NO_CREDIT = CREDIT.pack(0)
-MAX_PIECES = 32
-"""Of data that waits to be received: what else arrives is added to them, so that a byte that came
-in a frame of its own takes no more memory than one that did not."""
+MAX_PIECES = 1024
+"""Of data that waits to be received, each of one kind: so many keep their order. What else arrives
+is added to the last of its kind, so that 256 KiB in frames of a byte take 200 KiB more at most."""
 
 
 class Link(Protocol):
@@ -139,10 +139,12 @@ class _Flow:
             if len(self._pieces) < MAX_PIECES:
                 self._pieces.append((kind, payload))
                 return
-            # In such a queue the order of different kinds is given up, for its length.
-            while place >= 0 and self._pieces[place][0] != kind:
+            # In such a queue the order of different kinds is given up, for its length. The last
+            # pieces are of different kinds, as one is only added of a kind that is not among them.
+            oldest = place - len(OUTPUT_KINDS)
+            while place > oldest and self._pieces[place][0] != kind:
                 place -= 1
-            if place < 0:
+            if place == oldest:
                 self._pieces.append((kind, payload))
                 return
             last = self._pieces[place][1]

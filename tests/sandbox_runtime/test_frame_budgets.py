@@ -34,6 +34,8 @@ from sandbox_runtime.protocol import (
     PONG,
     RESET,
     STDERR,
+    STDERR_TAIL,
+    TAIL,
     WINDOW,
     WINDOW_BYTES,
     frame,
@@ -277,6 +279,25 @@ async def test_pieces_of_two_kinds_keep_their_order_in_a_short_queue() -> None:
         (DATA, b"d"),
         (DATA, CHUNK),
     ]
+    await channel.close()
+
+
+async def test_output_of_two_kinds_keeps_its_order_while_its_reader_is_slow() -> None:
+    channel, guest = await connected()
+    stream = await channel.open({"op": "exec"})
+    said = [((DATA, STDERR)[n % 2], b"line %d\n" % n) for n in range(1000)]
+    assert not await heard(channel, guest, b"".join(frame(1, *piece) for piece in said))
+    assert [await stream.receive() for _ in said] == said
+    await channel.close()
+
+
+async def test_four_kinds_in_turn_take_no_more_memory_than_others() -> None:
+    channel, guest = await connected()
+    stream = await channel.open({"op": "exec"})
+    kinds = (DATA, STDERR, TAIL, STDERR_TAIL)
+    said = [frame(1, DATA, b"x")] * 3 + [frame(1, kinds[n % 4], b"x") for n in range(20_000)]
+    assert not await heard(channel, guest, b"".join(said))
+    assert len(stream._pieces) <= MAX_PIECES + len(kinds)
     await channel.close()
 
 
