@@ -13,14 +13,11 @@ from urllib.parse import urlsplit
 
 from sandbox_runtime.backends.base import Take
 from sandbox_runtime.backends.duplex import Duplex
+from sandbox_runtime.backends.stderr_tail import StderrTail
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.protocol import ProtocolError
 
 HEADER = struct.Struct(">BxxxI")
 STDOUT = 1
-LAST_WORDS_BYTES = 4096
-MAX_ERROR_BYTES = 1 << 20
-"""What the agent may write to standard error in all its life: it writes there before it dies."""
 
 
 class Attachment:
@@ -29,8 +26,7 @@ class Attachment:
     def __init__(self, duplex: Duplex) -> None:
         self._duplex = duplex
         self._buffer = bytearray()
-        self._errors = b""
-        self._error_bytes = 0
+        self._stderr = StderrTail()
 
     async def listen(self, take: Take) -> None:
         """Hand over standard output until its end. Standard error is kept aside. Raises
@@ -55,14 +51,8 @@ class Attachment:
             if stream == STDOUT:
                 output += piece
             else:
-                self._hear_errors(piece)
+                self._stderr.add(piece)
         return bytes(output)
-
-    def _hear_errors(self, piece: bytearray) -> None:
-        self._errors = (self._errors + piece)[-LAST_WORDS_BYTES:]
-        self._error_bytes += len(piece)
-        if self._error_bytes > MAX_ERROR_BYTES:
-            raise ProtocolError(f"more than {MAX_ERROR_BYTES} bytes of diagnostics")
 
     async def drain(self) -> None:
         """Wait until standard input has room. Raises OSError when the connection is gone."""
@@ -82,7 +72,7 @@ class Attachment:
 
     def last_words(self) -> str:
         """The end of standard error."""
-        return self._errors.decode(errors="replace").strip()
+        return self._stderr.text()
 
 
 async def attach(base_url: str, api_version: str, container_id: str) -> Attachment:

@@ -83,9 +83,15 @@ class Duplex(asyncio.Protocol):
         raises ProtocolError."""
         self._unread = 0 if self._writable.is_set() else self._unread + len(data)
         if self._unread > _MAX_UNREAD_BYTES:
-            self._refuse(ProtocolError("it does not read what it is sent"))
+            self.refuse(ProtocolError("it does not read what it is sent"))
         else:
             self.write(data)
+
+    def refuse(self, error: ProtocolError) -> None:
+        """Take nothing more: `listen` raises the first error."""
+        self._refused = self._refused or error
+        self._take = None
+        self._end()
 
     def abort(self) -> None:
         """Close it without waiting for anything."""
@@ -138,7 +144,7 @@ class Duplex(asyncio.Protocol):
         try:
             pause_s = self._take(turn) if self._take else None
         except ProtocolError as error:
-            self._refuse(error)
+            self.refuse(error)
             return False
         if pause_s is None:
             return False
@@ -151,11 +157,6 @@ class Duplex(asyncio.Protocol):
         self._pause = None
         if not self._pauses_after(b""):
             self._hand_over()
-
-    def _refuse(self, error: ProtocolError) -> None:
-        self._refused = self._refused or error
-        self._take = None
-        self._end()
 
     def _end(self) -> None:
         self._came.set()

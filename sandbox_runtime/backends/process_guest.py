@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,54 +14,43 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Pressure, Take
 from sandbox_runtime.backends.cgroups import Cgroup
 from sandbox_runtime.backends.duplex import Duplex
+from sandbox_runtime.backends.stderr_tail import StderrTail
 from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.protocol import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_BYTES = 4096
-_LAST_WORDS_WAIT_S = 1.0
-_MAX_STDERR_BYTES = 1 << 20
-"""No more is read of a process that lives: nobody has so much to say."""
+_STDERR_WAIT_S = 1.0
 _END_WAIT_S = 10.0
 
 
-class LastWords(asyncio.Protocol):
-    """The end of what a process wrote to its standard error."""
+class StderrReader(asyncio.Protocol):
+    """Reads a process's standard error to its end; too much is for `refuse`."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuse: Callable[[ProtocolError], None]) -> None:
         self.complete = asyncio.Event()
-        self._tail = b""
-        self._left = _MAX_STDERR_BYTES
-        self._transport: asyncio.ReadTransport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.ReadTransport)
-        self._transport = transport
+        self.tail = StderrTail()
+        self._refuse = refuse
 
     def data_received(self, data: bytes) -> None:
-        self._tail = (self._tail + data)[-_LAST_WORDS_BYTES:]
-        self._left -= len(data)
-        if self._left < 0:
-            self._transport.pause_reading()
+        try:
+            self.tail.add(data)
+        except ProtocolError as error:
+            self._refuse(error)
 
     def eof_received(self) -> None:
         self.complete.set()
 
     async def wait(self) -> None:
         """Until all is read; not for long, as somebody may hold the pipe open."""
-        self._left = _MAX_STDERR_BYTES
-        self._transport.resume_reading()
         try:
-            async with asyncio.timeout(_LAST_WORDS_WAIT_S):
+            async with asyncio.timeout(_STDERR_WAIT_S):
                 await self.complete.wait()
         except TimeoutError:
             return
 
-    def text(self) -> str:
-        return self._tail.decode(errors="replace").strip()
 
-
-Stderr = tuple[asyncio.ReadTransport, LastWords]
+Stderr = tuple[asyncio.ReadTransport, StderrReader]
 
 
 class ProcessGuest:
@@ -79,7 +68,7 @@ class ProcessGuest:
         self._id = id
         self._process = process
         self._stdio = stdio
-        self._stderr, self._last_words = stderr
+        self._stderr, self._stderr_reader = stderr
         self._cgroup = cgroup
         self._ended = asyncio.Event()
         self._pidfd = pidfd
@@ -107,7 +96,7 @@ class ProcessGuest:
 
     async def listen(self, take: Take) -> None:
         await self._stdio.listen(take)
-        await self._last_words.wait()
+        await self._stderr_reader.wait()
 
     async def limit(self, isolation: Isolation) -> None:
         if self._cgroup is None:
@@ -122,7 +111,7 @@ class ProcessGuest:
     def last_words(self) -> str:
         kills = self._cgroup.pressure().oom_kills if self._cgroup else 0
         memory = f"memory ran out and {kills} of its processes were killed" if kills else ""
-        return "\n".join(filter(None, (self._last_words.text(), memory)))
+        return "\n".join(filter(None, (self._stderr_reader.tail.text(), memory)))
 
     async def kill(self) -> bool:
         if self._process.returncode is None:
@@ -135,11 +124,11 @@ class ProcessGuest:
             logger.warning("sandbox %s: process %d does not end", self._id, self._process.pid)
         self._stdio.abort()
         # Process 1 of the sandbox holds the other end: its end is the end of all.
-        await self._last_words.wait()
+        await self._stderr_reader.wait()
         self._stderr.close()
         if self._cgroup:
             await self._cgroup.remove()
-        return self._ended.is_set() and self._last_words.complete.is_set()
+        return self._ended.is_set() and self._stderr_reader.complete.is_set()
 
     def _reap(self) -> None:
         if self._process.poll() is not None:
@@ -163,7 +152,7 @@ async def spawn(
     """
     with ExitStack() as undo, ExitStack() as theirs:
         ours, stdio = await _connect_stdio(undo, theirs)
-        stderr, write_end = await _connect_stderr(undo, theirs)
+        stderr, write_end = await _connect_stderr(ours, undo, theirs)
         # Nothing below waits, so no cancellation leaves a process without an owner.
         try:
             process = subprocess.Popen(  # noqa: ASYNC220 - takes 2 ms, and see the docstring
@@ -195,12 +184,12 @@ async def _connect_stdio(undo: ExitStack, theirs: ExitStack) -> tuple[Duplex, in
     return duplex, stdio.fileno()
 
 
-async def _connect_stderr(undo: ExitStack, theirs: ExitStack) -> tuple[Stderr, int]:
+async def _connect_stderr(stdio: Duplex, undo: ExitStack, theirs: ExitStack) -> tuple[Stderr, int]:
     """Our end of a pipe, and theirs."""
     read_end, write_end = os.pipe()
     theirs.callback(os.close, write_end)
     pipe = open(read_end, "rb", buffering=0)  # noqa: ASYNC230, PTH123, SIM115 - no file, no path
     connect = asyncio.get_running_loop().connect_read_pipe
-    transport, last_words = await connect(LastWords, pipe)
+    transport, reader = await connect(lambda: StderrReader(stdio.refuse), pipe)
     undo.callback(transport.close)
-    return (transport, last_words), write_end
+    return (transport, reader), write_end
