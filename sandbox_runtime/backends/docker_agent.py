@@ -7,14 +7,15 @@ anything else: half written by a proxy that died, or put there by somebody.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import io
+import math
 import tarfile
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from sandbox_runtime.backends.docker_api import RefusedError
+from sandbox_runtime.backends.docker_api import ConflictError, RefusedError
 from sandbox_runtime.backends.docker_container import (
     AGENT_DIR,
     AGENT_PATH,
@@ -25,13 +26,18 @@ from sandbox_runtime.backends.docker_engine import Engine
 
 _NAME = "llm-sandbox-proxy-agent"
 _MODE = 0o755
+PATIENCE_S, RETRY_S = 30.0, 0.1
+"""How long another proxy may take to fill a volume, and how often it is asked whether it has."""
 
 
 class AgentVolumes:
     """The volumes of one engine, as far as this process has seen that they are right."""
 
-    def __init__(self, engine: Engine, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self, engine: Engine, labels: Mapping[str, str], patience_s: float = PATIENCE_S
+    ) -> None:
         self._engine = engine
+        self._patience_s = patience_s
         self._labels = labels
         self._filled: dict[Path, str] = {}
         self._filling = asyncio.Lock()
@@ -51,15 +57,7 @@ class AgentVolumes:
     async def _fill(self, program: bytes, image: Image) -> str:
         volume = f"{_NAME}-{hashlib.sha256(program).hexdigest()[:12]}"
         await self._engine.make_volume(volume)
-        helper = f"{_NAME}-{uuid.uuid4().hex[:12]}"
-        mount = agent_mount(volume, is_read_only=False)
-        config = {
-            "Image": image.id,
-            "Entrypoint": [AGENT_PATH],
-            "Labels": dict(self._labels),
-            "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
-        }
-        await self._engine.create(helper, config)  # never started: files can be put in all the same
+        helper = await self._helper(volume, image)
         try:
             if not await self._is_right(helper, program):
                 await self._engine.put(helper, AGENT_DIR, _tar(program))
@@ -68,6 +66,24 @@ class AgentVolumes:
         finally:
             await self._engine.remove(helper)
         return volume
+
+    async def _helper(self, volume: str, image: Image) -> str:
+        """Make a container that has the volume; it is never started: files can be put in all the
+        same. Its name is a lock: no other proxy reads or writes the volume while it is there."""
+        name = f"{volume}-filling"
+        mount = agent_mount(volume, is_read_only=False)
+        config = {
+            "Image": image.id,
+            "Entrypoint": [AGENT_PATH],
+            "Labels": dict(self._labels),
+            "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
+        }
+        for _ in range(math.ceil(self._patience_s / RETRY_S)):
+            with contextlib.suppress(ConflictError):  # another proxy is at it
+                return await self._engine.create(name, config)
+            await asyncio.sleep(RETRY_S)
+        await self._engine.remove(name)  # of a proxy that died
+        return await self._engine.create(name, config)
 
     async def _is_right(self, container: str, program: bytes) -> bool:
         """Whether the volume in a container holds the program, and nothing in its place."""

@@ -1,5 +1,6 @@
 """The volume with the native agent: what sandboxes run is this program, whoever was at it."""
 
+import asyncio
 import io
 import tarfile
 import uuid
@@ -12,7 +13,7 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.docker_agent import AgentVolumes
+from sandbox_runtime.backends.docker_agent import AgentVolumes, _tar
 from sandbox_runtime.backends.docker_container import Blueprint, Image
 from sandbox_runtime.backends.docker_engine import Engine
 from tests.sandbox_runtime.backends.engine import docker_backend, imported
@@ -80,6 +81,52 @@ async def test_a_native_agents_volume_that_holds_anything_else_is_put_right_befo
     finally:
         await anyio.run_process(["docker", "volume", "rm", name])
         await engine.aclose()
+
+
+class SlowEngine(Engine):
+    """An engine that writes the first byte of a file, and then the file."""
+
+    writers = most_writers = 0
+
+    async def put(self, container: str, directory: str, tar: bytes) -> None:
+        SlowEngine.writers += 1
+        SlowEngine.most_writers = max(SlowEngine.writers, SlowEngine.most_writers)
+        await super().put(container, directory, _tar(b"#"))
+        await super().put(container, directory, tar)
+        SlowEngine.writers -= 1
+
+
+async def test_proxies_that_start_together_do_not_read_what_another_is_writing(
+    backend: DockerBackend, tmp_path: Path
+) -> None:
+    program = tmp_path / "agent"
+    program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
+    image = Image(await backend.fingerprint(), "x86_64", ())
+    engines = [SlowEngine() for _ in range(4)]
+    with anyio.fail_after(60):
+        names = await asyncio.gather(
+            *(AgentVolumes(engine, {}).name(program, image) for engine in engines)
+        )
+    assert len(set(names)) == 1
+    assert SlowEngine.most_writers == 1
+    await anyio.run_process(["docker", "volume", "rm", names[0]])
+    for engine in engines:
+        await engine.aclose()
+
+
+async def test_container_of_a_proxy_that_died_while_it_wrote_is_removed(
+    backend: DockerBackend, tmp_path: Path
+) -> None:
+    program = tmp_path / "agent"
+    program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
+    image = Image(await backend.fingerprint(), "x86_64", ())
+    engine = Engine()
+    name = await AgentVolumes(engine, {}).name(program, image)
+    await engine.create(f"{name}-filling", {"Image": image.id, "Cmd": ["x"]})
+    with anyio.fail_after(60):
+        assert await AgentVolumes(engine, {}, patience_s=0.1).name(program, image) == name
+    await anyio.run_process(["docker", "volume", "rm", name])
+    await engine.aclose()
 
 
 async def test_an_image_has_no_say_in_the_native_agents_program(tmp_path: Path) -> None:
