@@ -29,8 +29,8 @@ from sandbox_runtime.frame_budgets import (
     READ_FRAMES,
     TURN_FRAMES,
     FinishedStreams,
-    FrameRate,
 )
+from sandbox_runtime.frame_rate import FrameRate
 from sandbox_runtime.protocol import (
     ACK,
     HELLO,

@@ -15,6 +15,7 @@ from sandbox_runtime.backends.base import Take
 from sandbox_runtime.backends.duplex import Duplex
 from sandbox_runtime.backends.stderr_tail import StderrTail
 from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.frame_rate import FrameRate
 
 HEADER = struct.Struct(">BxxxI")
 STDOUT = 1
@@ -27,6 +28,8 @@ class Attachment:
         self._duplex = duplex
         self._buffer = bytearray()
         self._stderr = StderrTail()
+        self._frame_rate = FrameRate()
+        """Of the engine's frames: each write of the agent may be one."""
 
     async def listen(self, take: Take) -> None:
         """Hand over standard output until its end. Standard error is kept aside. Raises
@@ -34,25 +37,30 @@ class Attachment:
 
         def demultiplex(data: bytes | memoryview) -> float | None:
             self._buffer += data
-            output = self._output()
-            return take(output) if output else None
+            output, frames = self._output()
+            pause_s = take(output)
+            now_s = asyncio.get_running_loop().time()
+            own_pause_s = self._frame_rate.pause_s(frames, len(data), now_s)
+            return max(pause_s or 0.0, own_pause_s) if own_pause_s else pause_s
 
         await self._duplex.listen(demultiplex)
 
-    def _output(self) -> bytes:
-        """Take what is there of standard output: whole frames."""
-        output = bytearray()
+    def _output(self) -> tuple[bytes, int]:
+        """Take what is there of standard output, in whole frames; returns how many frames it was,
+        those of standard error included."""
+        output, frames = bytearray(), 0
         while len(self._buffer) >= HEADER.size:
             stream, length = HEADER.unpack_from(self._buffer)
             piece = self._buffer[HEADER.size : HEADER.size + length]
             if len(piece) < length:
                 break
             del self._buffer[: HEADER.size + length]
+            frames += 1
             if stream == STDOUT:
                 output += piece
             else:
                 self._stderr.add(piece)
-        return bytes(output)
+        return bytes(output), frames
 
     async def drain(self) -> None:
         """Wait until standard input has room. Raises OSError when the connection is gone."""

@@ -13,15 +13,12 @@ from sandbox_runtime.command_output import CommandOutput
 from sandbox_runtime.errors import SandboxLostError, SandboxUnavailableError
 from sandbox_runtime.frame_budgets import (
     BURST_CONNECTIONS,
-    BURST_FRAMES,
     CONNECTIONS_PER_S,
-    FRAMES_PER_S,
-    FREE_BYTES,
     MAX_CONNECTIONS,
     MAX_FINISHED,
     ConnectionRate,
-    FrameRate,
 )
+from sandbox_runtime.frame_rate import BURST_FRAMES, FRAMES_PER_S, FREE_BYTES, FrameRate
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     CREDIT,

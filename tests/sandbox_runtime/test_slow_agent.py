@@ -8,7 +8,8 @@ from contextlib import suppress
 import pytest
 
 from sandbox_runtime.errors import FileTimeoutError
-from sandbox_runtime.frame_budgets import BURST_FRAMES, OPEN_FRAMES, TURN_FRAMES
+from sandbox_runtime.frame_budgets import OPEN_FRAMES, TURN_FRAMES
+from sandbox_runtime.frame_rate import BURST_FRAMES
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     DATA,

@@ -14,6 +14,7 @@ from sandbox_runtime.backends.docker_attach import HEADER, Attachment
 from sandbox_runtime.backends.duplex import _MAX_UNREAD_BYTES, _TURN_BYTES, Duplex
 from sandbox_runtime.backends.process_guest import spawn
 from sandbox_runtime.backends.stderr_tail import MAX_STDERR_BYTES, TAIL_BYTES
+from sandbox_runtime.frame_rate import BURST_FRAMES
 from sandbox_runtime.protocol import ProtocolError
 from tests.fakes.waiting import until
 
@@ -217,3 +218,37 @@ async def test_a_process_with_endless_diagnostics_is_refused() -> None:
             await guest.listen(lambda data: None)
         assert await guest.kill()
     assert len(guest.last_words()) <= TAIL_BYTES
+
+
+@pytest.mark.parametrize("stream", [1, 2], ids=["output", "diagnostics"])
+async def test_small_frames_of_the_engine_pause_their_container(stream: int) -> None:
+    """Each write of the agent may be a frame of the engine: they cost time whatever is in them."""
+    taken = bytearray()
+
+    def take(data: bytes | memoryview) -> None:
+        taken.extend(data)
+
+    flood = (HEADER.pack(stream, 1) + b"x") * (4 * BURST_FRAMES)
+    async with connected() as (duplex, theirs):
+        attachment = Attachment(duplex)
+        listening = asyncio.create_task(attachment.listen(take))
+        flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, flood))
+        await until(lambda: bool(duplex._pause))
+        await flooding
+        theirs.close()
+        await listening
+    assert len(taken) == (4 * BURST_FRAMES if stream == 1 else 0)
+
+
+async def test_large_frames_of_the_engine_never_pause_their_container() -> None:
+    frames = (HEADER.pack(1, 1 << 15) + bytes(1 << 15)) * 1024
+    pauses = []
+    async with connected() as (duplex, theirs):
+        attachment = Attachment(duplex)
+        listening = asyncio.create_task(
+            attachment.listen(lambda data: pauses.append(duplex._pause))
+        )
+        await asyncio.get_running_loop().sock_sendall(theirs, frames)
+        theirs.close()
+        await listening
+    assert set(pauses) == {None}
