@@ -12,7 +12,7 @@ import httptools
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from proxy.api.connection import with_request_id
@@ -74,7 +74,7 @@ class OpenConnections(ServerState):
         self.clock = clock
         self._most = most
         self._waiting: OrderedDict[HTTPProtocol, None] = OrderedDict()
-        """Those without a request, by how long they have waited."""
+        """Connections without a request in progress, longest-waiting first."""
 
     def enter(self, connection: "HTTPProtocol") -> None:
         """Take in a new connection. Far above the bound, the one that has waited longest is closed,
@@ -96,21 +96,30 @@ class OpenConnections(ServerState):
         return len(self.connections) <= self._most or self._close_one()
 
     def close_expired(self) -> None:
-        """Close the connections whose clients have let their time pass."""
+        """Close the connections whose clients have let their time pass. Those that have sent all of
+        their answers wait again."""
         now = self.clock.time()
         closed = 0
         for connection in list(self.connections):
-            if isinstance(connection, HTTPProtocol) and connection.is_expired(now):
+            if not isinstance(connection, HTTPProtocol):
+                continue
+            if connection.is_expired(now):
                 connection.abort()
                 closed += 1
+            elif connection.is_idle():
+                self._waiting.setdefault(connection)
         if closed:
             log.info("%d connections closed: their clients were too slow", closed)
 
     def _close_one(self) -> bool:
-        if not self._waiting:
-            return False
-        self._waiting.popitem(last=False)[0].abort()
-        return True
+        """Close the connection that has waited longest. One whose answer is not sent yet does not
+        count as waiting until `close_expired` finds it sent."""
+        while self._waiting:
+            connection, _ = self._waiting.popitem(last=False)
+            if connection.is_idle():
+                connection.abort()
+                return True
+        return False
 
 
 class HTTPProtocol(HttpToolsProtocol):
@@ -129,6 +138,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self._idle_bytes = 0
         """What has come since anything did that a request is made of."""
         self._is_in_head = False
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered, or was last; `cycle` is the last that came."""
         self._expires_at = math.inf
         """When the connection is closed unless the client sends what is awaited."""
         self._unsent_bytes = 0
@@ -146,6 +157,10 @@ class HTTPProtocol(HttpToolsProtocol):
         """See asyncio."""
         self.server_state.leave(self)
         super().connection_lost(exc)
+        if self._running and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
         """Take in what the client sends."""
@@ -180,6 +195,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self.app = self.config.loaded_app if has_room else self._refuse_for_room
         super().on_headers_complete()
         if is_first:
+            self._running = self.cycle
             self._expire_in(BODY_S)
 
     def on_body(self, body: bytes) -> None:
@@ -202,8 +218,11 @@ class HTTPProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin with the next request, or wait for it."""
         self.server_state.total_requests += 1
+        if self not in self.connections:
+            return
         if self.pipeline and not self.transport.is_closing():
             cycle, app = self.pipeline.pop()
+            self._running = cycle
             self._expires_at = math.inf
             if not self.pipeline and cycle.more_body:
                 self._expire_in(BODY_S)
@@ -226,6 +245,10 @@ class HTTPProtocol(HttpToolsProtocol):
             self._expire_in(BODY_S)
             return False
         return now >= self._expires_at
+
+    def is_idle(self) -> bool:
+        """Return True if no request is in progress and all answers are sent."""
+        return not self._is_answering() and not self.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Close the connection at once."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -35,6 +35,8 @@ class App:
         self.may_go_on = asyncio.Event()
         self.is_left = asyncio.Event()
         """Set once the client of an endless answer is gone."""
+        self.held = 0
+        """Requests that have been read and wait to be let go, whether their clients left or not."""
         self.uploads: list[int] = []
         """How many bytes have come of each that is over."""
 
@@ -49,6 +51,14 @@ class App:
                 response = await self._upload(request)
             case "/upload":
                 response = await self._upload(request)
+            case "/held":
+                await request.body()
+                with self._holding():
+                    watching = asyncio.ensure_future(request.receive())
+                    await self.may_go_on.wait()
+                    watching.cancel()
+                    await response(scope, receive, send)
+                return
             case "/endless":
                 response = StreamingResponse(self._endless())
             case "/large":
@@ -59,6 +69,14 @@ class App:
         yield b"begun"
         await self.may_go_on.wait()
         yield b"ended"
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
 
     async def _endless(self) -> AsyncIterator[bytes]:
         try:

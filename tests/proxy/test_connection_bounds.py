@@ -16,7 +16,8 @@ from proxy.models.scripted import ScriptedModel
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join, serve_app
-from tests.proxy.connection_house import App, House, asking, house
+from tests.fakes.waiting import until
+from tests.proxy.connection_house import LARGE_BYTES, App, House, asking, house
 
 MOST = 3
 
@@ -43,6 +44,13 @@ async def full_house(state_dir: Path) -> AsyncIterator[tuple[House, httpx.AsyncC
                 yield here, client
             finally:
                 held.may_go_on.set()
+
+
+async def ask_in_turn(here: House, count: int) -> None:
+    """So many clients, each answered before the next comes; all stay."""
+    for _ in range(count):
+        client = await here.dial(asking("/"))
+        assert (await client.answer())[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/models", "/healthy"])
@@ -106,6 +114,45 @@ async def test_new_connection_is_closed_where_none_waits() -> None:
             await (await here.dial(asking("/metrics"))).until(b"begun\r\n")
         late = await here.dial()
         assert await late.rest() == b""
+
+
+async def test_connection_whose_answer_is_not_sent_yet_is_not_closed_for_another() -> None:
+    async with house(App(), MOST) as here:
+        (slow,) = await here.dial_in_turn(1)
+        await slow.send(asking("/large"))
+        await slow.until(b"\r\n\r\n")
+        await ask_in_turn(here, 2 * MOST)
+        assert await slow.read(LARGE_BYTES) == bytes(LARGE_BYTES)
+        # Once it is sent, the connection waits like any other.
+        await here.pass_time(0)
+        await ask_in_turn(here, 2 * MOST)
+        assert await slow.rest() == b""
+
+
+async def test_client_that_leaves_with_requests_queued_ends_the_one_that_is_answered() -> None:
+    app = App()
+    async with house(app) as here:
+        client = await here.dial(asking("/endless") + asking("/"))
+        await client.until(b"\r\n\r\n")
+        await client.aclose()
+        await app.is_left.wait()
+
+
+async def test_clients_that_leave_with_requests_queued_make_no_room_for_others() -> None:
+    app = App()
+    async with house(app, MOST) as here:
+        for _ in range(MOST):
+            client = await here.dial(asking("/held") + asking("/"))
+            await until(lambda: app.held == 1)
+            await client.aclose()
+            await until(lambda: here.open == 0)
+            app.may_go_on.set()
+            await until(lambda: app.held == 0)
+            app.may_go_on.clear()
+        for _ in range(MOST):
+            await (await here.dial(asking("/stream"))).until(b"begun\r\n")
+        late = await here.dial(asking("/"))
+        assert (await late.answer())[0] == 503
 
 
 async def test_pipelined_requests_are_bounded() -> None:
