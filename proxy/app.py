@@ -94,7 +94,6 @@ class _ShortCut:
     def __init__(self, app: FastAPI) -> None:
         self._app = app
         services = app.state.services
-        self._body_memory = services.body_memory
         kinds = app.exception_handlers
         handlers = {kind: handler for kind, handler in kinds.items() if kind is not Exception}
         self._answering = {
@@ -117,7 +116,7 @@ class _ShortCut:
             else:
                 await self._app(scope, receive, send)
         finally:
-            release(scope, self._body_memory)
+            release(scope)
 
 
 def _pages(app: ASGIApp, services: Services) -> WebPages:

@@ -20,6 +20,7 @@ from proxy.agent.events import Event
 from proxy.agent.first_call import StatusHold
 from proxy.agent.model import Credentials, Message
 from proxy.agent.parking import Parked
+from proxy.body_memory import HeldBody
 from proxy.errors import OutOfTimeError, ProxyError
 from proxy.workspaces import Origin
 from sandbox_runtime.sandbox import Sandbox
@@ -147,6 +148,8 @@ class Task:
     """How much of the client's deadline the files took that arrived before the run's start."""
     form: AnswerForm | None = None
     """What the visible answer must be, as far as it can be checked."""
+    body: HeldBody | None = None
+    """What the request holds of the memory for bodies; its run holds it too."""
     arriving: Callable[["Task"], Awaitable["Task"]] | None = None
     """What makes the task complete where some of its files have to be fetched."""
     legacy_state: str | None = None

@@ -16,7 +16,7 @@ from starlette.types import Message, Scope, Send
 from policies.json_bounds import SMALL_BYTES, JSONBounds, TooMuchJSONError, is_small
 from policies.large_json import LARGE_BYTES, decoded, has_infinity
 from proxy.agent.model import Credentials, Model
-from proxy.body_memory import BodyMemory
+from proxy.body_memory import HeldBody
 from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
 from proxy.keys import Key
 from proxy.services import Services
@@ -32,7 +32,7 @@ _SENT = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
 _RUN = "sandbox_proxy.run"
 _HELD = "sandbox_proxy.held"
-"""How many bytes of the body are counted in the memory of all."""
+"""Bytes of this request's body that are counted in BodyMemory, as a HeldBody."""
 _NO_RUN = "sandbox_proxy.no_run"
 """What names a request that no run answers."""
 REQUEST_ID_HEADER = b"x-request-id"
@@ -185,14 +185,21 @@ def base_url(request: Request) -> str:
 
 def hold(request: Request, count: int) -> None:
     """Count bytes of a body in the memory that all requests share. Raises BusyError."""
-    services(request).body_memory.take(count)
-    request.scope[_HELD] = request.scope.get(_HELD, 0) + count
+    held_body(request).take(count)
 
 
-def release(scope: Scope, memory: BodyMemory) -> None:
-    """Count the body of a request as gone, once the request has been answered."""
+def held_body(request: Request) -> HeldBody:
+    """Return what the request holds of the memory for bodies."""
+    held: HeldBody | None = request.scope.get(_HELD)
+    if held is None:
+        held = request.scope[_HELD] = HeldBody(services(request).body_memory)
+    return held
+
+
+def release(scope: Scope) -> None:
+    """Let go of a request's body, once the request has been answered."""
     if _HELD in scope:
-        memory.give(scope.pop(_HELD))
+        scope.pop(_HELD).release()
 
 
 async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:

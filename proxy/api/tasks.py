@@ -15,7 +15,7 @@ from proxy.agent.choices import several
 from proxy.agent.first_call import StatusHold
 from proxy.agent.parking import Parked, names
 from proxy.agent.task import InputFile, Outbox, Task
-from proxy.api.connection import base_url, credentials, owner, services
+from proxy.api.connection import base_url, credentials, held_body, owner, services
 from proxy.api.private_urls import refuse_private_urls
 from proxy.api.spending import charged
 from proxy.api.ways import Way
@@ -74,7 +74,7 @@ async def _with_files_and_choices(
     """The task with its files and its further choices; charged last, so that a request that is
     wrong spends nothing."""
     messages = await services(request).files.unlinked(task.messages, whose)
-    task = replace(task, messages=messages)
+    task = replace(task, messages=messages, body=held_body(request))
     task = await services(request).inputs.receive(task, whose, asked)
     count = choice_count(asked, task.profile.limits.max_choices)
     task = await charged(request, task, runs=count)
@@ -123,6 +123,7 @@ async def _alone(
         deadline_s=deadline_s,
         status_hold=hold,
         credentials=credentials(request),
+        body=held_body(request),
         alone=True,
     )
 

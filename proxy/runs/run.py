@@ -144,6 +144,10 @@ class Run:
             self.why_cancelled = why
             self._working.cancel()
 
+    def on_end(self, call: Callable[[], object]) -> None:
+        """Call when nothing of it is at work any more."""
+        self._working.add_done_callback(lambda _: call())
+
     async def ended(self) -> None:
         """Return when nothing of it is at work any more."""
         await asyncio.wait({self._working})

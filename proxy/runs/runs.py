@@ -100,6 +100,9 @@ class Runs:
                 return self._listen(found)
             work = partial(self._witnessed, task.witness) if task.witness else self._work
             run = Run(head, claim, partial(work, task), self._alone, task.witness)
+            if task.body:
+                task.body.keep()
+                run.on_end(task.body.release)
             self._runs[run.id] = run
             self._kept.note(run)
             return run.listen()

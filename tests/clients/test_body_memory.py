@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -11,6 +12,7 @@ from proxy.body_memory import BodyMemory
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.server import house
+from tests.fakes.waiting import until
 
 MIB = 1 << 20
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
@@ -68,4 +70,37 @@ async def test_a_body_that_is_refused_or_cut_off_gives_its_memory_back(tmp_path:
                 path, content=large(2), headers={"content-type": "application/json"}
             )
             assert answer.status_code in (200, 404)
-    memory.take(3 * MIB)
+    assert memory.held_bytes == 0
+
+
+async def test_a_run_that_goes_on_without_its_client_keeps_its_body_counted(tmp_path: Path) -> None:
+    memory = BodyMemory(5 * MIB)
+    first, second = asyncio.Event(), asyncio.Event()
+    script = [Held(text_reply("One."), first), Held(text_reply("Two."), second), text_reply("3.")]
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path, body_memory=memory) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        with anyio.fail_after(30):
+            whole = {"model": "m", "input": "x" * (3 * MIB), "background": True}
+            made = await client.post("/v1/responses", json=whole)
+            assert made.json()["status"] == "queued"
+            await backend.arrived(1)
+            assert await answered(client, large(3)) == 503
+            first.set()
+            await until(lambda: memory.held_bytes == 0)
+
+            leaving = json.loads(large(3, "m")) | {"sandbox": {"on_disconnect": "detach"}}
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(client.post, "/v1/chat/completions", json=leaving))
+                await backend.arrived(2)
+                group.cancel_scope.cancel()
+            assert await answered(client, large(3)) == 503
+            second.set()
+            await until(lambda: memory.held_bytes == 0)
+            assert await answered(client, large(3)) == 200
+
+
+async def answered(client: httpx.AsyncClient, body: bytes) -> int:
+    return (await client.post("/v1/chat/completions", content=body)).status_code
