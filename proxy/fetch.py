@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 
 from policies.egress import Egress, Rules
 from policies.hosts import Target, parse_authority
+from proxy.body_memory import HeldBody
+from proxy.errors import BusyError
 from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, open_connection
 from sandbox_runtime.egress.errors import EgressError
 from sandbox_runtime.egress.resolver import Resolve, SystemResolver
@@ -55,17 +57,23 @@ class Place(NamedTuple):
 
 
 class Room:
-    """How much may be fetched for one request, and whose it is."""
+    """How much may be fetched for one request, and whose it is; `body` is where it is counted."""
 
-    def __init__(self, bytes: int, owner: str) -> None:
+    def __init__(self, bytes: int, owner: str, body: HeldBody | None = None) -> None:
         self.owner = owner
         self._left = bytes
+        self._body = body
 
     def take(self, bytes: int) -> None:
         """Raises FetchError where no room is left."""
         self._left -= bytes
         if self._left < 0:
             raise FetchError("the request's files are too large together")
+        if self._body:
+            try:
+                self._body.take(bytes)
+            except BusyError as error:
+                raise FetchError(f"the server has no memory for it: {error}") from error
 
 
 class Fetcher:

@@ -1,7 +1,6 @@
 """What clients send beside words: taken out of requests, made ready to lie in the sandbox."""
 
 import asyncio
-import base64
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,17 +26,16 @@ from proxy.agent.model import Message
 from proxy.agent.task import InputFile, Task
 from proxy.errors import BadRequestError, FileTooLargeError
 from proxy.fetch import Fetched, Fetcher, FetchError, Room
+from proxy.shown_files import ShownFiles
 from proxy.text_lengths import TextLengths
-from proxy.uploads import NoUploads, Upload, Uploads
+from proxy.uploads import NoUploads, Uploads
 from proxy.wire.content_parts import (
-    MAX_SHOWN_BYTES,
     FilePart,
     Remote,
     Uploaded,
     beside,
     malformed,
     read,
-    with_data,
 )
 from proxy.wire.inline_data import InlineData
 from sandbox_runtime.errors import SandboxFileError
@@ -99,16 +97,18 @@ class Inputs:
         """The task, its files beside its messages; what is to be fetched is fetched when the run
         begins, for its client should not wait for that in silence.
 
-        Raises BadRequestError, FileTooLargeError.
+        Raises BadRequestError, FileTooLargeError, BusyError.
         """
         messages, parts = read(task.messages)
         parts = [*beside(body), *parts]
         limits = task.profile.inputs
         sizes = await asyncio.to_thread(_measured, parts, limits) if parts else {}
-        here = [await self._here(part, sizes, owner) for part in parts]
+        shown = ShownFiles(task.body)
+        here = [await self._here(part, sizes, owner, shown) for part in parts]
         if any(isinstance(part.source, Remote) for part in parts):
-            room = Room((limits.max_total_mib << 20) - sum(sizes.values()), owner)
-            return replace(task, arriving=partial(self._arrive, messages, parts, here, room))
+            room = Room((limits.max_total_mib << 20) - sum(sizes.values()), owner, task.body)
+            arrive = partial(self._arrive, messages, parts, here, room, shown)
+            return replace(task, arriving=arrive)
         return await self._placed(task, messages, parts, here)
 
     async def _arrive(
@@ -117,11 +117,12 @@ class Inputs:
         parts: Sequence[FilePart],
         here: Sequence[_Content],
         room: Room,
+        shown: ShownFiles,
         task: Task,
     ) -> Task:
         fetched = await self._fetched(parts, room, task.profile.inputs)
         contents = [
-            self._shown(part, fetched[part.source.url])
+            await self._shown(part, fetched[part.source.url], shown)
             if isinstance(part.source, Remote)
             else content
             for part, content in zip(parts, here, strict=True)
@@ -173,7 +174,9 @@ class Inputs:
         """Those of the owner's uploads that are kept no more."""
         return {each for each in file_ids if await self._uploads.find(owner, each) is None}
 
-    async def _here(self, part: FilePart, sizes: Mapping[str, int], owner: str) -> _Content:
+    async def _here(
+        self, part: FilePart, sizes: Mapping[str, int], owner: str, shown: ShownFiles
+    ) -> _Content:
         """What need not be fetched; for the rest nothing yet."""
         match part.source:
             case InlineData() as data:
@@ -181,7 +184,7 @@ class Inputs:
                 content = _Content(part.mime_type, sizes[part.identity], pieces)
                 return replace(content, shown=part.part)
             case Uploaded(file_id=file_id):
-                return await self._uploaded(part, owner, file_id)
+                return await self._uploaded(part, owner, file_id, shown)
         return _Content()
 
     def _given(self, part: FilePart, content: _Content) -> Given:
@@ -223,14 +226,15 @@ class Inputs:
                     code="url_not_allowed",
                 ) from error
 
-    def _shown(self, part: FilePart, fetched: _Content) -> _Content:
+    async def _shown(self, part: FilePart, fetched: _Content, shown: ShownFiles) -> _Content:
         """Return what was fetched with what the model is shown of it: its bytes, never its URL,
         which the backend would fetch from inside the network."""
         if self.backend_fetches:
             return replace(fetched, shown=part.part)
         if fetched.fetched is None or part.kind not in self._modalities:
             return fetched
-        return replace(fetched, shown=with_data(part, fetched.mime_type, fetched.fetched.data))
+        data = fetched.fetched.data
+        return replace(fetched, shown=await shown.fetched(part, fetched.mime_type, data))
 
     async def _fetched(
         self, parts: Sequence[FilePart], room: Room, limits: InputLimits
@@ -263,7 +267,9 @@ class Inputs:
 
     # Sent beforehand
 
-    async def _uploaded(self, part: FilePart, owner: str, file_id: str) -> _Content:
+    async def _uploaded(
+        self, part: FilePart, owner: str, file_id: str, shown: ShownFiles
+    ) -> _Content:
         upload = await self._uploads.find(owner, file_id)
         if upload is None:
             raise BadRequestError(
@@ -272,11 +278,11 @@ class Inputs:
                 code="file_not_found",
             )
         mime_type = clean_type(upload.mime_type)
-        shown = None
+        picture = None
         if part.kind == "image" and "image" in self._modalities:
-            shown = await asyncio.to_thread(_picture, upload, mime_type, part.part or {})
+            picture = await shown.uploaded(part, upload, mime_type)
         read = partial(_file_pieces, upload.path)
-        return _Content(mime_type, upload.bytes, read, filename=upload.filename, shown=shown)
+        return _Content(mime_type, upload.bytes, read, filename=upload.filename, shown=picture)
 
 
 def _is_posed(task: Task) -> bool:
@@ -304,18 +310,6 @@ def _digested(files: Sequence[InputFile]) -> list[InputFile]:
         )
         for file in files
     ]
-
-
-def _picture(upload: Upload, mime_type: str, part: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An uploaded picture as the part that models know."""
-    if upload.bytes > MAX_SHOWN_BYTES:
-        return None
-    try:
-        data = base64.b64encode(upload.path.read_bytes()).decode()
-    except OSError:
-        return None  # it has just expired: the sandbox will not have it either, and say so
-    detail = {"detail": part["detail"]} if part.get("detail") else {}
-    return {"type": "image_url", "image_url": {"url": f"data:{mime_type};base64,{data}", **detail}}
 
 
 async def _inline_pieces(data: InlineData) -> Pieces:

@@ -1,6 +1,5 @@
 """The parts of messages that are files, in every form that clients write them."""
 
-import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ _DRAWING = "image/svg+xml"
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """How a URL begins: with a host, or with a scheme other than HTTP's."""
 MAX_SHOWN_URL_CHARS = 100
-MAX_SHOWN_BYTES = 20 << 20
-"""The largest file that goes to the model; a larger one is in the sandbox only."""
 _DETAILS = ("auto", "low", "high", "original")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
@@ -170,20 +167,23 @@ def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) ->
     return FilePart(at, param, expected, source, _last_of(source), part=part)
 
 
-def with_data(part: FilePart, mime_type: str, data: bytes) -> dict[str, Any] | None:
-    """Return a part that names a picture, sound or video by URL with its bytes in a data URL, or
-    None if they are no such thing, or too many."""
-    kinds = [kind for kind, of in _URL_PARTS.items() if of == part.kind]
-    if not kinds or part.part is None or len(data) > MAX_SHOWN_BYTES:
+def shown_type(part: FilePart, mime_type: str) -> str | None:
+    """Return the type under which the model is shown a file that a part names by URL, or None if
+    it is not the picture, sound or video that the part says."""
+    if part.part is None or part.kind not in _URL_PARTS.values():
         return None
     if _kind(mime_type) != part.kind:
         mime_type = type_of(part.filename)  # some servers call everything application/octet-stream
-    if _kind(mime_type) != part.kind:
-        return None
-    written = part.part.get(kinds[0])
+    return clean_type(mime_type) if _kind(mime_type) == part.kind else None
+
+
+def with_url(part: FilePart, url: str) -> dict[str, Any]:
+    """Return a part that names a picture, sound or video by URL with another URL."""
+    name = next(name for name, kind in _URL_PARTS.items() if kind == part.kind)
+    there = part.part or {}
+    written = there.get(name)
     others = written if isinstance(written, dict) else {}
-    url = f"data:{clean_type(mime_type)};base64,{base64.b64encode(data).decode()}"
-    return {**part.part, kinds[0]: {**others, "url": url}}
+    return {**there, name: {**others, "url": url}}
 
 
 def _check_detail(value: Any, param: str) -> None:

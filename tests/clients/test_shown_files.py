@@ -1,0 +1,70 @@
+"""Files that a small request names again and again: how much of them the model is shown."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from proxy.body_memory import BodyMemory
+from proxy.fetch import Fetcher
+from proxy.inputs import Inputs
+from proxy.models.scripted import text_reply
+from proxy.shown_files import MAX_ALL_SHOWN_BYTES
+from tests.clients.test_files_in import data_url, heard, image_part, user
+from tests.fakes.backend import Held, scripted_backend
+from tests.fakes.server import house
+from tests.fakes.uploads import DirectoryUploads
+from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
+
+MIB = 1 << 20
+PICTURE = b"\x89PNG" + bytes(5 * MIB)
+ENCODED = data_url("image/png", PICTURE)
+MOST = MAX_ALL_SHOWN_BYTES // len(PICTURE)
+
+
+async def site(reader: Reader, writer: Writer) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: {len(PICTURE)}\r\n\r\n"
+    writer.write(head.encode() + PICTURE)
+
+
+def shown(content: Any) -> list[str]:
+    return [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+
+
+@pytest.mark.parametrize("kind", ["fetched", "uploaded"])
+async def test_file_that_is_named_often_is_shown_and_counted_each_time_up_to_a_bound(
+    kind: str, tmp_path: Path
+) -> None:
+    internet = Internet()
+    fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
+    uploads = DirectoryUploads(tmp_path)
+    uploaded = {"type": "input_image", "file_id": uploads.add("", "p.png", PICTURE)}
+    part = uploaded if kind == "uploaded" else image_part("http://allowed.example/p.png")
+    small = BodyMemory((MOST + 1) * len(ENCODED))
+    released = asyncio.Event()
+    memory = BodyMemory()
+    inputs = Inputs(fetcher=fetcher, uploads=uploads)
+    body = {"model": "m", "messages": user(*(MOST + 3) * [part])}
+    async with (
+        scripted_backend([Held(text_reply("Seen."), released)]) as backend,
+        internet.server(site),
+        house(backend, "memory", tmp_path / "a", inputs=inputs, body_memory=memory) as url,
+        house(backend, "memory", tmp_path / "b", inputs=inputs, body_memory=small) as full,
+        httpx.AsyncClient(timeout=30) as client,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(lambda: client.post(f"{url}/v1/chat/completions", json=body))
+        with anyio.fail_after(20):
+            await backend.arrived(1)
+        assert shown(heard(backend)) == MOST * [ENCODED]
+        once = len(PICTURE) if kind == "fetched" else 0
+        assert memory.held_bytes == once + (1 + MOST) * len(ENCODED)
+        if kind == "uploaded":
+            small.take(1)
+        refused = await client.post(f"{full}/v1/chat/completions", json=body)
+        assert refused.json()["error"]["code"] == "server_busy"
+        released.set()
