@@ -80,7 +80,7 @@ class ServerConfig(_Section):
     """What becomes of a run when its client leaves, unless the request says."""
     request_bodies_mib: int = Field(default=DEFAULT_MIB, ge=1)
     """What the bodies of all requests that are being answered may take together, and at
-    least as much as one may have."""
+    least as much as one may have. Where there are several keys, each has half of it."""
     nonstream_keep_alive_s: float | None = Field(default=None, gt=0)
     """Silence after which an answer in one piece begins with blanks; its status is then 200, and an
     error stands in the body. null never does."""

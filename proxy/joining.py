@@ -218,28 +218,28 @@ def build_services(
 ) -> tuple[Services, Pool]:
     """The house, joined; `software` is what its sandboxes have. Raises ConfigError."""
     profiles = build_profiles(config)
-    isolation = profiles.default.isolation
     forbidden = own_addresses(config, listener)
     way_out = _build_way_out(profiles, forbidden)
-    pool = Pool(backend, config.sandbox.pool, [isolation], on_lend=way_out.open)
+    pool = Pool(backend, config.sandbox.pool, [profiles.default.isolation], on_lend=way_out.open)
     store = build_store(config)
-    workspaces = _workspaces(config, isolation, pool, store)
+    workspaces = _workspaces(config, profiles.default.isolation, pool, store)
     verdicts = _tool_verdicts(config, model, store)
     agent = _agent(config, WatchedModel(model, verdicts), workspaces, software)
     inputs = _inputs(config, profiles, forbidden, store, agent)
+    keyring = build_keyring(config)
     services = Services(
         model=model,
         runs=Runs(agent, store.parked, store.runs, ledger=_ledger(config), tool_verdicts=verdicts),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,
-        body_memory=BodyMemory(max(config.server.request_bodies_mib << 20, inputs.max_body_bytes)),
+        body_memory=_body_memory(config, inputs, keyring),
         inputs=inputs,
         profiles=profiles,
         prices=Prices(config.backend.prices),
         tool_verdicts=verdicts,
         pool_stats=pool.stats,
-        keyring=build_keyring(config),
+        keyring=keyring,
         client_keys=ClientKeys(model) if config.backend.forward_client_key else None,
         passthrough=passthrough(config),
         public_url=config.server.public_url,
@@ -249,6 +249,13 @@ def build_services(
         nonstream_keep_alive_s=config.server.nonstream_keep_alive_s,
     )
     return services, pool
+
+
+def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory:
+    """The memory for bodies: at least one of the largest fits, and where there are several clients,
+    each has half of it, but no less than that."""
+    most = max(config.server.request_bodies_mib << 20, inputs.max_body_bytes)
+    return BodyMemory(most, max(most // 2, inputs.max_body_bytes) if keyring.has_many else None)
 
 
 def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:

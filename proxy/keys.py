@@ -44,6 +44,11 @@ class Keyring:
         """Whether anyone is let in."""
         return not self._keys and not self._is_closed
 
+    @property
+    def has_many(self) -> bool:
+        """Return True if clients come with different keys."""
+        return self._is_closed or len(self._keys) > 1
+
     def find(self, sent: str) -> Key | None:
         """Whose key that is."""
         # By digest: how long a comparison takes tells nothing of a key.

@@ -192,7 +192,7 @@ def held_body(request: Request) -> HeldBody:
     """Return what the request holds of the memory for bodies."""
     held: HeldBody | None = request.scope.get(_HELD)
     if held is None:
-        held = request.scope[_HELD] = HeldBody(services(request).body_memory)
+        held = request.scope[_HELD] = HeldBody(services(request).body_memory, owner(request))
     return held
 
 

@@ -11,7 +11,7 @@ import httpx
 from proxy.body_memory import BodyMemory
 from proxy.models.scripted import text_reply
 from tests.fakes.backend import Held, scripted_backend
-from tests.fakes.server import house
+from tests.fakes.server import EachKey, house
 from tests.fakes.waiting import until
 
 MIB = 1 << 20
@@ -104,3 +104,26 @@ async def test_a_run_that_goes_on_without_its_client_keeps_its_body_counted(tmp_
 
 async def answered(client: httpx.AsyncClient, body: bytes) -> int:
     return (await client.post("/v1/chat/completions", content=body)).status_code
+
+
+async def test_one_owner_has_a_share_of_the_memory_and_others_have_the_rest(tmp_path: Path) -> None:
+    released = asyncio.Event()
+    script = [Held(text_reply("Long."), released), text_reply("Hi.")]
+    memory = BodyMemory(8 * MIB, share_bytes=4 * MIB)
+    with anyio.fail_after(30):
+        async with (
+            scripted_backend(script) as backend,
+            house(backend, "memory", tmp_path, body_memory=memory, keyring=EachKey()) as url,
+            httpx.AsyncClient(base_url=url, headers=bearer("one"), timeout=30) as one,
+            httpx.AsyncClient(base_url=url, headers=bearer("two"), timeout=30) as two,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(answered, one, large(3))
+            await backend.arrived(1)
+            assert await answered(one, large(3)) == 503
+            assert await answered(two, large(3)) == 200
+            released.set()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}

@@ -64,7 +64,7 @@ async def test_file_that_is_named_often_is_shown_and_counted_each_time_up_to_a_b
         once = len(PICTURE) if kind == "fetched" else 0
         assert memory.held_bytes == once + (1 + MOST) * len(ENCODED)
         if kind == "uploaded":
-            small.take(1)
+            small.take("other", 1)
         refused = await client.post(f"{full}/v1/chat/completions", json=body)
         assert refused.json()["error"]["code"] == "server_busy"
         released.set()
