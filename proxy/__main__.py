@@ -165,11 +165,14 @@ def listen(host: str, port: int) -> "socket":
 
 async def _serve(config: "Config", model: "Model", backend: "Backend", listener: "socket") -> None:
     import gc
+    import os
     import resource
+
+    from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
     from proxy.app import create_app
     from proxy.doctor import announce, check_model, require_sound
-    from proxy.http_protocol import OpenConnections, most_connections
+    from proxy.http_protocol import OpenConnections, is_this_machine, most_connections
     from proxy.http_server import HTTPServer
     from proxy.joining import build_services
     from proxy.profiles import build_profiles
@@ -187,7 +190,12 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     gc.freeze()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = most_connections(config.server.max_connections, files)
-    connections = OpenConnections(most, SystemClock())
+    # The proxies whose X-Forwarded-For uvicorn believes: many clients come from each.
+    trusted = os.environ.get("FORWARDED_ALLOW_IPS", "")
+    proxies = ProxyHeadersMiddleware(app, trusted).trusted_hosts  # type: ignore[arg-type]  # ASGI
+    connections = OpenConnections(
+        most, SystemClock(), lambda address: is_this_machine(address) or address in proxies
+    )
     await HTTPServer(app, services.runs, connections).serve(sockets=[listener])
 
 

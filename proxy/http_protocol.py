@@ -6,7 +6,10 @@ import logging
 import math
 import resource
 from collections import OrderedDict
+from collections.abc import Callable
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any
+from weakref import WeakValueDictionary
 
 import httptools
 from starlette.requests import Request
@@ -65,61 +68,123 @@ def most_connections(wanted: int, files: int) -> int:
     return most
 
 
-class OpenConnections(ServerState):
-    """All connections of clients. Above the bound a request takes the place of the connection that
-    has waited longest for one; where none waits, it is refused."""
+def is_this_machine(address: str) -> bool:
+    """Return True for a loopback address."""
+    found = ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return (mapped or found).is_loopback
 
-    def __init__(self, most: int, clock: Clock) -> None:
-        super().__init__()
-        self.clock = clock
+
+def _client(address: str) -> str:
+    """Return what stands for the clients of an address: of IPv6 the network, where one client may
+    have any address."""
+    found = ip_address(address)
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
+        return str(IPv6Network((int(found) >> 64 << 64, 64)))
+    return address
+
+
+class _Connections:
+    """Connections with one bound: those of all clients, or of one address."""
+
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: OrderedDict[HTTPProtocol, None] = OrderedDict()
+        self.open: set[HTTPProtocol] = set()
+        self.waiting: OrderedDict[HTTPProtocol, None] = OrderedDict()
         """Connections without a request in progress, longest-waiting first."""
 
-    def enter(self, connection: "HTTPProtocol") -> None:
-        """Take in a new connection. Far above the bound, the one that has waited longest is closed,
-        which is the new one if all others have a request."""
-        self._waiting[connection] = None
-        if len(self.connections) > self._most + HEADROOM:
-            self._close_one()
-
-    def wait(self, connection: "HTTPProtocol") -> None:
-        """Note that a connection waits for its client's next request."""
-        self._waiting[connection] = None
-
-    def leave(self, connection: "HTTPProtocol") -> None:
-        """Note that a connection waits no longer."""
-        self._waiting.pop(connection, None)
+    @property
+    def is_far_over(self) -> bool:
+        """Return True if there are more than a few too many."""
+        return len(self.open) > self._most + HEADROOM
 
     def make_room(self) -> bool:
         """Return True if one more request may be answered."""
-        return len(self.connections) <= self._most or self._close_one()
+        return len(self.open) <= self._most or self.close_one()
+
+    def close_one(self) -> bool:
+        """Close the connection that has waited longest. One whose answer is not sent yet does not
+        count as waiting until `close_expired` finds it sent."""
+        while self.waiting:
+            connection, _ = self.waiting.popitem(last=False)
+            if connection.is_idle():
+                connection.abort()
+                return True
+        return False
+
+
+class OpenConnections(ServerState):
+    """All connections of clients. Above the bound a request takes the place of the connection that
+    has waited longest for one; where none waits, it is refused. So it is for each address, which
+    may have half of them."""
+
+    def __init__(
+        self, most: int, clock: Clock, is_many: Callable[[str], bool] = is_this_machine
+    ) -> None:
+        """`is_many` tells the addresses that are more than one client's, and may have all."""
+        super().__init__()
+        self.clock = clock
+        self._share = max(1, most // 2)
+        self._is_many = is_many
+        self._all = _Connections(most)
+        self._of_addresses: WeakValueDictionary[str, _Connections] = WeakValueDictionary()
+
+    def bounds_of(self, address: str | None) -> tuple[_Connections, ...]:
+        """Return the connections with which one from that address shares a bound."""
+        if address is None or self._is_many(address):
+            return (self._all,)
+        return (
+            self._all,
+            self._of_addresses.setdefault(_client(address), _Connections(self._share)),
+        )
+
+    def enter(self, connection: "HTTPProtocol") -> None:
+        """Take in a new connection. Far above a bound, the one that has waited longest is closed,
+        which is the new one if all others have a request."""
+        for each in connection.bounds:
+            each.open.add(connection)
+            each.waiting[connection] = None
+        for each in connection.bounds:
+            if each.is_far_over:
+                each.close_one()
+
+    def wait(self, connection: "HTTPProtocol") -> None:
+        """Note that a connection waits for its client's next request."""
+        for each in connection.bounds:
+            each.waiting[connection] = None
+
+    def begin(self, connection: "HTTPProtocol") -> None:
+        """Note that a connection waits no longer."""
+        for each in connection.bounds:
+            each.waiting.pop(connection, None)
+
+    def make_room(self, connection: "HTTPProtocol") -> bool:
+        """Return True if one more request may be answered on that connection."""
+        for each in connection.bounds:  # noqa: SIM110 - on the way of every request
+            if not each.make_room():
+                return False
+        return True
+
+    def leave(self, connection: "HTTPProtocol") -> None:
+        """Forget a connection that is closed. Safe to call twice."""
+        for each in connection.bounds:
+            each.open.discard(connection)
+            each.waiting.pop(connection, None)
 
     def close_expired(self) -> None:
         """Close the connections whose clients have let their time pass. Those that have sent all of
         their answers wait again."""
         now = self.clock.time()
         closed = 0
-        for connection in list(self.connections):
-            if not isinstance(connection, HTTPProtocol):
-                continue
+        for connection in list(self._all.open):
             if connection.is_expired(now):
                 connection.abort()
                 closed += 1
             elif connection.is_idle():
-                self._waiting.setdefault(connection)
+                for each in connection.bounds:
+                    each.waiting.setdefault(connection)
         if closed:
             log.info("%d connections closed: their clients were too slow", closed)
-
-    def _close_one(self) -> bool:
-        """Close the connection that has waited longest. One whose answer is not sent yet does not
-        count as waiting until `close_expired` finds it sent."""
-        while self._waiting:
-            connection, _ = self._waiting.popitem(last=False)
-            if connection.is_idle():
-                connection.abort()
-                return True
-        return False
 
 
 class HTTPProtocol(HttpToolsProtocol):
@@ -135,6 +200,8 @@ class HTTPProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.bounds: tuple[_Connections, ...] = ()
+        """The connections with which this one shares a bound."""
         self._idle_bytes = 0
         """What has come since anything did that a request is made of."""
         self._is_in_head = False
@@ -151,6 +218,7 @@ class HTTPProtocol(HttpToolsProtocol):
         """See asyncio."""
         super().connection_made(CoalescingTransport(transport))
         self._expire_in(HEAD_S)
+        self.bounds = self.server_state.bounds_of(self.client[0] if self.client else None)
         self.server_state.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -189,9 +257,9 @@ class HTTPProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise httptools.HttpParserError("too many requests before the first is answered")
         is_first = not self._is_answering()
-        self.server_state.leave(self)
+        self.server_state.begin(self)
         always = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
-        has_room = always or self.server_state.make_room()
+        has_room = always or self.server_state.make_room(self)
         self.app = self.config.loaded_app if has_room else self._refuse_for_room
         super().on_headers_complete()
         if is_first:

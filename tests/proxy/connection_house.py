@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.http_protocol import BODY_BYTES_S, OpenConnections
+from proxy.http_protocol import BODY_BYTES_S, OpenConnections, is_this_machine
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.server import serve_app
 from tests.fakes.waiting import until
@@ -149,8 +149,11 @@ class House:
     def open(self) -> int:
         return len(self._connections.connections)
 
-    async def dial(self, data: bytes = b"") -> Client:
-        client = Client(*await asyncio.open_connection(self._url.host, self._url.port))
+    async def dial(self, data: bytes = b"", address: str = "127.0.0.1") -> Client:
+        opened = await asyncio.open_connection(
+            self._url.host, self._url.port, local_addr=(address, 0)
+        )
+        client = Client(*opened)
         self._clients.append(client)
         await client.send(data)
         return client
@@ -180,9 +183,11 @@ class House:
 
 
 @asynccontextmanager
-async def house(app: App, most: int = 100) -> AsyncIterator[House]:
+async def house(
+    app: App, most: int = 100, is_many: Callable[[str], bool] = is_this_machine
+) -> AsyncIterator[House]:
     clock = HandClock()
-    connections = OpenConnections(most, clock)
+    connections = OpenConnections(most, clock, is_many)
     with anyio.fail_after(20):
         async with (
             serve_app(app, connections) as url,

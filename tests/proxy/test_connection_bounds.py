@@ -155,6 +155,39 @@ async def test_clients_that_leave_with_requests_queued_make_no_room_for_others()
         assert (await late.answer())[0] == 503
 
 
+async def test_one_address_has_half_of_the_connections() -> None:
+    app = App()
+    async with house(app, 2 * MOST, is_many="127.0.0.1".__eq__) as here:
+        idle = await here.dial(asking("/"), "127.0.0.2")
+        assert (await idle.answer())[0] == 200
+        for _ in range(MOST - 1):
+            await (await here.dial(asking("/stream"), "127.0.0.2")).until(b"begun\r\n")
+        last = await here.dial(asking("/stream"), "127.0.0.2")
+        await last.until(b"begun\r\n")
+        assert await idle.rest() == b""  # it has made room for another of its address
+        refused = await here.dial(asking("/"), "127.0.0.2")
+        assert (await refused.answer())[0] == 503
+        await refused.rest()
+        await ask_in_turn(here, 1)
+        for _ in range(MOST - 1):
+            await (await here.dial(asking("/stream"), "127.0.0.3")).until(b"begun\r\n")
+        await last.aclose()
+        await until(lambda: here.open == 2 * MOST - 1)
+        assert (await (await here.dial(asking("/"), "127.0.0.2")).answer())[0] == 200
+
+
+async def test_connections_of_one_address_close_none_of_another() -> None:
+    async with house(App(), 2 * MOST, is_many=lambda address: False) as here:
+        early = await here.dial(asking("/"))
+        assert (await early.answer())[0] == 200
+        clients = [await here.dial(b"", "127.0.0.2") for _ in range(MOST + HEADROOM)]
+        for _ in range(MOST + HEADROOM):
+            clients.append(await here.dial(b"", "127.0.0.2"))
+            assert await clients.pop(0).rest() == b""
+        await early.send(asking("/"))
+        assert (await early.answer())[0] == 200
+
+
 async def test_pipelined_requests_are_bounded() -> None:
     app = App()
     async with house(app) as here:
