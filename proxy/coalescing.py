@@ -20,11 +20,18 @@ class CoalescingTransport(asyncio.Transport):
         self._loop = asyncio.get_running_loop()
         self._held: list[bytes] = []
         self._held_bytes = 0
+        self._passed_bytes = 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """How many of the bytes that were written the other side, or the kernel, has taken."""
+        return self._passed_bytes - self._transport.get_write_buffer_size()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """See asyncio.WriteTransport."""
         if self._held_bytes + len(data) > MAX_HELD_BYTES:
             self._send()
+            self._passed_bytes += len(data)
             self._transport.write(data)
             return
         if not self._held:
@@ -48,6 +55,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def _send(self) -> None:
         if self._held:
+            self._passed_bytes += self._held_bytes
             held, self._held, self._held_bytes = self._held, [], 0
             self._transport.write(b"".join(held))
 

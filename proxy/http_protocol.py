@@ -35,16 +35,16 @@ HEAD_S = 20.0
 """How long a request's head may take: from the connection's beginning, or, on a kept connection,
 from the head's first byte."""
 BODY_S = 30.0
-"""How long a body may pause,"""
-BODY_BYTES_S = 500
-"""and how fast it must come to be allowed another pause: who sends a byte now and then would keep
-the connection for ever."""
+"""Longest pause in a body."""
+MIN_BYTES_PER_S = 500
+"""Least bytes a second, of a body or of an answer, that extend a pause: a client that sends or
+takes a byte now and then would keep the connection for ever."""
 IDLE_S = 120.0
 """How long a connection is kept for another request. Clients should be the ones who close: a
 request that is sent just as the server closes is lost. Go's and reqwest's pools keep a connection
 for 90 s, nginx and AWS's balancers for 60, Java's for 30, aiohttp's for 15, httpx's for 5."""
 TAKE_S = 600.0
-"""How long a client may take nothing of its answer while some of it waits to be sent."""
+"""Longest pause in which a client takes nothing of its answer while some of it waits to be sent."""
 HEADROOM = 32
 """Connections beyond the bound, for requests that are always answered, and for refusals."""
 ALWAYS_ANSWERED = frozenset({b"/health", b"/metrics"})
@@ -209,14 +209,16 @@ class HTTPProtocol(HttpToolsProtocol):
         """The request that is being answered, or was last; `cycle` is the last that came."""
         self._expires_at = math.inf
         """When the connection is closed unless the client sends what is awaited."""
-        self._unsent_bytes = 0
-        """Of an answer, when they were looked at and had changed,"""
+        self._out: CoalescingTransport
+        self._taken_bytes = 0
+        """Bytes of answers that the client had taken at the last look."""
         self._stalls_at = math.inf
-        """and when it is too long that they have not."""
+        """When the connection is closed unless the client takes more of its answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """See asyncio."""
-        super().connection_made(CoalescingTransport(transport))
+        self._out = CoalescingTransport(transport)
+        super().connection_made(self._out)
         self._expire_in(HEAD_S)
         self.bounds = self.server_state.bounds_of(self.client[0] if self.client else None)
         self.server_state.enter(self)
@@ -271,7 +273,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._idle_bytes = 0
         super().on_body(body)
         if self._is_answering() and not self.pipeline:
-            patience = self._expires_at + len(body) / BODY_BYTES_S
+            patience = self._expires_at + len(body) / MIN_BYTES_PER_S
             self._expires_at = min(patience, self.server_state.clock.time() + BODY_S)
 
     def on_message_complete(self) -> None:
@@ -302,17 +304,22 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def is_expired(self, now: float) -> bool:
         """Return True if the client has let its time pass. One that takes its answer lets none."""
-        if unsent := self.transport.get_write_buffer_size():
-            if unsent != self._unsent_bytes:
-                self._unsent_bytes, self._stalls_at = unsent, now + TAKE_S
-            return now >= self._stalls_at
-        self._unsent_bytes = 0
+        if self._out.get_write_buffer_size():
+            return self._is_stalled(now)
+        self._stalls_at = math.inf
         if self._expires_at == math.inf or (self._is_answering() and self.cycle.response_started):
             return False
         if self._is_kept_waiting():
             self._expire_in(BODY_S)
             return False
         return now >= self._expires_at
+
+    def _is_stalled(self, now: float) -> bool:
+        """Return True if the client takes its answer too slowly, some of which waits to be sent."""
+        taken = self._out.taken_bytes
+        patience = self._stalls_at + (taken - self._taken_bytes) / MIN_BYTES_PER_S
+        self._taken_bytes, self._stalls_at = taken, min(patience, now + TAKE_S)
+        return now >= self._stalls_at
 
     def is_idle(self) -> bool:
         """Return True if no request is in progress and all answers are sent."""

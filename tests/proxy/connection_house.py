@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Self
@@ -12,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.http_protocol import BODY_BYTES_S, OpenConnections, is_this_machine
+from proxy.http_protocol import MIN_BYTES_PER_S, OpenConnections, is_this_machine
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.server import serve_app
 from tests.fakes.waiting import until
 
-PIECE = b"x" * BODY_BYTES_S
+PIECE = b"x" * MIN_BYTES_PER_S
 LARGE_BYTES = 64 << 20
 
 
@@ -25,7 +26,7 @@ def asking(path: str, *headers: str, method: str = "GET") -> bytes:
     return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: h", *headers, "", "")).encode()
 
 
-UPLOAD = asking("/upload", f"Content-Length: {4 * BODY_BYTES_S}", method="POST")
+UPLOAD = asking("/upload", f"Content-Length: {4 * MIN_BYTES_PER_S}", method="POST")
 
 
 class App:
@@ -130,6 +131,10 @@ class Client:
             pass  # closed with some of our bytes unread
         return bytes(data)
 
+    def shrink_buffer(self, size: int) -> None:
+        received = self._writer.get_extra_info("socket")
+        received.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
     async def aclose(self) -> None:
         self._writer.transport.abort()
         with contextlib.suppress(ConnectionError):
@@ -148,6 +153,19 @@ class House:
     @property
     def open(self) -> int:
         return len(self._connections.connections)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that no client has taken."""
+        return sum(each.transport.get_write_buffer_size() for each in self._connections.connections)
+
+    def shrink_buffers(self, size: int) -> None:
+        """Have the kernel hold no more than so many bytes of an answer."""
+        for each in self._connections.connections:
+            sent = each.transport.get_extra_info("socket")
+            sent.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        for client in self._clients:
+            client.shrink_buffer(size)
 
     async def dial(self, data: bytes = b"", address: str = "127.0.0.1") -> Client:
         opened = await asyncio.open_connection(

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from proxy.app import create_app
-from proxy.http_protocol import BODY_BYTES_S, BODY_S, HEAD_S, IDLE_S, TAKE_S, OpenConnections
+from proxy.http_protocol import BODY_S, HEAD_S, IDLE_S, MIN_BYTES_PER_S, TAKE_S, OpenConnections
 from proxy.http_server import HTTPServer
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.hand_clock import HandClock
@@ -89,11 +89,11 @@ async def test_body_that_pauses_too_long_is_given_up() -> None:
         client, other = await here.dial(UPLOAD + PIECE), await here.dial(UPLOAD + PIECE)
         await here.pass_time(BODY_S - 1)
         await client.send(3 * PIECE)
-        assert (await client.answer())[2] == b"%d" % (4 * BODY_BYTES_S)
+        assert (await client.answer())[2] == b"%d" % (4 * MIN_BYTES_PER_S)
         await here.pass_time(1)
         assert await other.rest() == b""
         await until(lambda: len(app.uploads) == 2)
-    assert app.uploads == [4 * BODY_BYTES_S, BODY_BYTES_S]
+    assert app.uploads == [4 * MIN_BYTES_PER_S, MIN_BYTES_PER_S]
 
 
 async def test_trickled_body_is_given_up() -> None:
@@ -197,6 +197,26 @@ async def test_answer_that_is_not_taken_is_given_up() -> None:
         await client.send(asking("/"))
         assert (await client.answer())[0] == 200
         assert len(await other.rest()) < LARGE_BYTES
+
+
+async def test_answer_that_is_taken_too_slowly_is_given_up() -> None:
+    async with house(App()) as here:
+        slow, good = await here.dial_in_turn(2)
+        here.shrink_buffers(16 << 10)
+        for each in (slow, good):
+            await each.send(asking("/large"))
+            await each.until(b"\r\n\r\n")
+        await here.pass_time(0)
+        for _ in range(2):
+            for each, size in ((slow, 64 << 10), (good, 512 << 10)):
+                unsent = here.unsent
+                await each.read(size)
+                await until(lambda unsent=unsent: here.unsent < unsent)
+            await here.pass_time(TAKE_S - 1)
+        assert len(await slow.rest()) < LARGE_BYTES // 2
+        await good.read(LARGE_BYTES - 2 * (512 << 10))
+        await good.send(asking("/"))
+        assert (await good.answer())[0] == 200
 
 
 async def test_stream_whose_client_takes_nothing_is_given_up() -> None:
