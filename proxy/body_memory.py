@@ -1,8 +1,14 @@
 """One memory for the bodies of all requests, so that many large ones cannot fill the machine's."""
 
-from proxy.errors import BusyError
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from proxy.errors import BodyTooLargeError, BusyError
 
 DEFAULT_MIB = 1024
+COPIES = 3
+"""How often a body that is ASCII is held: as it was sent, as it was read, and as it is sent on."""
 
 
 class BodyMemory:
@@ -11,7 +17,7 @@ class BodyMemory:
     def __init__(self, max_bytes: int = DEFAULT_MIB << 20, share_bytes: int | None = None) -> None:
         """`share_bytes` is what one owner's may take; None: all."""
         self._max_bytes = max_bytes
-        self._share_bytes = max_bytes if share_bytes is None else share_bytes
+        self.share_bytes = max_bytes if share_bytes is None else share_bytes
         self._of_owners: dict[str, int] = {}
         self.held_bytes = 0
         """All that is counted at present."""
@@ -20,7 +26,7 @@ class BodyMemory:
         """Count more bytes. Raises BusyError where other requests' bodies leave no room, or the
         owner's other ones."""
         owners = self._of_owners.get(owner, 0) + count
-        if owners > self._share_bytes:
+        if owners > self.share_bytes:
             raise BusyError("Too many large requests of yours are being answered. Send it later.")
         if self.held_bytes + count > self._max_bytes:
             raise BusyError("Too many large requests are being answered. Send it again later.")
@@ -45,7 +51,12 @@ class HeldBody:
         self._bytes = 0
 
     def take(self, count: int) -> None:
-        """Count more bytes. Raises BusyError."""
+        """Count more bytes. Raises BusyError, or BodyTooLargeError for more than may ever be
+        counted for one owner."""
+        if self._bytes + count > self._memory.share_bytes:
+            raise BodyTooLargeError(
+                f"{self._memory.share_bytes >> 20} MiB, as it is held in memory"
+            )
         self._memory.take(self._owner, count)
         self._bytes += count
 
@@ -59,3 +70,27 @@ class HeldBody:
         if not self._holders and self._bytes:
             self._memory.give(self._owner, self._bytes)
             self._bytes = 0
+
+
+def weight(written: bytes, value: Any) -> int:
+    """Return how many bytes a body takes beside those that were sent: as it was read, which is
+    `value`, and as it is sent on."""
+    if written.isascii() and b"\\" not in written:
+        return 2 * len(written)
+    return len(written) + _size(value)
+
+
+def _size(value: Any) -> int:
+    """Return how many bytes the strings of a value take: up to four for each character."""
+    size = 0
+    left: list[Iterable[Any]] = [[value]]
+    while left:
+        for each in left.pop():
+            kind = type(each)
+            if kind is str:
+                size += sys.getsizeof(each)
+            elif kind is list:
+                left.append(each)
+            elif kind is dict:
+                left += (each, each.values())
+    return size

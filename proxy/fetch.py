@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from policies.egress import Egress, Rules
 from policies.hosts import Target, parse_authority
 from proxy.body_memory import HeldBody
-from proxy.errors import BusyError
+from proxy.errors import BodyTooLargeError, BusyError
 from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, open_connection
 from sandbox_runtime.egress.errors import EgressError
 from sandbox_runtime.egress.resolver import Resolve, SystemResolver
@@ -72,7 +72,7 @@ class Room:
         if self._body:
             try:
                 self._body.take(bytes)
-            except BusyError as error:
+            except (BusyError, BodyTooLargeError) as error:
                 raise FetchError(f"the server has no memory for it: {error}") from error
 
 

@@ -16,7 +16,7 @@ from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.agent.windows import Windows
 from proxy.audit.ledger import Ledger
-from proxy.body_memory import BodyMemory
+from proxy.body_memory import COPIES, BodyMemory
 from proxy.client_keys import ClientKeys
 from proxy.config import (
     Config,
@@ -254,8 +254,9 @@ def build_services(
 def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory:
     """The memory for bodies: at least one of the largest fits, and where there are several clients,
     each has half of it, but no less than that."""
-    most = max(config.server.request_bodies_mib << 20, inputs.max_body_bytes)
-    return BodyMemory(most, max(most // 2, inputs.max_body_bytes) if keyring.has_many else None)
+    largest = COPIES * inputs.max_body_bytes
+    most = max(config.server.request_bodies_mib << 20, largest)
+    return BodyMemory(most, max(most // 2, largest) if keyring.has_many else None)
 
 
 def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:

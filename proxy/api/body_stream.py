@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 
-from policies.json_bounds import JSONBounds
+from policies.json_bounds import SMALL_BYTES, JSONBounds
 from proxy.api.connection import hold, left
 from proxy.errors import ProxyError
 
@@ -32,13 +32,17 @@ class BodyStream:
     async def read(self, limit: int) -> bytes | None:
         """The whole of it. None if it is longer than the limit, or more JSON than is read at once:
         then it can still be passed on. Raises ClientDisconnect, BusyError."""
-        size, bounds = 0, JSONBounds()
+        size, counted, bounds = 0, 0, JSONBounds()
         async for piece in self._stream:
             self._ready.append(piece)
             size += len(piece)
-            hold(self._request, len(piece))
+            if size > SMALL_BYTES:
+                hold(self._request, size - counted)
+                counted = size
             if size > limit or not bounds.has_room_for(piece):
                 return None
+        if counted:
+            hold(self._request, size)  # for what is read of it
         self._over.set()
         whole = b"".join(self._ready)
         self._ready.clear()

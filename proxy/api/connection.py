@@ -16,7 +16,7 @@ from starlette.types import Message, Scope, Send
 from policies.json_bounds import SMALL_BYTES, JSONBounds, TooMuchJSONError, is_small
 from policies.large_json import LARGE_BYTES, decoded, has_infinity
 from proxy.agent.model import Credentials, Model
-from proxy.body_memory import HeldBody
+from proxy.body_memory import HeldBody, weight
 from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
 from proxy.keys import Key
 from proxy.services import Services
@@ -234,12 +234,21 @@ async def model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
     """
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
-    return written, request_body(parsed(written), model=text)
+    return written, request_body(held_json(request, written), model=text)
 
 
 async def json_body(request: Request) -> dict[str, Any]:
     """The fields of the request's JSON. Raises BadRequestError, BodyTooLargeError, BusyError."""
-    return request_body(parsed(await read_body(request)))
+    return request_body(held_json(request, await read_body(request)))
+
+
+def held_json(request: Request, written: bytes) -> Any:
+    """JSON, counted with what it takes beside the body. Raises BadRequestError, BusyError,
+    BodyTooLargeError."""
+    value = parsed(written)
+    if len(written) > SMALL_BYTES:
+        hold(request, weight(written, value))
+    return value
 
 
 def parsed(body: bytes) -> Any:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy.api.connection import authorize, owner, parsed, read_body, services
+from proxy.api.connection import authorize, held_json, owner, read_body, services
 from proxy.api.json_response import JSON
 from proxy.api.said_before import is_reference, no_such_conversation, resolved
 from proxy.errors import NotFoundError
@@ -94,7 +94,7 @@ def _shelf(request: Request) -> ConversationShelf:
 async def _body(request: Request) -> Mapping[str, Any]:
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
-    return request_body(parsed(written) if written else {})
+    return request_body(held_json(request, written) if written else {})
 
 
 async def _identified(request: Request, new: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anyio
 import httpx
+import pytest
 
 from proxy.body_memory import BodyMemory
 from proxy.models.scripted import text_reply
@@ -29,7 +30,7 @@ async def test_large_bodies_at_once_have_one_bound_and_others_do_not_notice(
     answers: list[int] = []
     released = asyncio.Event()
     held = Held(text_reply("Long."), released)
-    memory = BodyMemory(5 * MIB)
+    memory = BodyMemory(15 * MIB)
     async with (
         scripted_backend([held, text_reply("Hi."), text_reply("Again.")]) as backend,
         house(backend, "memory", tmp_path, body_memory=memory) as url,
@@ -53,8 +54,42 @@ async def test_large_bodies_at_once_have_one_bound_and_others_do_not_notice(
     assert answers == [503, 200, 200, 200]
 
 
+@pytest.mark.parametrize(
+    ("text", "in_utf_8", "weight"),
+    [("x", True, 3), ("x\u00e9", True, 3), ("x\u20ac", True, 4), ("x\U0001f600", True, 6),
+     ("x\U0001f600", False, 6)],
+)  # fmt: skip
+async def test_a_body_is_counted_as_sent_as_read_and_as_sent_on(
+    text: str, in_utf_8: bool, weight: int, tmp_path: Path
+) -> None:
+    """A string takes as many bytes for each character as its widest one needs."""
+    released, memory = asyncio.Event(), BodyMemory()
+    content = MIB * "x" + text
+    fields = {"model": "m:plain", "messages": [{"role": "user", "content": content}]}
+    body = json.dumps(fields, ensure_ascii=not in_utf_8).encode()
+    async with (
+        scripted_backend([Held(text_reply("Long."), released)]) as backend,
+        house(backend, "memory", tmp_path, body_memory=memory) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(answered, client, body)
+        await backend.arrived(1)
+        assert memory.held_bytes // MIB == weight
+        released.set()
+        await until(lambda: memory.held_bytes == 0)
+    tiny = BodyMemory(weight * MIB)
+    async with (
+        scripted_backend([]) as backend,
+        house(backend, "memory", tmp_path / "tiny", body_memory=tiny) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        assert await answered(client, body) == 413  # however long its client waits
+    assert tiny.held_bytes == 0
+
+
 async def test_a_body_that_is_refused_or_cut_off_gives_its_memory_back(tmp_path: Path) -> None:
-    memory = BodyMemory(3 * MIB)
+    memory = BodyMemory(7 * MIB)
     async with (
         scripted_backend([text_reply("Hi.")]) as backend,
         house(backend, "memory", tmp_path, body_memory=memory) as url,
@@ -63,8 +98,11 @@ async def test_a_body_that_is_refused_or_cut_off_gives_its_memory_back(tmp_path:
         for _ in range(3):
             broken = await client.post("/v1/chat/completions", content=large(2)[:-1])
             assert broken.status_code == 400
-            too_large = await client.post("/v1/chat/completions", content=large(4))
-            assert too_large.status_code == 503
+            for path in ("/v1/embeddings", "/v1/chat/completions"):
+                too_large = await client.post(
+                    path, content=large(4), headers={"content-type": "application/json"}
+                )
+                assert too_large.status_code == 413
         for path in ("/v1/embeddings", "/v1/chat/completions"):
             answer = await client.post(
                 path, content=large(2), headers={"content-type": "application/json"}
@@ -74,7 +112,7 @@ async def test_a_body_that_is_refused_or_cut_off_gives_its_memory_back(tmp_path:
 
 
 async def test_a_run_that_goes_on_without_its_client_keeps_its_body_counted(tmp_path: Path) -> None:
-    memory = BodyMemory(5 * MIB)
+    memory = BodyMemory(15 * MIB)
     first, second = asyncio.Event(), asyncio.Event()
     script = [Held(text_reply("One."), first), Held(text_reply("Two."), second), text_reply("3.")]
     async with (
@@ -109,7 +147,7 @@ async def answered(client: httpx.AsyncClient, body: bytes) -> int:
 async def test_one_owner_has_a_share_of_the_memory_and_others_have_the_rest(tmp_path: Path) -> None:
     released = asyncio.Event()
     script = [Held(text_reply("Long."), released), text_reply("Hi.")]
-    memory = BodyMemory(8 * MIB, share_bytes=4 * MIB)
+    memory = BodyMemory(24 * MIB, share_bytes=12 * MIB)
     with anyio.fail_after(30):
         async with (
             scripted_backend(script) as backend,

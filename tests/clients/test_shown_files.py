@@ -44,7 +44,9 @@ async def test_file_that_is_named_often_is_shown_and_counted_each_time_up_to_a_b
     uploads = DirectoryUploads(tmp_path)
     uploaded = {"type": "input_image", "file_id": uploads.add("", "p.png", PICTURE)}
     part = uploaded if kind == "uploaded" else image_part("http://allowed.example/p.png")
-    small = BodyMemory((MOST + 1) * len(ENCODED))
+    needed = (1 + MOST) * len(ENCODED) + (len(PICTURE) if kind == "fetched" else 0)
+    small = BodyMemory(needed)
+    small.take("another", 1)
     released = asyncio.Event()
     memory = BodyMemory()
     inputs = Inputs(fetcher=fetcher, uploads=uploads)
@@ -61,10 +63,7 @@ async def test_file_that_is_named_often_is_shown_and_counted_each_time_up_to_a_b
         with anyio.fail_after(20):
             await backend.arrived(1)
         assert shown(heard(backend)) == MOST * [ENCODED]
-        once = len(PICTURE) if kind == "fetched" else 0
-        assert memory.held_bytes == once + (1 + MOST) * len(ENCODED)
-        if kind == "uploaded":
-            small.take("other", 1)
+        assert memory.held_bytes == needed
         refused = await client.post(f"{full}/v1/chat/completions", json=body)
         assert refused.json()["error"]["code"] == "server_busy"
         released.set()
