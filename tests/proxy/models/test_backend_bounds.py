@@ -1,5 +1,7 @@
 """A backend that sends without end loses its answer, and costs a bounded amount of memory."""
 
+import gc
+import json
 import tracemalloc
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -137,3 +139,20 @@ def test_every_part_of_a_reply_has_a_bound(delta: dict[str, Any]) -> None:
     assembly = Assembly()
     with pytest.raises(BackendError):
         deque((assembly.add(chunk(delta)) for _ in range(100)), maxlen=0)
+
+
+async def test_garbage_collection_waits_while_a_large_answer_is_decoded() -> None:
+    """To look through what is being made again and again took five times as long as to make it."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Long."}}
+    completion = {"choices": [choice], "prompt_logprobs": 300_000 * [[]]}
+    body = json.dumps(completion).encode()
+    async with scripted_backend([Raw(200, body, {"content-type": "application/json"})]) as backend:
+        model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=30)
+        before = gc.get_stats()[0]["collections"]
+        with anyio.fail_after(60):
+            reply = await model.complete(BODY, None)
+        collections = gc.get_stats()[0]["collections"] - before
+        await model.aclose()
+    assert reply.message["content"] == "Long."
+    assert collections < 300_000 // gc.get_threshold()[0] // 4
+    assert gc.isenabled()
