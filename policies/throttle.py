@@ -1,4 +1,4 @@
-"""How often something is told that a program in a sandbox can bring about as often as it likes."""
+"""Rate limit for log lines and events that a sandboxed program can trigger."""
 
 
 class Throttle:
@@ -10,11 +10,11 @@ class Throttle:
         self._ends_at = float("-inf")
         self._seen = 0
 
-    def ended(self, now: float) -> int:
+    def start_period(self, now: float) -> int:
         """Begin a new period if the last one is over. Return how many that one held back."""
         if now < self._ends_at:
             return 0
-        held_back = self.rest()
+        held_back = self.take_held_back()
         self._ends_at, self._seen = now + self._period_s, 0
         return held_back
 
@@ -23,7 +23,7 @@ class Throttle:
         self._seen += 1
         return self._seen <= self._most
 
-    def rest(self) -> int:
+    def take_held_back(self) -> int:
         """Return how many the period has held back so far, and count them no more."""
         held_back = max(0, self._seen - self._most)
         self._seen -= held_back

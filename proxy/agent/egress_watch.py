@@ -51,16 +51,16 @@ class EgressWatch:
         else:
             self._open.pop(target, None)
         if _came_to_nothing(decision):
-            await self._tell_failed(self._failed.ended(self._now()))
+            await self._tell_failed(self._failed.start_period(self._now()))
             if not self._failed.allows():
                 return
         await self._tell_decision(decision)
 
     async def tell_open(self) -> None:
         """Tell of the connections that outlive the run, and what was only counted so far."""
-        await self._tell_failed(self._failed.rest())
+        await self._tell_failed(self._failed.take_held_back())
         for throttle, met in self._rules.values():
-            await self._tell_met(met, throttle.rest())
+            await self._tell_met(met, throttle.take_held_back())
         for target in list(self._open.elements()):
             decision = Decision(target.host, target.port, "allowed", STILL_OPEN, 0, 0, 0.0)
             await self._tell(EgressDecided(decision))
@@ -69,7 +69,7 @@ class EgressWatch:
         """Nobody listens to the run any more; what is still to come goes to the log alone."""
         self._emit = None
         self._open.clear()
-        if more := self._failed.rest():
+        if more := self._failed.take_held_back():
             self._log(_summary(more))
 
     async def _met(self, event: Event) -> None:
@@ -77,7 +77,7 @@ class EgressWatch:
         assert isinstance(event, RuleMet)
         throttle, _ = self._rules.get(event.rule) or (Throttle(MAX_TOLD, PERIOD_S), event)
         self._rules[event.rule] = (throttle, event)
-        await self._tell_met(event, throttle.ended(self._now()))
+        await self._tell_met(event, throttle.start_period(self._now()))
         if throttle.allows():
             await self._tell(event)
 
