@@ -34,7 +34,7 @@ async def create_message(request: Request) -> Response:
     written, body = await model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         way = way_of(request, body)
-        return await pass_plain(request, written, way.profile.per_day.of_model_calls)
+        return await pass_plain(request, body, way.profile.per_day.of_model_calls)
     return await _run(request, written, body, as_chat(body))
 
 

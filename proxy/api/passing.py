@@ -1,7 +1,8 @@
 """Requests of any kind on their way to the backend's server, their bytes passed on both ways."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 from policies.budgets import DailyBudget
 from policies.large_json import encoded
+from policies.routing import plain_name
 from proxy.agent.model import Passage, Passing, Relayed
 from proxy.api import spending
 from proxy.api.body_stream import BodyStream
@@ -17,7 +19,7 @@ from proxy.api.connection import Gone, left, model, unless
 from proxy.api.private_urls import refuse_private_urls
 from proxy.api.relay import LOOK_AFTER_S, MAX_WHOLE_BYTES, RelayResponse, is_stream, whole
 from proxy.errors import BackendError
-from proxy.wire.plain import plain_fields
+from proxy.wire.plain import for_the_backend
 
 Watch = Callable[[Relayed], Relayed]
 """Makes of an answer one whose body is looked at as it passes."""
@@ -50,16 +52,16 @@ async def pass_on(
 
 async def pass_plain(
     request: Request,
-    written: bytes,
+    body: Mapping[str, Any],
     day: DailyBudget = DailyBudget(),
     watch: Watch | None = None,
 ) -> Response:
-    """The same for a request to a `:plain` model that was read already. Raises BadRequestError too,
-    for a private URL."""
-    fields = plain_fields(written)
+    """The same for the fields of a request to a `:plain` model. Raises BadRequestError too, for a
+    private URL."""
+    fields = for_the_backend(body, plain_name(body["model"]))
     await refuse_private_urls(request, fields)
-    body = written if fields is None else encoded(fields)
-    return await pass_on(request, passage_of(request), body, partial(left, request), day, watch)
+    written = encoded(fields)
+    return await pass_on(request, passage_of(request), written, partial(left, request), day, watch)
 
 
 def _passing(request: Request, body: bytes | BodyStream | None, *, is_read: bool) -> Passing:

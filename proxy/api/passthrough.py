@@ -48,7 +48,7 @@ async def _answer(request: Request) -> Response:
     stream = BodyStream(request)
     body = await _body(request, stream)
     fields = _fields(body)
-    plain = plain_fields(body) if isinstance(body, bytes) else None
+    plain = plain_fields(fields)
     if where == "plain only" and plain is None:
         raise NotFoundError(
             f"{request.method} {request.url.path} is not served with a sandbox: name the model"

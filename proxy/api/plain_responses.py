@@ -1,10 +1,10 @@
 """Responses of `:plain` models, which the backend keeps: each is its client's alone."""
 
-import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,11 +23,10 @@ _ID = re.compile(rb'"id"\s*:\s*"(resp[\w-]{1,200})"')
 Answer = Callable[[Request, str], Awaitable[Response]]
 
 
-async def create(request: Request, written: bytes, day: DailyBudget) -> Response:
+async def create(request: Request, asked: Mapping[str, Any], day: DailyBudget) -> Response:
     """The backend's own answer, whose id is noted as its client's. Raises NotFoundError, and as
     `pass_plain` does."""
     shelf, whose = services(request).store.responses, owner(request)
-    asked = json.loads(written)
     before = asked.get("previous_response_id")
     has_own_key = credentials(request) is not None  # then the backend itself knows whose it is
     if before and not has_own_key and not await shelf.is_the_backends(whose, str(before)):
@@ -37,8 +36,8 @@ async def create(request: Request, written: bytes, day: DailyBudget) -> Response
             code="previous_response_not_found",
         )
     if asked.get("store") is False:
-        return await pass_plain(request, written, day)
-    return await pass_plain(request, written, day, partial(_noted, shelf, whose))
+        return await pass_plain(request, asked, day)
+    return await pass_plain(request, asked, day, partial(_noted, shelf, whose))
 
 
 def or_the_backends(answer: Answer) -> Answer:

@@ -38,7 +38,7 @@ async def create_response(request: Request) -> Response:
     written, body = await model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         way = way_of(request, body)
-        return await plain_responses.create(request, written, way.profile.per_day.of_model_calls)
+        return await plain_responses.create(request, body, way.profile.per_day.of_model_calls)
     before = await said_before(request, body)
     if isinstance(given := body.get("input"), list):
         body = {**body, "input": await resolved(request, given)}

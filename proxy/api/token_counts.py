@@ -28,9 +28,9 @@ _SEEN = ("text", "image_url")
 
 @router.route("/v1/messages/count_tokens", methods=["POST"])  # see proxy.api.chat
 async def count_tokens(request: Request) -> Response:
-    written, body = await model_request(request)
+    _, body = await model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
-        return await pass_plain(request, written)
+        return await pass_plain(request, body)
     asked = as_chat_to_count(body)
     passage = model(request).passage
     if passage is None:

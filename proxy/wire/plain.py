@@ -4,22 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from policies.file_links import without_links
-from policies.large_json import decoded
-from policies.routing import PLAIN_SUFFIX
+from policies.routing import PLAIN_SUFFIX, plain_name
 
 
-def plain_fields(body: bytes) -> dict[str, Any] | None:
+def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a body's fields as the backend knows them if its model is a `:plain` one, or None."""
-    if PLAIN_SUFFIX.encode() not in body:
-        return None
-    try:
-        fields = decoded(body)
-    except (ValueError, RecursionError):
-        return None
-    model = fields.get("model") if isinstance(fields, dict) else None
+    model = fields.get("model")
     if not isinstance(model, str) or not model.endswith(PLAIN_SUFFIX):
         return None
-    return for_the_backend(fields, model.removesuffix(PLAIN_SUFFIX))
+    return for_the_backend(fields, plain_name(model))
 
 
 def for_the_backend(fields: Mapping[str, Any], model: str) -> dict[str, Any]:

@@ -204,6 +204,17 @@ async def test_the_backend_hears_its_own_name_of_a_plain_model(path: str, tmp_pa
     assert answer.content == ANSWER
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages"])
+async def test_the_backend_hears_its_own_name_of_an_escaped_plain_model(
+    path: str, tmp_path: Path
+) -> None:
+    backend = Recorder()
+    body = rb'{"model": "fake-model\u003aplain", "sandbox": {"steps": "off"}, "input": 1e2}'
+    async with before(backend.record, tmp_path) as client:
+        await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert json.loads(backend.bodies[0]) == {"model": "fake-model", "input": 100.0}
+
+
 @pytest.mark.parametrize(
     "body",
     [

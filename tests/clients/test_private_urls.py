@@ -1,7 +1,8 @@
 """URLs that the backend would fetch from inside the network, in requests past the loop."""
 
 import gzip
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ SPELLINGS = [
     "http://100.64.0.1/",
     "http://0.0.0.0/",
 ]
+
+JSON_TYPE = {"Content-Type": "application/json"}
 
 
 def chat(url: str) -> dict[str, Any]:
@@ -94,6 +97,36 @@ async def test_no_api_passes_a_private_address_on(path: str, tmp_path: Path) -> 
     assert (code, requests) == (400, 0)
 
 
+def escaped(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).replace(":plain", r"\u003aplain").encode()
+
+
+def utf_16(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode("utf-16-le")
+
+
+@pytest.mark.parametrize("written", [escaped, utf_16])
+@pytest.mark.parametrize("path", [*APIS, "messages/count_tokens"])
+async def test_no_spelling_of_plain_passes_a_private_address_on(
+    path: str, written: Callable[[dict[str, Any]], bytes], tmp_path: Path
+) -> None:
+    make = APIS.get(path, messages)
+    body = {"model": "fake-model:plain", "store": False, **make("http://10.0.0.1/secret.png")}
+    seen: list[str] = []
+
+    async def take(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        return web.json_response({})
+
+    async with (
+        scripted_backend([], elsewhere=take) as backend,
+        house(backend, "memory", tmp_path) as base,
+        httpx.AsyncClient(base_url=f"{base}/v1/", headers=JSON_TYPE, timeout=30) as client,
+    ):
+        answer = await client.post(path, content=written(body))
+    assert (answer.status_code, seen, backend.requests) == (400, [], [])
+
+
 async def test_a_public_url_is_passed_on(tmp_path: Path) -> None:
     code, _, requests = await status(tmp_path, "chat/completions", "https://allowed.example/p.png")
     assert (code, requests) == (200, 1)
@@ -121,7 +154,6 @@ async def test_an_address_in_a_text_is_no_url_to_fetch(
 
 PRIVATE = b'{"model": "m", "messages": [{"content": [{"image_url": {"url": "http://10.0.0.1/"}}]}]'
 FILLED = b', "text": "' + b"x" * (18 << 20) + b'"}'
-JSON_TYPE = {"Content-Type": "application/json"}
 
 
 async def passed_on(tmp_path: Path, content: Any, headers: dict[str, str]) -> tuple[int, list[int]]:
