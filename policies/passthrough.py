@@ -114,6 +114,11 @@ def is_stateless(method: str, path: str) -> bool:
     return segments[-2:] == _COMPLETIONS or _is_among(_STATELESS_CALLS, rest)
 
 
+def goes_on_from_responses(path: str) -> bool:
+    """Return True if a request to the path may name responses that the backend keeps."""
+    return "responses" in (_segments(path) or ())
+
+
 def _is_among(patterns: Mapping[str, list[list[str]]], segments: Sequence[str]) -> bool:
     head, *rest = segments or [""]
     return any(

@@ -11,13 +11,14 @@ from starlette.types import Receive, Scope, Send
 
 from policies.budgets import DailyBudget
 from policies.large_json import decoded, encoded
-from policies.passthrough import Way, is_stateless, way
+from policies.passthrough import Way, goes_on_from_responses, is_stateless, way
 from policies.routing import plain_name
 from proxy.agent.model import Passage
 from proxy.api.body_stream import BodyStream
 from proxy.api.connection import authorize, services
 from proxy.api.json_response import JSON
 from proxy.api.passing import pass_on, passage_of, written_path
+from proxy.api.plain_responses import require_own
 from proxy.api.private_urls import URLScan, refuse_private_urls, unchecked
 from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
 from proxy.wire.plain import plain_fields
@@ -56,6 +57,7 @@ async def _answer(request: Request) -> Response:
             code="unknown_url",
         )
     _require_stateless(request)
+    await _require_own(request, body, fields)
     asks_a_model = request.method == "POST"
     profile = services(request).profiles.of(key, _model(plain or fields), None, {})
     if asks_a_model and profile.computer == "always":
@@ -118,6 +120,21 @@ def _require_stateless(request: Request) -> None:
         type="invalid_request_error",
         code="path_keeps_state",
     )
+
+
+async def _require_own(
+    request: Request, body: bytes | BodyStream | None, fields: Mapping[str, Any]
+) -> None:
+    """Raise ProxyError where the request goes on from what the backend keeps for others, or where
+    nobody can tell."""
+    if services(request).passthrough == "all" or not goes_on_from_responses(written_path(request)):
+        return
+    if isinstance(body, BodyStream):
+        raise BadRequestError(
+            "The request body cannot be checked for responses of other clients: send less, as"
+            " application/json and not compressed."
+        )
+    await require_own(request, fields)
 
 
 async def _body(request: Request, stream: BodyStream) -> bytes | BodyStream | None:

@@ -15,6 +15,7 @@ from proxy.api.connection import credentials, left, owner, services
 from proxy.api.passing import pass_on, pass_plain, passage_of
 from proxy.errors import NotFoundError
 from proxy.store.responses import ResponseShelf
+from proxy.wire.plain import kept_names
 
 MAX_SEARCHED_BYTES = 64 << 10
 """How much of an answer is looked through for its id, which stands at its beginning."""
@@ -24,20 +25,35 @@ Answer = Callable[[Request, str], Awaitable[Response]]
 
 
 async def create(request: Request, asked: Mapping[str, Any], day: DailyBudget) -> Response:
-    """The backend's own answer, whose id is noted as its client's. Raises NotFoundError, and as
-    `pass_plain` does."""
+    """The backend's own answer, whose id is noted as its client's. Raises as `require_own` and
+    `pass_plain` do."""
+    await require_own(request, asked)
     shelf, whose = services(request).store.responses, owner(request)
+    if asked.get("store") is False:
+        return await pass_plain(request, asked, day)
+    return await pass_plain(request, asked, day, partial(_noted, shelf, whose))
+
+
+async def require_own(request: Request, asked: Mapping[str, Any]) -> None:
+    """Raise NotFoundError for a request that goes on from what the backend may keep for another
+    client."""
+    if credentials(request) is not None:
+        return  # the backend itself knows whose it is
     before = asked.get("previous_response_id")
-    has_own_key = credentials(request) is not None  # then the backend itself knows whose it is
-    if before and not has_own_key and not await shelf.is_the_backends(whose, str(before)):
+    shelf = services(request).store.responses
+    if before and not await shelf.is_the_backends(owner(request), str(before)):
         raise NotFoundError(
             f"Previous response with id {str(before)!r} not found.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if asked.get("store") is False:
-        return await pass_plain(request, asked, day)
-    return await pass_plain(request, asked, day, partial(_noted, shelf, whose))
+    if services(request).passthrough != "all" and (named := kept_names(asked)):
+        raise NotFoundError(
+            f"Invalid '{named}': what the backend keeps cannot be named here, because the backend"
+            " does not tell one client of this server from another. Send the items themselves, or"
+            " previous_response_id. The operator allows it with backend.passthrough: all.",
+            param=named,
+        )
 
 
 def or_the_backends(answer: Answer) -> Answer:

@@ -6,6 +6,9 @@ from typing import Any
 from policies.file_links import without_links
 from policies.routing import PLAIN_SUFFIX, plain_name
 
+_NAMING = frozenset({"id", "type", "status"})
+"""An item with no other fields stands for the one that the backend keeps under that id."""
+
 
 def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a body's fields as the backend knows them if its model is a `:plain` one, or None."""
@@ -20,3 +23,27 @@ def for_the_backend(fields: Mapping[str, Any], model: str) -> dict[str, Any]:
     and without what opens the links to produced files."""
     others = {key: without_links(value) for key, value in fields.items() if key != "sandbox"}
     return {**others, "model": model}
+
+
+def kept_names(fields: Mapping[str, Any]) -> str | None:
+    """Return the first field of a Responses API request that names a conversation, an item or a
+    container which the backend keeps, or None."""
+    if fields.get("conversation"):
+        return "conversation"
+    items, tools = fields.get("input"), fields.get("tools")
+    if isinstance(items, list):
+        for index, item in enumerate(items):
+            if isinstance(item, dict) and "id" in item and _NAMING.issuperset(item):
+                return f"input[{index}]"
+    if isinstance(tools, list):
+        for index, tool in enumerate(tools):
+            if isinstance(tool, dict) and _names_container(tool):
+                return f"tools[{index}]"
+    return None
+
+
+def _names_container(tool: Mapping[str, Any]) -> bool:
+    environment = tool.get("environment")
+    if isinstance(environment, dict) and environment.get("container_id"):
+        return True
+    return isinstance(tool.get("container"), str)

@@ -1,6 +1,7 @@
 """What the backend keeps for all its clients, who are one to it: no key reaches another's."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,73 @@ async def test_a_backends_response_goes_on_for_its_client_alone(tmp_path: Path) 
         ]
     assert statuses == [200, 404, 200]
     assert len(backend.seen) == 2
+
+
+OF_ANOTHER: dict[str, dict[str, Any]] = {
+    "a response": {"previous_response_id": "resp_of_a"},
+    "a conversation": {"conversation": "conv_of_a"},
+    "a conversation's object": {"conversation": {"id": "conv_of_a"}},
+    "an item": {"input": [{"type": "item_reference", "id": "msg_of_a"}]},
+    "an item without a type": {"input": [{"id": "msg_of_a"}]},
+    "a picture": {"input": [{"type": "image_generation_call", "id": "ig_of_a"}]},
+    "a container": {"tools": [{"type": "code_interpreter", "container": "cntr_of_a"}]},
+    "a shell's container": {
+        "tools": [
+            {
+                "type": "shell",
+                "environment": {"type": "container_reference", "container_id": "cntr_of_a"},
+            }
+        ]
+    },
+}
+RESPONSES_PATHS = [
+    *("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens"),
+    *("/responses/compact", "/openai/v1/responses/compact", "/api/v1/responses/compact"),
+]
+
+
+@pytest.mark.parametrize("named", OF_ANOTHER)
+@pytest.mark.parametrize("path", RESPONSES_PATHS)
+async def test_a_request_cannot_name_what_the_backend_keeps_for_another(
+    path: str, named: str, tmp_path: Path
+) -> None:
+    backend = Recorder(status=200)
+    body = {"model": "fake-model:plain", "input": "Hello.", **OF_ANOTHER[named]}
+    async with before(backend.record, tmp_path) as client:
+        answer = await client.post(path, json=body)
+    assert (answer.status_code, backend.seen) == (404, [])
+    assert next(iter(OF_ANOTHER[named])) in answer.json()["error"]["param"]
+
+
+async def test_a_compact_request_that_is_not_read_is_refused(tmp_path: Path) -> None:
+    backend = Recorder(status=200)
+    async with before(backend.record, tmp_path) as client:
+        answer = await client.post(
+            "/api/v1/responses/compact", content=b'{"previous_response_id": "resp_of_a"}'
+        )
+    assert (answer.status_code, backend.seen) == (400, [])
+
+
+async def test_a_backends_own_response_is_compacted_for_its_client(tmp_path: Path) -> None:
+    backend = Recorder(b'{"id": "resp_of_a", "object": "response"}', 200)
+    first = {
+        "model": "fake-model:plain",
+        "input": [
+            {"role": "user", "content": "Hi."},
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+        ],
+        "tools": [{"type": "code_interpreter", "container": {"type": "auto"}}],
+    }
+    async with before(backend.record, tmp_path) as client:
+        made = await client.post("/v1/responses", json=first)
+        body = {**first, "previous_response_id": "resp_of_a"}
+        compacted = await client.post("/v1/responses/compact", json=body)
+    assert (made.status_code, compacted.status_code, len(backend.seen)) == (200, 200, 2)
+
+
+async def test_with_all_paths_open_items_of_the_backends_can_be_named(tmp_path: Path) -> None:
+    backend = Recorder(status=200)
+    body = {"model": "fake-model:plain", **OF_ANOTHER["an item"]}
+    async with before(backend.record, tmp_path, passthrough="all") as client:
+        answer = await client.post("/v1/responses", json=body)
+    assert (answer.status_code, len(backend.seen)) == (200, 1)
