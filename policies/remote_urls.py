@@ -1,38 +1,101 @@
 """URLs in requests that a backend would fetch by itself, from inside the operator's network."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_URL_FIELDS = ("image_url", "video_url", "audio_url", "file_url", "server_url")
-"""What content parts of chat completions and of the Responses API, and MCP tools, name URLs in."""
-_SCHEMES = ("http://", "https://")
-_WITHOUT_PARTS = frozenset({"annotations", "functions", "metadata", "response_format"})
-"""Fields in which a URL is only text."""
-
-
-def is_remote(url: str) -> bool:
-    """Return True if a string is a URL that is fetched over HTTP."""
-    return url[:8].lower().startswith(_SCHEMES)
+_MEDIA = frozenset(
+    {
+        *("image", "images", "image_data", "image_url", "image_urls"),
+        *("audio", "audios", "audio_data", "audio_url", "audio_urls", "ref_audio"),
+        *("video", "videos", "video_data", "video_url", "video_urls", "file_url", "url"),
+    }
+)
+"""Fields that name a file to be fetched. Some backends, such as SGLang, open paths here too."""
+_TEXTS = frozenset(
+    {
+        *("content", "input", "prompt", "negative_prompt", "suffix", "system", "text", "texts"),
+        *("document", "documents", "passages", "queries", "query", "sentences", "source_sentence"),
+        *("data_1", "data_2", "text_1", "text_2", "description", "instruction", "instructions"),
+        *("name", "title", "user", "output", "reasoning", "reasoning_content", "refusal"),
+        *("thinking", "choice", "guided_choice", "labels", "stop", "stop_sequences"),
+    }
+)
+"""Fields whose strings are text, also one that is a URL as a whole."""
+_WITHOUT_PARTS = frozenset(
+    {
+        *("action", "annotations", "arguments", "citations", "functions", "headers", "metadata"),
+        *("input_schema", "parameters", "response_format", "schema"),
+    }
+)
+"""Fields in which a URL is only text, however deep."""
+_REPORTS = ("web_search", "web_fetch")
+"""How the types of items begin that tell which pages a model has seen."""
+_INSIDE = r"[\t\r\n]*"
+"""What URL parsers leave out wherever it stands."""
+_SCHEMES = "|".join(_INSIDE.join(scheme) for scheme in ("http", "https", "file"))
+_URL = re.compile(rf"[\s\0-\x1f]*(?:{_SCHEMES}){_INSIDE}:", re.IGNORECASE)
+_LEFT_OUT = re.compile("[\t\r\n]")
+_BLANKS = "".join(map(chr, range(33)))
+_MARKDOWN_IMAGE = re.compile(r"!\[\]\(([^)]{1,4096})")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
+_MAX_PATH_CHARS = 4096
+_JPEG = "/9j/"
+"""How a JPEG begins in base64, which a path does not."""
 
 
 def remote_urls(body: Any) -> Iterator[str]:
-    """Yield each URL of a request's body that its backend would fetch."""
-    if isinstance(body, list):
-        for item in body:
-            if not isinstance(item, str):
-                yield from remote_urls(item)
-    elif isinstance(body, dict):
-        yield from _named(body)
-        for name, value in body.items():
-            if isinstance(value, dict | list) and name not in _WITHOUT_PARTS:
-                yield from remote_urls(value)
+    """Yield each URL of a request's body that its backend would fetch, and each path that it would
+    open."""
+    left: list[tuple[str, Any]] = [("", body)]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, str):
+            yield from _named(name, value)
+        elif isinstance(value, list):
+            kinds = (dict, list) if name in _TEXTS else (dict, list, str)
+            left += [(name, item) for item in value if isinstance(item, kinds)]
+        elif isinstance(value, dict):
+            left += _fields(name, value)
 
 
-def _named(part: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the URLs in one part's own fields; Anthropic's sources have theirs in `url`."""
-    fields = (*_URL_FIELDS, "url") if part.get("type") == "url" else _URL_FIELDS
-    for name in fields:
-        value = part.get(name)
-        url = value.get("url") if isinstance(value, dict) else value
-        if isinstance(url, str) and is_remote(url):
-            yield url
+def _fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what may name URLs in a part that stands in the field `name`."""
+    kind = part.get("type")
+    kind = kind if isinstance(kind, str) else ""
+    for field, item in part.items():
+        if field in _WITHOUT_PARTS or not isinstance(item, dict | list | str):
+            continue
+        if field == "url" and not _is_fetched(name, kind):
+            continue
+        if field == "input" and isinstance(item, dict) and kind.endswith("tool_use"):
+            continue  # the arguments of a call
+        if field == "input" and part.get("modality", "text") != "text":
+            field = "url"
+        yield field, item
+
+
+def _is_fetched(name: str, kind: str) -> bool:
+    """Return True if the `url` of a part of this type in this field is fetched: where it belongs to
+    a document, it only says where its text is from."""
+    return not kind.startswith(_REPORTS) if kind else not name or name in _MEDIA
+
+
+def _named(name: str, value: str) -> Iterator[str]:
+    if name == "inputs":  # TGI fetches the images of Markdown
+        for image in _MARKDOWN_IMAGE.finditer(value):
+            if _URL.match(image[1]):
+                yield _clean(image[1])
+    elif name not in _TEXTS and (_URL.match(value) or (name in _MEDIA and _is_path(value))):
+        yield _clean(value)
+
+
+def _clean(url: str) -> str:
+    return _LEFT_OUT.sub("", url).strip().strip(_BLANKS)
+
+
+def _is_path(value: str) -> bool:
+    """Return True for a string that is neither a URL nor base64."""
+    if len(value) > _MAX_PATH_CHARS or _SCHEME.match(value):
+        return False
+    return "." in value or (value.startswith(("/", "~")) and not value.startswith(_JPEG))

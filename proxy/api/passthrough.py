@@ -73,11 +73,14 @@ async def _answer(request: Request) -> Response:
 
 
 def _fields(body: bytes | BodyStream | None) -> dict[str, Any]:
-    """Return a body's fields; none of what is no JSON object, or too long to be read."""
-    try:
-        fields = decoded(body) if isinstance(body, bytes) else None
-    except (ValueError, RecursionError):
+    """Return a body's fields; none of what is no JSON object, or too long to be read. Raises
+    BadRequestError for what is no JSON: a backend may read it more kindly."""
+    if not body or not isinstance(body, bytes):
         return {}
+    try:
+        fields = decoded(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"The request body is not valid JSON: {error}.") from error
     return fields if isinstance(fields, dict) else {}
 
 

@@ -9,10 +9,21 @@ from policies.remote_urls import remote_urls
 from proxy.api.connection import owner, services
 from proxy.errors import BadRequestError
 
-_NAMES_URL = re.compile(rb'url":|\\u00(?:75|72|6c|5f)', re.IGNORECASE)
-"""A field whose name ends in `url`, in JSON without blanks; or an escaped letter of `_url`."""
-_TAIL_BYTES = 5
-"""One less than the longest match."""
+_NAMES = ("url", "urls", "image", "images", "audio", "audios", "video", "videos", "_data")
+"""How the names of fields end that name URLs."""
+_SUSPECT = re.compile(
+    rb'"(?:(?<!\\")(?:https?|file):|:(?:%s))'
+    % b"|".join(b'(?<=%s":)' % name.encode() for name in _NAMES),
+    re.IGNORECASE,
+)
+"""A string that is a URL, or a field that names one, in JSON without blanks. It begins with
+what has no case, for speed."""
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:[46][1-9a-f]|[57][0-9a]|5f|3a)", re.IGNORECASE)
+"""Of a name, a scheme or a colon: nobody needs to escape these."""
+_ESCAPED_BLANK = re.compile(rb"\\(?:[bfnrt]|u00(?:[01][0-9a-f]|20))", re.IGNORECASE)
+_BEGUN_ESCAPE = re.compile(rb"\\(?:u[0-9a-f]{0,3})?\Z", re.IGNORECASE)
+_TAIL_BYTES = 12
+"""At least the longest match."""
 _PASSED_OVER = b" \t\r\n\0"
 """Blanks, and what UTF-16 and UTF-32 have between the letters of a field's name."""
 
@@ -24,16 +35,20 @@ async def refuse_private_urls(request: Request, body: Any) -> None:
 
 
 class URLScan:
-    """Looks for fields that name URLs in a body that is passed on without being decoded: it is too
-    long, compressed, or does not say that it is JSON."""
+    """Looks for URLs in a body that is passed on without being decoded: it is too long, or does not
+    say that it is JSON."""
 
     def __init__(self) -> None:
         self._tail = b""
+        self._begun = b""
 
     def check(self, piece: bytes) -> None:
         """Take the next bytes in. Raises BadRequestError."""
-        text = self._tail + piece.translate(None, _PASSED_OVER)
-        if _NAMES_URL.search(text):
+        written = self._begun + piece.translate(None, _PASSED_OVER)
+        begun = _BEGUN_ESCAPE.search(written, max(0, len(written) - 5))
+        self._begun = begun[0] if begun else b""
+        text = self._tail + _ESCAPED_BLANK.sub(b"", written[: len(written) - len(self._begun)])
+        if _SUSPECT.search(text, 1 if self._tail else 0) or _ESCAPED_LETTER.search(text):
             raise unchecked("may name URLs")
         self._tail = text[-_TAIL_BYTES:]
 

@@ -127,6 +127,80 @@ async def test_no_spelling_of_plain_passes_a_private_address_on(
     assert (answer.status_code, seen, backend.requests) == (400, [], [])
 
 
+PRIVATE = b'{"model": "m", "messages": [{"content": [{"image_url": {"url": "http://10.0.0.1/"}}]}]'
+PRIVATE_FIELD = b'{"model": "m", "of_the_backend": "http://10.0.0.1/"'
+ESCAPED = PRIVATE_FIELD.replace(b'"http', rb'"\r\n' + rb"\t" * 30 + rb"ht\u000atp")
+P = "http://10.0.0.1/p.png"
+FETCHED: dict[str, Any] = {
+    "a leading blank": {"image_url": " \t" + P},
+    "a tab inside": {"image_url": "ht\ttp://10.0.0.1/p.png"},
+    "one slash": {"image_url": "http:/10.0.0.1/p.png"},
+    "generate": {"text": "x", "image_data": P},
+    "lists": {"text": ["x"], "image_data": [[P], []]},
+    "a sound": {"audio_data": P},
+    "any field": {"of_the_backend": {"deep": [P]}},
+    "a list of URLs": {"messages": [{"content": [{"type": "audio_url", "audio_url": [P]}]}]},
+    "a part's url": {"messages": [{"content": [{"type": "image", "url": P}]}]},
+    "an item of embeddings": {"input": [{"text": "x", "image": P}]},
+    "documents": {"documents": ["x", {"image": P}]},
+    "pictures as input": {"modality": "image", "input": [P]},
+    "Markdown": {"inputs": f"See ![]({P}) there."},
+    "a file": {"image_data": "file:///etc/passwd"},
+    "a path": {"image_data": "/etc/passwd"},
+    "a relative path": {"video_url": {"url": "secret/film.mp4"}},
+    "a result of a search": {"messages": [{"type": "web_search", "content": [{"image_url": P}]}]},
+}
+
+
+@pytest.mark.parametrize("named", FETCHED)
+async def test_no_field_passes_a_private_address_on(named: str, tmp_path: Path) -> None:
+    written = json.dumps({"model": "m", **FETCHED[named]}).encode()
+    assert await passed_on(tmp_path, written, JSON_TYPE) == (400, [])
+
+
+TEXTS: dict[str, Any] = {
+    "embeddings": {"input": ["http://10.0.0.1/", "file:///etc"], "user": P},
+    "rerank": {"query": P, "documents": [P, {"text": P, "title": P, "url": P}]},
+    "a schema": {
+        "tools": [{"function": {"parameters": {"examples": [{"image_url": P}]}}}],
+        "response_format": {"json_schema": {"schema": {"default": P}}},
+        "text": {"format": {"schema": {"examples": [P]}}},
+    },
+    "an input schema": {"tools": [{"input_schema": {"examples": [P]}}]},
+    "a call": {
+        "messages": [
+            {"content": [{"type": "tool_use", "input": {"image_url": P}}]},
+            {"tool_calls": [{"function": {"arguments": {"url": P}}}]},
+        ]
+    },
+    "a search": {
+        "input": [
+            {"type": "web_search_call", "action": {"type": "open_page", "url": P}},
+            {"type": "message", "content": [{"text": "x", "annotations": [{"url": P}]}]},
+        ]
+    },
+    "Markdown": {
+        "prompt": f"![]({P})",
+        "inputs": f"See [it]({P}), ![](data:image/png;base64,aGk=)",
+    },
+    "data": {"images": ["/9j/4AAQSkZJRg==", "iVBORw0KGgo="], "image_url": "data:image/png,x.y"},
+}
+
+
+@pytest.mark.parametrize("named", TEXTS)
+async def test_what_nobody_fetches_is_passed_on(named: str, tmp_path: Path) -> None:
+    written = json.dumps({"model": "m", **TEXTS[named]}).encode()
+    assert await passed_on(tmp_path, written, JSON_TYPE) == (200, [len(written)])
+
+
+@pytest.mark.parametrize(
+    "content", [b"{no json", PRIVATE_FIELD + b', "x": ' + b"1" * 5000 + b"}", b'{"x": 1} {}']
+)
+async def test_json_that_cannot_be_read_is_not_passed_on(content: bytes, tmp_path: Path) -> None:
+    code, lengths = await passed_on(tmp_path, content, JSON_TYPE, code=None)
+    assert (code, lengths) == (400, [])
+
+
 async def test_a_public_url_is_passed_on(tmp_path: Path) -> None:
     code, _, requests = await status(tmp_path, "chat/completions", "https://allowed.example/p.png")
     assert (code, requests) == (200, 1)
@@ -152,11 +226,12 @@ async def test_an_address_in_a_text_is_no_url_to_fetch(
     assert (answer.status_code, len(backend.requests)) == (200, 1)
 
 
-PRIVATE = b'{"model": "m", "messages": [{"content": [{"image_url": {"url": "http://10.0.0.1/"}}]}]'
 FILLED = b', "text": "' + b"x" * (18 << 20) + b'"}'
 
 
-async def passed_on(tmp_path: Path, content: Any, headers: dict[str, str]) -> tuple[int, list[int]]:
+async def passed_on(
+    tmp_path: Path, content: Any, headers: dict[str, str], code: str | None = "url_not_allowed"
+) -> tuple[int, list[int]]:
     """The status, and how long the bodies are that came to the backend whole."""
     lengths: list[int] = []
 
@@ -171,7 +246,7 @@ async def passed_on(tmp_path: Path, content: Any, headers: dict[str, str]) -> tu
     ):
         answer = await client.post("/pooling", content=content, headers=headers)
     if answer.status_code == 400:
-        assert answer.json()["error"]["code"] == "url_not_allowed"
+        assert answer.json()["error"]["code"] == code
     return answer.status_code, lengths
 
 
@@ -184,6 +259,10 @@ async def passed_on(tmp_path: Path, content: Any, headers: dict[str, str]) -> tu
         (PRIVATE + b"}", {}),
         (PRIVATE.replace(b'l":', b'l"' + b" " * 999 + b":") + FILLED, JSON_TYPE),
         (PRIVATE.replace(b"url", rb"\u0075rl") + FILLED, JSON_TYPE),
+        (PRIVATE_FIELD + FILLED, JSON_TYPE),
+        (PRIVATE_FIELD.replace(b'"http', rb'"\n\u0020ht\ttp') + FILLED, JSON_TYPE),
+        (PRIVATE_FIELD.replace(b"http", rb"h\u0074tp") + FILLED, JSON_TYPE),
+        (PRIVATE_FIELD.replace(b"http://10.0.0.1", b"file:///etc") + b"}", {}),
         ((PRIVATE + FILLED).decode().encode("utf-16-le"), JSON_TYPE),
         (gzip.compress(PRIVATE + b"}"), {**JSON_TYPE, "Content-Encoding": "gzip"}),
     ],
@@ -195,10 +274,13 @@ async def test_a_body_that_is_not_read_brings_no_url_to_the_backend(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-async def test_a_url_is_found_across_the_pieces_of_a_body(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("body", [PRIVATE, ESCAPED])
+async def test_a_url_is_found_across_the_pieces_of_a_body(
+    body: bytes, size: int, tmp_path: Path
+) -> None:
     async def pieces() -> AsyncIterator[bytes]:
-        for start in range(0, len(PRIVATE), size):
-            yield PRIVATE[start : start + size]
+        for start in range(0, len(body), size):
+            yield body[start : start + size]
 
     assert await passed_on(tmp_path, pieces(), {}) == (400, [])
 
@@ -206,7 +288,10 @@ async def test_a_url_is_found_across_the_pieces_of_a_body(size: int, tmp_path: P
 @pytest.mark.parametrize(
     "content",
     [
-        b'{"input": ["See http://10.0.0.1/, a url"' + b', "\\u00e9\\u4e2d"' + FILLED[10:-1] + b"]}",
+        rb'{"input": ["See http://10.0.0.1/, <a href=\"http://x\">\n http://x"'
+        + b', "\\u00e9\\u4e2d"'
+        + FILLED[10:-1]
+        + b"]}",
         b'{"input": [' + b"1, " * 300_000 + b"2]}",
         b"\0\1\2\3" * 1000,
     ],
