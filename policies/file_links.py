@@ -5,7 +5,7 @@ told the file's path, or the link without what opens it.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 MARK = "/v1/containers/"
@@ -15,6 +15,7 @@ _LINK = re.compile(
     r"(?P<container>[\w-]{1,128})/files/(?:(?P<file>cfile_\w{1,64})/)?content)"
     r"\?exp=\d{1,12}&(?:amp;)?sig=[0-9a-f]{64}"
 )
+_URL_FIELDS = ("image_url", "video_url", "audio_url", "file_url")
 Link = tuple[str, str]
 """A container's id and a file's."""
 PathOf = Callable[[Link], str | None]
@@ -28,6 +29,33 @@ def links_in(value: Any) -> Iterator[Link]:
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from links_in(item)
+
+
+def naming_files(message: Mapping[str, Any], files: Container[Link]) -> Mapping[str, Any]:
+    """Return a message whose parts name these files by their ids, `container/file`, where they
+    named them by signed links: nobody else need be asked for a file that is kept here."""
+    content = message.get("content")
+    if not isinstance(content, list) or message.get("role") == "assistant":
+        return message
+    parts = [_naming(part, files) if isinstance(part, dict) else part for part in content]
+    return {**message, "content": parts} if _differ(parts, content) else message
+
+
+def _naming(part: dict[str, Any], files: Container[Link]) -> dict[str, Any]:
+    nested = part.get("file")
+    fields = nested if isinstance(nested, dict) else part
+    for name in _URL_FIELDS:
+        value = fields.get(name)
+        url = value.get("url") if isinstance(value, dict) else value
+        link = _LINK.fullmatch(url) if isinstance(url, str) and _may_link(url) else None
+        if link is None or (link["container"], link["file"]) not in files:
+            continue
+        file_id = f"{link['container']}/{link['file']}"
+        if name != "image_url":
+            return {"type": "input_file", "file_id": file_id}
+        detail = (value if isinstance(value, dict) else part).get("detail")
+        return {"type": "input_image", "file_id": file_id, "detail": detail}
+    return part
 
 
 def without_links(value: Any, path_of: PathOf = lambda link: None) -> Any:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from policies.artifacts import ArtifactLimits, Produced
-from policies.file_links import links_in, without_links
+from policies.file_links import links_in, naming_files, without_links
 from policies.file_names import type_of
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
@@ -20,6 +20,7 @@ from proxy.agent.task import Artifact, InputFile
 from proxy.signatures import Signer
 from proxy.store.records import ContainerWish, Maker
 from proxy.store.store import Store
+from proxy.uploads import Upload
 from sandbox_runtime.sandbox import Sandbox
 
 MAX_LINKED_FILES = 1000
@@ -103,15 +104,17 @@ class FileStore:
         return self._signer.is_signed(container_id, file_id, expires, signature)
 
     async def unlinked(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
-        """Return messages with the paths of the owner's files in the place of links to them; a
-        link to any other file only loses what opens it."""
+        """Return messages with the paths of the owner's files in the place of links to them, and
+        parts that are such a file naming it by its id (see NamedFiles); a link to any other file
+        only loses what opens it."""
         links = list(islice(dict.fromkeys(links_in(list(messages))), MAX_LINKED_FILES))
         paths = {}
         for container, file_id in links:
             file = await self.store.container_files.get(container, file_id, owner)
             if file is not None:
                 paths[container, file_id] = file.path
-        changed: Sequence[Message] = without_links(list(messages), paths.get)
+        named = [naming_files(message, paths) for message in messages] if paths else messages
+        changed: Sequence[Message] = without_links(list(named), paths.get)
         return changed
 
     async def find(
@@ -122,6 +125,25 @@ class FileStore:
         if file is None:
             return None
         return StoredFile(self.store.blobs.path(file.blob), file.filename, file.mime_type)
+
+
+class NamedFiles:
+    """Finds the files that requests name: uploads by their ids, those of containers by
+    `container/file`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def find(self, owner: str, file_id: str) -> Upload | None:
+        """See Uploads."""
+        container_id, slash, name = file_id.partition("/")
+        if not slash:
+            return await self._store.uploads.find(owner, file_id)
+        file = await self._store.container_files.get(container_id, name, owner)
+        if file is None:
+            return None
+        path = self._store.blobs.path(file.blob)
+        return Upload(file_id, file.filename, file.bytes, file.mime_type, path)
 
 
 class RunFiles:

@@ -28,7 +28,7 @@ from proxy.config import (
     state_dir,
 )
 from proxy.fetch import Fetcher
-from proxy.files import FileStore
+from proxy.files import FileStore, NamedFiles
 from proxy.inputs import Inputs
 from proxy.keys import Key, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -328,7 +328,7 @@ def _inputs(
         max_total_mib=max(each.inputs.max_total_mib for each in profiles.named.values()),
         modalities=config.backend.modalities,
         fetcher=Fetcher(forbidden=forbidden),
-        uploads=store.uploads,
+        uploads=NamedFiles(store),
         lengths=TextLengths(agent.model),
         window=agent.window,
         backend_fetches=config.backend.fetches_urls,

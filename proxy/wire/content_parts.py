@@ -17,6 +17,9 @@ _DRAWING = "image/svg+xml"
 """Text, which no model takes in as a picture."""
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """How a URL begins: with a host, or with a scheme other than HTTP's."""
+_FETCHED = ("http://", "https://", "file:")
+"""How URLs of files begin that never reach the backend, because some open local files: the proxy
+fetches them, or the model is told that it does not."""
 MAX_SHOWN_URL_CHARS = 100
 _DETAILS = ("auto", "low", "high", "original")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")
@@ -158,8 +161,8 @@ def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) ->
     _check_detail(part.get(kind), param)
     if not _URL.match(url):
         raise _no_url(url, param)
-    if not url.lower().startswith(("data:", "http://", "https://")):
-        return None  # such as file: or gs:, which only the backend may understand
+    if not url.lower().startswith(("data:", *_FETCHED)):
+        return None  # such as gs:, which only the backend may understand
     source = _source(url, param)
     expected = _URL_PARTS[kind]
     if isinstance(source, InlineData) and (found := _kind(source.mime_type)) != expected:
@@ -201,7 +204,7 @@ def _check_detail(value: Any, param: str) -> None:
 def _source(written: str, param: str) -> Source:
     """What a string with data or a URL leads to. Raises BadRequestError."""
     scheme = written[: len("https://")].lower()
-    if scheme.startswith(("http://", "https://")):
+    if scheme.startswith(_FETCHED):
         return Remote(written)
     if not scheme.startswith("data:"):
         return InlineData(written, 0, "")

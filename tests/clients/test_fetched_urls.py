@@ -59,6 +59,17 @@ async def test_what_is_on_the_web_is_fetched_or_said_not_to_be(tmp_path: Path) -
     assert observed(backend).count("pixels") == 2
 
 
+async def test_a_local_file_of_the_backends_is_not_shown(tmp_path: Path) -> None:
+    async with (
+        scripted_backend([SUBMIT]) as backend,
+        house(backend, "memory", tmp_path, inputs=Inputs(fetcher=Fetcher())) as url,
+    ):
+        await ask(url, user(image_part("file:///etc/logo.png")))
+    (note,) = notes(heard(backend))
+    assert note.startswith("[file:///etc/logo.png was not fetched: only http and https URLs")
+    assert len(heard(backend)) == 1
+
+
 async def test_a_backend_that_fetches_is_given_the_urls(tmp_path: Path) -> None:
     internet = Internet({"inside.example": ["10.0.0.1"]})
     fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)

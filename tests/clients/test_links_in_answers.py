@@ -1,6 +1,7 @@
 """Links to produced files: below the answer where asked, and without what opens them on their way
 back to the model."""
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,42 @@ async def test_a_link_to_anothers_file_tells_nothing_of_it(tmp_path: Path) -> No
     assert "sig=" not in told
     assert f"{OUTPUT_DIR}/sub/b.csv" not in told
     assert "/content)" in told
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_file"])
+@pytest.mark.parametrize("key", ["sk-a", "sk-b"])
+async def test_a_produced_picture_can_be_sent_back_by_its_link(
+    kind: str, key: str, tmp_path: Path
+) -> None:
+    make = tool_reply(call("execute_bash", command="mkdir -p output; echo pixels > output/p.png"))
+    script = by_history([make, text_reply("See output/p.png.")])
+    keyring = Keyring([("sk-a", Key("a")), ("sk-b", Key("b"))])
+    async with (
+        scripted_backend(script) as backend,
+        house(backend, "memory", tmp_path, keyring=keyring) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+    ):
+        answer = await answered(client, asked("Make it."), authorization="Bearer sk-a")
+        link = LINK.search(answer)
+        assert link is not None
+        parts = {
+            "image_url": {"image_url": {"url": link.group(), "detail": "low"}},
+            "input_image": {"image_url": link.group(), "detail": "low"},
+            "input_file": {"file_url": link.group()},
+        }
+        count = len(backend.requests)
+        again = asked([{"type": kind, **parts[kind]}])
+        await answered(client, again, authorization=f"Bearer {key}")
+    content = backend.requests[count].body["messages"][-1]["content"]
+    assert "sig=" not in str(content)
+    if key == "sk-b":
+        assert "was not fetched" in str(content)
+    elif kind == "input_file":
+        assert "p.png (image/png, 7 bytes)" in str(content)
+    else:
+        data = base64.b64encode(b"pixels\n").decode()
+        shown = {"url": f"data:image/png;base64,{data}", "detail": "low"}
+        assert shown in [part.get("image_url") for part in content]
 
 
 @pytest.mark.parametrize(

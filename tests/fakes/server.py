@@ -32,7 +32,7 @@ from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.agent.parking import ParkedRuns
 from proxy.app import create_app
-from proxy.files import FileStore
+from proxy.files import FileStore, NamedFiles
 from proxy.http_protocol import HTTPProtocol, OpenConnections
 from proxy.inputs import Inputs
 from proxy.keys import ANYONE, Key, Keyring
@@ -176,7 +176,7 @@ def join(
         workspaces=workspaces,
         files=files,
         file_limits=FileLimits(),
-        inputs=Inputs(uploads=store.uploads, lengths=TextLengths(model), window=agent.window),
+        inputs=Inputs(uploads=NamedFiles(store), lengths=TextLengths(model), window=agent.window),
         profiles=Profiles.only(Profile(isolation=isolation)),
         tool_verdicts=verdicts,
     )
