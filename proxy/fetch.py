@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 FETCH_S = 20.0
 """For one file, its redirects included."""
-_CONNECT_S = 5.0
+CONNECT_S = 5.0
+"""For one lookup, and for one connection."""
 _MAX_REDIRECTS = 5
 _PORTS = {"http": 80, "https": 443}
 _URL_CHARS = "/%:@!$&'()*+,;=~?"
@@ -91,8 +92,10 @@ class Fetcher:
         connect: Connect = open_connection,
         tls: ssl.SSLContext | None = None,
         timeout_s: float = FETCH_S,
+        connect_timeout_s: float = CONNECT_S,
     ) -> None:
         self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
         self._forbidden = forbidden
         self._resolve = resolve or SystemResolver()
         self._connect = connect
@@ -118,16 +121,16 @@ class Fetcher:
         """Raises FetchError for a URL that `fetch` would not ask for: malformed, or of no public
         address."""
         dialer = self._dialers.setdefault(owner, self._new_dialer())
-        _, place = _parsed(url)
+        target = target_of(url)
         try:
-            await dialer.check(Target(place.host, place.port))
+            await dialer.check(target)
         except EgressError as error:
             raise FetchError(str(error)) from error
 
     def _new_dialer(self) -> Dialer:
         """One for each owner: the slow names of one do not hold up another's."""
         rules = Rules(Egress(mode="open"))
-        return Dialer(rules, self._forbidden, self._resolve, self._connect, _CONNECT_S)
+        return Dialer(rules, self._forbidden, self._resolve, self._connect, self._connect_timeout_s)
 
     async def _follow(self, url: str, dialer: Dialer, max_bytes: int, room: Room) -> Fetched:
         from proxy.guarded_get import get  # noqa: PLC0415 - slow to import, and rarely needed
@@ -141,6 +144,12 @@ class Fetcher:
                     return await _body(answer, max_bytes, room)
             url = _joined(url, location)
         raise FetchError(f"it was redirected more than {_MAX_REDIRECTS} times")
+
+
+def target_of(url: str) -> Target:
+    """Return the host and port that a URL is asked of. Raises FetchError."""
+    _, place = _parsed(url)
+    return Target(place.host, place.port)
 
 
 def _parsed(url: str) -> tuple[str, Place]:

@@ -2,7 +2,14 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +36,7 @@ from proxy.fetch import Fetched, Fetcher, FetchError, Room
 from proxy.shown_files import ShownFiles
 from proxy.text_lengths import TextLengths
 from proxy.uploads import NoUploads, Uploads
+from proxy.url_checks import check_urls
 from proxy.wire.content_parts import (
     FilePart,
     Remote,
@@ -41,7 +49,7 @@ from proxy.wire.inline_data import InlineData
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
-"""How many URLs of one request are fetched."""
+"""How many URLs of one request are fetched: the newest."""
 FETCHES_AT_ONCE = 8
 _PIECE_BYTES = 1 << 20
 _MAX_WORDS_BYTES = 16 << 20
@@ -209,22 +217,11 @@ class Inputs:
     # On the web
 
     async def refuse_private(self, urls: Sequence[str], owner: str) -> None:
-        """Check URLs that the backend is about to fetch. Raises BadRequestError for one of a
-        private address, or of a name that cannot be looked up."""
+        """Check URLs that the backend is about to fetch. Raises BadRequestError as `check_urls`
+        does."""
         if self.backend_fetches:
             return
-        fetcher = self._fetcher or Fetcher()
-        for number, url in enumerate(urls):
-            try:
-                if number >= MAX_FETCHES:
-                    raise FetchError(f"the request has more than {MAX_FETCHES} URLs")
-                await fetcher.check(url, owner)
-            except FetchError as error:
-                raise BadRequestError(
-                    f"Invalid URL {url[:200]!r}: the backend would fetch it from inside its"
-                    f" network, and {error}. The operator allows it with backend.fetches_urls.",
-                    code="url_not_allowed",
-                ) from error
+        await check_urls(self._fetcher or Fetcher(), urls, owner)
 
     async def _shown(self, part: FilePart, fetched: _Content, shown: ShownFiles) -> _Content:
         """Return what was fetched with what the model is shown of it: its bytes, never its URL,
@@ -239,23 +236,25 @@ class Inputs:
     async def _fetched(
         self, parts: Sequence[FilePart], room: Room, limits: InputLimits
     ) -> dict[str, _Content]:
-        urls = dict.fromkeys(part.source.url for part in parts if isinstance(part.source, Remote))
+        """Return what each URL leads to; the newest first, so that they find room."""
+        named = (part.source.url for part in reversed(parts) if isinstance(part.source, Remote))
+        urls = list(dict.fromkeys(named))
         at_once = asyncio.Semaphore(FETCHES_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             tasks = {
-                url: group.create_task(self._fetch(url, number, at_once, room, limits))
-                for number, url in enumerate(urls)
+                url: group.create_task(self._fetch(url, at_once, room, limits))
+                for url in urls[:MAX_FETCHES]
             }
-        return {url: task.result() for url, task in tasks.items()}
+        beyond = f"was not fetched: only the newest {MAX_FETCHES} URLs of a request are"
+        older = {url: _Content(fault=f"{url[:200]} {beyond}") for url in urls[MAX_FETCHES:]}
+        return {url: task.result() for url, task in tasks.items()} | older
 
     async def _fetch(
-        self, url: str, number: int, at_once: asyncio.Semaphore, room: Room, limits: InputLimits
+        self, url: str, at_once: asyncio.Semaphore, room: Room, limits: InputLimits
     ) -> _Content:
         try:
             if self._fetcher is None or not limits.fetch_urls:
                 raise FetchError("URLs are not fetched here")
-            if number >= MAX_FETCHES:
-                raise FetchError(f"the request has more than {MAX_FETCHES} URLs")
             async with at_once:
                 file = await self._fetcher.fetch(
                     url, max_bytes=limits.max_file_mib << 20, room=room

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.remote_urls import remote_urls
-from proxy.api.connection import owner, services
+from proxy.api.connection import owner, services, while_connected
 from proxy.errors import BadRequestError
 
 _NAMES = ("url", "urls", "image", "images", "audio", "audios", "video", "videos", "_data")
@@ -29,9 +29,16 @@ _PASSED_OVER = b" \t\r\n\0"
 
 
 async def refuse_private_urls(request: Request, body: Any) -> None:
-    """Check each URL in a body that the backend is about to fetch. Raises BadRequestError."""
-    if urls := list(dict.fromkeys(remote_urls(body))):
-        await services(request).inputs.refuse_private(urls, owner(request))
+    """Check each URL in a body that the backend is about to fetch, while the client is there.
+    Raises BadRequestError, ClientDisconnect."""
+    if urls := urls_in(body):
+        checking = services(request).inputs.refuse_private(urls, owner(request))
+        await while_connected(request, checking)
+
+
+def urls_in(body: Any) -> list[str]:
+    """Return the URLs in a body that the backend would fetch, each once."""
+    return list(dict.fromkeys(remote_urls(body)))
 
 
 class URLScan:

@@ -16,7 +16,7 @@ from proxy.agent.first_call import StatusHold
 from proxy.agent.parking import Parked, names
 from proxy.agent.task import InputFile, Outbox, Task
 from proxy.api.connection import base_url, credentials, held_body, owner, services
-from proxy.api.private_urls import refuse_private_urls
+from proxy.api.private_urls import urls_in
 from proxy.api.spending import charged
 from proxy.api.ways import Way
 from proxy.wire.chat_request import choice_count, to_task
@@ -111,7 +111,7 @@ async def _alone(
 ) -> Task:
     """The task of a request that the model answers by itself. Raises BadRequestError."""
     whose = owner(request)
-    await refuse_private_urls(request, body["messages"])
+    await services(request).inputs.refuse_private(urls_in(body["messages"]), whose)
     outbox = _outbox(request, whose, container_id(whose, run_id), way.profile)
     messages, _ = read(without_links(body["messages"]))
     asked = {**body, "messages": messages, "tools": None, "tool_choice": None}
