@@ -64,8 +64,8 @@ class ToolSettings:
 class ToolVerdicts:
     """Keeps the verdicts on the models of one backend.
 
-    Without a probe, verdicts come from the settings, refusals and runs alone; without a shelf, they
-    end with the process.
+    Without a probe, verdicts come from the settings and runs alone; without a shelf, they end with
+    the process.
     """
 
     def __init__(
@@ -115,21 +115,19 @@ class ToolVerdicts:
 
     def note_refusal(self, model: str, said: str) -> ToolVerdict:
         """Note that the backend refused a request for its tools, with these words; return the
-        verdict. Where a probe found that the model uses tools, its verdict stays until the next
-        probe, which is soon: one odd request may be refused too."""
+        verdict on this request. It holds for others once the backend has refused the probe's own
+        request as well: the words may be the client's. Where a probe found that the model uses
+        tools, its verdict stays until the next probe, which is soon."""
         if self._settings.for_model(model) != "probe":
             return SUPPORTED
-        verdict = refused(model, said)
-        known = self._known.get(model)
+        known, work = self._known.get(model), f"refusal {model}"
         if known is None:
-            self._check_at.pop(model, None)
-            found = KnownVerdict(verdict, None, self._now())
-            self._know(model, found)
-            self._do(f"refusal {model}", partial(self._save, model, found))
+            if self._probe is not None and work not in self._work and len(self._work) < MAX_PROBES:
+                self._do(work, partial(self._confirm, self._probe, model))
         elif known.verdict.reason is None and model not in self._doubted:
             self._doubted.add(model)
             _put(self._check_at, model, self._now() + DOUBTED_AFTER_S)
-        return verdict
+        return refused(model, said)
 
     def note_run(self, owner: str, result: Result) -> None:
         """Note the trouble that a run had with tools; it counts for the key of the run only."""
@@ -194,6 +192,19 @@ class ToolVerdicts:
             await self._save(model, found)
         elif known is not None and known.is_outdated(version, self._now()):
             await self._forget(model)
+
+    async def _confirm(self, probe: ToolProbe, model: str) -> None:
+        try:
+            async with asyncio.timeout(PROBE_S):
+                verdict = await probe.refusal(model)
+        except (BackendError, TimeoutError) as error:
+            log.debug("whether the model %r is refused tools was not told: %s", model, error)
+            return
+        if verdict is not None and model not in self._known:
+            self._check_at.pop(model, None)
+            found = KnownVerdict(verdict, None, self._now())
+            self._know(model, found)
+            await self._save(model, found)
 
     async def _probed(
         self, probe: ToolProbe, model: str, version: str | None

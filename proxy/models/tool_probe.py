@@ -65,7 +65,7 @@ class ToolProbe:
         passage = self._model.passage
         if passage is None or (version is None and not self._is_local):
             return None
-        messages = [{"role": "user", "content": f"Hi {secrets.token_hex(3)}"}]
+        messages = _greeting()
         passed_on = await _template_passes_tools(passage, name, messages)
         try:
             with_tools = await self._prompt_tokens(name, messages, [_TOOL])
@@ -78,6 +78,15 @@ class ToolProbe:
             return None
         return SUPPORTED if with_tools > without else ignored(name)
 
+    async def refusal(self, name: str) -> ToolVerdict | None:
+        """The verdict on a model whose backend refuses a request with a harmless tool, else None.
+        Raises BackendError."""
+        try:
+            await self._prompt_tokens(name, _greeting(), [_TOOL])
+        except ToolsRefusedError as error:
+            return refused(name, error.message)
+        return None
+
     async def _prompt_tokens(
         self, name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> int:
@@ -86,6 +95,11 @@ class ToolProbe:
             body["tools"] = tools
         reply = await self._model.complete(body, None)
         return tokens(reply.usage, "prompt_tokens")
+
+
+def _greeting() -> list[dict[str, Any]]:
+    """Return messages that no cache knows."""
+    return [{"role": "user", "content": f"Hi {secrets.token_hex(3)}"}]
 
 
 _VERSIONS: Sequence[tuple[str, Sequence[str]]] = (

@@ -1,7 +1,7 @@
 """A model that cannot use tools is answered plain, and everybody hears why."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from proxy.profiles import Profiles
 from proxy.store.store import Store
 from proxy.tool_support import ToolSettings, ToolVerdicts
 from tests.clients.chat import answer, ask, client
-from tests.fakes.backend import scripted_backend
+from tests.fakes.backend import Item, Refusal, scripted_backend
 from tests.fakes.engine import NO_PARSER, Engine
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.server import AT_ONCE, EachKey, house
@@ -53,6 +53,7 @@ async def served(
     *,
     is_local: bool = True,
     model: str = "fake-model",
+    reply: Callable[[dict[str, Any]], Item] | None = None,
     **changes: Any,
 ) -> AsyncIterator[House]:
     clock, made = HandClock(), list[ToolVerdicts]()
@@ -63,7 +64,7 @@ async def served(
         return made[0]
 
     async with (
-        scripted_backend(engine.reply, elsewhere=engine.elsewhere, model=model) as backend,
+        scripted_backend(reply or engine.reply, elsewhere=engine.elsewhere, model=model) as backend,
         house(backend, "memory", state_dir, make_verdicts=make_verdicts, **changes) as url,
         client(url) as http,
     ):
@@ -210,10 +211,30 @@ async def test_a_refusal_decides_where_nobody_can_probe(tmp_path: Path) -> None:
     async with served(engine, tmp_path, is_local=False) as there:
         told = await there.known()
         assert told.headers[ROUTE] == "tools_refused"
-        assert engine.probes == []
+        assert len(engine.probes) == 1
         there.clock.advance(24 * 3600)
         engine.refusal = None
         told = await there.known()
+    assert told.json()["sandbox"]["route"] == "auto"
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+async def test_a_refusal_that_a_client_has_provoked_decides_nothing(
+    is_local: bool, tmp_path: Path
+) -> None:
+    """The backend's error has words of its own and some of the client's."""
+    engine = Engine(version="1.0" if is_local else None, counts=is_local)
+
+    def reply(body: dict[str, Any]) -> Item:
+        answer = engine.reply(body)
+        odd = next((name for name in body if name.startswith("tools-")), None)
+        return Refusal(400, f"Unrecognized request argument supplied: {odd}") if odd else answer
+
+    async with served(engine, tmp_path, is_local=is_local, reply=reply) as there:
+        provoked = await ask(there.http, **{"tools-x": 1})
+        await there.verdicts.wait_idle()
+        told = await ask(there.http)
+    assert provoked.status_code in (200, 400)
     assert told.json()["sandbox"]["route"] == "auto"
 
 
