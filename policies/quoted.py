@@ -7,8 +7,8 @@ MAX_SEARCHED_CHARS = 16 << 20
 
 
 def is_quoted(words: str, body: Any) -> bool:
-    """Return True if the words stand in a string of the request's body, in capitals or not: then an
-    error that has them may only repeat what the client wrote. No words are never quoted."""
+    """Return True if the whole passage occurs in a string of the body, in capitals or not. False
+    does not prove that the backend wrote it. An empty passage occurs nowhere."""
     wanted, left = words.lower(), [body] if words else []
     has_blank, chars_left = " " in words, MAX_SEARCHED_CHARS
     while left:

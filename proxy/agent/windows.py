@@ -30,26 +30,28 @@ class Windows:
         """As the server lists it."""
         self._refused: dict[tuple[str, str], int] = {}
         """By owner and model: as a refusal of the owner's request told it."""
-        self._taken: dict[str, int] = {}
-        """The most tokens of prompt and answer that a call had: no window is smaller."""
+        self._taken: dict[tuple[str, str], int] = {}
+        """By owner and model: the most tokens of prompt and answer that a call of the owner's had
+        since the last refusal: no window is smaller."""
         self._of_any: int | None = None
         """Of a server with one model that it gives to whatever name is asked for."""
         self._asked: float | None = None
         self._asking = asyncio.Lock()
 
     async def of(self, model: Model, owner: str, name: str) -> int | None:
-        """Tokens of prompt and answer together; None where nobody has told."""
+        """Return the window, in tokens of prompt and answer together, or None where nobody has
+        told. The server is asked unless the window is known or it was asked of late."""
         if self.known(owner, name) is None and not self._is_fresh():
             async with self._asking:
                 if not self._is_fresh():
                     await self._ask(model)
-        return self.known(owner, name) or self._not_outgrown(name, self._of_any)
+        return self.known(owner, name) or self._not_outgrown(owner, name, self._of_any)
 
     async def of_first_asked(self, model: Model, owner: str, name: str) -> int | None:
-        """The same for who should not wait: the server is asked only if it never was."""
+        """Return the window; ask the server only if it was never asked."""
         if self._asked is None:
             return await self.of(model, owner, name)
-        return self.known(owner, name) or self._not_outgrown(name, self._of_any)
+        return self.known(owner, name) or self._not_outgrown(owner, name, self._of_any)
 
     def listed(self, models: Sequence[Mapping[str, Any]]) -> None:
         """The server has listed its models. Where it lists another size than before, what earlier
@@ -59,33 +61,38 @@ class Windows:
             name = str(each.get("id"))
             if (tokens := _listed(each)) and tokens != self._known.get(name):
                 self._known[name] = tokens
-                self._taken.pop(name, None)
+                self._taken = {key: n for key, n in self._taken.items() if key[1] != name}
         of_any = _served(models[0]) if len(models) == 1 else None
         if of_any != self._of_any:
             self._of_any = of_any
             self._taken.clear()
 
     def known(self, owner: str, name: str) -> int | None:
-        """The same, if it is known by now. What a refusal told goes before what the server
-        lists."""
+        """Return the window if it is known without asking the server. What a refusal told goes
+        before what the server lists."""
         if self._configured is not None:
             return self._configured
-        refused = self._not_outgrown(name, self._refused.get((owner, name)))
-        return refused or self._not_outgrown(name, self._known.get(name))
+        refused = self._not_outgrown(owner, name, self._refused.get((owner, name)))
+        return refused or self._not_outgrown(owner, name, self._known.get(name))
 
     def refused(self, owner: str, name: str, sizes: ContextSizes) -> None:
         """A prompt of this owner's was refused as too long, in words that may have told sizes. They
-        hold for the owner alone: who can have a refusal say what it likes harms nobody else."""
+        hold for the owner alone: who can have a refusal say what it likes harms nobody else. If
+        earlier calls have taken more, another server has taken the place of theirs."""
         if sizes.window is not None:
             _put(self._refused, (owner, name), sizes.window)
+            if sizes.window < self._taken.get((owner, name), 0):
+                del self._taken[owner, name]
 
-    def taken(self, name: str, tokens: int) -> None:
-        """Prompt and answer have had so many tokens: a window said to be smaller is none."""
-        if tokens > self._taken.get(name, 0):
-            _put(self._taken, name, tokens)
+    def taken(self, owner: str, name: str, tokens: int) -> None:
+        """Prompt and answer of a call of this owner's have had so many tokens: a window said to be
+        smaller is none."""
+        if tokens > self._taken.get((owner, name), 0):
+            _put(self._taken, (owner, name), tokens)
 
-    def _not_outgrown(self, name: str, window: int | None) -> int | None:
-        return window if window is None or window >= self._taken.get(name, 0) else None
+    def _not_outgrown(self, owner: str, name: str, window: int | None) -> int | None:
+        taken = self._taken.get((owner, name), 0)
+        return window if window is None or window >= taken else None
 
     def _is_fresh(self) -> bool:
         return self._asked is not None and time.monotonic() - self._asked < HOLDS_S
@@ -132,7 +139,7 @@ class Window:
 
     def taken(self, tokens: int) -> None:
         """See `Windows.taken`."""
-        self._windows.taken(self._name, tokens)
+        self._windows.taken(self._owner, self._name, tokens)
 
 
 def _listed(entry: Mapping[str, Any]) -> int | None:

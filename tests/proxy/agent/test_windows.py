@@ -64,7 +64,7 @@ async def test_one_of_several_models_has_only_its_own_name() -> None:
 async def test_a_window_of_any_name_that_was_outgrown_is_none() -> None:
     model, windows = Listing({"id": "a", "meta": {"n_ctx": 2048}}), Windows()
     assert await windows.of(model, ANYBODY, "m") == 2048
-    windows.taken("m", 2049)
+    windows.taken(ANYBODY, "m", 2049)
     assert await windows.of(model, ANYBODY, "m") is None
 
 
@@ -107,9 +107,9 @@ async def test_a_refusal_knows_better_than_the_list() -> None:
 async def test_a_window_that_was_outgrown_is_none() -> None:
     windows = Windows()
     windows.refused(ANYBODY, "m", ContextSizes(2048))
-    windows.taken("m", 2048)
+    windows.taken(ANYBODY, "m", 2048)
     assert await windows.of(Listing(), ANYBODY, "m") == 2048
-    windows.taken("m", 2049)
+    windows.taken(ANYBODY, "m", 2049)
     assert await windows.of(Listing(), ANYBODY, "m") is None
 
 
@@ -120,20 +120,29 @@ async def test_what_is_refused_to_one_owner_holds_for_no_other() -> None:
     assert found == [5000, 32768]
 
 
-async def test_a_refusal_cannot_tell_less_than_a_call_has_taken() -> None:
+async def test_a_refusal_is_believed_until_a_call_takes_more() -> None:
+    """A server with a smaller window may have taken the place of the one that took so much."""
     windows = Windows()
-    windows.taken("m", 6000)
+    windows.taken("a", "m", 30_000)
+    windows.refused("a", "m", ContextSizes(8192))
+    assert windows.known("a", "m") == 8192
+    windows.taken("a", "m", 9000)
+    assert windows.known("a", "m") is None
+
+
+async def test_what_one_owners_calls_have_taken_says_nothing_of_anothers_refusal() -> None:
+    windows = Windows()
     windows.refused("a", "m", ContextSizes(5000))
-    assert await windows.of(Listing(), "a", "m") is None
+    windows.taken("b", "m", 6000)
+    assert [windows.known(owner, "m") for owner in ("a", "b")] == [5000, None]
 
 
 async def test_a_server_that_lists_another_size_is_another_server() -> None:
     windows = Windows()
     windows.listed([{"id": "m", "max_model_len": 8192}])
-    windows.taken("m", 8000)
+    windows.taken("a", "m", 8193)
     windows.listed([{"id": "m", "max_model_len": 8192}])
-    windows.refused("a", "m", ContextSizes(2048))
-    assert windows.known("a", "m") == 8192
+    assert windows.known("a", "m") is None
     windows.listed([{"id": "m", "max_model_len": 2048}])
     assert windows.known("a", "m") == 2048
 
@@ -149,6 +158,6 @@ async def test_the_names_that_clients_make_up_are_bounded() -> None:
 async def test_the_configured_one_is_never_doubted() -> None:
     windows = Windows(1000)
     windows.refused(ANYBODY, "m", ContextSizes(500))
-    windows.taken("m", 2000)
+    windows.taken(ANYBODY, "m", 2000)
     model = Listing({"id": "m", "max_model_len": 4096})
     assert (await windows.of(model, ANYBODY, "m"), model.asked) == (1000, 0)
