@@ -19,7 +19,8 @@ from proxy.wire.plain import kept_names
 
 MAX_SEARCHED_BYTES = 64 << 10
 """How much of an answer is looked through for its id, which stands at its beginning."""
-_ID = re.compile(rb'"id"\s*:\s*"(resp[\w-]{1,200})"')
+_ID = re.compile(rb'"id"\s*:\s*"(resp[\w.+/=-]{1,1000})"')
+"""Proxies before a backend put more into it, in base64."""
 
 Answer = Callable[[Request, str], Awaitable[Response]]
 

@@ -1,5 +1,6 @@
 """The id of a `:plain` model's response works, for its client alone."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -98,3 +99,26 @@ async def test_a_plain_responses_id_works_after_a_restart(tmp_path: Path) -> Non
                     await http.post("/responses", json=PLAIN)
                 found = await http.get("/responses/resp_0")
     assert found.json()["id"] == "resp_0"
+
+
+async def test_an_id_of_a_proxy_before_the_backend_is_noted_too(tmp_path: Path) -> None:
+    """LiteLLM's proxy writes provider, model id and response id in base64 behind `resp_`."""
+    told = f"litellm:custom_llm_provider:openai;model_id:{'a' * 64};response_id:resp_{'b' * 48}?>"
+    own_id = f"resp_{base64.b64encode(told.encode()).decode()}"
+    seen: list[Any] = []
+
+    async def respond(request: web.Request) -> web.Response:
+        seen.append(await request.json() if request.can_read_body else request.path)
+        return web.json_response({"id": own_id, "object": "response", "output": []})
+
+    async with (
+        scripted_backend([], elsewhere=respond) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as http,
+    ):
+        await http.post("/responses", json=PLAIN)
+        following = {**PLAIN, "previous_response_id": own_id}
+        second = await http.post("/responses", json=following)
+        found = await http.get(f"/responses/{own_id}")
+    assert own_id.endswith("=")
+    assert (second.status_code, found.status_code, len(seen)) == (200, 200, 3)
