@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.agent.model import Credentials
-from proxy.api.connection import key_sent, owner_of, take_client
+from proxy.api.connection import is_operator, key_sent, owner_of, take_client
 from proxy.api.faults import told
 from proxy.client_keys import ClientKeys
 from proxy.errors import ProxyError
@@ -17,8 +17,9 @@ _OPEN_PATHS = frozenset({"/health"})
 
 
 class ClientKeyMiddleware:
-    """Refuses a request whose key the backend does not accept. One without a key passes: its route
-    decides whether it needs one."""
+    """Refuses a request whose key the backend does not accept. One without a key passes, and one
+    with the operator's, which is not the backend's to see: its route decides whether that will
+    do."""
 
     def __init__(self, app: ASGIApp, keys: ClientKeys) -> None:
         self._app = app
@@ -27,7 +28,8 @@ class ClientKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
             request = Request(scope)
-            if key := key_sent(request):
+            key = key_sent(request)
+            if key and not is_operator(request):
                 credentials = Credentials(key, _account(request.headers))
                 try:
                     await self._keys.require_accepted(credentials)

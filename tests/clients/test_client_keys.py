@@ -114,9 +114,10 @@ async def proxied(
     clock = Clock()
     async with scripted_backend(script, elsewhere=elsewhere, let_in=gate) as backend:
         door = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=20)
-        changes |= {
+        changes = {
             "keyring": Keyring(is_closed=True),
             "client_keys": ClientKeys(door, now=clock, max_remembered=max_remembered),
+            **changes,
         }
         try:
             async with (
@@ -133,6 +134,18 @@ async def answer_of(client: openai.AsyncOpenAI, **fields: Any) -> Any:
     asked: dict[str, Any] = {"model": "fake-model", "messages": ASKED, **fields}
     completion = await client.chat.completions.create(**asked)
     return completion.choices[0].message.content
+
+
+async def test_the_operators_key_is_not_sent_to_the_backend(tmp_path: Path) -> None:
+    gate = OpenAI()
+    keyring = Keyring(is_closed=True, operator="sk-operator")
+    async with proxied(gate, tmp_path, keyring=keyring) as there:
+        for path, status in (("/metrics", 200), ("/v1/chat/completions", 401)):
+            method = "GET" if status == 200 else "POST"
+            headers = {"authorization": "Bearer sk-operator"}
+            answer = await there.http.request(method, path, headers=headers, json=ASKED)
+            assert answer.status_code == status
+    assert "sk-operator" not in [key for key, _ in gate.seen]
 
 
 async def test_every_call_is_made_with_the_clients_own_key(tmp_path: Path) -> None:
