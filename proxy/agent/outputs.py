@@ -50,10 +50,12 @@ class Outputs:
         self._max_file_bytes = max_file_bytes
         self._before = given or None
         """What lay there before."""
+        self._is_before_known = True
 
     async def begin(self, sandbox: Sandbox, seconds: float) -> None:
         """Remember what lies there from earlier runs, as far as `seconds` allow."""
         listing = await self._hashed(sandbox, seconds)
+        self._is_before_known = listing is not _UNLISTED
         left = {output_path(entry.path): _contents(entry) for entry in listing.entries}
         self._before = {**left, **(self._before or {})}
 
@@ -69,7 +71,10 @@ class Outputs:
             if entry.kind != "file":
                 continue
             path = output_path(entry.path)
-            has_changed = path in wanted or changed(before.get(path), _contents(entry))
+            is_unknown = path not in before and not self._is_before_known
+            has_changed = path in wanted or (
+                None if is_unknown else changed(before.get(path), _contents(entry))
+            )
             if has_changed:
                 found.produced.append(Produced(path, entry.bytes))
             elif has_changed is None and entry.bytes <= self._max_file_bytes:
