@@ -57,8 +57,8 @@ _CLOSED_NAMES = frozenset(
 """Whole, where a word of it stands in harmless routes as well, such as /model_info."""
 _COMPLETIONS = ["chat", "completions"]
 _MODELS = "models"
-_ON_MODELS = _CLOSED_WORDS | {"download", "load", "new", "unload", "update"}
-"""What is done to models, anywhere behind /models: LM Studio, llama.cpp, Triton."""
+_ON_MODELS = _CLOSED_WORDS | {*("apply", "download", "install", "load", "new", "unload", "update")}
+"""What is done to models, anywhere behind /models: LM Studio, llama.cpp, Triton, LocalAI."""
 
 
 def _patterns(lines: str) -> dict[str, list[list[str]]]:
@@ -70,7 +70,9 @@ def _patterns(lines: str) -> dict[str, list[list[str]]]:
     return found
 
 
-_STATELESS_READS = _patterns("/props /ready /models/*/ready /models/*/versions/*/ready")
+_STATELESS_READS = _patterns(
+    "/models /models/* /models/*/ready /models/*/versions/*/ready /props /ready"
+)
 """For GET and HEAD."""
 _STATELESS_CALLS = _patterns(
     """
@@ -82,14 +84,14 @@ _STATELESS_CALLS = _patterns(
 backend keeps responses."""
 _STATELESS = _patterns(
     """
-    / /apply-template /audio/speech /audio/transcriptions /audio/translations /chat /classify
-    /cohere/v2/chat /completion /completions /completions/render /decode /detokenize /docs /embed
-    /embed_all /embed_sparse /embedding /embeddings /encode /generate /generate_stream
-    /generative_scoring /get_model_info /health_generate /images/edits /images/generations
-    /images/variations /infill /info /invocations /load /loads /model_info /models /models/*
+    / /apply-template /audio/speech /audio/transcriptions /audio/translations /beta/completions
+    /chat /classify /cohere/v2/chat /completion /completions /completions/render /decode /detokenize
+    /docs /embed /embed_all /embed_sparse /embedding /embeddings /encode /fim/completions /generate
+    /generate_stream /generative_scoring /get_model_info /health_generate /images/edits
+    /images/generations /images/variations /infill /info /invocations /load /loads /model_info
     /models/*/generate /models/*/generate_stream /models/*/infer /models/*/versions/*/infer
-    /moderations /openapi.json /parse_function_call /ping /pooling /predict /ps /rerank /reranking
-    /score /separate_reasoning /show /similarity /tags /tokenize /tokenizer_info /version
+    /moderations /ocr /openapi.json /parse_function_call /ping /pooling /predict /ps /rerank
+    /reranking /score /separate_reasoning /show /similarity /tags /tokenize /tokenizer_info /version
     /deployments/*/audio/speech /deployments/*/audio/transcriptions
     /deployments/*/audio/translations /deployments/*/completions /deployments/*/embeddings
     /deployments/*/images/edits /deployments/*/images/generations /engines/*/completions
@@ -97,7 +99,7 @@ _STATELESS = _patterns(
     """
 )
 """Without the prefixes; `*` is any one segment. Of OpenAI, vLLM, SGLang, llama.cpp, TGI and TEI,
-Ollama, LM Studio, Triton and Azure."""
+Ollama, LM Studio, Triton, Azure, DeepSeek and Mistral."""
 
 
 def is_stateless(method: str, path: str) -> bool:

@@ -30,6 +30,7 @@ CLOSED = """
 /v1/organization/admin_api_keys /v1/projects
 /api/v0/models/load /api/v1/models/download /api/v1/models/load /api/v1/models/unload
 /model/delete /model/info /model/new /model/update /v1/download /v1/model/load /v1/model/unload
+/api/models/apply /api/models/install
 /v1/sampling/override/switch /v1/template/switch /v2/cudasharedmemory/register /v2/logging
 /v2/models/mine/trace/setting /v2/models/mine/versions/1/load /v2/repository/index
 /v2/repository/models/mine/load /v2/repository/models/mine/unload
@@ -42,7 +43,7 @@ KEEPS = """
 /v1/realtime/client_secrets /v1/skills /v1/threads/thread_1/runs /v1/uploads /v1/vector_stores
 /v1/videos /v1beta/cachedContents /v1/images/image_1 /v1/embeddings/anything
 /v1/chat/completions/chatcmpl_1 /v1/messages/batches /v1/responses /v1/responses/resp_1/cancel
-/openai/v1/responses /openai/deployments/m/batches /v1/decisions /something/new
+/openai/v1/responses /v1/ocr/anything /openai/deployments/m/batches /v1/decisions /something/new
 """
 STATELESS = """
 / /api/chat /api/generate /api/show /api/tags /classify /cohere/v2/chat /detokenize /docs /encode
@@ -53,7 +54,7 @@ STATELESS = """
 /v1/detokenize /v1/embeddings /v1/images/generations
 /v1/loads /v1/moderations /v1/rerank /v1/score /v1/tokenize /v2/embed /v2/models /v2/rerank
 /api/v1/models /api/v1/models/mine /v2/models/mine/infer /v2/models/mine/versions/1/ready
-/version
+/version /beta/completions /v1/fim/completions /v1/ocr
 """
 
 
@@ -74,6 +75,18 @@ def test_what_serves_requests_and_keeps_nothing_is_open(path: str) -> None:
 def test_what_may_keep_something_is_not_stateless(method: str, path: str) -> None:
     assert not is_stateless(method, path)
     assert not is_stateless(method, path.upper() + "/")
+
+
+@pytest.mark.parametrize("path", ["/models", "/api/v1/models/mine", "/v2/models/mine"])
+def test_models_are_only_read(path: str) -> None:
+    assert is_stateless("GET", path)
+    assert is_stateless("HEAD", path)
+    assert not is_stateless("POST", path)
+
+
+@pytest.mark.parametrize("path", ["/beta/completions", "/v1/fim/completions", "/v1/ocr"])
+def test_calls_of_deepseek_and_mistral_are_open(path: str) -> None:
+    assert is_stateless("POST", path)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/engines/m/chat/completions"])
