@@ -48,7 +48,9 @@ async def require_own(request: Request, asked: Mapping[str, Any]) -> None:
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if services(request).passthrough != "all" and (named := kept_names(asked)):
+    if not services(request).keyring.has_many or services(request).passthrough == "all":
+        return
+    if named := kept_names(asked):
         raise NotFoundError(
             f"Invalid '{named}': what the backend keeps cannot be named here, because the backend"
             " does not tell one client of this server from another. Send the items themselves, or"

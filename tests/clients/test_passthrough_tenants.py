@@ -7,6 +7,7 @@ import pytest
 
 from proxy.keys import Key, Keyring
 from tests.clients.test_passthrough import Recorder, before
+from tests.fakes.server import EachKey, one_key
 
 KEPT = [
     *("batches", "threads", "assistants", "vector_stores", "fine_tuning/jobs", "uploads", "evals"),
@@ -94,10 +95,19 @@ async def test_a_request_cannot_name_what_the_backend_keeps_for_another(
 ) -> None:
     backend = Recorder(status=200)
     body = {"model": "fake-model:plain", "input": "Hello.", **OF_ANOTHER[named]}
-    async with before(backend.record, tmp_path) as client:
+    async with before(backend.record, tmp_path, keyring=EachKey()) as client:
         answer = await client.post(path, json=body)
     assert (answer.status_code, backend.seen) == (404, [])
     assert next(iter(OF_ANOTHER[named])) in answer.json()["error"]["param"]
+
+
+async def test_who_has_the_only_key_can_name_what_the_backend_keeps(tmp_path: Path) -> None:
+    backend = Recorder(b'{"id": "resp_1", "object": "response"}', 200)
+    body = {"model": "fake-model:plain", **OF_ANOTHER["an item"]}
+    async with before(backend.record, tmp_path, keyring=one_key("sk-a")) as client:
+        headers = {"authorization": "Bearer sk-a"}
+        answer = await client.post("/v1/responses", json=body, headers=headers)
+    assert (answer.status_code, len(backend.seen)) == (200, 1)
 
 
 async def test_a_compact_request_that_is_not_read_is_refused(tmp_path: Path) -> None:
