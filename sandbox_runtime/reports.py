@@ -11,12 +11,6 @@ MAX_NUMBER = 1e18
 """Beyond any count of bytes or seconds; NaN is not below it either."""
 MAX_MESSAGE_CHARS = 1000
 
-REPORTED = (
-    *("exit_code", "duration_s", "cpu_s", "peak_memory_bytes", "stdout_bytes", "stderr_bytes"),
-    *("stdout_omitted_lines", "stderr_omitted_lines", "stdout_kept_bytes", "stderr_kept_bytes"),
-    *("oom_kills", "pids_refused", "reading"),
-)
-"""The numbers of every command's report."""
 Report = Mapping[str, object]
 
 

@@ -22,8 +22,13 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
-from sandbox_runtime.reports import REPORTED
 
+REPORTED = (
+    *("exit_code", "duration_s", "cpu_s", "peak_memory_bytes", "stdout_bytes", "stderr_bytes"),
+    *("stdout_omitted_lines", "stderr_omitted_lines", "stdout_kept_bytes", "stderr_kept_bytes"),
+    *("oom_kills", "pids_refused", "reading"),
+)
+"""The numbers of every command's report."""
 REPORT = {**dict.fromkeys(REPORTED, 0), "stderr": ""}
 
 
