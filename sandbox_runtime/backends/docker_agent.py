@@ -25,7 +25,7 @@ from sandbox_runtime.backends.docker_container import (
 from sandbox_runtime.backends.docker_engine import Engine
 
 _NAME = "llm-sandbox-proxy-agent"
-_MODE = 0o755
+_AGENT, _MODE = Path(AGENT_PATH).name, 0o755
 PATIENCE_S, RETRY_S = 30.0, 0.1
 """How long another proxy may take to fill a volume, and how often it is asked whether it has."""
 
@@ -87,15 +87,15 @@ class AgentVolumes:
 
     async def _is_right(self, container: str, program: bytes) -> bool:
         """Whether the volume in a container holds the program, and nothing in its place."""
-        expected = _tar(program)
-        found = await self._engine.get(container, AGENT_PATH, len(expected) + tarfile.RECORDSIZE)
-        return _member(found) == _member(expected)
+        enough = len(program) + 2 * tarfile.RECORDSIZE
+        found = await self._engine.get(container, AGENT_PATH, enough)
+        return _member(found) == (_AGENT, tarfile.REGTYPE, _MODE, 0, program)
 
 
 def _tar(content: bytes) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        member = tarfile.TarInfo(Path(AGENT_PATH).name)
+        member = tarfile.TarInfo(_AGENT)
         member.size, member.mode = len(content), _MODE
         tar.addfile(member, io.BytesIO(content))
     return archive.getvalue()

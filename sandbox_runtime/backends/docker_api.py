@@ -6,6 +6,7 @@ Through the SDK each of them took a thread and several times the processor time.
 import io
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -61,12 +62,10 @@ class DockerAPI:
 
         Raises one of API_ERRORS.
         """
-        url = URL(f"{self._root}/{quote(path, safe='/:')}", encoded=True).with_query(params)
         sent = io.BytesIO(data) if data is not None else None  # aiohttp would warn of large bytes
-        async with self._opened().request(method, url, json=body, data=sent) as answer:
+        async with self._asked(method, path, params, json=body, data=sent) as answer:
             said = await answer.read()
-        if answer.status >= 400:
-            raise _refused(answer.status, said)
+        _raise_refusal(answer, said)
         return _facts(said) if said else {}
 
     async def read(self, path: str, *, params: Mapping[str, str], max_bytes: int) -> bytes:
@@ -74,15 +73,13 @@ class DockerAPI:
 
         Raises one of API_ERRORS.
         """
-        url = URL(f"{self._root}/{quote(path, safe='/:')}", encoded=True).with_query(params)
         said = bytearray()
-        async with self._opened().get(url) as answer:
+        async with self._asked("GET", path, params) as answer:
             async for piece in answer.content.iter_any():
                 said += piece
                 if len(said) >= max_bytes:
                     break
-        if answer.status >= 400:
-            raise _refused(answer.status, bytes(said))
+        _raise_refusal(answer, bytes(said))
         return bytes(said)
 
     async def aclose(self) -> None:
@@ -90,6 +87,12 @@ class DockerAPI:
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
+
+    def _asked(
+        self, method: str, path: str, params: Mapping[str, str] | None, **body: Any
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        url = URL(f"{self._root}/{quote(path, safe='/:')}", encoded=True).with_query(params)
+        return self._opened().request(method, url, **body)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -121,10 +124,12 @@ def _facts(said: bytes) -> Facts:
     return facts
 
 
-def _refused(status: int, said: bytes) -> RefusedError:
+def _raise_refusal(answer: aiohttp.ClientResponse, said: bytes) -> None:
+    if answer.status < 400:
+        return
     try:
         why = str(json.loads(said)["message"])
     except (ValueError, KeyError, TypeError):
-        why = said.decode(errors="replace").strip() or f"its status is {status}"
+        why = said.decode(errors="replace").strip() or f"its status is {answer.status}"
     kinds: dict[int, type[RefusedError]] = {404: MissingError, 409: ConflictError}
-    return kinds.get(status, RefusedError)(why)
+    raise kinds.get(answer.status, RefusedError)(why)
