@@ -5,7 +5,7 @@ BURST_FRAMES = 8192
 """Small frames cost their number of times a constant: about 1.5 µs each on a machine of 2024. A
 guest that sends more of them is read more slowly, which is all that happens to it."""
 FREE_BYTES = 1024
-"""A frame with so much data costs nothing: its bytes are paid for by the stream's credit."""
+"""Each so many bytes of a piece pay for one of its frames."""
 
 
 class FrameRate:

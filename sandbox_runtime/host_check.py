@@ -1,4 +1,4 @@
-"""What of the host's kernel all sandboxes share, and how far it goes, seen from inside one."""
+"""The doctor's check that the host has enough pseudo-terminals."""
 
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.kernel_limits import PSEUDO_TERMINALS

@@ -202,8 +202,10 @@ def agent_mount(volume: str, *, is_read_only: bool) -> dict[str, Any]:
 
 
 def _terminals(labels: Mapping[str, str]) -> dict[str, Any]:
-    """In place of the engine's own, which have no bound: a volume without a name, which is mounted
-    anew for each container and goes with it, or by its labels with a sweep."""
+    """An anonymous devpts volume, which replaces the engine's unbounded /dev/pts.
+
+    The engine removes it with the container; `sweep` removes those left over.
+    """
     options = {"type": "devpts", "device": "devpts", "o": f"{TERMINALS},gid={_TTY_GROUP}"}
     return {
         "Type": "volume",
