@@ -23,12 +23,12 @@ from sandbox_runtime.errors import (
 )
 from sandbox_runtime.frame_budgets import (
     MAX_CONNECTIONS,
-    MAX_FINISHED,
+    MAX_RESET_STREAMS,
     MAX_WIDE_STREAMS,
     OPEN_FRAMES,
     READ_FRAMES,
     TURN_FRAMES,
-    FinishedStreams,
+    ResetStreams,
 )
 from sandbox_runtime.frame_rate import FrameRate
 from sandbox_runtime.protocol import (
@@ -49,9 +49,9 @@ from sandbox_runtime.streams import Connection, OnConnection, Stream
 
 logger = logging.getLogger(__name__)
 
-UNANSWERED = f"more than {MAX_FINISHED} streams were given up, and it has not answered since"
+UNANSWERED = f"more than {MAX_RESET_STREAMS} streams were reset, and it has not answered since"
 MAX_REQUEST_BYTES = 64
-"""Of a connection: the agent says nothing about it."""
+"""The payload of an agent's OPEN; ours sends `{}`."""
 PATIENCE_S = 10.0
 """How long the agent may be silent while it has something to do, before it must show that it is
 alive; and how long it has for that."""
@@ -78,7 +78,7 @@ class Channel:
         self._held = b""
         """What goes out with whatever is written next: each write costs more than its bytes."""
         self._streams: dict[int, Stream | Connection] = {}
-        self._finished = FinishedStreams()
+        self._reset_streams = ResetStreams()
         self._frame_rate = FrameRate()
         self._frames = 0
         """What the bytes taken last count for, in frames."""
@@ -120,11 +120,11 @@ class Channel:
 
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
         """Begin an operation; `more` as in `send`. Raises SandboxLostError, and
-        SandboxUnavailableError while the agent has not read of very many that were given up: it may
-        only be slow."""
+        SandboxUnavailableError while the agent has not read the RESETs of very many: it may only be
+        slow."""
         if self.lost:
             raise self.lost_error()
-        if len(self._finished) > MAX_FINISHED:
+        if len(self._reset_streams) > MAX_RESET_STREAMS:
             why = f"sandbox {self.guest.id} is busy: {UNANSWERED}"
             raise SandboxUnavailableError(why, retry_after_s=self._patience_s)
         self._expect_life()
@@ -146,24 +146,20 @@ class Channel:
         self._wide.add(number)
         return True
 
-    def reset(self, stream: Stream) -> None:
-        """Be done with an operation: give it up unless it is over."""
-        self.give_up(stream.number)
-
-    def give_up(self, number: int) -> None:
+    def reset(self, number: int) -> None:
         """Close a stream from our end; nothing happens when it is over."""
         stream = self._streams.pop(number, None)
         self._open_connections.discard(number)
         self._connections.discard(number)
         self._wide.discard(number)
         if stream is not None and not self.lost:
-            self._forget(number, stream)
+            self._reset_stream(number, stream)
 
-    def close_connection(self, number: int) -> None:
-        """Both ends of a connection have finished writing: the agent may open another."""
+    def connection_ended(self, number: int) -> None:
+        """Free the connection's place among MAX_CONNECTIONS: both sides have sent EOF."""
         self._open_connections.discard(number)
 
-    def _forget(self, number: int, stream: Stream | Connection) -> None:
+    def _reset_stream(self, number: int, stream: Stream | Connection) -> None:
         reset = frame(number, RESET)
         if stream.is_finished:
             self._held += reset  # the agent has no need of it: there is no hurry
@@ -171,16 +167,16 @@ class Channel:
             if self._held:  # the rest of it waits for what is sent next
                 held = Decoder(HOLD_BYTES).feed(self._held)
                 self._held = b"".join(frame(*each) for each in held if each[0] != number)
-            # Without waiting: an agent that does not read must not hold up who gave up on it.
+            # Without waiting: an agent that does not read must not hold up who resets its stream.
             self.write(reset)
-        if self._finished.add(number, stream):
-            self._finished.ping_sent()
+        if self._reset_streams.add(number, stream):
+            self._reset_streams.ping_sent()
             self.write(frame(0, PING))
 
     async def ping(self, timeout_s: float) -> None:
         """Return when the agent answers. Raises SandboxLostError when it does not."""
         self._pong.clear()
-        self._finished.ping_sent()
+        self._reset_streams.ping_sent()
         self.write(frame(0, PING))
         try:
             async with asyncio.timeout(timeout_s):
@@ -254,7 +250,7 @@ class Channel:
         self._is_gone = await self.guest.kill()
         if others:
             await asyncio.wait(others)
-        self._finished.clear()
+        self._reset_streams.clear()
         self._wake_all()
 
     async def _read(self) -> None:
@@ -297,7 +293,7 @@ class Channel:
         """Whether an agent that has something to do has been silent too long. One look for all
         that goes on: most operations are over long before."""
         self._watch = None
-        if self.lost or not (self._streams or self._finished):
+        if self.lost or not (self._streams or self._reset_streams):
             return
         silent_s = asyncio.get_running_loop().time() - self._heard_at
         if silent_s < self._patience_s:
@@ -320,8 +316,8 @@ class Channel:
                 del self._streams[number]
                 self._open_connections.discard(number)
                 self._connections.discard(number)
-        elif number in self._finished:
-            self._finished.accept(number, kind, payload)
+        elif number in self._reset_streams:
+            self._reset_streams.accept(number, kind, payload)
         elif number % 2 == 0 and kind == OPEN:
             self._connect(number, payload)
         else:
@@ -331,7 +327,7 @@ class Channel:
         """A program inside wants out."""
         if number != self._last_from_inside + 2:
             raise ProtocolError(f"stream {number} opened after {self._last_from_inside}")
-        if len(self._finished) > MAX_FINISHED:
+        if len(self._reset_streams) > MAX_RESET_STREAMS:
             raise ProtocolError(UNANSWERED)
         if len(request) > MAX_REQUEST_BYTES:
             raise ProtocolError(f"a connection with a request of {len(request)} bytes")
@@ -352,7 +348,7 @@ class Channel:
                 raise ProtocolError(f"protocol version {shown!s:.80}, {VERSION} expected")
             self._hello.set()
         elif kind == PONG and not payload:
-            self._finished.pong_received()
+            self._reset_streams.pong_received()
             self._pong.set()
         else:
             raise ProtocolError(f"frame type {kind} on stream 0")

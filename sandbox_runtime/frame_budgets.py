@@ -10,11 +10,10 @@ from sandbox_runtime.streams import Connection, Stream
 
 MAX_CONNECTIONS = 256
 """Of programs inside, at one time: the agent opens no more."""
-FINISHED_BEFORE_PING = MAX_CONNECTIONS
-MAX_FINISHED = 8 * MAX_CONNECTIONS
-"""Streams that the host has given up and that the agent is not known to have closed. Between a PING
-and its PONG an agent that keeps to the protocol closes and opens 2 * MAX_CONNECTIONS at most, and
-there may be two such times in a row."""
+RESETS_BEFORE_PING = MAX_CONNECTIONS
+MAX_RESET_STREAMS = 8 * MAX_CONNECTIONS
+"""Two round trips of an agent that opens and closes at full speed leave at most 1,280 reset
+streams; beyond 2,048 the agent ignores PING."""
 MAX_WIDE_STREAMS = 32
 """Streams of one sandbox that may have WINDOW_BYTES unread at one time; all others may have
 FIRST_WINDOW_BYTES. With as many connections as there may be that is 16 MiB, and 16 KiB for each
@@ -48,8 +47,8 @@ class ConnectionRate:
         self._next_s = max(self._next_s, earliest_s) + 1 / CONNECTIONS_PER_S
 
 
-class FinishedStreams:
-    """The streams that the host has given up with RESET and that the agent may not know of yet.
+class ResetStreams:
+    """The streams that the host has reset, of which the agent may not know yet.
 
     What was in flight is tolerated: as much as a stream still had credit for, and its end. A stream
     is forgotten once the agent has closed it, or has answered a PING that was sent after its RESET.
@@ -57,10 +56,10 @@ class FinishedStreams:
 
     def __init__(self) -> None:
         self._streams: dict[int, tuple[int, Stream | Connection]] = {}
-        """By number, in the order in which they were given up: when that was, and the stream."""
-        self._given_up = 0
+        """By number, in the order of their RESETs: which RESET it was, and the stream."""
+        self._resets = 0
         self._pings: deque[int] = deque()
-        """Of each PING that is not answered yet: how many streams were given up before it."""
+        """Of each PING that is not answered yet: how many RESETs were sent before it."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -70,10 +69,10 @@ class FinishedStreams:
 
     def add(self, number: int, stream: Stream | Connection) -> bool:
         """Take a stream of which RESET has been sent; returns whether a PING is due."""
-        stream.discard()
-        self._given_up += 1
-        self._streams[number] = self._given_up, stream
-        return len(self._streams) >= FINISHED_BEFORE_PING and not self._pings
+        stream.mark_reset()
+        self._resets += 1
+        self._streams[number] = self._resets, stream
+        return len(self._streams) >= RESETS_BEFORE_PING and not self._pings
 
     def accept(self, number: int, kind: int, payload: bytes) -> None:
         """Check a frame that was in flight. Raises ProtocolError."""
@@ -82,7 +81,7 @@ class FinishedStreams:
 
     def ping_sent(self) -> None:
         """A PING follows the RESETs sent so far."""
-        self._pings.append(self._given_up)
+        self._pings.append(self._resets)
 
     def pong_received(self) -> None:
         """Forget the streams whose RESET the agent has read. Raises ProtocolError."""

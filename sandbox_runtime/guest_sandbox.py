@@ -162,10 +162,11 @@ class GuestSandbox:
     async def stop(self, job_id: str) -> None:
         self._job(job_id)
         try:
-            async with self._operation({"op": "stop", "id": job_id}, ANSWER_S) as stream:
+            request = {"op": "stop", "id": job_id}
+            async with asyncio.timeout(ANSWER_S), self._operation(request, None) as stream:
                 if await stream.receive():
                     raise ProtocolError("it sent data where none was asked for")
-        except FileTimeoutError:
+        except TimeoutError:
             await self._distrust("it did not take an order in time")
         await self._checked(failure_in, stream)
 
@@ -338,16 +339,17 @@ class GuestSandbox:
     async def _operation(
         self, request: Mapping[str, object], timeout_s: float | None, *, more: bool = False
     ) -> AsyncIterator[Stream]:
-        """One of the agent's, given up if it is not over with the block; `more` to send follows.
-        Raises FileTimeoutError where the block takes longer than `timeout_s`, and SandboxLostError
-        for a ProtocolError of the block."""
+        """Open an operation and reset it when the block ends early. `more`: input follows at once.
+
+        Raises FileTimeoutError after `timeout_s`, and SandboxLostError for a ProtocolError of the
+        block."""
         try:
             async with asyncio.timeout(timeout_s) as patience:
                 stream = await self._channel.open(request, more=more)
                 try:
                     yield stream
                 finally:
-                    self._channel.reset(stream)
+                    self._channel.reset(stream.number)
         except ProtocolError as error:  # out here the deadline does not stop the guest's end
             await self._distrust(str(error))
         except TimeoutError as error:

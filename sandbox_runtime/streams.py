@@ -48,9 +48,9 @@ class Link(Protocol):
 
     def widen(self, number: int) -> bool: ...
 
-    def give_up(self, number: int) -> None: ...
+    def reset(self, number: int) -> None: ...
 
-    def close_connection(self, number: int) -> None: ...
+    def connection_ended(self, number: int) -> None: ...
 
 
 class _Flow:
@@ -66,17 +66,17 @@ class _Flow:
         """How much may wait to be received, or be on its way here."""
         self._credit_due = 0
         self._over = False
-        """Whether the other side has closed it."""
-        self._is_given_up = False
+        """Closed by either side."""
+        self._is_reset = False
 
     @property
     def is_finished(self) -> bool:
         """Whether both ends have finished writing: the agent has closed it, or is about to."""
         return False
 
-    def discard(self) -> None:
-        """The host has given it up: what still arrives is checked, but not kept."""
-        self._is_given_up = True
+    def mark_reset(self) -> None:
+        """The host has reset it: what still arrives is checked, but not kept."""
+        self._is_reset = True
         self._pieces.clear()
 
     def wake(self) -> None:
@@ -124,7 +124,7 @@ class _Flow:
         if not payload or len(payload) > self._credit_given:
             raise ProtocolError(f"{len(payload)} bytes where {self._credit_given} were allowed")
         self._credit_given -= len(payload)
-        if self._is_given_up:
+        if self._is_reset:
             return
         if self._pieces:
             self._add(kind, payload)
@@ -139,7 +139,7 @@ class _Flow:
             if len(self._pieces) < MAX_PIECES:
                 self._pieces.append((kind, payload))
                 return
-            # In such a queue the order of different kinds is given up, for its length. The last
+            # In such a queue the order of different kinds is lost. The last
             # pieces are of different kinds, as one is only added of a kind that is not among them.
             oldest = place - len(OUTPUT_KINDS)
             while place > oldest and self._pieces[place][0] != kind:
@@ -203,7 +203,7 @@ class Stream(_Flow):
         elif kind == WINDOW:
             self._take_credit(payload)
         elif kind == END:
-            self._report = {} if self._is_given_up else parse_object(payload)
+            self._report = {} if self._is_reset else parse_object(payload)
             self._over = True
         else:
             raise ProtocolError(f"frame type {kind} on stream {self.number}")
@@ -249,7 +249,7 @@ class Connection(_Flow):
         """Close both directions at once. Safe to call twice."""
         if not self._over:
             self._over = True
-            self._link.give_up(self.number)
+            self._link.reset(self.number)
             self.wake()
 
     def accept(self, kind: int, payload: bytes) -> bool:
@@ -274,7 +274,7 @@ class Connection(_Flow):
 
     def _close_if_over(self) -> None:
         if self.is_finished:
-            self._link.close_connection(self.number)
+            self._link.connection_ended(self.number)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from sandbox_runtime.frame_budgets import (
     BURST_CONNECTIONS,
     CONNECTIONS_PER_S,
     MAX_CONNECTIONS,
-    MAX_FINISHED,
+    MAX_RESET_STREAMS,
     ConnectionRate,
 )
 from sandbox_runtime.frame_rate import BURST_FRAMES, FRAMES_PER_S, FREE_BYTES, FrameRate
@@ -70,7 +70,7 @@ async def test_flood_of_connections_loses_that_sandbox(
     lost = await heard(channel, guest, b"".join(frame(n, OPEN) for n in range(2, 200_002, 2)))
     assert lost
     assert "broke the protocol: more than" in lost
-    assert len(guest.kinds) <= MAX_FINISHED + 2  # what was queued for it
+    assert len(guest.kinds) <= MAX_RESET_STREAMS + 2  # what was queued for it
     await channel.close()
 
 
@@ -103,13 +103,13 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
 async def test_refused_connections_do_no_harm_while_the_agent_answers() -> None:
     clock = HandClock()
     channel, guest = await connected(clock)
-    for number in range(2, 8 * MAX_FINISHED, 2):
+    for number in range(2, 8 * MAX_RESET_STREAMS, 2):
         clock.advance(1.0)
         assert not await heard(channel, guest, frame(number, OPEN))
         if guest.kinds.count(PING) > guest.pongs:
             guest.pongs += 1
             assert not await heard(channel, guest, frame(0, PONG))
-    assert guest.kinds.count(RESET) == 4 * MAX_FINISHED - 1
+    assert guest.kinds.count(RESET) == 4 * MAX_RESET_STREAMS - 1
     assert guest.pongs > 1
     await channel.close()
 
@@ -119,7 +119,7 @@ async def test_refused_connections_do_no_harm_while_the_agent_answers() -> None:
 
 async def given_up(channel: Channel) -> Stream:
     stream = await channel.open({"op": "exec"})
-    channel.reset(stream)
+    channel.reset(stream.number)
     return stream
 
 
@@ -192,7 +192,7 @@ async def test_operation_is_refused_while_the_agent_has_not_answered_for_those_g
     channel, guest = await connected()
     with anyio.fail_after(20), pytest.raises(SandboxUnavailableError, match="has not answered"):
         await give_up_as_many_as_there_may_be(channel)
-    assert len(channel._finished) <= MAX_FINISHED + 1
+    assert len(channel._reset_streams) <= MAX_RESET_STREAMS + 1
     assert not channel.lost
     assert not await heard(channel, guest, frame(0, PONG))
     await given_up(channel)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sandbox_runtime.connection_queue import MAX_HANDLERS
 from sandbox_runtime.errors import SandboxError
-from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, MAX_FINISHED, MAX_WIDE_STREAMS
+from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, MAX_RESET_STREAMS, MAX_WIDE_STREAMS
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     CREDIT,
@@ -94,7 +94,7 @@ class HostileGuest(RuleBasedStateMachine):
         assert not self.sandbox._channel._streams
         assert not self.sandbox._channel._connections.tasks()
         assert not self.sandbox._channel._connections._waiting
-        assert not len(self.sandbox._channel._finished)
+        assert not len(self.sandbox._channel._reset_streams)
 
     async def _relay(self, connection: Connection) -> None:
         """Read to the end and answer, as a gateway does."""
@@ -153,7 +153,7 @@ class HostileGuest(RuleBasedStateMachine):
         """Mostly one that is open; else one that is over, or never was."""
         channel = self.sandbox._channel
         open_now = sorted(channel._streams, reverse=True)[:4]
-        given_up = list(channel._finished._streams)[-2:]
+        given_up = list(channel._reset_streams._streams)[-2:]
         others = [0, 1, 2, channel._next, channel._last_from_inside + 2]
         choices = [numbers for numbers in (open_now, open_now, given_up, others) if numbers]
         return data.draw(st.sampled_from(data.draw(st.sampled_from(choices))))
@@ -211,7 +211,7 @@ class HostileGuest(RuleBasedStateMachine):
         if not hasattr(self, "sandbox"):
             return
         channel = self.sandbox._channel
-        assert len(channel._finished) <= MAX_FINISHED + 1
+        assert len(channel._reset_streams) <= MAX_RESET_STREAMS + 1
         assert len(channel._open_connections) <= MAX_CONNECTIONS
         assert len(channel._connections._handlers) <= MAX_HANDLERS
         assert len(channel._connections._waiting) <= MAX_CONNECTIONS
@@ -223,7 +223,7 @@ class HostileGuest(RuleBasedStateMachine):
         for stream in channel._streams.values():
             assert _queued_pieces(stream) <= MAX_QUEUED_PIECES
             assert _queued_bytes(stream) <= 2 * WINDOW_BYTES
-        assert all(not _queued_pieces(each) for _, each in channel._finished._streams.values())
+        assert all(not _queued_pieces(each) for _, each in channel._reset_streams._streams.values())
 
     @invariant()
     def another_sandbox_is_undisturbed(self) -> None:
