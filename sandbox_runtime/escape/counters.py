@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from sandbox_runtime.escape.ground import Computer, Ground, python, running
+from sandbox_runtime.escape.inside.attempt import NUMBERS
 from sandbox_runtime.escape.probe import Attack
 
 _MANY_TERMINALS, _MANY_TIMERS, _MANY_QUEUES, _MANY_CONTEXTS = 128, 8192, 4, 16
@@ -16,14 +17,15 @@ _MANY_IN_FLIGHT = 8192
 _HOLD_S = 60
 _ANSWER_S = 20.0
 
-_CALLS = """
+_CALLS = f"""
 import ctypes, os, signal, time
 libc = ctypes.CDLL(None)
 column = ("x86_64", "aarch64").index(os.uname().machine)
 def call(numbers, *arguments):
     return libc.syscall(ctypes.c_long(numbers[column]), *arguments)
-IO_SETUP, IO_DESTROY, TIMER_CREATE = (206, 0), (207, 1), (222, 107)
-MQ_OPEN, MQ_UNLINK = (240, 180), (241, 181)
+IO_SETUP, IO_DESTROY = {NUMBERS["io_setup"]}, {NUMBERS["io_destroy"]}
+TIMER_CREATE = {NUMBERS["timer_create"]}
+MQ_OPEN, MQ_UNLINK = {NUMBERS["mq_open"]}, {NUMBERS["mq_unlink"]}
 NEW_QUEUE = os.O_CREAT | os.O_RDWR
 """
 _TAKE = f"""

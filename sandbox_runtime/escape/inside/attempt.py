@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # A table of its own: a wrong number in the filter's table must not be wrong here as well.
 _X86_64, _AARCH64 = 0, 1
-_NUMBERS: dict[str, tuple[int | None, int | None]] = {
+NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89),
     "add_key": (248, 217),
     "bpf": (321, 280),
@@ -40,6 +40,8 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "mount": (165, 40),
     "mount_setattr": (442, 442),
     "move_mount": (429, 429),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
     "perf_event_open": (298, 241),
@@ -58,6 +60,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "swapoff": (168, 225),
     "swapon": (167, 224),
     "syslog": (103, 116),
+    "timer_create": (222, 107),
     "umount2": (166, 39),
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
@@ -97,7 +100,7 @@ def number(name: str) -> int:
     column = _COLUMN.get(platform.machine())
     if column is None:
         raise NotTriedError(f"the system calls of {platform.machine()} are not known")
-    found = _NUMBERS[name][column]
+    found = NUMBERS[name][column]
     if found is None:
         raise OSError(38, f"{name} does not exist on {platform.machine()}")
     return found
