@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from policies.isolation import Isolation
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.escape.ground import Ground, python, running
+from sandbox_runtime.escape.ground import DisturbedError, Ground, python, running
 from sandbox_runtime.escape.probe import Attack
 
 _PIDS, _MEMORY_MIB, _DISK_MIB, _OPEN_FILES, _DISK_MIB_PER_S = 64, 256, 64, 256, 8
@@ -204,10 +204,11 @@ def _bomb(
                 printed = result.stdout.split()
             except SandboxLostError:
                 printed = []  # it has ended with the sandbox
-            disturbed = await ground.disturbed()
+            if disturbed := await ground.disturbed():
+                raise DisturbedError(disturbed)
         if printed and printed[-1].isdigit() and int(printed[-1]) >= much:
             return f"it took {printed[-1]} {unit}"
-        return disturbed
+        return None
 
     return Attack(name, "bombs", tries, set_off, own_kernel_holds)
 

@@ -7,7 +7,7 @@ something that needs the same: nothing is to come of that but what came of it be
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from sandbox_runtime.escape.ground import Computer, Ground, python, running
+from sandbox_runtime.escape.ground import Computer, DisturbedError, Ground, python, running
 from sandbox_runtime.escape.inside.attempt import NUMBERS
 from sandbox_runtime.escape.probe import Attack
 
@@ -151,12 +151,10 @@ class _Bomb:
         before = await self.needs_one(neighbour)
         async with running(sandbox, self.program) as printed:
             after = await self.needs_one(neighbour)
-        if int(printed) >= self.much:
-            return f"it took {printed.strip()} {self.what}"
         if after != before:
             none = f"the sandbox beside it finds no {self.what} any more"
-            return f"{none}: {after!r}, before {before!r}"
-        return None
+            raise DisturbedError(f"{none}: {after!r}, before {before!r}")
+        return f"it took {printed.strip()} {self.what}" if int(printed) >= self.much else None
 
 
 _OF_ALL = (

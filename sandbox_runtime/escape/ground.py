@@ -27,6 +27,10 @@ class NotTriedError(Exception):
     """An attack cannot be made here, and says nothing about a wall."""
 
 
+class DisturbedError(Exception):
+    """The sandbox beside an attack felt it, which no kernel of its own excuses."""
+
+
 class Computer(Sandbox, Protocol):
     """A sandbox of which its owner decides what it may reach."""
 

@@ -47,7 +47,7 @@ class Attack:
     make: Callable[[Ground], Awaitable[str | None]]
     """Returns what it found open, and None where the wall held.
 
-    Raises SandboxError where it could not be made.
+    Raises DisturbedError where another sandbox felt it, SandboxError where it could not be made.
     """
     own_kernel_holds: bool = False
     """As of a Probe."""

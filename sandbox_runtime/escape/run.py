@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from policies.isolation import Isolation
 from sandbox_runtime.errors import SandboxError
 from sandbox_runtime.escape import batch
-from sandbox_runtime.escape.ground import NO_SUCH_COMMAND, Ground, NotTriedError, Start
+from sandbox_runtime.escape.ground import (
+    NO_SUCH_COMMAND,
+    DisturbedError,
+    Ground,
+    NotTriedError,
+    Start,
+)
 from sandbox_runtime.escape.probe import Attack, Finding, Probe, Verdict
 from sandbox_runtime.escape.suite import ATTACKS, PROBES
 from sandbox_runtime.sandbox import ExecResult, Sandbox
@@ -48,6 +54,8 @@ async def run_attack(ground: Ground, attack: Attack) -> Finding:
             found = await attack.make(ground)
             if found and not (attack.own_kernel_holds and await _on_own_kernel(ground)):
                 verdict = "open"
+    except DisturbedError as error:
+        verdict, found = "open", str(error)
     except TimeoutError:
         verdict, found = "open", f"no end within {attack.timeout_s:g} s"
     except (SandboxError, NotTriedError) as error:

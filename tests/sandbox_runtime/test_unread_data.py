@@ -97,7 +97,7 @@ async def test_stream_that_is_done_with_leaves_its_wide_window_to_another() -> N
     assert not await heard(channel, guest, frame(last.number, DATA, bytes(FIRST_WINDOW_BYTES)))
     await last.receive()
     assert guest.credit[last.number] == FIRST_WINDOW_BYTES
-    channel.reset(streams[0])
+    channel.reset(streams[0].number)
     assert not await heard(channel, guest, frame(last.number, DATA, bytes(FIRST_WINDOW_BYTES)))
     await last.receive()
     assert guest.credit[last.number] == 2 * FIRST_WINDOW_BYTES + WIDER

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
@@ -12,12 +14,14 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.escape.ground import Ground
+from sandbox_runtime.escape.ground import DisturbedError, Ground
 from sandbox_runtime.escape.probe import Attack, Finding, Verdict
 from sandbox_runtime.escape.run import refusal, run_attack, run_batch, untried
 from sandbox_runtime.escape.suite import PROBES
+from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.streams import OnConnection
 from tests.fakes.memory_sandbox import MemorySandbox
+from tests.sandbox_runtime.conformance.backends import backend_of
 from tests.sandbox_runtime.escape.places import Places, opened
 from tests.sandbox_runtime.transfer import output, write
 
@@ -67,6 +71,25 @@ async def made(attack: Attack) -> Finding:
         found = await run_attack(ground, attack)
         await ground.aclose()
     return found
+
+
+@pytest.mark.docker
+async def test_no_kernel_of_its_own_excuses_what_a_neighbour_feels(tmp_path: Path) -> None:
+    """An attack that takes all of its own kernel's is nothing, one that is felt elsewhere is."""
+
+    async def takes(ground: Ground) -> str | None:
+        return "it took all"
+
+    async def is_felt(ground: Ground) -> str | None:
+        raise DisturbedError("the sandbox beside it has none")
+
+    backend = backend_of("docker-runsc", tmp_path)
+    ground = Ground(partial(start_sandbox, backend), Isolation())
+    attacks = (Attack("made", "bombs", "Tries.", make, True) for make in (takes, is_felt))
+    findings = [await run_attack(ground, attack) for attack in attacks]
+    await ground.aclose()
+    await backend.aclose()
+    assert [finding.verdict for finding in findings] == ["held", "open"]
 
 
 def test_each_attempt_is_made_whatever_became_of_the_one_before() -> None:
