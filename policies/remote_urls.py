@@ -4,28 +4,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_MEDIA = frozenset(
+URL_FIELDS = frozenset(
     {
         *("image", "images", "image_data", "image_url", "image_urls"),
         *("audio", "audios", "audio_data", "audio_url", "audio_urls", "ref_audio"),
-        *("video", "videos", "video_data", "video_url", "video_urls", "file_url", "url"),
+        *("video", "videos", "video_data", "video_url", "video_urls"),
+        *("file_url", "server_url", "url"),
     }
 )
 """Fields that name a file to be fetched. Some backends, such as SGLang, open paths here too."""
-_TEXTS = frozenset(
-    {
-        *("content", "input", "prompt", "negative_prompt", "suffix", "system", "text", "texts"),
-        *("document", "documents", "passages", "queries", "query", "sentences", "source_sentence"),
-        *("data_1", "data_2", "text_1", "text_2", "description", "instruction", "instructions"),
-        *("name", "title", "user", "output", "reasoning", "reasoning_content", "refusal"),
-        *("thinking", "choice", "guided_choice", "labels", "stop", "stop_sequences"),
-    }
-)
-"""Fields whose strings are text, also one that is a URL as a whole."""
 _WITHOUT_PARTS = frozenset(
     {
         *("action", "annotations", "arguments", "citations", "functions", "headers", "metadata"),
-        *("input_schema", "parameters", "response_format", "schema"),
+        *("format", "guided_json", "input_schema", "json", "json_schema", "parameters"),
+        *("response_format", "schema"),
     }
 )
 """Fields in which a URL is only text, however deep."""
@@ -38,10 +30,15 @@ _URL = re.compile(rf"[\s\0-\x1f]*(?:{_SCHEMES}){_INSIDE}:", re.IGNORECASE)
 _LEFT_OUT = re.compile("[\t\r\n]")
 _BLANKS = "".join(map(chr, range(33)))
 _MARKDOWN_IMAGE = re.compile(r"!\[\]\(([^)]{1,4096})")
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 _MAX_PATH_CHARS = 4096
+_PATH_BEGINNINGS = ("/", "~", "./", "../")
 _JPEG = "/9j/"
 """How a JPEG begins in base64, which a path does not."""
+
+
+def is_url(text: str) -> bool:
+    """Return True for a URL, not a path."""
+    return _URL.match(text) is not None
 
 
 def remote_urls(body: Any) -> Iterator[str]:
@@ -53,7 +50,7 @@ def remote_urls(body: Any) -> Iterator[str]:
         if isinstance(value, str):
             yield from _named(name, value)
         elif isinstance(value, list):
-            kinds = (dict, list) if name in _TEXTS else (dict, list, str)
+            kinds = (dict, list, str) if name in URL_FIELDS else (dict, list)
             left += [(name, item) for item in value if isinstance(item, kinds)]
         elif isinstance(value, dict):
             left += _fields(name, value)
@@ -78,7 +75,9 @@ def _fields(name: str, part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _is_fetched(name: str, kind: str) -> bool:
     """Return True if the `url` of a part of this type in this field is fetched: where it belongs to
     a document, it only says where its text is from."""
-    return not kind.startswith(_REPORTS) if kind else not name or name in _MEDIA
+    if not name or name in URL_FIELDS or name == "source":
+        return True
+    return bool(kind) and not kind.startswith(_REPORTS)
 
 
 def _named(name: str, value: str) -> Iterator[str]:
@@ -86,7 +85,7 @@ def _named(name: str, value: str) -> Iterator[str]:
         for image in _MARKDOWN_IMAGE.finditer(value):
             if _URL.match(image[1]):
                 yield _clean(image[1])
-    elif name not in _TEXTS and (_URL.match(value) or (name in _MEDIA and _is_path(value))):
+    elif name in URL_FIELDS and (_URL.match(value) or _is_path(value)):
         yield _clean(value)
 
 
@@ -95,7 +94,7 @@ def _clean(url: str) -> str:
 
 
 def _is_path(value: str) -> bool:
-    """Return True for a string that is neither a URL nor base64."""
-    if len(value) > _MAX_PATH_CHARS or _SCHEME.match(value):
+    """Return True for a string that is a path of a file, not one in base64."""
+    if len(value) > _MAX_PATH_CHARS or value.startswith(_JPEG):
         return False
-    return "." in value or (value.startswith(("/", "~")) and not value.startswith(_JPEG))
+    return value.startswith(_PATH_BEGINNINGS)

@@ -6,7 +6,7 @@ from typing import Any
 
 from proxy.errors import BodyTooLargeError, BusyError
 
-DEFAULT_MIB = 1024
+DEFAULT_MIB = 3072
 COPIES = 3
 """How often a body that is ASCII is held: as it was sent, as it was read, and as it is sent on."""
 

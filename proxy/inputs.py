@@ -17,6 +17,7 @@ from typing import Any
 
 from policies.context import moved_over
 from policies.file_names import clean_type
+from policies.remote_urls import is_url, remote_urls
 from policies.workspace import (
     Given,
     InputLimits,
@@ -109,6 +110,7 @@ class Inputs:
         """
         messages, parts = read(task.messages)
         parts = [*beside(body), *parts]
+        await self._refuse_others(messages, parts, owner)
         limits = task.profile.inputs
         sizes = await asyncio.to_thread(_measured, parts, limits) if parts else {}
         shown = ShownFiles(task.body)
@@ -118,6 +120,16 @@ class Inputs:
             arrive = partial(self._arrive, messages, parts, here, room, shown)
             return replace(task, arriving=arrive)
         return await self._placed(task, messages, parts, here)
+
+    async def _refuse_others(
+        self, messages: Sequence[Message], parts: Sequence[FilePart], owner: str
+    ) -> None:
+        """Check the URLs that stand where only some backends look for them: in parts without a
+        type, or in the model's own messages. Raises BadRequestError."""
+        fetched = {part.source.url for part in parts if isinstance(part.source, Remote)}
+        others = dict.fromkeys(url for url in remote_urls(messages) if is_url(url))
+        if urls := [url for url in others if url not in fetched]:
+            await self.refuse_private(urls, owner)
 
     async def _arrive(
         self,

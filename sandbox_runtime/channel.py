@@ -18,7 +18,6 @@ from sandbox_runtime.errors import (
     SandboxGoneError,
     SandboxLostError,
     SandboxStartError,
-    SandboxUnavailableError,
     SandboxUnreachableError,
 )
 from sandbox_runtime.frame_budgets import (
@@ -119,14 +118,12 @@ class Channel:
         self._connections.let_out(on_connection)
 
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
-        """Begin an operation; `more` as in `send`. Raises SandboxLostError, and
-        SandboxUnavailableError while the agent has not read the RESETs of very many: it may only be
-        slow."""
+        """Begin an operation; `more` as in `send`. Raises SandboxLostError."""
         if self.lost:
             raise self.lost_error()
         if len(self._reset_streams) > MAX_RESET_STREAMS:
-            why = f"sandbox {self.guest.id} is busy: {UNANSWERED}"
-            raise SandboxUnavailableError(why, retry_after_s=self._patience_s)
+            await self.fail(UNANSWERED)
+            raise self.lost_error()
         self._expect_life()
         number = self._next
         self._next += 2
@@ -160,15 +157,11 @@ class Channel:
         self._open_connections.discard(number)
 
     def _reset_stream(self, number: int, stream: Stream | Connection) -> None:
-        reset = frame(number, RESET)
-        if stream.is_finished:
-            self._held += reset  # the agent has no need of it: there is no hurry
-        else:
-            if self._held:  # the rest of it waits for what is sent next
-                held = Decoder(HOLD_BYTES).feed(self._held)
-                self._held = b"".join(frame(*each) for each in held if each[0] != number)
-            # Without waiting: an agent that does not read must not hold up who resets its stream.
-            self.write(reset)
+        if self._held:  # the rest of it waits for what is sent next
+            held = Decoder(HOLD_BYTES).feed(self._held)
+            self._held = b"".join(frame(*each) for each in held if each[0] != number)
+        # Without waiting: an agent that does not read must not hold up who resets its stream.
+        self.write(frame(number, RESET))
         if self._reset_streams.add(number, stream):
             self._reset_streams.ping_sent()
             self.write(frame(0, PING))

@@ -3,7 +3,7 @@
 SandboxError
 ├ SandboxStartError        it could not be made
 │ └ EngineMissingError     no engine answers, or the one that does has not the image
-├ SandboxUnavailableError  none is free now, or it is too busy: later that may be over
+├ SandboxUnavailableError  none is free now: later there may be one
 ├ SandboxLostError         it was there and cannot be used any more
 │ ├ SandboxGoneError       it has ended, and all in it: no command goes on
 │ └ SandboxUnreachableError  nothing is heard of it: what a command did in the end is unknown
@@ -31,7 +31,7 @@ class EngineMissingError(SandboxStartError):
 
 
 class SandboxUnavailableError(SandboxError):
-    """None is free now, or it is too busy; after `retry_after_s` seconds that may be over."""
+    """None is free now; after `retry_after_s` seconds there may be one."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)

@@ -69,11 +69,6 @@ class _Flow:
         """Closed by either side."""
         self._is_reset = False
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether both ends have finished writing: the agent has closed it, or is about to."""
-        return False
-
     def mark_reset(self) -> None:
         """The host has reset it: what still arrives is checked, but not kept."""
         self._is_reset = True
@@ -242,8 +237,12 @@ class Connection(_Flow):
             await self._send(last, more=True)
             if not self._finished and not self._over:
                 self._finished = True
+                try:
+                    await self._link.send(frame(self.number, EOF))
+                except BaseException:  # it did not go out
+                    self._finished = False
+                    raise
                 self._close_if_over()
-                await self._link.send(frame(self.number, EOF))
 
     def abort(self) -> None:
         """Close both directions at once. Safe to call twice."""
@@ -268,12 +267,8 @@ class Connection(_Flow):
         self.wake()
         return kind == RESET
 
-    @property
-    def is_finished(self) -> bool:
-        return self._ended and self._finished
-
     def _close_if_over(self) -> None:
-        if self.is_finished:
+        if self._ended and self._finished:
             self._link.connection_ended(self.number)
 
 

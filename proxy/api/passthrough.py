@@ -152,7 +152,7 @@ async def _body(request: Request, stream: BodyStream) -> bytes | BodyStream | No
         if read is not None:
             return read
     # A form has its fields apart: none of them is a part of a message.
-    if not kind.startswith("multipart/") and not services(request).inputs.backend_fetches:
+    if not kind.startswith("multipart/form-data") and not services(request).inputs.backend_fetches:
         if is_compressed:
             raise unchecked("is compressed")
         stream.check_with(URLScan().check)

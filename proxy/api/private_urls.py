@@ -5,25 +5,18 @@ from typing import Any
 
 from starlette.requests import Request
 
-from policies.remote_urls import remote_urls
+from policies.remote_urls import URL_FIELDS, remote_urls
 from proxy.api.connection import owner, services, while_connected
 from proxy.errors import BadRequestError
 
-_NAMES = ("url", "urls", "image", "images", "audio", "audios", "video", "videos", "_data")
-"""How the names of fields end that name URLs."""
-_SUSPECT = re.compile(
-    rb'"(?:(?<!\\")(?:https?|file):|:(?:%s))'
-    % b"|".join(b'(?<=%s":)' % name.encode() for name in _NAMES),
-    re.IGNORECASE,
-)
-"""A string that is a URL, or a field that names one, in JSON without blanks. It begins with
-what has no case, for speed."""
-_ESCAPED_LETTER = re.compile(rb"\\u00(?:[46][1-9a-f]|[57][0-9a]|5f|3a)", re.IGNORECASE)
-"""Of a name, a scheme or a colon: nobody needs to escape these."""
+_SUSPECT = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())
+"""A field that names a URL, in JSON without blanks."""
+_ESCAPED_LETTER = re.compile(rb"(?<!\\)\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
+"""Of a name: nobody needs to escape these."""
 _ESCAPED_BLANK = re.compile(rb"\\(?:[bfnrt]|u00(?:[01][0-9a-f]|20))", re.IGNORECASE)
 _BEGUN_ESCAPE = re.compile(rb"\\(?:u[0-9a-f]{0,3})?\Z", re.IGNORECASE)
-_TAIL_BYTES = 12
-"""At least the longest match."""
+_TAIL_BYTES = max(map(len, URL_FIELDS)) + len('"":')
+"""The longest match."""
 _PASSED_OVER = b" \t\r\n\0"
 """Blanks, and what UTF-16 and UTF-32 have between the letters of a field's name."""
 
@@ -42,8 +35,8 @@ def urls_in(body: Any) -> list[str]:
 
 
 class URLScan:
-    """Looks for URLs in a body that is passed on without being decoded: it is too long, or does not
-    say that it is JSON."""
+    """Looks for fields that name URLs in a body that is passed on without being decoded: it is too
+    long, or does not say that it is JSON."""
 
     def __init__(self) -> None:
         self._tail = b""

@@ -1,6 +1,8 @@
 """Which web pages may ask, for a browser looks before it hands a page our answer (CORS)."""
 
 import re
+from ipaddress import ip_address
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -12,6 +14,9 @@ from proxy.api.faults import told
 from proxy.errors import ForbiddenError
 
 LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+_WEB = {"http": 80, "https": 443}
+_NOWHERE = "null"
+"""The origin of a page in a sandboxed frame, or of a file."""
 _EVERYTHING = ("*",)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 """What changes nothing: a page elsewhere may ask it, and cannot read the answer."""
@@ -28,8 +33,7 @@ class WebPages:
     def __init__(self, app: ASGIApp, *, needs_key: bool, public_url: str | None) -> None:
         self._app = app
         self._needs_key = needs_key
-        url = urlsplit(public_url or "")
-        self._own_page = f"{url.scheme}://{url.netloc}" if public_url else None
+        self._own_page = _site(public_url) if public_url else None
         self._for_pages = CORSMiddleware(
             app,
             allow_origins=_EVERYTHING if needs_key else (),
@@ -54,8 +58,41 @@ class WebPages:
             await told(Request(scope, receive), error)(scope, receive, send)
 
     def _is_of_here(self, scope: Scope) -> bool:
-        page = Headers(scope=scope)["origin"]
-        return page == self._own_page or re.fullmatch(LOCAL_PAGES, page) is not None
+        headers = Headers(scope=scope)
+        page = _site(headers["origin"])
+        if page.scheme not in _WEB:  # of a browser's extension, or an application's own pages
+            return headers["origin"] != _NOWHERE
+        if page == self._own_page or re.fullmatch(LOCAL_PAGES, headers["origin"]):
+            return True
+        # This server's own page, by its address: no site can give itself another's.
+        return _is_address(page.host) and page == _site(
+            f"{page.scheme}://{headers.get('host', '')}"
+        )
+
+
+class _Site(NamedTuple):
+    scheme: str
+    host: str
+    port: int | None
+
+
+def _site(url: str) -> _Site:
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    return _Site(
+        parts.scheme, parts.hostname or "", _WEB.get(parts.scheme) if port is None else port
+    )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _of_a_page(scope: Scope) -> bool:

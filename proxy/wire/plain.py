@@ -6,8 +6,9 @@ from typing import Any
 from policies.file_links import without_links
 from policies.routing import PLAIN_SUFFIX, plain_name
 
-_NAMING = frozenset({"id", "type", "status"})
+_NAMING = frozenset({"id", "type"})
 """An item with no other fields stands for the one that the backend keeps under that id."""
+_REFERENCE = "item_reference"
 
 
 def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -33,13 +34,17 @@ def kept_names(fields: Mapping[str, Any]) -> str | None:
     items, tools = fields.get("input"), fields.get("tools")
     if isinstance(items, list):
         for index, item in enumerate(items):
-            if isinstance(item, dict) and "id" in item and _NAMING.issuperset(item):
+            if isinstance(item, dict) and _names_item(item):
                 return f"input[{index}]"
     if isinstance(tools, list):
         for index, tool in enumerate(tools):
             if isinstance(tool, dict) and _names_container(tool):
                 return f"tools[{index}]"
     return None
+
+
+def _names_item(item: Mapping[str, Any]) -> bool:
+    return item.get("type") == _REFERENCE or ("id" in item and _NAMING.issuperset(item))
 
 
 def _names_container(tool: Mapping[str, Any]) -> bool:

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import hashlib
 import io
-import math
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+
+import docker.errors
 
 from sandbox_runtime.backends.docker_api import ConflictError, RefusedError
 from sandbox_runtime.backends.docker_container import (
@@ -78,12 +79,24 @@ class AgentVolumes:
             "Labels": dict(self._labels),
             "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
         }
-        for _ in range(math.ceil(self._patience_s / RETRY_S)):
+        at_it, waited_s = "", 0.0
+        while True:
             with contextlib.suppress(ConflictError):  # another proxy is at it
                 return await self._engine.create(name, config)
+            found = await self._id(name)
+            if found and found == at_it and waited_s >= self._patience_s:  # its proxy died
+                await self._engine.remove(found)
+            elif found != at_it:
+                at_it, waited_s = found, 0.0
             await asyncio.sleep(RETRY_S)
-        await self._engine.remove(name)  # of a proxy that died
-        return await self._engine.create(name, config)
+            waited_s += RETRY_S
+
+    async def _id(self, name: str) -> str:
+        """The id of the container with a name; empty where there is none."""
+        try:
+            return str((await asyncio.to_thread(self._engine.container, name))["Id"])
+        except docker.errors.NotFound:
+            return ""
 
     async def _is_right(self, container: str, program: bytes) -> bool:
         """Whether the volume in a container holds the program, and nothing in its place."""

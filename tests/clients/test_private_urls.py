@@ -128,8 +128,8 @@ async def test_no_spelling_of_plain_passes_a_private_address_on(
 
 
 PRIVATE = b'{"model": "m", "messages": [{"content": [{"image_url": {"url": "http://10.0.0.1/"}}]}]'
-PRIVATE_FIELD = b'{"model": "m", "of_the_backend": "http://10.0.0.1/"'
-ESCAPED = PRIVATE_FIELD.replace(b'"http', rb'"\r\n' + rb"\t" * 30 + rb"ht\u000atp")
+PRIVATE_FIELD = b'{"model": "m", "image_data": "http://10.0.0.1/"'
+ESCAPED = PRIVATE_FIELD.replace(b"image_data", rb"image\u005fdata")
 P = "http://10.0.0.1/p.png"
 FETCHED: dict[str, Any] = {
     "a leading blank": {"image_url": " \t" + P},
@@ -138,7 +138,8 @@ FETCHED: dict[str, Any] = {
     "generate": {"text": "x", "image_data": P},
     "lists": {"text": ["x"], "image_data": [[P], []]},
     "a sound": {"audio_data": P},
-    "any field": {"of_the_backend": {"deep": [P]}},
+    "a type in its field": {"image_url": {"url": P, "type": "web_search"}},
+    "a source": {"source": {"type": "web_fetch", "url": P}},
     "a list of URLs": {"messages": [{"content": [{"type": "audio_url", "audio_url": [P]}]}]},
     "a part's url": {"messages": [{"content": [{"type": "image", "url": P}]}]},
     "an item of embeddings": {"input": [{"text": "x", "image": P}]},
@@ -147,7 +148,7 @@ FETCHED: dict[str, Any] = {
     "Markdown": {"inputs": f"See ![]({P}) there."},
     "a file": {"image_data": "file:///etc/passwd"},
     "a path": {"image_data": "/etc/passwd"},
-    "a relative path": {"video_url": {"url": "secret/film.mp4"}},
+    "a relative path": {"video_url": {"url": "../secret/film.mp4"}},
     "a result of a search": {"messages": [{"type": "web_search", "content": [{"image_url": P}]}]},
 }
 
@@ -179,6 +180,21 @@ TEXTS: dict[str, Any] = {
             {"type": "message", "content": [{"text": "x", "annotations": [{"url": P}]}]},
         ]
     },
+    "documents": {
+        "messages": [
+            {"content": [{"type": "document", "source": {"type": "text", "data": f"{P}\nsays"}}]},
+            {"content": [{"type": "search_result", "source": P, "content": []}]},
+        ],
+        "documents": [{"id": P, "link": P, "snippet": P}],
+    },
+    "what bounds an answer": {
+        "bad_words": ["http://"],
+        "guided_regex": "https://[a-z]+",
+        "guided_json": {"$schema": P},
+        "format": {"$schema": P},
+        "logit_bias": [["http://", -100]],
+    },
+    "code": {"input_prefix": P, "input_suffix": P},
     "Markdown": {
         "prompt": f"![]({P})",
         "inputs": f"See [it]({P}), ![](data:image/png;base64,aGk=)",
@@ -256,6 +272,7 @@ async def passed_on(
         (PRIVATE + FILLED, JSON_TYPE),
         (FILLED.replace(b",", b"{", 1)[:-1] + b"," + PRIVATE[1:] + b"}", JSON_TYPE),
         (PRIVATE + b"}", {"Content-Type": "text/plain"}),
+        (PRIVATE + b"}", {"Content-Type": "multipart/x"}),
         (PRIVATE + b"}", {}),
         (PRIVATE.replace(b'l":', b'l"' + b" " * 999 + b":") + FILLED, JSON_TYPE),
         (PRIVATE.replace(b"url", rb"\u0075rl") + FILLED, JSON_TYPE),
@@ -294,9 +311,27 @@ async def test_a_url_is_found_across_the_pieces_of_a_body(
         + b"]}",
         b'{"input": [' + b"1, " * 300_000 + b"2]}",
         b"\0\1\2\3" * 1000,
+        b'{"outputs": [{"parameters": {"binary_data": true}}]}\0\1',
     ],
 )
 async def test_a_long_body_without_urls_is_passed_on(content: bytes, tmp_path: Path) -> None:
-    headers = JSON_TYPE if content[:1] == b"{" else {"Content-Type": "audio/wav"}
+    is_json = content[:1] == b"{" and b"\0" not in content
+    headers = JSON_TYPE if is_json else {"Content-Type": "application/octet-stream"}
     status_code, lengths = await passed_on(tmp_path, content, headers)
     assert (status_code, lengths) == (200, [len(content)])
+
+
+async def test_a_private_url_in_the_models_own_message_does_not_reach_the_backend(
+    tmp_path: Path,
+) -> None:
+    part = {"type": "image_url", "image_url": {"url": P}}
+    said = [{"role": "assistant", "content": [part]}, {"role": "user", "content": "What is it?"}]
+    async with (
+        scripted_backend([text_reply("Seen.")]) as backend,
+        house(backend, "memory", tmp_path) as base,
+        httpx.AsyncClient(base_url=base, timeout=30) as client,
+    ):
+        body = {"model": "fake-model", "messages": said}
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, backend.requests) == (400, [])
+    assert answer.json()["error"]["code"] == "url_not_allowed"

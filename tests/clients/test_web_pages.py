@@ -92,7 +92,7 @@ async def test_no_other_page_may_ask_without_a_key(page: str, tmp_path: Path) ->
 
 
 async def test_a_page_of_the_public_url_may_ask_without_a_key(tmp_path: Path) -> None:
-    async with served(tmp_path, None, public_url=f"{FAR}/models") as client:
+    async with served(tmp_path, None, public_url=f"{FAR.upper()}:443/models") as client:
         answer = await ask(client, {"Origin": FAR})
     assert answer.status_code == 200
 
@@ -102,3 +102,20 @@ async def test_who_is_no_page_hears_nothing_of_pages(tmp_path: Path) -> None:
         answers = [await ask(client), await client.get("/version")]
     names = [name for answer in answers for name in answer.headers]
     assert [name for name in names if name.startswith(("access-control", "vary"))] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "host"),
+    [
+        ("http://192.168.1.5:8000", "192.168.1.5:8000"),
+        ("http://[fd00::5]", "[fd00::5]:80"),
+        ("chrome-extension://abcdef", "localhost:8000"),
+        ("app://obsidian.md", "localhost:8000"),
+    ],
+)
+async def test_the_servers_own_page_and_an_application_may_ask_without_a_key(
+    page: str, host: str, tmp_path: Path
+) -> None:
+    async with served(tmp_path, None) as client:
+        answer = await ask(client, {"Origin": page, "Host": host})
+    assert answer.status_code == 200

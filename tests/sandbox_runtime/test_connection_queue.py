@@ -81,13 +81,13 @@ async def test_burst_of_connections_is_answered_without_a_pause(inside: Inside) 
     assert inside.clock.asked == []
 
 
-async def test_connection_that_is_refused_costs_one_write(inside: Inside) -> None:
+async def test_refusal_and_the_end_of_its_connection_go_out_together(inside: Inside) -> None:
     inside.lend()
     inside.ask(10)
     assert await inside.answered() == 10
-    assert inside.guest.writes == 10
+    assert inside.guest.writes == 20  # a RESET is written for itself
     assert inside.guest.kinds.count(EOF) == 10
-    assert inside.guest.kinds.count(RESET) == 9  # each goes out with the next answer
+    assert inside.guest.kinds.count(RESET) == 10
 
 
 async def test_connections_without_end_are_answered_at_their_rate(inside: Inside) -> None:
@@ -131,8 +131,7 @@ async def test_waiting_connections_end_with_the_lease_and_the_next_begins_anew(
     inside.ask()
     await inside.answered()
     await shut()
-    # That of the last one answered goes out with whatever is sent next.
-    assert inside.guest.kinds.count(RESET) == BURST_CONNECTIONS - 1 + MAX_CONNECTIONS
+    assert inside.guest.kinds.count(RESET) == BURST_CONNECTIONS + MAX_CONNECTIONS
     inside.lend()
     inside.ask()
     assert await inside.answered() == BURST_CONNECTIONS + MAX_CONNECTIONS

@@ -145,6 +145,7 @@ async def test_connections_read_late_hold_nothing_else_up_and_lose_nothing(
     send = f"""
 from threading import Thread
 def one(s):
+    s.settimeout(None)  # of all of a sendall, and who reads it comes late
     s.sendall(bytes(1_000_000)); s.shutdown(1); ended.append(rest(s))
 ended, held = [], [connect() for _ in range({2 * MAX_WIDE_STREAMS})]
 threads = [Thread(target=one, args=(s,)) for s in held]
