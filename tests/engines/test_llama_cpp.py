@@ -53,17 +53,19 @@ async def test_a_server_that_loads_its_model_is_waited_for_or_said_to_be_loading
         async def ask_until_it_answers() -> None:
             while not seen or seen[-1] != ANSWERED:
                 seen.append(outcome(await post(f"http://127.0.0.1:{once.port}", SHORT)))
+            answered_at_last.set()
 
         async def ask_once() -> None:
             waited.append(outcome(await post(f"http://127.0.0.1:{again.port}", SHORT)))
             answered.set()
 
         waited: list[tuple[int, Any]] = []
-        answered = anyio.Event()
+        answered, answered_at_last = anyio.Event(), anyio.Event()
         with anyio.fail_after(PATIENCE_S):
             tasks.start_soon(ask_until_it_answers)
             tasks.start_soon(ask_once)
             async with model_server(port=port):
                 await answered.wait()
+                await answered_at_last.wait()
     assert waited == [ANSWERED]
     assert set(seen) <= {UNREACHABLE, LOADING, ANSWERED}
