@@ -60,6 +60,8 @@ class WebPages:
     def _is_of_here(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
         page = _site(headers["origin"])
+        if page is None:
+            return False
         if page.scheme not in _WEB:  # of a browser's extension, or an application's own pages
             return headers["origin"] != _NOWHERE
         if page == self._own_page or re.fullmatch(LOCAL_PAGES, headers["origin"]):
@@ -76,15 +78,14 @@ class _Site(NamedTuple):
     port: int | None
 
 
-def _site(url: str) -> _Site:
-    parts = urlsplit(url)
+def _site(url: str) -> _Site | None:
+    """Return the site of a URL, or None for a URL that cannot be read."""
     try:
+        parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        port = -1
-    return _Site(
-        parts.scheme, parts.hostname or "", _WEB.get(parts.scheme) if port is None else port
-    )
+        return None
+    return _Site(parts.scheme, parts.hostname or "", port or _WEB.get(parts.scheme))
 
 
 def _is_address(host: str) -> bool:

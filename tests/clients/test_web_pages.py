@@ -74,7 +74,9 @@ async def test_a_page_of_this_machine_may_ask_without_a_key(page: str, tmp_path:
     assert (answer.status_code, may_read(answer.headers)) == (200, page)
 
 
-@pytest.mark.parametrize("page", [FAR, "http://localhost.app.example", "null"])
+@pytest.mark.parametrize(
+    "page", [FAR, "http://localhost.app.example", "null", "http://[::1", "http://a:b"]
+)
 async def test_no_other_page_may_ask_without_a_key(page: str, tmp_path: Path) -> None:
     async with served(tmp_path, None) as client:
         before = await asked_first(client, page)
