@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import io
+import math
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +29,9 @@ from sandbox_runtime.backends.docker_engine import Engine
 _NAME = "llm-sandbox-proxy-agent"
 _AGENT, _MODE = Path(AGENT_PATH).name, 0o755
 PATIENCE_S, RETRY_S = 30.0, 0.1
-"""How long another proxy may take to fill a volume, and how often it is asked whether it has."""
+"""How long another proxy may hold the lock of a volume, and the pause between two attempts."""
+MAX_TURNS = 10
+"""How many other proxies may hold the lock before this one gives up, each for `PATIENCE_S`."""
 
 
 class AgentVolumes:
@@ -79,17 +82,18 @@ class AgentVolumes:
             "Labels": dict(self._labels),
             "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
         }
-        at_it, waited_s = "", 0.0
-        while True:
-            with contextlib.suppress(ConflictError):  # another proxy is at it
+        holder, held_s = "", 0.0
+        for _ in range(math.ceil(MAX_TURNS * self._patience_s / RETRY_S)):
+            with contextlib.suppress(ConflictError):  # another proxy holds it
                 return await self._engine.create(name, config)
             found = await self._id(name)
-            if found and found == at_it and waited_s >= self._patience_s:  # its proxy died
+            if found != holder:
+                holder, held_s = found, 0.0
+            elif found and held_s >= self._patience_s:  # its proxy died
                 await self._engine.remove(found)
-            elif found != at_it:
-                at_it, waited_s = found, 0.0
             await asyncio.sleep(RETRY_S)
-            waited_s += RETRY_S
+            held_s += RETRY_S
+        raise RefusedError(f"other proxies have held {name} for too long")
 
     async def _id(self, name: str) -> str:
         """The id of the container with a name; empty where there is none."""
