@@ -53,7 +53,7 @@ BODIES: Mapping[str, tuple[bytes, bytes, int, bytes]] = {
     "8 MiB of quotes in a string": (_FIRST + b'{"role": "', b'\\"', 4 << 20, b""),
     "a picture of 60 MB": (_PICTURE, b"QUJD", 15_000_000, b'"}}]}]}'),
 }
-"""How a body begins, what is repeated, how often, and how the body ends."""
+"""The parts of each body: its beginning, a piece, how often the piece is repeated, its end."""
 POSTS = 5
 """Of each body."""
 PIECE_BYTES = 1 << 16

@@ -21,14 +21,14 @@ MARK_BYTES = 4
 """As many bytes tell the encoding."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""To its end, or that of the text: a string without an end, looked for anew from each quote in it,
-would take time that grows with the square of its length."""
+"""A string, or the beginning of one that goes on beyond the text. Without the second case the
+search would start again at each escaped quote, in time quadratic in the string's length."""
 _AFTER = b"]"
-"""Set behind a text: it is still there once strings are taken away, unless it is in one."""
+"""Appended to a text: it is left after strings are removed, unless the text ends inside one."""
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _PASSES = 4
-"""How often pairs of brackets are taken away before what is left is counted one by one."""
+"""How often empty pairs of brackets are removed before the rest is counted one by one."""
 _STEPS = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 
 
@@ -128,8 +128,8 @@ class JSONBounds:
 
 
 def _height(brackets: bytes) -> int:
-    """Return a number of levels that brackets do not exceed; found in a hundredth of the time that
-    counting takes where most of them are flat."""
+    """Return an upper bound of the nesting depth. Flat brackets take a hundredth of the time that
+    counting them one by one takes."""
     passes = 0
     while passes < _PASSES:
         left = brackets.replace(b"{}", b"").replace(b"[]", b"")

@@ -58,7 +58,7 @@ _CLOSED_NAMES = frozenset(
 _COMPLETIONS = ["chat", "completions"]
 _MODELS = "models"
 _ON_MODELS = _CLOSED_WORDS | {*("apply", "download", "install", "load", "new", "unload", "update")}
-"""What is done to models, anywhere behind /models: LM Studio, llama.cpp, Triton, LocalAI."""
+"""Segments after /models that administer models: LM Studio, llama.cpp, Triton, LocalAI."""
 
 
 def _patterns(lines: str) -> dict[str, list[list[str]]]:

@@ -3,7 +3,8 @@
 from typing import Any
 
 MAX_SEARCHED_CHARS = 16 << 20
-"""Of a request's prose: to search so much takes about 20 ms. What is longer may have the words."""
+"""How much prose of a request is searched, which takes about 20 ms. In a longer request every
+passage counts as quoted."""
 
 
 def is_quoted(words: str, body: Any) -> bool:

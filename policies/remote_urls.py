@@ -22,9 +22,9 @@ _WITHOUT_PARTS = frozenset(
 )
 """Fields in which a URL is only text, however deep."""
 _REPORTS = ("web_search", "web_fetch")
-"""How the types of items begin that tell which pages a model has seen."""
+"""Prefixes of the types of items that report which pages a model has seen."""
 _INSIDE = r"[\t\r\n]*"
-"""What URL parsers leave out wherever it stands."""
+"""URL parsers ignore these characters wherever they stand."""
 _SCHEMES = "|".join(_INSIDE.join(scheme) for scheme in ("http", "https", "file"))
 _URL = re.compile(rf"[\s\0-\x1f]*(?:{_SCHEMES}){_INSIDE}:", re.IGNORECASE)
 _LEFT_OUT = re.compile("[\t\r\n]")
@@ -33,7 +33,7 @@ _MARKDOWN_IMAGE = re.compile(r"!\[\]\(([^)]{1,4096})")
 _MAX_PATH_CHARS = 4096
 _PATH_BEGINNINGS = ("/", "~", "./", "../")
 _JPEG = "/9j/"
-"""How a JPEG begins in base64, which a path does not."""
+"""The beginning of a JPEG in base64."""
 
 
 def is_url(text: str) -> bool:

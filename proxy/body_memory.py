@@ -8,7 +8,7 @@ from proxy.errors import BodyTooLargeError, BusyError
 
 DEFAULT_MIB = 3072
 COPIES = 3
-"""How often a body that is ASCII is held: as it was sent, as it was read, and as it is sent on."""
+"""The copies of an ASCII body in memory: as received, as decoded, and as sent to the backend."""
 
 
 class BodyMemory:
@@ -42,7 +42,7 @@ class BodyMemory:
 
 
 class HeldBody:
-    """What one request holds of the memory: until its answer is sent and its run has ended."""
+    """One request's share of the memory, kept until its answer is sent and its run has ended."""
 
     def __init__(self, memory: BodyMemory, owner: str) -> None:
         self._memory = memory
@@ -73,8 +73,8 @@ class HeldBody:
 
 
 def weight(written: bytes, value: Any) -> int:
-    """Return how many bytes a body takes beside those that were sent: as it was read, which is
-    `value`, and as it is sent on."""
+    """Return the bytes of a body's other copies: `value`, as it was decoded, and the one that is
+    sent to the backend."""
     if written.isascii() and b"\\" not in written:
         return 2 * len(written)
     return len(written) + _size(value)

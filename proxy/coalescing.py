@@ -24,7 +24,7 @@ class CoalescingTransport(asyncio.Transport):
 
     @property
     def taken_bytes(self) -> int:
-        """How many of the bytes that were written the other side, or the kernel, has taken."""
+        """The number of written bytes that the kernel has accepted."""
         return self._passed_bytes - self._transport.get_write_buffer_size()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:

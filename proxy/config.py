@@ -79,10 +79,10 @@ class ServerConfig(_Section):
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     """What becomes of a run when its client leaves, unless the request says."""
     request_bodies_mib: int = Field(default=DEFAULT_MIB, ge=1)
-    """What the bodies of all requests that are being answered may take of the memory together, at
-    least as much as one of the largest takes. A body counts three times: as it was sent, as it was
-    read, and as it is sent on; as it was read, with up to four bytes for each character of a string
-    that is not ASCII. Where there are several keys, each has half of it."""
+    """The memory in MiB for the bodies of all requests that are being answered; at least what one
+    of the largest takes. A body counts three times: as received, as decoded (up to four bytes a
+    character where a string is not ASCII), and as sent to the backend. With several keys, each may
+    use half of it."""
     nonstream_keep_alive_s: float | None = Field(default=None, gt=0)
     """Silence after which an answer in one piece begins with blanks; its status is then 200, and an
     error stands in the body. null never does."""

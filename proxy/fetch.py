@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 
 class Room:
-    """How much may be fetched for one request, and whose it is; `body` is where it is counted."""
+    """The bytes that may still be fetched for one request of an owner, counted in `body`."""
 
     def __init__(self, bytes: int, owner: str, body: HeldBody | None = None) -> None:
         self.owner = owner

@@ -50,7 +50,7 @@ from proxy.wire.inline_data import InlineData
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
-"""How many URLs of one request are fetched: the newest."""
+"""The number of URLs of one request that are fetched: its last ones."""
 FETCHES_AT_ONCE = 8
 _PIECE_BYTES = 1 << 20
 _MAX_WORDS_BYTES = 16 << 20
@@ -100,7 +100,7 @@ class Inputs:
         self._lengths = lengths
         self._window = window
         self.backend_fetches = backend_fetches
-        """Whether the backend may be given URLs."""
+        """True if the backend may be given URLs."""
 
     async def receive(self, task: Task, owner: str, body: Mapping[str, Any]) -> Task:
         """The task, its files beside its messages; what is to be fetched is fetched when the run

@@ -26,8 +26,8 @@ OPEN_FRAMES = 32
 """A connection costs as much as so many frames: each has a task."""
 CONNECTIONS_PER_S = 64
 BURST_CONNECTIONS = MAX_CONNECTIONS
-"""Of one sandbox's programs. One that is refused costs about 0.2 ms on a machine of 2024, one that
-reaches a host about 1 ms. Whoever opens more waits, for 4 s at most, which is all that happens."""
+"""The connections of one sandbox's programs. A refused one costs the host about 0.2 ms, one that
+reaches a server about 1 ms. Connections beyond this rate wait, for 4 s at most."""
 
 
 class ConnectionRate:
@@ -35,7 +35,7 @@ class ConnectionRate:
 
     def __init__(self) -> None:
         self._next_s = -math.inf
-        """When those that were served so far would have been, one after the other."""
+        """When the connections served so far would all have been served at the steady rate."""
 
     def wait_s(self, now_s: float) -> float:
         """Return in how many seconds another connection may be served; 0 if one may be now."""

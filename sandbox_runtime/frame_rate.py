@@ -1,11 +1,11 @@
-"""The rate of small frames from one guest: open this to see when a guest is read more slowly."""
+"""The rate of small frames from one guest, beyond which the host reads it more slowly."""
 
 FRAMES_PER_S = 50_000
 BURST_FRAMES = 8192
 """Small frames cost their number of times a constant: about 1.5 µs each on a machine of 2024. A
 guest that sends more of them is read more slowly, which is all that happens to it."""
 FREE_BYTES = 1024
-"""Each so many bytes of a piece pay for one of its frames."""
+"""The bytes of data that pay for one frame."""
 
 
 class FrameRate:

@@ -149,7 +149,7 @@ class Task:
     form: AnswerForm | None = None
     """What the visible answer must be, as far as it can be checked."""
     body: HeldBody | None = None
-    """What the request holds of the memory for bodies; its run holds it too."""
+    """The request's share of the memory for bodies, which its run keeps as well."""
     arriving: Callable[["Task"], Awaitable["Task"]] | None = None
     """What makes the task complete where some of its files have to be fetched."""
     legacy_state: str | None = None

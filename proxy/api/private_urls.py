@@ -10,15 +10,15 @@ from proxy.api.connection import owner, services, while_connected
 from proxy.errors import BadRequestError
 
 _SUSPECT = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())
-"""A field that names a URL, in JSON without blanks."""
+"""The name of a field that holds a URL, in JSON without blanks."""
 _ESCAPED_LETTER = re.compile(rb"(?<!\\)\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
-"""Of a name: nobody needs to escape these."""
+"""An escaped letter of a field's name, which no JSON encoder writes."""
 _ESCAPED_BLANK = re.compile(rb"\\(?:[bfnrt]|u00(?:[01][0-9a-f]|20))", re.IGNORECASE)
 _BEGUN_ESCAPE = re.compile(rb"\\(?:u[0-9a-f]{0,3})?\Z", re.IGNORECASE)
 _TAIL_BYTES = max(map(len, URL_FIELDS)) + len('"":')
 """The longest match."""
 _PASSED_OVER = b" \t\r\n\0"
-"""Blanks, and what UTF-16 and UTF-32 have between the letters of a field's name."""
+"""Blanks, and the zero bytes between the letters of a name in UTF-16 and UTF-32."""
 
 
 async def refuse_private_urls(request: Request, body: Any) -> None:

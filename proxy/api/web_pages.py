@@ -19,7 +19,7 @@ _NOWHERE = "null"
 """The origin of a page in a sandboxed frame, or of a file."""
 _EVERYTHING = ("*",)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-"""What changes nothing: a page elsewhere may ask it, and cannot read the answer."""
+"""Methods that change nothing: any page may use them, and its browser hides the answer from it."""
 
 
 class WebPages:
@@ -62,11 +62,11 @@ class WebPages:
         page = _site(headers["origin"])
         if page is None:
             return False
-        if page.scheme not in _WEB:  # of a browser's extension, or an application's own pages
+        if page.scheme not in _WEB:  # a browser extension, or a desktop application
             return headers["origin"] != _NOWHERE
         if page == self._own_page or re.fullmatch(LOCAL_PAGES, headers["origin"]):
             return True
-        # This server's own page, by its address: no site can give itself another's.
+        # A page of this server, by its address. DNS rebinding needs a name, so an address is safe.
         return _is_address(page.host) and page == _site(
             f"{page.scheme}://{headers.get('host', '')}"
         )

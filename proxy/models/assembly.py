@@ -19,9 +19,10 @@ from proxy.models.merging import REPLACED, merge
 from proxy.models.tool_call_assembly import ToolCallAssembly
 
 MAX_TEXT_CHARS = 64 << 20
-"""Of one streamed reply: what it says, thinks and names, without the arguments of its calls."""
+"""The characters of all text fields of one streamed reply; the arguments of its calls have a bound
+of their own."""
 MAX_BLOCKS = 10_000
-"""Of one streamed reply: parts of its content, or of its thinking."""
+"""The parts of the content, or the thinking blocks, of one streamed reply."""
 COUNT_EVERY = 8
 """Of so many chunks one passes on the server's running token count."""
 
@@ -81,7 +82,7 @@ class Assembly:
         self._thoughts: list[list[str]] = []
         """The pieces of text of each thinking block."""
         self._chars = 0
-        """Of those texts and thoughts."""
+        """The length of those texts and thoughts together."""
         self._calls = ToolCallAssembly()
         self._choice: dict[str, Any] = {}
         self._response: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from proxy.models.merging import merge
 MAX_ARGUMENTS_CHARS = 64 << 20
 """Of all calls of one reply together."""
 MAX_NAME_CHARS = 4096
-"""Of a function that a call names."""
+"""The length of a function's name."""
 
 
 class ToolCallAssembly:

@@ -18,8 +18,8 @@ _DRAWING = "image/svg+xml"
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """How a URL begins: with a host, or with a scheme other than HTTP's."""
 _FETCHED = ("http://", "https://", "file:")
-"""How URLs of files begin that never reach the backend, because some open local files: the proxy
-fetches them, or the model is told that it does not."""
+"""Prefixes of URLs that never reach the backend, as some backends open local files: the proxy
+fetches them, or tells the model why it does not."""
 MAX_SHOWN_URL_CHARS = 100
 _DETAILS = ("auto", "low", "high", "original")
 _FILE_FIELDS = ("file_data", "file_id", "file_url")

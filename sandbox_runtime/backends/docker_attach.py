@@ -29,7 +29,7 @@ class Attachment:
         self._buffer = bytearray()
         self._stderr = StderrTail()
         self._frame_rate = FrameRate()
-        """Of the engine's frames: each write of the agent may be one."""
+        """The rate of the engine's frames: each write of the agent may be one frame."""
 
     async def listen(self, take: Take) -> None:
         """Hand over standard output until its end. Standard error is kept aside. Raises

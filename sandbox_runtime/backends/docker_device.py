@@ -15,7 +15,7 @@ class BlockDevice:
     """The disk on which an engine keeps its containers."""
 
     path: str | None
-    """Such as /dev/sda; None where the engine cannot limit what containers read and write."""
+    """The device's file, such as /dev/sda; None if the engine cannot limit reads and writes."""
     why_not: str = ""
 
 
@@ -32,7 +32,7 @@ def block_device(
     `devices` its files.
     """
     if directory is None:
-        return BlockDevice(None, "the engine's disk is not to be seen from here")
+        return BlockDevice(None, "the engine's directory cannot be seen from this host")
     if any("bps" in warning for warning in engine.get("Warnings") or ()):
         return BlockDevice(None, "the engine or its kernel cannot limit block I/O")
     number = directory.stat().st_dev
