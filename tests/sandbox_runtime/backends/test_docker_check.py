@@ -104,7 +104,7 @@ def test_why_block_io_cannot_be_limited_is_told(tmp_path: Path) -> None:
     devices = devices_of(tmp_path, tmp_path, partition=False)
     unable = {"Warnings": ["WARNING: No blkio throttle.read_bps_device support"]}
     for engine, directory, numbers, why in (
-        ({}, None, devices["numbers"], "not to be seen"),
+        ({}, None, devices["numbers"], "cannot be seen"),
         (unable, tmp_path, devices["numbers"], "cannot limit"),
         ({}, tmp_path, tmp_path, "names no block device"),
     ):

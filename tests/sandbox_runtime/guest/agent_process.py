@@ -21,6 +21,8 @@ from sandbox_runtime.protocol import (
     HELLO,
     MAX_OPEN_BYTES,
     OPEN,
+    PING,
+    PONG,
     STDERR,
     STDERR_TAIL,
     TAIL,
@@ -98,7 +100,7 @@ class AgentProcess:
 
 @contextmanager
 def agent_process(kind: str, directory: Path, **config: Any) -> Iterator[AgentProcess]:
-    """An agent that has said HELLO, its working directory in `directory`."""
+    """An agent that is ready to serve, its working directory in `directory`."""
     work = str(directory / "work")
     told = GuestConfig(
         **{"working_dir": work, "directories": (work,), "egress_port": 0, **config},
@@ -120,6 +122,8 @@ def agent_process(kind: str, directory: Path, **config: Any) -> Iterator[AgentPr
             hello = agent.receive()
             assert hello is not None
             assert hello[:2] == (0, HELLO)
+            agent.send(frame(0, PING))
+            assert agent.receive() == (0, PONG, b"")  # it has loaded its modules by now
             yield agent
         finally:
             ours.close()
