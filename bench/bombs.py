@@ -4,7 +4,7 @@ themselves, are in `sandbox_runtime.escape.bombs`."""
 
 from collections.abc import Mapping
 
-from sandbox_runtime.guest.bootstrap import EGRESS_PORT
+from sandbox_runtime.guest.agent import EGRESS_PORT
 
 
 def _python(program: str) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 
 from docker.models.containers import Container
 
-from bench.places import Agent, Kind, Place, places
+from bench.places import Kind, Place, places
 from bench.plain_docker import PlainDocker, plain_container
 from bench.plan import Plan, Way, interleave, milliseconds, repeated
 from bench.runtimes import (
@@ -36,7 +36,7 @@ EACH = 20
 EACH_PLAIN = 3
 TRUE, ECHO = "commands: `true`", "commands: `echo`"
 THROUGHPUT = f"commands: `true` in {AT_ONCE} sandboxes at once"
-TARGETS_MS: Mapping[Agent, float] = {"native": 4, "python": 8}
+TARGET_MS = 4
 PER_S = 130
 BY_SDK, BY_CLI, HOST = "docker exec (SDK)", "docker exec (CLI)", "bash -c on the host"
 PEERS: Mapping[Kind, tuple[str, ...]] = {
@@ -61,7 +61,7 @@ async def measure(plan: Plan) -> list[Part]:
             ways |= {BY_SDK: partial(_by_sdk, *plain), BY_CLI: partial(_by_command_line, *plain)}
         measured = await interleave(plan.rounds or ROUNDS, ways)
         missing = [*found.missing, *left_out(peers)]
-        targets = {place.name: TARGETS_MS[place.agent] for place in found.found}
+        targets = {place.name: TARGET_MS for place in found.found}
         rivals = {place.name: PEERS[place.kind] for place in found.found}
         return [
             compared(TRUE, measured, targets, rivals, missing=missing),

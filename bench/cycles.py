@@ -17,14 +17,14 @@ TARGETS = {"rss_mib": GROWTH_MIB}
 async def measure(plan: Plan) -> list[Part]:
     """Each place in turn."""
     cycles = plan.rounds or CYCLES
-    async with places(plan.image, agents=("native",)) as found:
+    async with places(plan.image) as found:
         parts = [await _part(plan, place, cycles) for place in found.found]
     return [*parts, Part("cycles: left out", found.missing)] if found.missing else parts
 
 
 async def _part(plan: Plan, place: Place, cycles: int) -> Part:
     progress(f"cycles: {place.name}")
-    async with lender(plan.image, [Stock(place.kind, place.agent, IDLE)]) as host:
+    async with lender(plan.image, [Stock(place.kind, IDLE)]) as host:
         await host.order("cycle", kind=place.kind, count=cycles // 2)
         # By then the process has taken what memory it needs to do this at all.
         before = asdict(host.belongings())

@@ -71,7 +71,7 @@ _STATES = ("in good order", "kept by the owner's son", "lost in a fire", "open t
 async def measure(plan: Plan) -> list[Part]:
     """Every kind of sandbox beside the model alone."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image, agents=("native",)) as found:
+        async with places(plan.image) as found:
             pass
         reader = _Reader()
         model = await opened.enter_async_context(_listening(reader))

@@ -42,7 +42,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=60)
 async def measure(plan: Plan) -> list[Part]:
     """Every API and every kind of sandbox, plain beside them."""
     async with AsyncExitStack() as opened:
-        found = await opened.enter_async_context(places(plan.image, agents=("native",)))
+        found = await opened.enter_async_context(places(plan.image))
         clock = Clock()
         model = await opened.enter_async_context(slow_model(clock))
         session = await opened.enter_async_context(aiohttp.ClientSession(timeout=TIMEOUT))

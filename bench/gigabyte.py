@@ -23,7 +23,7 @@ async def measure_gigabyte(plan: Plan, ours: list[Place]) -> Part:
 
 
 async def _rows(plan: Plan, place: Place) -> list[Row]:
-    async with lender(plan.image, [Stock(place.kind, place.agent)]) as host:
+    async with lender(plan.image, [Stock(place.kind)]) as host:
         await host.order("hold", kind=place.kind, count=1, command="true")
         pids = {"host": host.pid, "agent": host.agents()[0].pid}
         before = {who: rss_mib(pid) for who, pid in pids.items()}

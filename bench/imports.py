@@ -29,7 +29,7 @@ async def measure(plan: Plan) -> list[Part]:
     """Commands in turn, then servers."""
     ways: dict[str, Way] = {name: partial(_command, name) for name in COMMANDS}
     measured = await interleave(plan.rounds or ROUNDS, ways)
-    async with places(plan.image, agents=("native",)) as found:
+    async with places(plan.image) as found:
         names = found.kinds
     servers: dict[str, Way] = {name: partial(_serve, name, plan.image) for name in names}
     measured |= await interleave(min(plan.rounds or SERVER_ROUNDS, SERVER_ROUNDS), servers)

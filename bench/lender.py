@@ -1,6 +1,6 @@
 """A process that lends sandboxes, as a proxy does: `python -m bench.lender SETUP`.
 
-SETUP is JSON: image, state_dir, and pools, each with kind, agent, idle and max_total. It does what
+SETUP is JSON: image, state_dir, and pools, each with kind, idle and max_total. It does what
 it is told on standard input, one line of JSON an order, and answers each by one line. SIGTERM ends
 all sandboxes, then itself.
 """
@@ -42,10 +42,7 @@ class Lender:
         self._leases = AsyncExitStack()
         for each in setup["pools"]:
             backend = make_backend(
-                each["kind"],
-                each["agent"],
-                image=setup["image"],
-                state_dir=Path(setup["state_dir"]),
+                each["kind"], image=setup["image"], state_dir=Path(setup["state_dir"])
             )
             settings = PoolSettings(
                 idle=each["idle"],

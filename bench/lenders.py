@@ -15,7 +15,7 @@ from typing import IO, Any
 import docker
 from docker.utils import kwargs_from_env
 
-from bench.places import Agent, Kind
+from bench.places import Kind
 from bench.processes import Family, Process, alive, open_files, rss_mib
 from bench.servers import process
 from sandbox_runtime.backends.cgroups import find_cgroups, owner
@@ -37,7 +37,6 @@ class Stock:
     """A pool that a lender has."""
 
     kind: Kind
-    agent: Agent
     idle: int = 0
     max_total: int = 8
 
@@ -161,10 +160,7 @@ class Lender:
 @asynccontextmanager
 async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
     """A lender for the length of the block, with empty pools."""
-    pools = [
-        {"kind": each.kind, "agent": each.agent, "idle": each.idle, "max_total": each.max_total}
-        for each in stocks
-    ]
+    pools = [{"kind": each.kind, "idle": each.idle, "max_total": each.max_total} for each in stocks]
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as directory,
         tempfile.TemporaryFile() as words,

@@ -46,7 +46,7 @@ MODEL = "model"
 async def measure(plan: Plan) -> list[Part]:
     """Every backend, each beside a sandbox of its kind."""
     async with AsyncExitStack() as opened:
-        found = await opened.enter_async_context(places(plan.image, agents=("native",)))
+        found = await opened.enter_async_context(places(plan.image))
         model = await opened.enter_async_context(model_backend())
         ways: dict[str, Way] = {MODEL: partial(_model, model)}
         for place in found.found:

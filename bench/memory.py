@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from bench.lenders import Stock, lender
-from bench.places import Agent, Kind, Place, places
+from bench.places import Kind, Place, places
 from bench.plain_docker import plain_container
 from bench.plan import Plan, progress
 from bench.processes import Family, cgroup_mib, pss_mib
@@ -12,12 +12,7 @@ from bench.table import Part, Row
 
 SANDBOXES = 10
 PLAIN = "docker run sleep"
-TARGETS_MIB: Mapping[tuple[Kind, Agent], float] = {
-    ("docker", "native"): 5,
-    ("bubblewrap", "native"): 3,
-    ("docker", "python"): 17,
-    ("bubblewrap", "python"): 12,
-}
+TARGETS_MIB: Mapping[Kind, float] = {"docker": 5, "bubblewrap": 3}
 
 
 async def measure(plan: Plan) -> list[Part]:
@@ -31,7 +26,7 @@ async def measure(plan: Plan) -> list[Part]:
 
 async def _rows(plan: Plan, place: Place) -> list[Row]:
     progress(f"memory: {place.name}")
-    async with lender(plan.image, [Stock(place.kind, place.agent, SANDBOXES, SANDBOXES)]) as host:
+    async with lender(plan.image, [Stock(place.kind, SANDBOXES, SANDBOXES)]) as host:
         await host.order("fill", kind=place.kind)
         sandboxes, agents = host.sandboxes(), host.agents()
         try:
@@ -44,7 +39,7 @@ async def _rows(plan: Plan, place: Place) -> list[Row]:
         except LookupError:
             charged = []
         programs = ", ".join(sorted({process.name for process in sandboxes[0]}))
-    target = TARGETS_MIB[place.kind, place.agent]
+    target = TARGETS_MIB[place.kind]
     return [
         Row(place.name, whole, "MiB", target, (PLAIN,), f"PSS of {programs}"),
         Row(f"{place.name}: the agent of that", inside, "MiB"),

@@ -32,7 +32,7 @@ async def measure(plan: Plan) -> list[Part]:
 
 
 async def _killed(plan: Plan, place: Place) -> Mapping[str, float]:
-    async with lender(plan.image, [Stock(place.kind, place.agent)]) as host:
+    async with lender(plan.image, [Stock(place.kind)]) as host:
         await host.order("hold", kind=place.kind, count=SANDBOXES, command=WORK)
         ending = await host.end(signal.SIGKILL)
         await place.backend.sweep()  # as every proxy does at its start

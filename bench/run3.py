@@ -36,7 +36,7 @@ SETTLE_S = 0.5
 async def measure(plan: Plan) -> list[Part]:
     """Every backend beside the reference."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image, agents=("native",)) as found:
+        async with places(plan.image) as found:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())

@@ -46,7 +46,7 @@ LOOK_S = 0.1
 async def measure(plan: Plan) -> list[Part]:
     """Every backend, with few clients and with many."""
     async with AsyncExitStack() as opened:
-        async with places(plan.image, agents=("native",)) as found:
+        async with places(plan.image) as found:
             kinds = found.kinds
         missing = list(found.missing)
         model = await opened.enter_async_context(model_backend())

@@ -139,7 +139,7 @@ class DockerConfig(_Section):
     """Sandboxes in containers."""
 
     image: str = "llm-sandbox-proxy/sandbox:latest"
-    """Any image with python3; `sandbox-proxy build-image` builds this one."""
+    """Any Linux image; `sandbox-proxy build-image` builds this one."""
     runtime: str | None = None
     """One of the engine's runtimes, such as runsc; null is the engine's default."""
     host: str | None = None
@@ -166,8 +166,6 @@ class SandboxConfig(_Section):
     backend: Literal["auto", "docker", "bubblewrap"] = "auto"
     """auto: docker where an engine answers that has the image, else bubblewrap; docker alone where
     sandbox.docker.runtime, sandbox.docker.host or DOCKER_HOST name an engine."""
-    agent: Literal["auto", "python", "native"] = "auto"
-    """The program inside. auto: the native one where it was built for the machine."""
     inputs: DirectoryPath | None = None
     """A directory of this host that every sandbox sees, read-only, at /testbed/shared."""
     self_test: bool = True

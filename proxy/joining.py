@@ -152,7 +152,6 @@ def build_docker(config: Config, *, needs_image: bool = False) -> Backend:
         runtime=sandbox.docker.runtime,
         host=sandbox.docker.host,
         inputs=sandbox.inputs,
-        agent=sandbox.agent,
         needs_image=needs_image,
     )
 
@@ -167,7 +166,6 @@ def build_bubblewrap(config: Config) -> Backend:
         uid=sandbox.bubblewrap.uid,
         state_dir=_state_dir(config),
         inputs=sandbox.inputs,
-        agent=sandbox.agent,
         allow_weak=sandbox.bubblewrap.allow_weak,
     )
 

@@ -24,11 +24,7 @@ a PING that was sent later. No frame is empty that need not be, and no credit is
 A command has an id, runs at most once, and is heard in readings. A reading ends with the command,
 or while it still runs when its host asked for that; what it delivered is kept until the next one
 begins or the command is acknowledged, so a host that lost its stream can ask for it again.
-
-Standard library only, and Python 3.8 at run time: it also runs inside the sandbox.
 """
-
-from __future__ import annotations
 
 import json
 import struct

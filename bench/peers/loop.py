@@ -92,7 +92,7 @@ def create_app(base_url: str, kind: Kind, image: str) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as opened:
             directory = opened.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
-            backend = make_backend(kind, "native", image=image, state_dir=Path(directory))
+            backend = make_backend(kind, image=image, state_dir=Path(directory))
             opened.push_async_callback(backend.aclose)
             app.state.pool = Pool(backend, PoolSettings(), [Isolation()])
             opened.push_async_callback(app.state.pool.aclose)

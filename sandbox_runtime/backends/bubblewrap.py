@@ -23,7 +23,7 @@ from pathlib import Path
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.bubblewrap_check import PROBE, hindrance, observed, walls
-from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user, host_program
+from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
 from sandbox_runtime.backends.guest_user import guest_user
 from sandbox_runtime.backends.host_users import NOBODY, has_range, new_uid
@@ -38,14 +38,7 @@ from sandbox_runtime.backends.rootfs import prepare_rootfs, rootfs_fingerprint
 from sandbox_runtime.backends.sealed import sealed_copy
 from sandbox_runtime.backends.seccomp_filter import seccomp_filter
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest.bootstrap import (
-    COMMAND,
-    AgentKind,
-    GuestConfig,
-    native_agent,
-    native_input,
-    program,
-)
+from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
 
 LIFETIME_S = 24 * 3600.0
 _TRIAL_TIMEOUT_S = 10.0
@@ -62,8 +55,8 @@ class BubblewrapBackend:
     is unpacked once below `state_dir`. With none, sandboxes have the host's /usr. `inputs` is a
     directory that all of them see, read-only; that user must be able to reach it. `lifetime_s` is
     how long one may live; 0 sets no end. `allow_weak`: whether sandboxes will do whose memory and
-    processes nothing bounds together. Raises SandboxStartError where the native agent is asked for
-    and missing.
+    processes nothing bounds together. Raises SandboxStartError where no agent was built for this
+    machine.
     """
 
     def __init__(
@@ -73,7 +66,6 @@ class BubblewrapBackend:
         uid: int | None = None,
         state_dir: Path,
         inputs: Path | None = None,
-        agent: AgentKind = "auto",
         lifetime_s: float = LIFETIME_S,
         allow_weak: bool = False,
     ) -> None:
@@ -85,8 +77,7 @@ class BubblewrapBackend:
         self._uid = os.geteuid() or uid
         self._inputs = inputs
         # Read now: an update on the disk must not change the agent of a server that runs.
-        path = native_agent(platform.machine(), agent)
-        self._agent = path.read_bytes() if path else None
+        self._agent = agent_program(platform.machine()).read_bytes()
         self._agent_fd: int | None = None
         self._lifetime_s = lifetime_s
         self._prepared: tuple[str, Path] | None = None
@@ -97,15 +88,11 @@ class BubblewrapBackend:
         return "bubblewrap"
 
     async def start(self, isolation: Isolation) -> ProcessGuest:
-        config = self._guest_config(isolation)
-        agent = self._native_agent()
-        if agent is None:
-            guest = await self._spawn(isolation, COMMAND)
-            guest.write(program(config))
-        else:
-            # Handed over open and executed as such: it lies nowhere inside.
-            guest = await self._spawn(isolation, (f"/proc/self/fd/{agent}",), agent)
-            guest.write(native_input(config))
+        message = first_message(self._guest_config(isolation))
+        agent = self._agent_file()
+        # Handed over open and executed as such: it lies nowhere inside.
+        guest = await self._spawn(isolation, (f"/proc/self/fd/{agent}",), agent)
+        guest.write(message)
         return guest
 
     async def fingerprint(self) -> str:
@@ -131,9 +118,9 @@ class BubblewrapBackend:
     def _cgroups(self) -> Cgroups | None:
         return find_cgroups()
 
-    def _native_agent(self) -> int | None:
-        """The native agent's program as an open file, one for all sandboxes; None for Python's."""
-        if self._agent_fd is None and self._agent is not None:
+    def _agent_file(self) -> int:
+        """Return the agent's program as an open file, one for all sandboxes."""
+        if self._agent_fd is None:
             # Sealed: who can open the file that he runs could else change it for all the others.
             self._agent_fd = sealed_copy("agent", self._agent)
         return self._agent_fd
@@ -145,8 +132,6 @@ class BubblewrapBackend:
         if uid == 0:
             # As root even a sandbox without capabilities can set the host's core_pattern.
             raise SandboxStartError("bubblewrap runs nothing as root: configure another uid")
-        if payload == COMMAND and self._rootfs is None:
-            _require_host_python()
         root = await self._root(uid)
         id = secrets.token_hex(6)
         with ExitStack() as undo, _seccomp_file() as seccomp:
@@ -253,11 +238,6 @@ def _seccomp_file() -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _require_host_python() -> None:
-    if host_program("python3") is None:
-        raise SandboxStartError("the host has no python3 in /usr: install it or configure a rootfs")
 
 
 def _at_most_ours(name: str, value: int) -> int:

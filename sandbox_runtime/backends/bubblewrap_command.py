@@ -145,7 +145,7 @@ def _host_files(is_strict: bool) -> tuple[str, ...]:
         elif path.is_dir():
             command += ["--ro-bind", name, name]
     command += ["--perms", "0755", "--dir", "/var", "--bind", "/sys/etc", "/etc"]
-    if (python3 := host_program("python3")) and not host_program("python"):
+    if (python3 := _host_program("python3")) and not _host_program("python"):
         command += ["--symlink", python3, f"{_OWN_PROGRAMS}/python"]
     for name in _WRITABLE_STRICT if is_strict else _WRITABLE:
         command += ["--bind", f"/sys{name}", name]
@@ -157,7 +157,7 @@ def _host_files(is_strict: bool) -> tuple[str, ...]:
     return tuple(command)
 
 
-def host_program(name: str) -> str | None:
+def _host_program(name: str) -> str | None:
     """Where a program of the host's /usr is found inside; None where it is not."""
     found = shutil.which(name, path=PATH)
     return found if found and Path(found).resolve().is_relative_to("/usr") else None

@@ -26,13 +26,7 @@ from sandbox_runtime.backends.docker_agent import AgentVolumes
 from sandbox_runtime.backends.docker_api import Facts, MissingError
 from sandbox_runtime.backends.docker_attach import attach
 from sandbox_runtime.backends.docker_check import findings
-from sandbox_runtime.backends.docker_container import (
-    AGENT_PATH,
-    Blueprint,
-    Image,
-    image_of,
-    is_runsc,
-)
+from sandbox_runtime.backends.docker_container import Blueprint, Image, image_of, is_runsc
 from sandbox_runtime.backends.docker_device import block_device
 from sandbox_runtime.backends.docker_disk import DockerDisk
 from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
@@ -42,14 +36,7 @@ from sandbox_runtime.backends.host_users import has_range, new_uid
 from sandbox_runtime.backends.memory_disk import FILES_PER_MIB
 from sandbox_runtime.backends.runsc_leftovers import RunscLeftovers
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest.bootstrap import (
-    COMMAND,
-    AgentKind,
-    GuestConfig,
-    native_agent,
-    native_input,
-    program,
-)
+from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
 from sandbox_runtime.ownership import Owner
 
 logger = logging.getLogger(__name__)
@@ -101,14 +88,12 @@ class DockerBackend:
         runtime: str | None = None,
         host: str | None = None,
         inputs: Path | None = None,
-        agent: AgentKind = "auto",
         lifetime_s: float = LIFETIME_S,
         needs_image: bool = False,
     ) -> None:
         self._image = image
         self._runtime = runtime
         self._inputs = inputs
-        self._agent: AgentKind = agent
         self._lifetime_s = lifetime_s
         self._engine = Engine(host)
         if needs_image:
@@ -141,10 +126,10 @@ class DockerBackend:
         guest = DockerGuest(name, self._engine, self._runtime, self._removals)
         self._removals.pending.add(name)
         try:
-            agent = await _to_its_end(self._create(name, isolation))
+            message = await _to_its_end(self._create(name, isolation))
             guest.attachment = await attach(self._engine.url, self._engine.api_version, name)
             await self._engine.start(name)
-            guest.write(agent)
+            guest.write(message)
             await guest.drain()
         except (*ENGINE_ERRORS, OSError) as error:
             self._agents.forget()
@@ -190,23 +175,20 @@ class DockerBackend:
     async def _create(self, name: str, isolation: Isolation) -> bytes:
         """Make a container; returns what its agent is to be told first."""
         image = await self._inspect_image()
-        config = self._guest_config(isolation)
-        native = native_agent(image.machine, self._agent)
         blueprint = Blueprint(
             image,
             isolation,
-            command=(AGENT_PATH,) if native else COMMAND,
             labels=self._labels | self._expiry(),
             runtime=self._runtime,
             inputs=self._inputs,
-            agent_volume=await self._agents.name(native, image) if native else None,
+            agent_volume=await self._agents.name(agent_program(image.machine), image),
             disk_device=self._device.path,
             host_uid=self._host_uid(isolation),
         )
         container_id = await self._make(name, blueprint)
         if self._leftovers:
             await asyncio.to_thread(self._leftovers.note, name, container_id)
-        return native_input(config) if native else await asyncio.to_thread(program, config)
+        return first_message(self._guest_config(isolation))
 
     async def _make(self, name: str, blueprint: Blueprint) -> str:
         if self._has_quota:
@@ -281,8 +263,11 @@ class DockerBackend:
             image = await self._inspect_image()
         except MissingError:
             return Check("docker image", False, f"{self._image!r} is missing: {GET_IMAGE}")
-        agent = "native" if native_agent(image.machine, self._agent) else "Python"
-        return Check("docker image", True, f"{self._image} {image.id[7:19]}, {agent} agent")
+        try:
+            agent_program(image.machine)
+        except SandboxStartError as error:
+            return Check("docker image", False, f"{self._image}: {error}")
+        return Check("docker image", True, f"{self._image} {image.id[7:19]}")
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:

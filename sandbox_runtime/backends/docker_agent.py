@@ -1,4 +1,4 @@
-"""The native agent on a Docker engine: its program on a volume that sandboxes see read-only.
+"""The agent on a Docker engine: its program on a volume that sandboxes see read-only.
 
 It travels over the engine's own connection, so a remote engine is served as well. The volume is
 named after the program: another program has another volume. What a volume of that name holds is

@@ -72,13 +72,12 @@ class Blueprint:
 
     image: Image
     isolation: Isolation
-    command: tuple[str, ...]
     labels: Mapping[str, str]
+    agent_volume: str
+    """Holds the agent's program."""
     runtime: str | None = None
     inputs: Path | None = None
     """On the engine's host: shown read-only to all sandboxes."""
-    agent_volume: str | None = None
-    """Holds the agent's program."""
     host_uid: int | None = None
     """The user and the group that its programs are; None: those of the isolation's level."""
     quota: bool = False
@@ -94,8 +93,8 @@ class Blueprint:
             env["PATH"] = f"{RUNSC_PROGRAMS}:{self.image.path}"
         return {
             "Image": self.image.id,
-            "Entrypoint": [self.command[0]],
-            "Cmd": list(self.command[1:]),
+            "Entrypoint": [AGENT_PATH],
+            "Cmd": [],
             "Env": [f"{name}={value}" for name, value in env.items()],
             "Labels": dict(self.labels),
             "User": f"{uid}:{uid}",
@@ -149,9 +148,8 @@ class Blueprint:
 
     def _disk(self) -> dict[str, Any]:
         # runsc's own kernel has terminals of its own.
-        mounts = [] if is_runsc(self.runtime) else [_terminals(self.labels)]
-        if self.agent_volume:
-            mounts.append(agent_mount(self.agent_volume, is_read_only=True))
+        terminals = [] if is_runsc(self.runtime) else [_terminals(self.labels)]
+        mounts = [*terminals, agent_mount(self.agent_volume, is_read_only=True)]
         if self.inputs:
             mounts.append(_mount("bind", str(self.inputs), SHARED_DIR))
         # An image's volumes would be disk that nothing bounds.

@@ -1,6 +1,8 @@
 """The attempts from inside, as one program that is sent into a sandbox."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from importlib import resources
 from types import ModuleType
 
 from sandbox_runtime.escape.inside import (
@@ -16,7 +18,6 @@ from sandbox_runtime.escape.inside import (
 )
 from sandbox_runtime.escape.inside.batch import attempts
 from sandbox_runtime.escape.probe import Probe, Wall
-from sandbox_runtime.guest.bootstrap import packed
 
 _MODULES: tuple[tuple[ModuleType, Wall, bool], ...] = (
     (system_calls, "system calls", True),
@@ -32,6 +33,19 @@ _MODULES: tuple[tuple[ModuleType, Wall, bool], ...] = (
 """With the wall they try, and whether a kernel of the sandbox's own is wall enough."""
 _OF_ITS_OWN_KERNEL = frozenset({"agent_descriptors", "agent_environment"})
 """gVisor lets root inside see these of the agent, with which it can fool nobody but itself."""
+_PACKAGE = "sandbox_runtime.escape.inside"
+_LOADER = """
+import sys, types, json
+for name, source in json.loads({modules!r}):
+    package = name
+    while "." in package:
+        package = package.rpartition(".")[0]
+        sys.modules.setdefault(package, types.ModuleType(package))
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+module.main(json.loads({argument!r}))
+"""
+"""Modules as one Python program, which calls `main` of the last one."""
 
 
 def probes() -> Iterator[Probe]:
@@ -54,6 +68,10 @@ def kernel_program() -> bytes:
     return _program([])
 
 
-def _program(names: list[str]) -> bytes:
-    package = "sandbox_runtime.escape.inside"
-    return packed((f"{package}.attempt", *names, f"{package}.batch"), names)
+def _program(names: Sequence[str]) -> bytes:
+    here = resources.files("sandbox_runtime")
+    modules = []
+    for name in (f"{_PACKAGE}.attempt", *names, f"{_PACKAGE}.batch"):
+        path = name.removeprefix("sandbox_runtime.").replace(".", "/") + ".py"
+        modules.append((name, (here / path).read_text(encoding="utf-8")))
+    return _LOADER.format(modules=json.dumps(modules), argument=json.dumps(names)).encode()

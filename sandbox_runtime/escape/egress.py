@@ -14,7 +14,7 @@ from sandbox_runtime.escape.asking import client_hello, connect, get, socks
 from sandbox_runtime.escape.ground import Computer, Ground, NotTriedError, python
 from sandbox_runtime.escape.internet import ALLOWED, OTHER, PUBLIC, Answers, Internet
 from sandbox_runtime.escape.probe import Attack
-from sandbox_runtime.guest.bootstrap import EGRESS_PORT
+from sandbox_runtime.guest.agent import EGRESS_PORT
 
 _OPEN = Egress(mode="open")
 _LISTED = Egress(mode="allowlist", allow=(ALLOWED,))

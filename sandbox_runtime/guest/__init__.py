@@ -1,1 +1,1 @@
-"""The program that runs inside a sandbox: standard library only, Python 3.8 or later."""
+"""The guest agent: the program that serves the host inside a sandbox, and how to start it."""

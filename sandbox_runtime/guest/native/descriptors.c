@@ -1,11 +1,11 @@
 #include "descriptors.h"
 
 #include <fcntl.h>
-#include <linux/close_range.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define FIRST_OF_OURS (STDERR_FILENO + 1)
+#define ON_EXEC (1u << 2) /* CLOSE_RANGE_CLOEXEC of the kernel's headers, which musl-gcc lacks */
 
 /* By number: the C library need not know it, and a kernel that does not can be forgiven. */
 static void close_range_from(unsigned first, unsigned flags)
@@ -23,5 +23,5 @@ void descriptors_begin(void)
 
 void descriptors_seal(void)
 {
-    close_range_from(FIRST_OF_OURS, CLOSE_RANGE_CLOEXEC);
+    close_range_from(FIRST_OF_OURS, ON_EXEC);
 }

@@ -23,7 +23,7 @@ from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.ground import running
-from sandbox_runtime.guest.bootstrap import GuestConfig
+from sandbox_runtime.guest.agent import GuestConfig
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
@@ -340,8 +340,6 @@ from pathlib import Path
 from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.lending import start_sandbox
-from sandbox_runtime.guest.bootstrap import GuestConfig, program
-program(GuestConfig())  # imports late what only root may be able to read
 is_weak = json.loads(sys.argv[2])
 backend = BubblewrapBackend(state_dir=Path("/nonexistent"), allow_weak=is_weak)  # reads the agent
 if os.geteuid() == 0:

@@ -98,9 +98,11 @@ async def test_many_start_side_by_side() -> None:
 
 @needs_cgroups
 async def test_an_agent_that_dies_for_want_of_memory_says_so() -> None:
-    backend = BubblewrapBackend(state_dir=NOWHERE, agent="python")
+    backend = BubblewrapBackend(state_dir=NOWHERE)
+    backend._agent = b"#!/bin/sh\ntext=$(head -c 100M /dev/zero | tr '\\0' x)\n"
     with anyio.fail_after(10), pytest.raises(SandboxStartError, match="memory ran out"):
-        await start_sandbox(backend, Isolation(memory_mib=4))
+        await start_sandbox(backend, Isolation(memory_mib=16))
+    await backend.aclose()
 
 
 OWNER = """
@@ -138,14 +140,13 @@ async def test_a_sandbox_dies_with_its_owner_and_the_next_one_sweeps() -> None:
 
 
 async def test_a_start_that_fails_says_what_bubblewrap_said(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        os.chown(tmp_path, 65534, -1)
-    backend = BubblewrapBackend(rootfs=tmp_path, state_dir=NOWHERE, agent="python")
+    backend = BubblewrapBackend(state_dir=NOWHERE, inputs=tmp_path / "none")
     with (
         anyio.fail_after(10),
-        pytest.raises(SandboxStartError, match="bwrap: execvp python3: No such"),
+        pytest.raises(SandboxStartError, match=r"bwrap: Can't find source path .*none: No such"),
     ):
         await start_sandbox(backend, SMALL)
+    await backend.aclose()
 
 
 async def test_the_check_tries_a_sandbox_and_tells_every_wall() -> None:

@@ -62,42 +62,42 @@ async def test_a_missing_image_is_named(tmp_path: Path) -> None:
     await backend.aclose()
 
 
-async def test_an_image_without_python_is_served_by_the_native_agent(
-    backend: DockerBackend, tmp_path: Path
-) -> None:
+async def test_an_image_without_python_is_served(tmp_path: Path) -> None:
     archive = tmp_path / "root.tar"
     with tarfile.open(archive, "w") as tar:
         add_programs(tar, ("bash", "cat"))
     async with imported(archive) as image:
-        native = docker_backend(tmp_path, image)
-        sandbox = await start_sandbox(native, Isolation())
+        backend = docker_backend(tmp_path, image)
+        sandbox = await start_sandbox(backend, Isolation())
         assert await output(sandbox, "echo $((6 * 7)) > file; cat file") == "42\n"
         await sandbox.close()
-        await native.aclose()
-        python = docker_backend(tmp_path, image, agent="python")
-        with pytest.raises(SandboxStartError, match="python3"):
-            await start_sandbox(python, Isolation())
-        await python.aclose()
+        await backend.aclose()
     assert not await asyncio.to_thread(names, tmp_path)
 
 
-async def test_either_agent_serves(tmp_path: Path) -> None:
-    for agent in ("python", "native"):
-        backend = docker_backend(tmp_path, agent=agent)
-        sandbox = await start_sandbox(backend, Isolation())
-        shown = await output(sandbox, "tr '\\0' ' ' < /proc/1/cmdline")
-        assert shown.startswith("python3 -I" if agent == "python" else "/.agent/agent ")
-        await sandbox.close()
-        await backend.aclose()
+async def test_an_image_for_a_machine_without_an_agent_is_told_of(
+    backend: DockerBackend, tmp_path: Path
+) -> None:
+    archive = tmp_path / "root.tar"
+    with tarfile.open(archive, "w") as tar:
+        add_programs(tar, ("bash",))
+    async with imported(archive, platform="linux/s390x") as image:
+        foreign = docker_backend(tmp_path, image)
+        with pytest.raises(SandboxStartError, match="make install"):
+            await start_sandbox(foreign, Isolation())
+        checks = {check.name: check for check in await foreign.check()}
+        assert not checks["docker image"].ok
+        assert "make install" in checks["docker image"].detail
+        await foreign.aclose()
+    assert not await asyncio.to_thread(names, tmp_path)
 
 
-async def test_the_native_agents_program_cannot_be_changed_from_inside(tmp_path: Path) -> None:
-    backend = docker_backend(tmp_path, agent="native")
+async def test_the_agents_program_cannot_be_changed_from_inside(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, Isolation())
+    assert await output(sandbox, "tr '\\0' ' ' < /proc/1/cmdline") == "/.agent/agent "
     for change in ("rm", "truncate -s 0", "chmod 0", "mv -t /tmp"):
         assert (await sandbox.exec(f"{change} /.agent/agent", timeout_s=20)).exit_code == 1
     await sandbox.close()
-    await backend.aclose()
 
 
 async def test_a_start_that_is_given_up_leaves_no_container(

@@ -1,4 +1,4 @@
-"""The volume with the native agent: what sandboxes run is this program, whoever was at it."""
+"""The volume with the agent: what sandboxes run is this program, whoever was at it."""
 
 import asyncio
 import io
@@ -28,7 +28,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
     await backend.aclose()
 
 
-async def test_the_native_agents_volume_is_filled_once_and_again_when_somebody_removes_it(
+async def test_the_agents_volume_is_filled_once_and_again_when_somebody_removes_it(
     backend: DockerBackend, tmp_path: Path
 ) -> None:
     program = tmp_path / "agent"
@@ -61,7 +61,7 @@ POISONS = {
 
 
 @pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS.keys())
-async def test_a_native_agents_volume_that_holds_anything_else_is_put_right_before_its_use(
+async def test_an_agents_volume_that_holds_anything_else_is_put_right_before_its_use(
     backend: DockerBackend, tmp_path: Path, poison: str
 ) -> None:
     program = tmp_path / "agent"
@@ -129,7 +129,7 @@ async def test_container_of_a_proxy_that_died_while_it_wrote_is_removed(
     await engine.aclose()
 
 
-async def test_an_image_has_no_say_in_the_native_agents_program(tmp_path: Path) -> None:
+async def test_an_image_has_no_say_in_the_agents_program(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     tar = tmp_path / "root.tar"
     with tarfile.open(tar, "w") as archive:
@@ -144,7 +144,7 @@ async def test_an_image_has_no_say_in_the_native_agents_program(tmp_path: Path) 
         image = Image(await backend.fingerprint(), "x86_64", ())
         engine = Engine()
         name = await AgentVolumes(engine, {}).name(program, image)
-        blueprint = Blueprint(image, Isolation(), command=("x",), labels={}, agent_volume=name)
+        blueprint = Blueprint(image, Isolation(), labels={}, agent_volume=name)
         empty = f"llm-sandbox-proxy-test-{uuid.uuid4().hex[:8]}"
         try:
             made = await engine.create(empty, replace(blueprint, agent_volume=empty).config())

@@ -81,7 +81,7 @@ async def test_every_wall_is_up(backend: DockerBackend) -> None:
     assert (walls["AutoRemove"], walls["Privileged"]) == (True, False)
     written = {each["Destination"] for each in facts["Mounts"] if each["RW"]}
     assert written == {"/dev/pts"}
-    # The other is the native agent's program.
+    # The other is the agent's program.
     assert {each["Destination"] for each in facts["Mounts"]} <= {"/dev/pts", "/.agent"}
     assert not walls["Binds"]
     assert not walls["PortBindings"]

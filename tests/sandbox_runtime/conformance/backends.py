@@ -12,24 +12,19 @@ from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest.bootstrap import AgentKind
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandbox
 
 DOCKER_IMAGE = os.environ.get("SANDBOX_TEST_IMAGE", "llm-sandbox-proxy/test:latest")
-"""Any image with bash and python3; `make test-image` builds this one."""
+"""Any image with what the tests' commands need; `make test-image` builds this one."""
 KINDS = (
     "memory",
     "bubblewrap",
-    "bubblewrap-python",
-    *(
-        pytest.param(kind, marks=pytest.mark.docker)
-        for kind in ("docker", "docker-python", "docker-runsc")
-    ),
+    *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "docker-runsc")),
 )
-"""With the agent that is built for this machine, or the one in Python; runsc is gVisor."""
+"""runsc is gVisor."""
 
 
 def open_backend(kind: str, state_dir: Path) -> AbstractAsyncContextManager[Sandbox]:
@@ -41,11 +36,9 @@ def open_backend(kind: str, state_dir: Path) -> AbstractAsyncContextManager[Sand
 
 def backend_of(kind: str, state_dir: Path) -> Backend:
     """A real backend; without what it needs the test is skipped, or fails where it must not."""
-    name, _, variant = kind.partition("-")
-    agent: AgentKind = "python" if variant == "python" else "auto"
-    if name == "bubblewrap":
-        return BubblewrapBackend(state_dir=state_dir, agent=agent)
-    return docker_backend(state_dir, agent=agent, runtime="runsc" if variant == "runsc" else None)
+    if kind == "bubblewrap":
+        return BubblewrapBackend(state_dir=state_dir)
+    return docker_backend(state_dir, runtime="runsc" if kind == "docker-runsc" else None)
 
 
 @asynccontextmanager
@@ -58,15 +51,11 @@ async def _memory() -> AsyncIterator[Sandbox]:
 
 
 def docker_backend(
-    state_dir: Path,
-    image: str = DOCKER_IMAGE,
-    *,
-    agent: AgentKind = "auto",
-    runtime: str | None = None,
+    state_dir: Path, image: str = DOCKER_IMAGE, *, runtime: str | None = None
 ) -> DockerBackend:
     """The engine of this machine."""
     try:
-        backend = DockerBackend(image, state_dir=state_dir, agent=agent, runtime=runtime)
+        backend = DockerBackend(image, state_dir=state_dir, runtime=runtime)
         if runtime and runtime not in backend.runtimes:
             raise SandboxStartError(f"the Docker engine has no runtime {runtime!r}")
     except SandboxStartError as error:

@@ -26,12 +26,7 @@ open("release").read()
 '"""
 
 
-@pytest.fixture(
-    params=[
-        *("bubblewrap", "bubblewrap-python"),
-        *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "docker-python")),
-    ]
-)
+@pytest.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
 async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Sandbox]:
     """One whose terminals are all taken by a job."""
     async with open_backend(request.param, tmp_path) as opened:

@@ -3,15 +3,17 @@ is denied, and stand-ins for what it must not reach. Their bounds are set from o
 share the host's network, attempts only look for routes there, or connect to its loopback."""
 
 import asyncio
+import platform
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from policies.isolation import Isolation
+from sandbox_runtime.backends.docker_container import AGENT_PATH
 from sandbox_runtime.backends.process_guest import spawn
 from sandbox_runtime.channel import Channel
-from sandbox_runtime.guest.bootstrap import COMMAND, GuestConfig, program
+from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.sandbox import Sandbox, SandboxRef
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
@@ -58,16 +60,17 @@ class Places:
         name = f"escape-control-{secrets.token_hex(6)}"
         self._names.append(name)
         run = ("docker", "run", "--rm", "--interactive", f"--name={name}", *BOUNDS)
+        agent = f"--volume={agent_program(platform.machine())}:{AGENT_PATH}:ro"
         capabilities = (f"--cap-add={capability}" for capability in sorted(our_capabilities()))
         guest = await spawn(
             name,
-            (*run, *capabilities, *self._options, DOCKER_IMAGE, *COMMAND),
+            (*run, agent, *capabilities, *self._options, DOCKER_IMAGE, AGENT_PATH),
             cwd=Path("/"),
             env=DOCKER_ENV,
             pass_fds=(),
             cgroup=None,
         )
-        guest.write(program(self._config))
+        guest.write(first_message(self._config))
         channel = Channel(guest)
         await channel.connect(60)
         return self._kind(channel, SandboxRef("docker", name))

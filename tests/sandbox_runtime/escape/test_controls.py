@@ -12,7 +12,7 @@ from sandbox_runtime.escape.ground import Ground, MakeWayOut
 from sandbox_runtime.escape.probe import Attack
 from sandbox_runtime.escape.run import run_attack, run_batch
 from sandbox_runtime.escape.suite import ATTACKS, PROBES
-from sandbox_runtime.guest.bootstrap import GuestConfig
+from sandbox_runtime.guest.agent import GuestConfig
 from tests.sandbox_runtime.conformance.backends import docker_backend
 from tests.sandbox_runtime.escape.absent import ABSENT
 from tests.sandbox_runtime.escape.naive import (

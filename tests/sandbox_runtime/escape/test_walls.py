@@ -19,13 +19,12 @@ def marks_of(kind: str) -> tuple[pytest.MarkDecorator, ...]:
     return (pytest.mark.docker,) if kind.startswith("docker") else ()
 
 
-KINDS = ("bubblewrap", "bubblewrap-python", "docker", "docker-python", "docker-runsc")
+KINDS = ("bubblewrap", "docker", "docker-runsc")
 ON_EACH = [pytest.param(kind, marks=marks_of(kind)) for kind in KINDS]
 AGAINST_EACH = [
     pytest.param(kind, attack, marks=marks_of(kind), id=f"{kind}-{attack.name}")
     for kind in KINDS
     for attack in ATTACKS
-    if attack.wall == "protocol" or not kind.endswith("-python")  # only the agent is another there
 ]
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from sandbox_runtime.guest.bootstrap import GuestConfig
+from sandbox_runtime.guest.agent import GuestConfig
 from sandbox_runtime.protocol import ACK, DATA, EOF, OPEN, PING, RESET, frame, json_frame
 from tests.sandbox_runtime.fuzz.building import CORPUS
 from tests.sandbox_runtime.guest.agent_process import EXEC

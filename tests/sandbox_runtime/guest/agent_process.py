@@ -4,15 +4,13 @@ import json
 import platform
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import sandbox_runtime
-from sandbox_runtime.guest.bootstrap import COMMAND, GuestConfig, program
+from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
 from sandbox_runtime.protocol import (
     ACK,
     CREDIT,
@@ -21,8 +19,6 @@ from sandbox_runtime.protocol import (
     HELLO,
     MAX_OPEN_BYTES,
     OPEN,
-    PING,
-    PONG,
     STDERR,
     STDERR_TAIL,
     TAIL,
@@ -33,9 +29,6 @@ from sandbox_runtime.protocol import (
 )
 
 PATIENCE_S = 20.0
-NATIVE = Path(sandbox_runtime.__file__).parent / "guest/bin" / f"agent-{platform.machine()}"
-KINDS = ["python", *(["native"] if NATIVE.exists() else [])]
-"""The agents there are here; `make agent` builds the native one."""
 EXEC = {
     "op": "exec",
     "timeout_s": PATIENCE_S,
@@ -58,6 +51,11 @@ class AgentProcess:
         self._socket = stream
         self._decoder = Decoder(MAX_OPEN_BYTES)
         self._frames: list[Frame] = []
+        self._streams = count(1, 2)
+
+    def new_stream(self) -> int:
+        """Return the number of a stream that was not opened yet."""
+        return next(self._streams)
 
     def send(self, *frames: bytes) -> None:
         self._socket.sendall(b"".join(frames))
@@ -99,7 +97,7 @@ class AgentProcess:
 
 
 @contextmanager
-def agent_process(kind: str, directory: Path, **config: Any) -> Iterator[AgentProcess]:
+def agent_process(directory: Path, **config: Any) -> Iterator[AgentProcess]:
     """An agent that is ready to serve, its working directory in `directory`."""
     work = str(directory / "work")
     told = GuestConfig(
@@ -108,22 +106,15 @@ def agent_process(kind: str, directory: Path, **config: Any) -> Iterator[AgentPr
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(PATIENCE_S)
-        if kind == "native":
-            argv: tuple[str, ...] = (str(NATIVE),)
-            text = json.dumps(asdict(told)).encode()
-            first = len(text).to_bytes(4, "big") + text
-        else:
-            argv, first = (sys.executable, *COMMAND[1:]), program(told)
-        process = subprocess.Popen(argv, stdin=theirs, stdout=theirs)
+        program = agent_program(platform.machine())
+        process = subprocess.Popen([program], stdin=theirs, stdout=theirs)
         theirs.close()
         agent = AgentProcess(ours, process)
         try:
-            agent.send(first)
+            agent.send(first_message(told))
             hello = agent.receive()
             assert hello is not None
             assert hello[:2] == (0, HELLO)
-            agent.send(frame(0, PING))
-            assert agent.receive() == (0, PONG, b"")  # it has loaded its modules by now
             yield agent
         finally:
             ours.close()

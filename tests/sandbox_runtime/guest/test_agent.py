@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_runtime.errors import SandboxStartError
+from sandbox_runtime.guest.agent import agent_program
 from sandbox_runtime.listing import ListingReader
 from sandbox_runtime.protocol import (
     CREDIT,
@@ -25,21 +27,23 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
-from tests.sandbox_runtime.guest.agent_process import EXEC, KINDS, AgentProcess, agent_process
+from tests.sandbox_runtime.guest.agent_process import EXEC, AgentProcess, agent_process
 
 PATH_MAX = 4096
 """Of Linux: the bytes of a path that a system call takes, with the zero at its end."""
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-def agent(kind: str, tmp_path: Path) -> Iterator[AgentProcess]:
-    with agent_process(kind, tmp_path) as process:
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    with agent_process(tmp_path) as process:
         yield process
+
+
+def test_a_machine_without_an_agent_is_told_of() -> None:
+    with pytest.raises(
+        SandboxStartError, match=r"no guest agent for the machine 'pdp11'.*make install"
+    ):
+        agent_program("pdp11")
 
 
 def test_an_agent_answers_a_ping(agent: AgentProcess) -> None:
@@ -111,13 +115,13 @@ def test_old_outcomes_make_room_for_new_ones(agent: AgentProcess) -> None:
 # Its end
 
 
-def test_an_agent_ends_when_its_host_is_silent_for_too_long(kind: str, tmp_path: Path) -> None:
-    with agent_process(kind, tmp_path, watchdog_s=0.2) as agent:
+def test_an_agent_ends_when_its_host_is_silent_for_too_long(tmp_path: Path) -> None:
+    with agent_process(tmp_path, watchdog_s=0.2) as agent:
         assert agent.receive() is None
 
 
-def test_an_agent_lives_on_while_its_host_is_heard(kind: str, tmp_path: Path) -> None:
-    with agent_process(kind, tmp_path, watchdog_s=2.0) as agent:
+def test_an_agent_lives_on_while_its_host_is_heard(tmp_path: Path) -> None:
+    with agent_process(tmp_path, watchdog_s=2.0) as agent:
         for stream in (1, 3, 5):
             agent.exec(stream, f"c{stream}", "sleep 1")
             agent.heard(stream)
@@ -125,8 +129,8 @@ def test_an_agent_lives_on_while_its_host_is_heard(kind: str, tmp_path: Path) ->
         assert agent.receive() == (0, PONG, b"")
 
 
-def test_an_agent_ends_when_its_lifetime_is_over(kind: str, tmp_path: Path) -> None:
-    with agent_process(kind, tmp_path, lifetime_s=0.2) as agent:
+def test_an_agent_ends_when_its_lifetime_is_over(tmp_path: Path) -> None:
+    with agent_process(tmp_path, lifetime_s=0.2) as agent:
         assert agent.receive() is None
 
 
@@ -218,9 +222,9 @@ def test_credit_that_comes_with_a_request_is_for_its_output(agent: AgentProcess)
 # The way out
 
 
-def test_a_connection_becomes_a_stream_of_the_agents(kind: str, tmp_path: Path) -> None:
+def test_a_connection_becomes_a_stream_of_the_agents(tmp_path: Path) -> None:
     port = _free_port()
-    with agent_process(kind, tmp_path, egress_port=port) as agent:
+    with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))  # once it is answered, the port is there
         assert agent.receive() == (0, PONG, b"")
         with socket.create_connection(("127.0.0.1", port), 20) as program:
@@ -236,9 +240,9 @@ def test_a_connection_becomes_a_stream_of_the_agents(kind: str, tmp_path: Path) 
             assert program.recv(100) + program.recv(100) == b"more"
 
 
-def test_a_connection_sends_no_more_than_there_is_credit_for(kind: str, tmp_path: Path) -> None:
+def test_a_connection_sends_no_more_than_there_is_credit_for(tmp_path: Path) -> None:
     port = _free_port()
-    with agent_process(kind, tmp_path, egress_port=port) as agent:
+    with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))
         assert agent.receive() == (0, PONG, b"")
         with socket.create_connection(("127.0.0.1", port), 20) as program:
@@ -249,9 +253,9 @@ def test_a_connection_sends_no_more_than_there_is_credit_for(kind: str, tmp_path
             assert agent.receive() == (2, DATA, b"\0")
 
 
-def test_a_connection_that_the_host_refuses_is_closed(kind: str, tmp_path: Path) -> None:
+def test_a_connection_that_the_host_refuses_is_closed(tmp_path: Path) -> None:
     port = _free_port()
-    with agent_process(kind, tmp_path, egress_port=port) as agent:
+    with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))
         assert agent.receive() == (0, PONG, b"")
         with socket.create_connection(("127.0.0.1", port), 20) as program:
@@ -260,9 +264,9 @@ def test_a_connection_that_the_host_refuses_is_closed(kind: str, tmp_path: Path)
             assert program.recv(100) == b""
 
 
-def test_a_program_that_hangs_up_is_told_of(kind: str, tmp_path: Path) -> None:
+def test_a_program_that_hangs_up_is_told_of(tmp_path: Path) -> None:
     port = _free_port()
-    with agent_process(kind, tmp_path, egress_port=port) as agent:
+    with agent_process(tmp_path, egress_port=port) as agent:
         agent.send(frame(0, PING))
         assert agent.receive() == (0, PONG, b"")
         program = socket.create_connection(("127.0.0.1", port), 20)

@@ -16,12 +16,12 @@ HELLO, OPEN, DATA, STDERR = 1, 2, 3, 4
 EOF, WINDOW, END, RESET, PING, PONG = 7, 8, 9, 10, 11, 12
 BLOCK = 1 << 16
 FIRST_WINDOW = 1 << 14
+GREETING = '{"version": 3}'
 
 
 def main():
     read(int.from_bytes(read(4), "big"))  # what an agent is told first
-    hello = os.environ.get("HOSTILE_HELLO") or '{"version": 3}'
-    send(0, HELLO, hello.encode())
+    send(0, HELLO, GREETING.encode())
     while True:
         stream, kind, payload = receive()
         if kind == PING:

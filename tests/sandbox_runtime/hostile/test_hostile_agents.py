@@ -1,15 +1,11 @@
 """A hostile agent inside a real sandbox: it loses that sandbox, and nobody else notices.
 
-The image has the agent as its `python3`, which an operator's image could have as well; bubblewrap
-is given it in place of the native one.
+A backend is given it in place of the agent's program.
 """
 
-import base64
-import os
 import subprocess
-import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -18,6 +14,9 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
+from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.backends.docker_agent import AgentVolumes
+from sandbox_runtime.backends.docker_container import Image
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.errors import (
     FileTimeoutError,
@@ -29,7 +28,7 @@ from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.sandbox import OutputCap, Sandbox, SandboxRef
 from sandbox_runtime.streams import Connection
-from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE, backend_of, docker_backend
+from tests.sandbox_runtime.conformance.backends import backend_of
 from tests.sandbox_runtime.transfer import read, write
 
 AGENT = Path(__file__).with_name("hostile_agent.py").read_bytes()
@@ -77,34 +76,27 @@ HELLOS = {
 }
 
 
-@contextmanager
-def built(lines: str) -> Iterator[str]:
-    """An image of a Dockerfile's lines; gone at the end."""
-    tag = f"llm-sandbox-proxy-test:{uuid.uuid4().hex[:8]}"
-    command = ["docker", "build", "--quiet", "--tag", tag, "-"]
-    try:
-        subprocess.run(command, input=lines.encode(), check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        if os.environ.get("REQUIRE_DOCKER"):
-            raise
-        pytest.skip(f"no image can be built: {error}")
-    yield tag
-    subprocess.run(["docker", "rmi", tag], check=True, capture_output=True)
+class HostileVolumes(AgentVolumes):
+    """Volumes with a program in place of the agent's, whose names are added to `made`."""
+
+    def __init__(self, backend: DockerBackend, program: Path, made: set[str]) -> None:
+        super().__init__(backend._engine, backend._labels)
+        self._program = program
+        self._made = made
+
+    async def name(self, program: Path, image: Image) -> str:
+        name = await super().name(self._program, image)
+        self._made.add(name)
+        return name
 
 
 @pytest.fixture(scope="module")
-def image() -> Iterator[str]:
-    """The tests' image with the hostile agent as its python3."""
-    copy = f"echo {base64.b64encode(AGENT).decode()} | base64 -d > /usr/local/sbin/python3"
-    with built(f"FROM {DOCKER_IMAGE}\nRUN {copy} && chmod 755 /usr/local/sbin/python3\n") as tag:
-        yield tag
-
-
-@pytest.fixture(params=list(HELLOS.values()), ids=list(HELLOS))
-def greeting(image: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The same, with a greeting of its own."""
-    with built(f"FROM {image}\nENV HOSTILE_HELLO='{request.param}'\n") as tag:
-        yield tag
+def volumes() -> Iterator[set[str]]:
+    """Names of volumes, which are removed at the end."""
+    made: set[str] = set()
+    yield made
+    if made:
+        subprocess.run(["docker", "volume", "rm", *made], check=True, capture_output=True)
 
 
 @pytest.fixture(params=KINDS)
@@ -113,14 +105,26 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def hostile(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Backend:
-    if kind == "bubblewrap":
-        backend = BubblewrapBackend(state_dir=tmp_path)
-        backend._agent = AGENT
+def run_by(kind: str, tmp_path: Path, volumes: set[str]) -> Callable[[bytes], Backend]:
+    """Return what makes a backend that starts a program in place of the agent."""
+
+    def make(program: bytes) -> Backend:
+        backend = backend_of(kind, tmp_path / "hostile")
+        if isinstance(backend, BubblewrapBackend):
+            backend._agent = program
+        else:
+            assert isinstance(backend, DockerBackend)
+            path = tmp_path / "agent"
+            path.write_bytes(program)
+            backend._agents = HostileVolumes(backend, path, volumes)
         return backend
-    runtime = "runsc" if kind == "docker-runsc" else None
-    image = request.getfixturevalue("image")
-    return docker_backend(tmp_path / "hostile", image, agent="python", runtime=runtime)
+
+    return make
+
+
+@pytest.fixture
+def hostile(run_by: Callable[[bytes], Backend]) -> Backend:
+    return run_by(AGENT)
 
 
 @pytest.fixture
@@ -253,11 +257,13 @@ async def test_operations_given_up_that_the_agent_never_ends_cost_that_sandbox_o
             await give_up_without_end(sandbox)
 
 
-@pytest.mark.docker
+@pytest.mark.parametrize("greeting", HELLOS.values(), ids=HELLOS)
 async def test_a_greeting_that_is_none_of_ours_starts_no_sandbox(
-    greeting: str, tmp_path: Path
+    run_by: Callable[[bytes], Backend], greeting: str
 ) -> None:
-    backend = docker_backend(tmp_path, greeting, agent="python")
+    program = AGENT.replace(b"""'{"version": 3}'""", repr(greeting).encode())
+    assert program != AGENT
+    backend = run_by(program)
     with anyio.fail_after(ENOUGH_S), pytest.raises(SandboxStartError, match="protocol"):
         await start_sandbox(backend, SMALL)
     await backend.aclose()

@@ -1,4 +1,4 @@
-/* Parts of the native agent, each fed with cases from standard input: u32 length and bytes.
+/* Parts of the agent, each fed with cases from standard input: u32 length and bytes.
    What they make of a case is one line, for a test to compare. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,6 +118,7 @@ int main(int count, char **arguments)
         for (char *data; (data = read_block(&length)); free(data)) {
             parts[n].show(data, length);
             putchar('\n');
+            fflush(stdout);
         }
     }
     return 0;

@@ -1,4 +1,4 @@
-"""What the native agent does with frames that no host of ours sends, or only rarely."""
+"""What the agent, built with sanitizers, does with frames that no host of ours sends, or rarely."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_runtime.guest.bootstrap import GuestConfig
+from sandbox_runtime.guest.agent import GuestConfig
 from sandbox_runtime.protocol import (
     ACK,
     CREDIT,
@@ -32,7 +32,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from tests.sandbox_runtime.guest.agent_process import EXEC, PATIENCE_S, AgentProcess
-from tests.sandbox_runtime.guest.native_build import ENV, build_agent
+from tests.sandbox_runtime.guest.sanitized import ENV, build_agent
 
 SEED = 20261120
 FUZZED_RUNS, FUZZED_FRAMES = 20, 200
@@ -58,7 +58,7 @@ BROKEN = {
 }
 
 
-class NativeProcess(AgentProcess):
+class WatchedProcess(AgentProcess):
     """An agent whose end can be looked at."""
 
     def __init__(self, stream: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -73,7 +73,7 @@ class NativeProcess(AgentProcess):
 
 
 @contextmanager
-def started(binary: Path, config: bytes, *inherited: int) -> Iterator[NativeProcess]:
+def started(binary: Path, config: bytes, *inherited: int) -> Iterator[WatchedProcess]:
     """An agent that was sent its configuration."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -88,7 +88,7 @@ def started(binary: Path, config: bytes, *inherited: int) -> Iterator[NativeProc
         )
         theirs.close()
         with process:
-            agent = NativeProcess(ours, process)
+            agent = WatchedProcess(ours, process)
             agent.send(len(config).to_bytes(4, "big"), config)
             yield agent
             ours.close()
@@ -106,7 +106,7 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def agent(binary: Path, tmp_path: Path) -> Iterator[NativeProcess]:
+def agent(binary: Path, tmp_path: Path) -> Iterator[WatchedProcess]:
     with started(binary, _config(tmp_path)) as process:
         hello = process.receive()
         assert hello is not None
@@ -214,14 +214,14 @@ def test_a_configuration_that_cannot_be_is_told_of(binary: Path, config: bytes, 
 # What passes the link
 
 
-def test_frames_may_come_byte_by_byte(agent: NativeProcess) -> None:
+def test_frames_may_come_byte_by_byte(agent: WatchedProcess) -> None:
     request = {**EXEC, "id": "c", "command": "cat", "stdin": "data"}
     for byte in json_frame(1, OPEN, request) + frame(1, DATA, b"text") + frame(1, EOF):
         agent.send(bytes([byte]))
     assert agent.heard(1)[0] == "text"
 
 
-def test_what_is_typed_is_credited_once_a_program_could_read_it(agent: NativeProcess) -> None:
+def test_what_is_typed_is_credited_once_a_program_could_read_it(agent: WatchedProcess) -> None:
     line = b"0123456789abcde\n"
     typed = line * (60_000 // len(line))
     agent.exec(1, "c", "mkfifo gate; read x < gate; wc -c", stdin="terminal")
@@ -293,7 +293,7 @@ def test_limits_that_were_hit_are_counted_from_a_commands_start(
 
 @pytest.mark.parametrize("size", [0, 1, 55, 56, 63, 64, 65, 119, 120, 128, 3_000_001])
 def test_a_listing_has_the_hashes_of_its_files(
-    agent: NativeProcess, tmp_path: Path, size: int
+    agent: WatchedProcess, tmp_path: Path, size: int
 ) -> None:
     data = random.Random(SEED).randbytes(size)
     (tmp_path / "work" / "file").write_bytes(data)
@@ -307,7 +307,7 @@ def test_a_listing_has_the_hashes_of_its_files(
 
 
 def test_a_path_that_is_not_utf_8_goes_in_and_comes_out(
-    agent: NativeProcess, tmp_path: Path
+    agent: WatchedProcess, tmp_path: Path
 ) -> None:
     agent.open(1, op="put", path="caf\udce9/\udcff")
     agent.send(frame(1, DATA, b"x"), frame(1, EOF))

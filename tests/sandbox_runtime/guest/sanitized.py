@@ -1,0 +1,71 @@
+"""The agent and its parts as gcc builds them for tests: they end at the first fault."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import sandbox_runtime
+
+SOURCES = Path(sandbox_runtime.__file__).parent / "guest/native"
+PARTS = Path(__file__).with_name("parts.c")
+FLAGS = (
+    *("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g"),
+    *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+)
+ENV = {"ASAN_OPTIONS": "detect_leaks=0"}
+"""Commands are killed and the agent ends without tidying up: what is left then is no leak."""
+
+
+def build_agent(directory: Path) -> Path:
+    """The whole agent. Skips the test where there is no gcc."""
+    return _build(directory / "agent", sorted(SOURCES.glob("*.c")))
+
+
+def build_parts(directory: Path) -> Path:
+    """The parts of parts.c. Skips the test where there is no gcc."""
+    names = ("capture", "frames", "json", "memory")
+    return _build(directory / "parts", [PARTS, *(SOURCES / f"{name}.c" for name in names)])
+
+
+class Part:
+    """A part of the agent that takes what comes from outside, as a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def shown(self, case: bytes) -> str:
+        """Return the line that the part makes of a case."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(block(case))
+        self._process.stdin.flush()
+        line = self._process.stdout.readline().decode()
+        assert line.endswith("\n"), f"it ended with {self._process.wait()}"
+        return line.removesuffix("\n")
+
+
+@contextmanager
+def part(program: Path, name: str) -> Iterator[Part]:
+    """One of the parts that `build_parts` has built."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([program, name], stdin=pipe, stdout=pipe, env=ENV) as process:
+        yield Part(process)
+        process.communicate()
+        assert process.returncode == 0
+
+
+def block(data: bytes) -> bytes:
+    """Data after its length."""
+    return len(data).to_bytes(4, "big") + data
+
+
+def _build(target: Path, sources: list[Path]) -> Path:
+    if not shutil.which("gcc"):
+        pytest.skip("there is no gcc")
+    words = ("gcc", *FLAGS, f"-I{SOURCES}", "-o", str(target), *map(str, sources))
+    subprocess.run(words, check=True)
+    return target

@@ -1,0 +1,277 @@
+"""Parts of the agent held against Python's own, or against a model of a few lines."""
+
+import codecs
+import json
+import random
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandbox_runtime.protocol import MAX_OPEN_BYTES, Decoder, ProtocolError, frame
+from tests.sandbox_runtime.guest.sanitized import Part, block, build_parts, part
+
+SEED = 20261120
+CASES = 4000
+EXAMPLES = 1000
+MAX_DEPTH = 64
+DOCUMENTS = [
+    b'{"op": "exec", "id": "c1", "timeout_s": 120.5, "cwd": null, "env": {"A": "b\\n"}, "x": []}',
+    b'{"op": "list", "path": "/t\\u00e9\\ud83c\\udf89\\udce9/\\"q\\"", "hashes": true, "n": -1e-5}',
+    b'[[1, 2.50, 0, -0.0, 1E+3], {"": {"": [false]}}, "\xc3\xa9\xed\xb3\xa9", "\\ud800x", "\\/"]',
+    b' \t\r\n{"command": "echo \'x\' \\\\ \\b\\f\\u0000", "max": 123456789012345678901234567890}\n',
+]
+TOKENS = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u", b"\\ud83d", b"null", b"1e", b"-"]
+CAPS = st.tuples(st.integers(0, 40) | st.sampled_from([4096, 9000]), st.sampled_from([0, 1, 2, 5]))
+"""Bytes and lines."""
+TEXTS = st.text("ab\né数🎉", max_size=60).map(str.encode) | st.builds(
+    lambda line, count: line * count, st.text("a\n🎉", max_size=9).map(str.encode), st.just(1500)
+)
+FRAMES = st.lists(
+    st.builds(frame, st.integers(0, (1 << 32) - 1), st.integers(0, 255), st.binary(max_size=300)),
+    max_size=4,
+)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_parts(tmp_path_factory.mktemp("parts"))
+
+
+@pytest.fixture(scope="module")
+def parser(parts: Path) -> Iterator[Part]:
+    with part(parts, "json") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def native(parts: Path) -> Iterator[Part]:
+    with part(parts, "native") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def framing(parts: Path) -> Iterator[Part]:
+    with part(parts, "frames") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def capture(parts: Path) -> Iterator[Part]:
+    with part(parts, "capture") as process:
+        yield process
+
+
+# JSON
+
+
+def test_json_means_what_it_means_to_python(parser: Part) -> None:
+    understood = 0
+    for case in _documents():
+        line = parser.shown(case)
+        try:
+            text = case.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            continue  # it is enough that it did no harm
+        assert line == _show(text), case
+        understood += line != "-"
+    assert CASES // 10 < understood < CASES
+
+
+def test_deep_json_is_refused(parser: Part) -> None:
+    depths = [1, MAX_DEPTH, MAX_DEPTH + 1, 100_000]
+    cases = [b"[" * depth + b"0" + b"]" * depth for depth in depths]
+    assert [parser.shown(case) == "-" for case in cases] == [False, False, True, True]
+
+
+def test_a_text_is_given_to_the_kernel_as_python_would(native: Part) -> None:
+    chance = random.Random(SEED)
+    letters = ["a", "é", "数", "🎉", "\udc80", "\udcff", "\0", "\ud800", "\udbff"]
+    texts = ["".join(chance.choices(letters[: chance.choice([6, 9])], k=8)) for _ in range(CASES)]
+    sent = [json.dumps(text) for text in texts]  # where two surrogates may become one character
+    lines = [native.shown(text.encode()) for text in sent]
+    assert lines == [_native(json.loads(text)) for text in sent]
+    assert 0 < lines.count("-") < CASES
+
+
+# Frames
+
+
+@settings(max_examples=EXAMPLES)
+@given(frames=FRAMES, change=st.none() | st.tuples(st.integers(0), st.integers(0, 255)))
+def test_agent_finds_the_frames_that_the_host_finds(
+    framing: Part, frames: list[bytes], change: tuple[int, int] | None
+) -> None:
+    data = bytearray(b"".join(frames))
+    if data and change:
+        data[change[0] % len(data)] = change[1]
+    assert framing.shown(bytes(data)) == _frames([bytes(data)])
+
+
+@settings(max_examples=EXAMPLES)
+@given(frames=FRAMES, cuts=st.lists(st.integers(0, 1000)))
+def test_host_finds_the_same_frames_wherever_the_bytes_are_cut(
+    frames: list[bytes], cuts: list[int]
+) -> None:
+    data = b"".join(frames)
+    assert _frames(_pieces(data, cuts)) == _frames([data])
+
+
+# What is shown of an output
+
+
+@settings(max_examples=EXAMPLES)
+@given(cap=CAPS, text=TEXTS, cuts=st.lists(st.integers(0, 20_000), max_size=6))
+def test_head_and_tail_are_cut_by_bytes_and_lines(
+    capture: Part, cap: tuple[int, int], text: bytes, cuts: list[int]
+) -> None:
+    pieces = _pieces(text, cuts)
+    head, tail = _head_and_tail(pieces, *cap)
+    counts = len(text), text.count(b"\n"), head.count(b"\n") + tail.count(b"\n")
+    assert _captured(capture, cap, pieces) == (head, tail, *counts)
+
+
+@settings(max_examples=EXAMPLES)
+@given(cap=CAPS, pieces=st.lists(st.binary(max_size=60) | st.sampled_from([b"\xff\n" * 3000])))
+def test_output_of_any_bytes_is_shown_within_its_cap(
+    capture: Part, cap: tuple[int, int], pieces: list[bytes]
+) -> None:
+    output = b"".join(pieces)
+    head, tail, length, lines, shown_lines = _captured(capture, cap, pieces)
+    assert (length, lines) == (len(output), output.count(b"\n"))
+    assert output.startswith(head)
+    assert output[len(head) :].endswith(tail)
+    assert len(head + tail) <= cap[0]
+    assert shown_lines == (head + tail).count(b"\n") <= cap[1]
+
+
+@settings(max_examples=EXAMPLES)
+@given(max_bytes=st.integers(0, 40), text=st.text("aé数🎉", max_size=60))
+def test_no_cut_leaves_half_a_character(capture: Part, max_bytes: int, text: str) -> None:
+    head, tail, *_ = _captured(capture, (max_bytes, 1000), [text.encode()])
+    assert text.startswith(head.decode())
+    assert text.endswith(tail.decode())
+
+
+def _head_and_tail(pieces: Sequence[bytes], max_bytes: int, max_lines: int) -> tuple[bytes, bytes]:
+    """The model: what is shown of UTF-8 that comes in these pieces. The tail has half of each cap,
+    and the head, which ends with the first piece that is not wholly in it, has the rest."""
+    tail_bytes, tail_lines = max_bytes // 2, max_lines // 2
+    head = b""
+    for piece in pieces:
+        part = piece[: max_bytes - tail_bytes - len(head)]
+        if part != piece:
+            part = _without_half_a_character(part)
+        lines_left = max_lines - tail_lines - head.count(b"\n")
+        if part.count(b"\n") > lines_left:
+            part = b"".join(part.splitlines(keepends=True)[:lines_left])
+        head += part
+        if part != piece:
+            break
+    rest = b"".join(pieces)[len(head) :]
+    tail = rest[max(0, len(rest) - tail_bytes) :]
+    while tail != rest and tail and tail[0] & 0xC0 == 0x80:
+        tail = tail[1:]
+    lines = tail.splitlines(keepends=True)
+    return head, b"".join(lines[max(0, len(lines) - tail_lines) :])
+
+
+def _without_half_a_character(data: bytes) -> bytes:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return data.removesuffix(decoder.getstate()[0])
+
+
+def _captured(
+    capture: Part, cap: tuple[int, int], pieces: Sequence[bytes]
+) -> tuple[bytes, bytes, int, int, int]:
+    """Head, tail, and how many bytes, lines and shown lines there were."""
+    caps = b"".join(number.to_bytes(4, "big") for number in cap)
+    head, tail, *counts = capture.shown(caps + b"".join(map(block, pieces))).split(" ")
+    length, lines, shown_lines = map(int, counts)
+    return bytes.fromhex(head), bytes.fromhex(tail), length, lines, shown_lines
+
+
+def _pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    """Data cut in these places, as far as it has them."""
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    return [data[start:end] for start, end in pairwise(places)]
+
+
+def _frames(pieces: Sequence[bytes]) -> str:
+    decoder = Decoder(MAX_OPEN_BYTES)
+    shown = ""
+    try:
+        for piece in pieces:
+            for stream, kind, payload in decoder.feed(piece):
+                shown += f"{stream} {kind} {payload.hex()},"
+    except ProtocolError:
+        shown += "too long"
+    return shown
+
+
+def _documents() -> Iterator[bytes]:
+    chance = random.Random(SEED)
+    for _ in range(CASES):
+        document = bytearray(chance.choice(DOCUMENTS))
+        for _ in range(chance.randrange(4)):
+            at = chance.randrange(len(document) + 1)
+            until = min(len(document), at + chance.randrange(8))
+            change = chance.choice(
+                [b"", chance.choice(TOKENS), chance.randbytes(1), bytes(document[at:until]) * 2]
+            )
+            document[at:until] = change
+        yield bytes(document)
+
+
+def _show(text: str) -> str:
+    """As the program shows it: "-" for what is not JSON, or deeper than it goes."""
+    try:
+        value = json.loads(text, object_pairs_hook=_Pairs, parse_int=float, parse_constant=_refuse)
+    except ValueError:
+        return "-"
+    return _show_value(value) if _depth(value) <= MAX_DEPTH else "-"
+
+
+class _Pairs(list[tuple[str, object]]):
+    """An object with all its members, also those of the same name."""
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def _show_value(value: object) -> str:
+    if isinstance(value, _Pairs):
+        members = "".join(f"{_hex(name)}:{_show_value(member)}," for name, member in value)
+        return "{" + members + "]"
+    if isinstance(value, list):
+        return "[" + "".join(f":{_show_value(member)}," for member in value) + "]"
+    if isinstance(value, str):
+        return '"' + _hex(value)
+    if isinstance(value, bool) or value is None:
+        return {None: "n", False: "f", True: "t"}[value]
+    return f"#{value:.17g}"
+
+
+def _depth(value: object) -> int:
+    if isinstance(value, _Pairs):
+        return 1 + max((_depth(member) for _, member in value), default=-1)
+    if isinstance(value, list):
+        return 1 + max(map(_depth, value), default=-1)
+    return 0
+
+
+def _hex(text: str) -> str:
+    return text.encode("utf-8", "surrogatepass").hex()
+
+
+def _native(text: str) -> str:
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return "-"
+    return "-" if b"\0" in data else data.hex()
