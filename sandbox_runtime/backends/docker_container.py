@@ -50,7 +50,7 @@ class Image:
 
     id: str
     machine: str
-    """As `uname -m` calls it; "" when it is none that we know."""
+    """As `uname -m` calls it, or the engine where that is all we know."""
     volumes: tuple[str, ...]
     """Directories that the image wants on volumes."""
     path: str = _PATH
@@ -61,7 +61,8 @@ def image_of(facts: Facts) -> Image:
     """An image, from what the engine says of it."""
     config = facts["Config"]
     env = {name: value for name, _, value in (e.partition("=") for e in config.get("Env") or ())}
-    machine = _MACHINES.get(facts.get("Architecture", ""), "")
+    architecture = facts.get("Architecture", "")
+    machine = _MACHINES.get(architecture, architecture)
     volumes = tuple(config.get("Volumes") or ())
     return Image(facts["Id"], machine, volumes, env.get("PATH") or _PATH)
 

@@ -49,11 +49,10 @@ def names(state_dir: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def imported(tar: Path, *changes: str, platform: str | None = None) -> AsyncIterator[str]:
+async def imported(tar: Path, *changes: str) -> AsyncIterator[str]:
     """An image made of a tar, with changes as a Dockerfile has them; gone at the end."""
     tag = f"llm-sandbox-proxy-test:{uuid.uuid4().hex[:8]}"
     flags = [part for change in changes for part in ("--change", change)]
-    flags += [f"--platform={platform}"] if platform else []
     await anyio.run_process(["docker", "import", *flags, str(tar), tag])
     try:
         yield tag

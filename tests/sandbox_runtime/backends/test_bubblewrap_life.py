@@ -143,7 +143,7 @@ async def test_a_start_that_fails_says_what_bubblewrap_said(tmp_path: Path) -> N
     backend = BubblewrapBackend(state_dir=NOWHERE, inputs=tmp_path / "none")
     with (
         anyio.fail_after(10),
-        pytest.raises(SandboxStartError, match=r"bwrap: Can't find source path .*none: No such"),
+        pytest.raises(SandboxStartError, match=r"bwrap: Can't find source path .*none"),
     ):
         await start_sandbox(backend, SMALL)
     await backend.aclose()
