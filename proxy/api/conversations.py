@@ -94,7 +94,7 @@ def _shelf(request: Request) -> ConversationShelf:
 async def _body(request: Request) -> Mapping[str, Any]:
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
-    return request_body(held_json(request, written) if written else {})
+    return request_body(await held_json(request, written) if written else {})
 
 
 async def _identified(request: Request, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
