@@ -1,4 +1,4 @@
-"""Checks the source for what ruff has no rule for: every `noqa` and `type: ignore` gives a reason."""
+"""Checks the source for what ruff has no rule for: each `noqa` and `type: ignore` has a reason."""
 
 import re
 import sys
