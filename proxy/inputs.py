@@ -17,7 +17,7 @@ from typing import Any
 
 from policies.context import moved_over
 from policies.file_names import clean_type
-from policies.remote_urls import is_url, remote_urls
+from policies.passthrough import is_url, remote_urls
 from policies.workspace import (
     Given,
     InputLimits,
@@ -33,7 +33,7 @@ from policies.workspace import (
 from proxy.agent.model import Message
 from proxy.agent.task import InputFile, Task
 from proxy.errors import BadRequestError, FileTooLargeError
-from proxy.fetch import Fetched, Fetcher, FetchError, Room
+from proxy.fetch import FetchError, Fetched, Fetcher, Room
 from proxy.shown_files import ShownFiles
 from proxy.text_lengths import TextLengths
 from proxy.uploads import NoUploads, Uploads

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
 
-from policies.container_paths import input_path
+from policies.workspace import input_path
 from proxy.store.blobs import Blob, Blobs
 from proxy.store.containers import is_live
 from proxy.store.database import Database
 from proxy.store.paging import rows_of
 from proxy.store.quota import require_room
 from proxy.store.records import ContainerFile, Maker, Page, Slice
-from proxy.store.tables import CONTAINER_FILES, CONTAINERS
+from proxy.store.tables import CONTAINERS, CONTAINER_FILES
 
 
 class ContainerFileShelf:
