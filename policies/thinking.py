@@ -1,10 +1,10 @@
-"""Thinking that a model leaves in its words, between `<think>` and `</think>`."""
+"""The thinking that a model leaves in its text, between `<think>` and `</think>`."""
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
 def spoken(text: str) -> str:
-    """The text without it, also where a chat template has opened it or the end was cut off."""
+    """Return the text without thinking, also if a chat template opened it or its end is missing."""
     *blocks, rest = text.split(CLOSE)  # a regular expression would take quadratic time
     said = [block.partition(OPEN)[0] if OPEN in block else "" for block in blocks]
     return "".join([*said, rest.partition(OPEN)[0]]).strip()

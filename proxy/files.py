@@ -11,8 +11,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from policies.artifacts import ArtifactLimits, Produced
-from policies.file_links import links_in, naming_files, without_links
+from policies.artifacts import ArtifactLimits, Produced, links_in, naming_files, without_links
 from policies.file_names import type_of
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message

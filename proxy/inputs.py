@@ -17,7 +17,7 @@ from typing import Any
 
 from policies.context import moved_over
 from policies.file_names import clean_type
-from policies.remote_urls import is_url, remote_urls
+from policies.passthrough import is_url, remote_urls
 from policies.workspace import (
     Given,
     InputLimits,

@@ -6,8 +6,8 @@ from functools import partial
 
 from policies.passthrough import PassthroughSetting
 from policies.profile import Profile
+from policies.sessions import FileLimits
 from policies.steps import NarrationSetting, StepsSetting
-from policies.storage import FileLimits
 from proxy.agent.model import Model
 from proxy.body_memory import BodyMemory
 from proxy.client_keys import ClientKeys

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
 
-from policies.quoted import is_quoted
+from policies.reply_checks import is_quoted
 from policies.tool_support import (
     CHECK_EVERY_S,
     EVIDENCE_HOLDS_S,

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from policies.budgets import Expense, Receipt
+from policies.budgets import Expense, Receipt, little_left, reminder
 from policies.limits import (
     Limits,
     Spent,
@@ -19,7 +19,6 @@ from policies.limits import (
     paid_out,
 )
 from policies.prices import CHARS_PER_TOKEN, Counted, cost_usd, counted, expected_tokens
-from policies.remaining import little_left, reminder
 from proxy.agent.day import Day
 from proxy.agent.events import OnDelta
 from proxy.agent.history import text_of

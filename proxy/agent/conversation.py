@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from policies.context import ContextSizes
 from policies.limits import StopReason
 from policies.prompts import call_request, final_request
-from policies.quoted import is_quoted
-from policies.usage import UsageOf
+from policies.reply_checks import is_quoted
+from policies.steps import UsageOf
 from proxy.agent.context import Context
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
 from proxy.agent.gauge import Gauge

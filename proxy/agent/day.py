@@ -2,10 +2,9 @@
 
 import anyio
 
-from policies.budgets import STOPS, Expense, Receipt, used_up
+from policies.budgets import STOPS, Expense, Left, Receipt, little_left_today, used_up
 from policies.limits import StopReason
 from policies.limits import egress_bytes as in_bytes
-from policies.remaining import Left, little_left_today
 from proxy.agent.account import Account
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.completion import is_answer
+from policies.answer_form import is_answer
 from policies.limits import StopReason
 from policies.prompts import WHY_NO_MORE_TOOLS
 from policies.routing import RouteReason

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from policies.limits import StopReason
-from policies.watch import Act, Action
+from policies.rules import Act, Action
 from sandbox_runtime.egress.decision import Decision
 
 

@@ -7,7 +7,7 @@ from policies.artifacts import Produced
 from policies.hosts import Target
 from policies.profile import Profile
 from policies.redaction import Secrets
-from policies.watch import MAX_SUBJECT_CHARS, Act, Rule, subject
+from policies.rules import MAX_SUBJECT_CHARS, Act, Rule, subject
 from policies.workspace import ANSWER_FILES
 from proxy.agent.events import Emit, RuleMet
 from proxy.agent.task import Notice

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Literal, Self
 
-from policies.repetition import RepetitionCheck
+from policies.reply_checks import RepetitionCheck
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.client_calls import ClientCallStream
 from proxy.agent.events import (

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from policies.completion import is_answer
-from policies.deadline import time_plan
-from policies.limits import StopReason
+from policies.answer_form import is_answer
+from policies.limits import StopReason, time_plan
 from policies.prompts import WHY_NO_MORE_TOOLS, Equipment
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.budget import Budget, Paying

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from policies.paper_observation import steps_words, unknown_words
-from policies.paper_words import PaperWords
 from policies.profile import Profile
 from policies.prompts import Equipment
+from policies.reference_style import PaperWords, steps_words, unknown_words
 from policies.workspace import last_of_user
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Message

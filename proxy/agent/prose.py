@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from policies.echo import EchoCheck, OwnTexts
-from policies.repetition import RepetitionCheck
+from policies.reply_checks import EchoCheck, OwnTexts, RepetitionCheck
 from proxy.agent.events import TextDelta
 from proxy.agent.model import ReplyStopped
 from proxy.agent.partial_reply import estimated_tokens

@@ -13,8 +13,7 @@ from policies.prices import Tariff
 from policies.profile import Profile
 from policies.routing import RouteReason
 from policies.sessions import GoesOn, State
-from policies.steps import NarrationSetting
-from policies.usage import UsageOf
+from policies.steps import NarrationSetting, UsageOf
 from proxy.agent.account import Account
 from proxy.agent.events import Event
 from proxy.agent.first_call import StatusHold

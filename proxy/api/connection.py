@@ -13,8 +13,15 @@ from typing import Any, NoReturn, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Scope, Send
 
-from policies.json_bounds import SMALL_BYTES, JSONBounds, TooMuchJSONError, is_small
-from policies.large_json import LARGE_BYTES, decoded, has_infinity
+from policies.json_bounds import (
+    LARGE_BYTES,
+    SMALL_BYTES,
+    JSONBounds,
+    TooMuchJSONError,
+    decoded,
+    has_infinity,
+    is_small,
+)
 from proxy.agent.model import Credentials, Model
 from proxy.body_memory import HeldBody, weight
 from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError

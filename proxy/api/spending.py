@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.budgets import NAMES, DailyBudget, Expense, Receipt
-from policies.large_json import decoded
+from policies.json_bounds import decoded
 from policies.prices import Counted, Tariff, cost_usd, counted, expected_tokens
 from proxy.agent.account import Account
 from proxy.agent.model import Relayed, RelayedBody

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from policies.file_links import without_links
+from policies.artifacts import without_links
 from policies.history import without_steps
 from policies.profile import Profile
 from policies.routing import forbids_tools

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from policies.large_json import encoded
+from policies.json_bounds import encoded
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Credentials, Passing, Relayed, Reply
 from proxy.errors import BackendError

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
 
-from policies.container_paths import input_path
+from policies.workspace import input_path
 from proxy.store.blobs import Blob, Blobs
 from proxy.store.containers import is_live
 from proxy.store.database import Database

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
-from policies.storage import ResponseSettings
+from policies.sessions import ResponseSettings
 from proxy.store import items
 from proxy.store.database import Database, is_full, oldest
 from proxy.store.items import Item

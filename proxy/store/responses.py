@@ -16,7 +16,7 @@ from sqlalchemy import (
     update,
 )
 
-from policies.storage import ResponseSettings
+from policies.sessions import ResponseSettings
 from proxy.store import items
 from proxy.store.conversations import append
 from proxy.store.database import Database, is_full, oldest

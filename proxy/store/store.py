@@ -11,8 +11,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from policies.sessions import SessionSettings
-from policies.storage import ResponseSettings
+from policies.sessions import ResponseSettings, SessionSettings
 from proxy.store.blobs import Blobs
 from proxy.store.container_files import ContainerFileShelf
 from proxy.store.containers import ContainerShelf

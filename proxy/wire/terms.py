@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from policies.steps import PROFILES, Steps, is_profile
-from policies.usage import CHOICES, UsageOf, is_choice, suited_usage
+from policies.steps import CHOICES, PROFILES, Steps, UsageOf, is_choice, is_profile, suited_usage
 from proxy.errors import BadRequestError
 from proxy.wire.shapes import boolean, mapping
 

@@ -6,9 +6,8 @@ import ipaddress
 from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
 
-from policies.addresses import is_public
 from policies.egress import Rules
-from policies.hosts import IPAddress, Target, address
+from policies.hosts import IPAddress, Target, address, is_public
 from sandbox_runtime.egress.errors import DeniedError, UnreachableError
 from sandbox_runtime.egress.resolver import Resolve
 

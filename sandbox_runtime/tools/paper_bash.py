@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 
 from policies.observation import ObservationLimits
-from policies.paper_observation import NO_COMMAND, bash_words, nothing_run_words
+from policies.reference_style import NO_COMMAND, bash_words, nothing_run_words
 from policies.workspace import WORKING_DIR
 from sandbox_runtime.sandbox import Lease, OnOutput, OutputCap
 from sandbox_runtime.tools.arguments import typed

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from policies import paper_edits
+from policies import reference_style as paper_edits
 from policies.observation import printable
-from policies.paper_observation import tool_words
+from policies.reference_style import tool_words
 from policies.workspace import WORKING_DIR
 from sandbox_runtime.errors import SandboxFileError
 from sandbox_runtime.sandbox import ExecResult, Lease, OnOutput, Sandbox

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from policies.paper_observation import FINISHED
+from policies.reference_style import FINISHED
 from policies.workspace import OUTPUT_DIR
 from sandbox_runtime.sandbox import Lease, OnOutput
 from sandbox_runtime.tools.base import Observation, ToolSchema

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from policies.profile import Profile
-from policies.watch import Rule
+from policies.rules import Rule
 from proxy.audit.verify import Finding, verify
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat import PATH, ask, chunks

@@ -26,7 +26,7 @@ from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from policies.profile import Profile
-from policies.storage import FileLimits
+from policies.sessions import FileLimits
 from proxy.__main__ import listen
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from policies.storage import ResponseSettings
+from policies.sessions import ResponseSettings
 from proxy.api.kept_response import KeptResponse
 from proxy.errors import RunCancelledError
 from proxy.runs.recording import Recording

@@ -7,7 +7,7 @@ import pytest
 
 from policies.hosts import Target
 from policies.profile import Profile
-from policies.watch import Rule, Watch
+from policies.rules import Rule, Watch
 from proxy.agent.egress_watch import MAX_TOLD, PERIOD_S, STILL_OPEN, EgressWatch
 from proxy.agent.events import EgressDecided, RuleMet
 from proxy.agent.task import Task
