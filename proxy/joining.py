@@ -36,14 +36,14 @@ from proxy.models.operator_proxies import proxy_for, proxy_urls
 from proxy.models.prices import Prices
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
-from proxy.models.tool_probe import ToolProbe
+from proxy.models.tool_support import ToolProbe
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.runs import Runs
 from proxy.services import Services
 from proxy.store.errors import StoreError
 from proxy.store.store import Store
 from proxy.text_lengths import TextLengths
-from proxy.tool_support import ToolSettings, ToolVerdicts, WatchedModel
+from proxy.models.tool_support import ToolSettings, ToolVerdicts, WatchedModel
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.egress.dialer import Endpoint

@@ -18,7 +18,7 @@ from proxy.models.prices import Prices
 from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
 from proxy.store.store import Store
-from proxy.tool_support import ToolVerdicts
+from proxy.models.tool_support import ToolVerdicts
 from proxy.wire.terms import OnDisconnect
 from proxy.workspaces import Workspaces
 from sandbox_runtime.pool.pool import PoolStats

@@ -16,7 +16,7 @@ from proxy.api.passing import pass_plain
 from proxy.errors import NotFoundError
 from proxy.models.openai_http import MAX_TOKENIZED_BYTES
 from proxy.models.relay import read_at_most
-from proxy.models.tokenizing import NOT_THERE, PATH, count_in
+from proxy.models.openai_http import NOT_THERE, TOKENIZE_PATH as PATH, count_in
 from proxy.wire.messages_request import AsChat, as_chat_to_count, to_be_counted
 
 router = APIRouter()

@@ -35,7 +35,7 @@ from proxy.runs.kept import KeptRuns
 from proxy.runs.record import Record
 from proxy.runs.run import Head, Listener, Run
 from proxy.store.runs import RunShelf
-from proxy.tool_support import ToolVerdicts
+from proxy.models.tool_support import ToolVerdicts
 from sandbox_runtime import errors
 
 log = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ from proxy.services import Services
 from proxy.store.runs import RunShelf
 from proxy.store.store import Store
 from proxy.text_lengths import TextLengths
-from proxy.tool_support import ToolVerdicts, WatchedModel
+from proxy.models.tool_support import ToolVerdicts, WatchedModel
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
