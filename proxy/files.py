@@ -20,7 +20,7 @@ from proxy.agent.task import Artifact, InputFile
 from proxy.signatures import Signer
 from proxy.store.records import ContainerWish, Maker
 from proxy.store.store import Store
-from proxy.uploads import Upload
+from proxy.store.records import Upload
 from sandbox_runtime.sandbox import Sandbox
 
 MAX_LINKED_FILES = 1000

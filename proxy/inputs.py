@@ -36,7 +36,7 @@ from proxy.errors import BadRequestError, FileTooLargeError
 from proxy.fetch import Fetched, Fetcher, FetchError, Room
 from proxy.shown_files import ShownFiles
 from proxy.text_lengths import TextLengths
-from proxy.uploads import NoUploads, Uploads
+from proxy.store.records import NoUploads, Uploads
 from proxy.url_checks import check_urls
 from proxy.wire.content_parts import (
     FilePart,

@@ -19,7 +19,7 @@ from proxy.joining import build_store
 from proxy.store.blobs import GRACE_S, Blob
 from proxy.store.errors import StoreError
 from proxy.store.migrations import STEPS
-from proxy.store.quota import MAX_FILES
+from proxy.store.database import MAX_FILES
 from proxy.store.records import ContainerWish, Page, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
