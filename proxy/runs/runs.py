@@ -18,7 +18,7 @@ from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event
 from proxy.agent.parking import ParkedRuns
 from proxy.agent.task import Result, Task, Witness
-from proxy.audit.ledger import Ledger
+from proxy.audit.audit import Ledger
 from proxy.errors import (
     RESTART_S,
     BudgetError,

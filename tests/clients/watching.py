@@ -13,7 +13,7 @@ import httpx
 from policies.audit import Audit
 from policies.profile import Profile
 from policies.watch import Rule, Watch
-from proxy.audit.ledger import Ledger
+from proxy.audit.audit import Ledger
 from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
 from tests.clients.chat import ask, client
