@@ -17,9 +17,8 @@ from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
 from proxy.agent.task import Artifact, InputFile
 from proxy.signatures import Signer
-from proxy.store.records import ContainerWish, Maker
+from proxy.store.records import ContainerWish, Maker, Upload
 from proxy.store.store import Store
-from proxy.uploads import Upload
 from sandbox_runtime.sandbox import Sandbox
 
 MAX_LINKED_FILES = 1000

@@ -35,8 +35,8 @@ from proxy.agent.task import InputFile, Task
 from proxy.errors import BadRequestError, FileTooLargeError
 from proxy.fetch import Fetched, Fetcher, FetchError, Room
 from proxy.shown_files import ShownFiles
+from proxy.store.records import NoUploads, Uploads
 from proxy.text_lengths import TextLengths
-from proxy.uploads import NoUploads, Uploads
 from proxy.url_checks import check_urls
 from proxy.wire.content_parts import (
     FilePart,

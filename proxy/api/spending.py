@@ -15,7 +15,7 @@ from proxy.agent.task import Task
 from proxy.api.connection import authorize, services
 from proxy.errors import BadRequestError, BudgetError
 from proxy.models.prices import Prices
-from proxy.models.usage_reader import UsageReader
+from proxy.models.streamed_reply import UsageReader
 
 
 async def charged(request: Request, task: Task, runs: int) -> Task:

@@ -15,7 +15,7 @@ import pytest
 
 from policies.profile import Profile
 from policies.rules import Rule
-from proxy.audit.verify import Finding, verify
+from proxy.audit.audit_log import Finding, verify
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat import PATH, ask, chunks
 from tests.clients.watching import PATIENCE_S, answered, audited, ruled, watched

@@ -12,7 +12,7 @@ import httpx
 
 from policies.profile import Audit, Profile
 from policies.rules import Rule, Watch
-from proxy.audit.ledger import Ledger
+from proxy.audit.audit import Ledger
 from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
 from tests.clients.chat import ask, client

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.agent.events import Emit, Event
 from proxy.agent.task import Result, Task
-from proxy.audit.ledger import Ledger
+from proxy.audit.audit import Ledger
 from tests.fakes.results import SUBMITTED
 from tests.proxy.agent.runs import USER, MemoryOutbox
 from tests.proxy.audit.logs import NOW, found, states, write

@@ -1,14 +1,20 @@
-"""Keeps which models are given tools. Verdicts come from probes in the background, from refusals
-of the backend and from runs."""
+"""Decides which models are given tools.
+
+Verdicts come from the settings, from probes in the background, from refusals of the backend and
+from runs. Open it when a model gets no sandbox although it should, or the other way round.
+"""
 
 import asyncio
+import json
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from policies.reply_checks import is_quoted
@@ -20,24 +26,25 @@ from policies.tool_support import (
     ToolSupport,
     ToolVerdict,
     failed,
+    ignored,
     is_evidence,
     never,
     refused,
 )
 from proxy.agent.events import OnDelta
-from proxy.agent.model import Credentials, Model, Passage, Relayed, Reply
+from proxy.agent.model import Credentials, Model, Passage, Passing, Relayed, Reply
 from proxy.agent.task import Result
+from proxy.agent.usage import tokens
 from proxy.errors import BackendError, ToolsRefusedError
-from proxy.models.tool_probe import ToolProbe
+from proxy.models.backend_errors import parsed
+from proxy.models.relay import read_at_most
 from proxy.store.tool_verdicts import ToolVerdictShelf
 
 log = logging.getLogger(__name__)
-
 K = TypeVar("K")
 V = TypeVar("V")
-
 PROBE_S = 120.0
-"""The most seconds for one probe: a busy engine answers late."""
+"""The most seconds that one probe takes: a busy engine answers late."""
 DOUBTED_AFTER_S = 60.0
 """Seconds until the next probe, after a refusal that contradicts a verdict or a probe that
 failed."""
@@ -45,6 +52,34 @@ MAX_PROBES = 4
 """The most probes at one time; a later request starts the others."""
 MAX_MODELS = 1024
 """The most names that each table keeps: clients can make up names of models."""
+_TOKENIZE = "/tokenize"
+_APPLY_TEMPLATE = "/apply-template"
+MAX_ANSWER_BYTES = 4 << 20
+"""The longest answer of the server. llama.cpp's properties contain a whole chat template."""
+MAX_VERSION_CHARS = 200
+MAX_TOKENS = 1
+"""The tokens that each of at most two completions of a probe may generate."""
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "description": "Tells the present time of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+_VERSIONS: Sequence[tuple[str, Sequence[str]]] = (
+    ("/version", ("version",)),  # vLLM
+    ("/props", ("build_info", "chat_template", "model_path")),  # llama.cpp
+    ("/get_server_info", ("version", "tool_call_parser", "chat_template")),  # SGLang
+    ("/api/version", ("version",)),  # Ollama
+)
+"""Endpoints that report the engine, with the fields that make up its version. The first field must
+be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +88,140 @@ class ToolSettings:
 
     usual: ToolSupport = "always"
     by_model: Sequence[tuple[str, ToolSupport]] = ()
-    """By name or pattern (`*`); the first that fits holds."""
+    """Names of models, or patterns (`*`), with their settings; the first match holds."""
 
     def for_model(self, model: str) -> ToolSupport:
         """Return the setting for a model."""
-        fitting = (said for pattern, said in self.by_model if fnmatchcase(model, pattern))
-        return next(fitting, self.usual)
+        matching = (setting for pattern, setting in self.by_model if fnmatchcase(model, pattern))
+        return next(matching, self.usual)
+
+
+class ToolProbe:
+    """Asks a backend's server whether a model's chat template passes tools on. A probe costs one or
+    two generated tokens.
+
+    `is_local` is True if the server's prompt counts are trusted even if it does not report its
+    engine.
+    """
+
+    def __init__(self, model: Model, *, is_local: bool = True) -> None:
+        self._model = model
+        self._is_local = is_local
+
+    async def models(self) -> list[str]:
+        """Return the names of the models that the backend lists. Raises BackendError."""
+        return [str(each.get("id")) for each in await self._model.models()]
+
+    async def version(self) -> str | None:
+        """Return the engine's version, with the other fields that affect tools, or None if the
+        server reports none. Raises BackendError."""
+        passage = self._model.passage
+        if passage is None:
+            return None
+        for path, fields in _VERSIONS:
+            told = await _fetch_json(passage, "GET", path)
+            if isinstance(told, dict) and isinstance(told.get(fields[0]), str):
+                written = " ".join(_short(told.get(field)) for field in fields)
+                return f"{path} {written}"[:MAX_VERSION_CHARS]
+        return None
+
+    async def verdict(self, name: str, version: str | None) -> ToolVerdict | None:
+        """Return the verdict on a model, or None if it cannot be found out. Raises BackendError."""
+        passage = self._model.passage
+        if passage is None or (version is None and not self._is_local):
+            return None
+        messages = _greeting()
+        passed_on = await _template_passes_tools(passage, name, messages)
+        try:
+            with_tools = await self._prompt_tokens(name, messages, [_TOOL])
+        except ToolsRefusedError as error:
+            return refused(name, error.message)
+        if passed_on:
+            return SUPPORTED
+        without = await self._prompt_tokens(name, messages, [])
+        if not with_tools or not without:
+            return None
+        return SUPPORTED if with_tools > without else ignored(name)
+
+    async def refusal(self, name: str) -> ToolVerdict | None:
+        """Return the verdict against a model whose backend refuses a request with a harmless tool,
+        else None. Raises BackendError."""
+        try:
+            await self._prompt_tokens(name, _greeting(), [_TOOL])
+        except ToolsRefusedError as error:
+            return refused(name, error.message)
+        return None
+
+    async def _prompt_tokens(
+        self, name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> int:
+        body = {"model": name, "messages": messages, "max_tokens": MAX_TOKENS}
+        if tools:
+            body["tools"] = tools
+        reply = await self._model.complete(body, None)
+        return tokens(reply.usage, "prompt_tokens")
+
+
+def _greeting() -> list[dict[str, Any]]:
+    """Return messages that are in no cache."""
+    return [{"role": "user", "content": f"Hi {secrets.token_hex(3)}"}]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else sha256(text.encode(errors="replace")).hexdigest()[:16]
+
+
+async def _template_passes_tools(
+    passage: Passage, name: str, messages: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Return True if the server's tokenizer or template shows that a tool makes the prompt longer.
+    False decides nothing: older vLLMs ignore the tools here."""
+    for path in (_TOKENIZE, _APPLY_TEMPLATE):
+        body: dict[str, Any] = {"model": name, "messages": messages}
+        without = _size(await _fetch_json(passage, "POST", path, body))
+        if without:
+            body["tools"] = [_TOOL]
+            return _size(await _fetch_json(passage, "POST", path, body)) > without
+    return False
+
+
+def _size(told: Any) -> int:
+    """Return a prompt's size: in tokens if vLLM counts it, in characters if llama.cpp renders
+    it."""
+    if not isinstance(told, dict):
+        return 0
+    count, prompt = told.get("count"), told.get("prompt")
+    if isinstance(count, int):
+        return count
+    return len(prompt) if isinstance(prompt, str) else 0
+
+
+async def _fetch_json(
+    passage: Passage, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> Any:
+    """Return the JSON at a path of the server, or None. Raises BackendError if there is no
+    answer."""
+    written = None if body is None else json.dumps(body).encode()
+    headers = {"accept": "application/json"}
+    if written is not None:
+        headers["content-type"] = "application/json"
+    relayed = await passage.pass_on(Passing(method, path, headers, written))
+    if relayed.status != 200:
+        await relayed.body.aclose()
+        return None
+    read = await read_at_most(relayed.body, MAX_ANSWER_BYTES)
+    try:
+        return None if read is None else parsed(read)
+    except BackendError:
+        return None
 
 
 class ToolVerdicts:
     """Keeps the verdicts on the models of one backend.
 
-    Without a probe, verdicts come from the settings and runs alone; without a shelf, they end with
-    the process.
+    Without a probe, verdicts come from the settings and runs alone. Without a shelf, they last as
+    long as the process.
     """
 
     def __init__(
@@ -147,7 +303,7 @@ class ToolVerdicts:
         """Wait until no probe runs and everything is saved."""
         while self._work:
             await asyncio.wait(list(self._work.values()))
-            await asyncio.sleep(0)  # for what takes them out of the table
+            await asyncio.sleep(0)  # for the callbacks that remove them from the table
 
     async def aclose(self) -> None:
         """Cancel the probes that run. Safe to call twice."""
