@@ -21,7 +21,7 @@ from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, Una
 from proxy.keys import Key
 from proxy.services import Services
 from proxy.wire.messages_answer import request_id
-from proxy.wire.shapes import request_body, text
+from proxy.wire.validation import request_body, text
 
 T = TypeVar("T")
 Gone = Callable[[], Coroutine[Any, Any, None]]

@@ -17,7 +17,7 @@ from proxy.store.records import Conversation
 from proxy.wire.conversation_objects import conversation_object, items, metadata
 from proxy.wire.listing import CONTAINERS, deleted, listing, page
 from proxy.wire.responses_input import input_items
-from proxy.wire.shapes import request_body
+from proxy.wire.validation import request_body
 
 router = APIRouter()
 PATH = "/v1/conversations"

@@ -11,7 +11,7 @@ from proxy.api.json_response import JSON
 from proxy.api.uploads import no_such_file, owned_upload, upload_form
 from proxy.files import StoredFile
 from proxy.wire.listing import FILES, deleted, listing, page
-from proxy.wire.shapes import missing
+from proxy.wire.validation import missing
 from proxy.wire.uploads import expires_after_s, purpose, upload_object
 
 router = APIRouter()

@@ -17,7 +17,7 @@ from proxy.store.paging import part
 from proxy.wire.listing import CONTAINERS, listing, page
 from proxy.wire.response_object import run_id
 from proxy.wire.responses_request import INCLUDES
-from proxy.wire.shapes import array, one_of
+from proxy.wire.validation import array, one_of
 
 PATH = "/v1/responses/{response_id}"
 

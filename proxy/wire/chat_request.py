@@ -8,8 +8,8 @@ from policies.sessions import states
 from proxy.agent.task import Outbox, Task
 from proxy.wire import custom_tools
 from proxy.wire.legacy_functions import as_tools, is_legacy
-from proxy.wire.parameters import GRAMMARS, check_parameters, placed, shapes
-from proxy.wire.shapes import array, integer, mapping, not_together, require
+from proxy.wire.chat_parameters import GRAMMARS, check_parameters, placed, shapes
+from proxy.wire.validation import array, integer, mapping, not_together, require
 from proxy.wire.tool_choice import chosen
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")

@@ -18,7 +18,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.task import Artifact, Result
 from proxy.agent.usage import add
-from proxy.wire.efficiency import efficiency
+from proxy.wire.result_objects import efficiency
 from proxy.wire.json_text import json_text
 from proxy.wire.step_events import StepEvents, named
 from proxy.wire.step_items import StepItems

@@ -4,19 +4,7 @@ from typing import Any
 
 from policies.answer_form import schema_fault
 from proxy.errors import BadRequestError
-from proxy.wire.shapes import (
-    Check,
-    anything,
-    array,
-    boolean,
-    either,
-    fields,
-    mapping,
-    number,
-    one_of,
-    require,
-    text,
-)
+from proxy.wire.validation import Check, anything, array, boolean, either, fields, mapping, number, one_of, require, text
 
 FORMATS = ("json_object", "json_schema", "text")
 EXTRA_FORMATS = ("structural_tag",)

@@ -10,7 +10,7 @@ from policies.file_names import UNKNOWN_TYPE, clean_type, type_of
 from policies.workspace import Kind, Message
 from proxy.errors import BadRequestError
 from proxy.wire.inline_data import InlineData, data_url
-from proxy.wire.shapes import array, missing, text
+from proxy.wire.validation import array, missing, text
 
 _URL_PARTS: dict[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 _DRAWING = "image/svg+xml"

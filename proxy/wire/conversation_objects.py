@@ -5,7 +5,7 @@ from typing import Any
 
 from proxy.store.records import Conversation
 from proxy.wire.responses_shapes import item
-from proxy.wire.shapes import array, mapping, require, text, too_much
+from proxy.wire.validation import array, mapping, require, text, too_much
 
 MAX_ITEMS = 20
 """How many can be added at a time."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from policies.sessions import function_call_id, states_between
 from proxy.errors import BadRequestError
-from proxy.wire.shapes import not_together
+from proxy.wire.validation import not_together
 
 
 def is_legacy(body: Mapping[str, Any]) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.store.records import Page
-from proxy.wire import shapes
-from proxy.wire.shapes import one_of
+from proxy.wire import validation as shapes
+from proxy.wire.validation import one_of
 
 ORDERS = ("asc", "desc")
 Sizes = tuple[int, int]
@@ -31,7 +31,7 @@ def integer(value: Any, param: str, *, least: int, most: int) -> int | None:
         return None
     if isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20:
         value = int(value)
-    shapes.integer(least, most)(value, param)
+    validation.integer(least, most)(value, param)
     return int(value)
 
 

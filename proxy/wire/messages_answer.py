@@ -9,7 +9,7 @@ from proxy.agent.task import Result
 from proxy.errors import ProxyError
 from proxy.wire.json_text import json_text
 from proxy.wire.messages_errors import error_body
-from proxy.wire.messages_events import MessageEvents, Shown, Told, added_up
+from proxy.wire.messages_response import MessageEvents, Shown, Told, added_up
 
 
 class WholeMessage:

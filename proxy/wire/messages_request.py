@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import BadRequestError, ProxyError
-from proxy.wire.messages_content import SYSTEM, talk_of
+from proxy.wire.messages_input import SYSTEM, talk_of
 from proxy.wire.messages_errors import LOST_THREAD
 from proxy.wire.messages_shapes import FIELDS, check_fields
 from proxy.wire.messages_tools import (
@@ -16,7 +16,7 @@ from proxy.wire.messages_tools import (
     chat_tool_choice,
     offered,
 )
-from proxy.wire.parameters import placed
+from proxy.wire.chat_parameters import placed
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 """Fields that chat completions and their backends have under the same name."""

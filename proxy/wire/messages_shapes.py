@@ -3,23 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from proxy.wire.shapes import (
-    Check,
-    anything,
-    array,
-    boolean,
-    fields,
-    having,
-    integer,
-    mapping,
-    number,
-    one_of,
-    require,
-    tagged,
-    text,
-    text_or_object,
-    text_or_parts,
-)
+from proxy.wire.validation import Check, anything, array, boolean, fields, having, integer, mapping, number, one_of, require, tagged, text, text_or_object, text_or_parts
 
 _TEXT = having({"text": text})
 _BASE64 = having({"media_type": text, "data": text})

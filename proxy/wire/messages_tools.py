@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import BadRequestError
-from proxy.wire.shapes import array, boolean, having, mapping, text
+from proxy.wire.validation import array, boolean, having, mapping, text
 
 Tool = Mapping[str, Any]
 CODE_EXECUTION = "code_execution"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import ProxyError
-from proxy.wire.parameters import OPENAI
+from proxy.wire.chat_parameters import OPENAI
 from proxy.wire.responses_functions import brought
 from proxy.wire.responses_input import told
 from proxy.wire.responses_shapes import (
@@ -17,20 +17,7 @@ from proxy.wire.responses_shapes import (
     tool_choice,
 )
 from proxy.wire.responses_tools import AskedTools, asked_tools, chat_choice, tool_first
-from proxy.wire.shapes import (
-    Check,
-    anything,
-    array,
-    boolean,
-    either,
-    fields,
-    integer,
-    mapping,
-    one_of,
-    require,
-    text,
-    unsupported,
-)
+from proxy.wire.validation import Check, anything, array, boolean, either, fields, integer, mapping, one_of, require, text, unsupported
 
 INCLUDES = (
     *("code_interpreter_call.outputs", "message.output_text.logprobs"),

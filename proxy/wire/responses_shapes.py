@@ -6,20 +6,7 @@ from typing import Any
 from policies.answer_form import schema_fault
 from proxy.errors import BadRequestError
 from proxy.wire.chat_shapes import FORMATS, GRAMMAR, input_format, part, reasoning_effort
-from proxy.wire.shapes import (
-    Check,
-    anything,
-    array,
-    boolean,
-    either,
-    fields,
-    mapping,
-    not_among,
-    one_of,
-    require,
-    text,
-    unsupported,
-)
+from proxy.wire.validation import Check, anything, array, boolean, either, fields, mapping, not_among, one_of, require, text, unsupported
 
 ROLES = ("assistant", "system", "developer", "user")
 CHOSEN = (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from policies.steps import PROFILES, Steps, is_profile
 from policies.usage import CHOICES, UsageOf, is_choice, suited_usage
 from proxy.errors import BadRequestError
-from proxy.wire.shapes import boolean, mapping
+from proxy.wire.validation import boolean, mapping
 
 OnDisconnect = Literal["cancel", "detach"]
 _COUNT = re.compile(r"[0-9]{1,9}")

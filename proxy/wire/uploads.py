@@ -6,7 +6,7 @@ from typing import Any
 
 from proxy.store.records import StoredUpload
 from proxy.wire.listing import integer
-from proxy.wire.shapes import mapping, missing, one_of
+from proxy.wire.validation import mapping, missing, one_of
 
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 EXPIRES_S = (3600, 2592000)

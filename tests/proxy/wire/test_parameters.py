@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import BadRequestError
-from proxy.wire.parameters import OPENAI, check_parameters, shapes
+from proxy.wire.chat_parameters import OPENAI, check_parameters, shapes
 from tests.openapi.description import described, field_names
 
 HELLO = {"role": "user", "content": "Hello."}

@@ -5,17 +5,7 @@ from typing import Any
 
 from proxy.store.records import Container, ContainerFile, ContainerWish
 from proxy.wire.responses_shapes import MEMORY_LIMITS
-from proxy.wire.shapes import (
-    anything,
-    array,
-    having,
-    integer,
-    missing,
-    one_of,
-    text,
-    too_much,
-    unsupported,
-)
+from proxy.wire.validation import anything, array, having, integer, missing, one_of, text, too_much, unsupported
 
 MAX_NAME_CHARS = 512
 MAX_FILES = 100

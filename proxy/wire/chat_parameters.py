@@ -20,21 +20,7 @@ from proxy.wire.chat_shapes import (
     tool,
     tool_choice,
 )
-from proxy.wire.shapes import (
-    Check,
-    anything,
-    array,
-    boolean,
-    either,
-    fields,
-    integer,
-    mapping,
-    not_together,
-    number,
-    one_of,
-    text,
-    values,
-)
+from proxy.wire.validation import Check, anything, array, boolean, either, fields, integer, mapping, not_together, number, one_of, text, values
 
 Place = Literal["every call", "visible answer", "loop", "proxy", "straight"]
 """Which model calls a field goes with: `visible answer` is the call that writes it, without tools;
