@@ -1,48 +1,208 @@
-"""Every field of a chat completion that backends know: where it goes, what it may be.
+"""The fields of a chat completion request: how each is checked, and which model calls it goes with.
 
-A field that is not here goes with every model call. OpenAI's own are checked as OpenAI does it. Of
-the others those are checked that go with the last call alone, so that no run is spent on what is
-refused at its end; the rest meets its backend at the first call.
+`PARAMETERS` is the table of all fields that OpenAI or a backend knows. A field that is not in it
+goes with every model call. OpenAI's fields are checked as OpenAI checks them. Of the backends' own
+fields only those are checked that go with the last model call, so that no run is spent on a value
+that is refused at its end; the backend checks the others at the first call.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from proxy.wire.chat_shapes import (
-    function,
-    function_call,
-    message,
-    reasoning_effort,
-    response_format,
-    stop,
-    text_part,
-    tool,
-    tool_choice,
+from policies.answer_form import schema_fault
+from proxy.errors import BadRequestError
+from proxy.wire.validation import (
+    Check,
+    anything,
+    array,
+    boolean,
+    fields,
+    integer,
+    mapping,
+    not_together,
+    number,
+    object_with,
+    one_of,
+    require,
+    text,
+    text_or_object,
+    text_or_parts,
+    union,
+    values,
 )
-from proxy.wire.validation import Check, anything, array, boolean, either, fields, integer, mapping, not_together, number, one_of, text, values
+
+# Checks of messages, tools and answer formats. A value that any backend accepts passes.
+
+FORMATS = ("json_object", "json_schema", "text")
+EXTRA_FORMATS = ("structural_tag",)
+"""Formats of vLLM and SGLang, which check them themselves."""
+
+_URL = text_or_object(fields({"url": text}))
+_TEXT_PART = object_with({"type": one_of("text"), "text": text})
+_PARTS: dict[str, Check] = {
+    "text": _TEXT_PART,
+    "image_url": object_with({"image_url": _URL}),
+    "input_audio": object_with({"input_audio": object_with({"data": text}, {"format": text})}),
+    "file": object_with({"file": fields({"file_data": text, "file_id": text, "filename": text})}),
+    "refusal": object_with({"refusal": text}),
+}
+"""OpenAI's part types. A part of another type is not checked."""
+
+
+def part(value: Any, param: str) -> None:
+    """Check a part of a message's content. vLLM accepts strings and parts without a type."""
+    if isinstance(value, str):
+        return
+    mapping(value, param)
+    kind = value.get("type")
+    if kind is not None:
+        text(kind, f"{param}.type")
+        _PARTS.get(kind, anything)(value, param)
+
+
+_CALL = fields(
+    {
+        "id": text,
+        "function": fields({"name": text, "arguments": text_or_object(anything)}),
+        "custom": object_with({"name": text, "input": text}),
+    }
+)
+_MESSAGE = object_with(
+    {"role": text},
+    {
+        "content": text_or_parts(part),
+        "name": text,
+        "tool_call_id": text,
+        "tool_calls": array(_CALL),
+        "function_call": object_with({"name": text}, {"arguments": text}),
+        "refusal": text,
+    },
+)
+"""Any role passes: chat templates know roles of their own."""
+
+
+def tool_name(value: Any, param: str) -> None:
+    """Check the name of a tool, which must not be empty."""
+    text(value, param)
+    if not value:
+        raise BadRequestError(
+            f"Invalid '{param}': expected a name.", param=param, code="invalid_value"
+        )
+
+
+_FUNCTION = object_with(
+    {"name": tool_name}, {"description": text, "parameters": mapping, "strict": boolean}
+)
+GRAMMAR = object_with({"syntax": one_of("lark", "regex"), "definition": text})
+
+
+def input_format(grammar: Check) -> Check:
+    """Return a check for the `format` of a custom tool: any text, or text by a grammar."""
+
+    def check(value: Any, param: str) -> None:
+        mapping(value, param)
+        one_of("text", "grammar")(value.get("type", "text"), f"{param}.type")
+        if value.get("type") == "grammar":
+            grammar(value, param)
+
+    return check
+
+
+_NESTED_GRAMMAR = object_with({"grammar": GRAMMAR})
+_CUSTOM_TOOL = object_with(
+    {
+        "custom": object_with(
+            {"name": tool_name}, {"description": text, "format": input_format(_NESTED_GRAMMAR)}
+        )
+    }
+)
+_FUNCTION_TOOL = object_with({"function": _FUNCTION}, {"type": text})
+
+
+def _tool(value: Any, param: str) -> None:
+    """Check an entry of `tools`."""
+    mapping(value, param)
+    if value.get("type") == "custom":
+        _CUSTOM_TOOL(value, param)
+        return
+    if "function" not in value and value.get("type") is not None:
+        one_of("function", "custom")(value["type"], f"{param}.type")
+    _FUNCTION_TOOL(value, param)
+
+
+_NAMED = object_with({"name": text})
+_ALLOWED = object_with({"mode": one_of("auto", "required"), "tools": array(mapping)})
+_CHOICES: dict[str, Check] = {
+    "function": object_with({"function": _NAMED}),
+    "custom": object_with({"custom": _NAMED}),
+    "allowed_tools": object_with({"allowed_tools": _ALLOWED}),
+}
+
+
+def _choice(value: Any, param: str) -> None:
+    """Check a `tool_choice` that is an object. vLLM accepts a function without a type."""
+    kind = "function" if value.get("type") is None else value["type"]
+    one_of(*_CHOICES)(kind, f"{param}.type")
+    _CHOICES[kind](value, param)
+
+
+_TOOL_CHOICE = text_or_object(_choice, one_of("none", "auto", "required"))
+_FUNCTION_CALL = text_or_object(_NAMED, one_of("none", "auto"))
+_STOP = union("a string or array of strings", str, list, checks={list: array(text)})
+reasoning_effort = union(
+    "a string or a decimal",
+    str,
+    float,
+    int,
+    checks={
+        str: one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+        float: number(0, 1),
+        int: number(0, 1),
+    },
+)
+"""SGLang accepts a number too."""
+_NAMED_SCHEMA = object_with(
+    {"name": text}, {"description": text, "schema": mapping, "strict": boolean}
+)
+
+
+def _response_format(value: Any, param: str) -> None:
+    """Check `response_format` and its JSON Schema."""
+    mapping(value, param)
+    require(value, "type", f"{param}.type")
+    one_of(*FORMATS, *EXTRA_FORMATS)(value["type"], f"{param}.type")
+    if value["type"] != "json_schema":
+        return
+    require(value, "json_schema", f"{param}.json_schema")
+    named = value["json_schema"]
+    _NAMED_SCHEMA(named, f"{param}.json_schema")
+    schema = named.get("schema")
+    if schema is not None and (fault := schema_fault(schema)):
+        raise BadRequestError(f"Invalid schema for {param} '{named['name']}': {fault}", param=param)
+
+
+# The table
 
 Place = Literal["every call", "visible answer", "loop", "proxy", "straight"]
-"""Which model calls a field goes with: `visible answer` is the call that writes it, without tools;
-`loop`: what the loop decides for each call; `proxy`: never sent on; `straight`: the whole request
-goes to the backend as it is (see policies.routing)."""
-
-
+"""Which model calls a field goes with. `visible answer`: the call that writes the answer, without
+tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the whole request
+goes to the backend unchanged (see policies.routing)."""
 NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One field of the request."""
+    """One field of the request body."""
 
     place: Place
     check: Check = anything
     idle: Collection[Any] = NOTHING
-    """The values that change nothing, beside null."""
+    """Values that have no effect, as null has none."""
 
 
 MAX_CHOICES = 128
-"""OpenAI's bound of `n`."""
+"""OpenAI's largest `n`."""
 _INT64 = 2**63
 _TOKENS = integer(-1)
 _TOKEN_IDS = array(integer(0))
@@ -52,17 +212,8 @@ _SEARCH = fields(
         "search_context_size": one_of("low", "medium", "high"),
     }
 )
-_PREDICTION = fields(
-    {
-        "type": one_of("content"),
-        "content": either(
-            "a string or array of objects",
-            str,
-            list,
-            checks={list: array(text_part, minimum=1)},
-        ),
-    },
-    required=["type", "content"],
+_PREDICTION = object_with(
+    {"type": one_of("content"), "content": text_or_parts(_TEXT_PART, minimum=1)}
 )
 _EVERY = Parameter("every call")
 _STRAIGHT = Parameter("straight")
@@ -72,23 +223,23 @@ _WORDS = Parameter("visible answer", text)
 
 OPENAI: Mapping[str, Parameter] = {
     "model": Parameter("proxy", text),
-    "messages": Parameter("proxy", array(message, minimum=1)),
+    "messages": Parameter("proxy", array(_MESSAGE, minimum=1)),
     "n": Parameter("proxy", integer(1, MAX_CHOICES)),
     "stream": Parameter("proxy", boolean),
     "stream_options": Parameter(
         "proxy", fields({"include_usage": boolean, "include_obfuscation": boolean})
     ),
-    "tools": Parameter("loop", array(tool)),
-    "tool_choice": Parameter("loop", tool_choice),
+    "tools": Parameter("loop", array(_tool)),
+    "tool_choice": Parameter("loop", _TOOL_CHOICE),
     "parallel_tool_calls": Parameter("loop", boolean),
-    "functions": Parameter("loop", array(function)),
-    "function_call": Parameter("loop", function_call),
+    "functions": Parameter("loop", array(_FUNCTION)),
+    "function_call": Parameter("loop", _FUNCTION_CALL),
     "max_tokens": Parameter("loop", integer(1)),
     "max_completion_tokens": Parameter("loop", integer(1)),
     "response_format": Parameter(
-        "visible answer", response_format, idle=(*NOTHING, {"type": "text"})
+        "visible answer", _response_format, idle=(*NOTHING, {"type": "text"})
     ),
-    "stop": Parameter("visible answer", stop),
+    "stop": Parameter("visible answer", _STOP),
     "logprobs": _FLAG,
     "top_logprobs": Parameter("visible answer", integer(0, 20)),
     "logit_bias": Parameter("visible answer", values(number(-100, 100))),
@@ -159,7 +310,7 @@ VLLM: Mapping[str, Parameter] = {
 SGLANG: Mapping[str, Parameter] = {
     "regex": _WORDS,
     "ebnf": _WORDS,
-    "stop_regex": Parameter("visible answer", stop),
+    "stop_regex": Parameter("visible answer", _STOP),
     "no_stop_trim": _FLAG,
     "return_hidden_states": Parameter("visible answer"),
     "return_routed_experts": _FLAG,
@@ -191,7 +342,7 @@ LLAMA_CPP: Mapping[str, Parameter] = {
     "preserved_tokens": Parameter("visible answer", array(anything)),
     "json_schema": Parameter("visible answer", mapping, idle=()),
 }
-"""It refuses a grammar beside tools."""
+"""llama.cpp refuses a grammar beside tools."""
 
 PARAMETERS: Mapping[str, Parameter] = {
     **OPENAI,
@@ -204,11 +355,11 @@ GRAMMARS = frozenset(
     {"structured_outputs", "regex", "ebnf", "grammar", "json_schema"}
     | {name for name in VLLM if name.startswith("guided_")}
 )
-"""What holds the visible answer to a form that leaves no room for links."""
+"""Fields that hold the answer to a grammar, in which there is no room for links."""
 
 
 def check_parameters(body: Mapping[str, Any]) -> None:
-    """Raise BadRequestError for the first field that is not what it may be; null is none."""
+    """Raise BadRequestError for the first field with an invalid value. Null means absent."""
     for name, value in body.items():
         if value is not None and (known := PARAMETERS.get(name)):
             known.check(value, name)
@@ -224,13 +375,13 @@ def check_parameters(body: Mapping[str, Any]) -> None:
         raise not_together("'prompt_logprobs' are not to be had in a stream.", "prompt_logprobs")
 
 
-def placed(body: Mapping[str, Any], *places: Place) -> dict[str, Any]:
-    """The fields that go to one of the places."""
+def params_for(body: Mapping[str, Any], *places: Place) -> dict[str, Any]:
+    """Return the fields that go to one of the places."""
     return {
         name: value for name, value in body.items() if PARAMETERS.get(name, _EVERY).place in places
     }
 
 
-def shapes(name: str, value: Any) -> bool:
-    """Whether a value changes the answer; many clients send the defaults along."""
+def has_effect(name: str, value: Any) -> bool:
+    """Return True if a value changes the answer: many clients send defaults."""
     return value not in PARAMETERS[name].idle

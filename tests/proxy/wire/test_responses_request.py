@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from proxy.errors import BadRequestError, NotFoundError
-from proxy.wire.responses_input import input_items
-from proxy.wire.responses_request import FIELDS, as_chat
+from proxy.wire.responses_request import as_chat, input_items
+from proxy.wire.responses_shapes import FIELDS
 from proxy.wire.validation import request_body, text
 from tests.openapi.description import described, field_names
 
