@@ -40,13 +40,13 @@ from proxy.text_lengths import TextLengths
 from proxy.url_checks import check_urls
 from proxy.wire.content_parts import (
     FilePart,
+    InlineData,
     Remote,
     Uploaded,
     beside,
     malformed,
     read,
 )
-from proxy.wire.inline_data import InlineData
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32

@@ -27,8 +27,8 @@ from proxy.body_memory import HeldBody, weight
 from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
 from proxy.keys import Key
 from proxy.services import Services
-from proxy.wire.messages_answer import request_id
-from proxy.wire.shapes import request_body, text
+from proxy.wire.messages_response import request_id
+from proxy.wire.validation import request_body, text
 
 T = TypeVar("T")
 Gone = Callable[[], Coroutine[Any, Any, None]]

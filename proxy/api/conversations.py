@@ -14,10 +14,17 @@ from proxy.api.said_before import is_reference, no_such_conversation, resolved
 from proxy.errors import NotFoundError
 from proxy.store.conversations import ConversationShelf
 from proxy.store.records import Conversation
-from proxy.wire.conversation_objects import conversation_object, items, metadata
-from proxy.wire.listing import CONTAINERS, deleted, listing, page
-from proxy.wire.responses_input import input_items
-from proxy.wire.shapes import request_body
+from proxy.wire.resources import (
+    CONTAINERS,
+    conversation_object,
+    deleted,
+    items,
+    listing,
+    metadata,
+    page,
+)
+from proxy.wire.responses_request import input_items
+from proxy.wire.validation import request_body
 
 router = APIRouter()
 PATH = "/v1/conversations"

@@ -18,8 +18,8 @@ from proxy.runs.recording import Recording
 from proxy.runs.runs import give_back
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseShelf
-from proxy.wire.responses_answer import Asked, ResponseWriter, StreamedResponse
-from proxy.wire.responses_input import input_items
+from proxy.wire.responses_request import input_items
+from proxy.wire.responses_response import Asked, ResponseWriter, StreamedResponse
 
 log = logging.getLogger(__name__)
 OUTPUTS = "code_interpreter_call.outputs"

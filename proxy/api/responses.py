@@ -25,10 +25,10 @@ from proxy.api.ways import Way, way_of
 from proxy.errors import ProxyError
 from proxy.runs.claim import Claim
 from proxy.runs.run import Listener
-from proxy.wire.responses_answer import Asked, StreamedResponse, WholeResponse
 from proxy.wire.responses_request import AsChat, as_chat
-from proxy.wire.shapes import unsupported
+from proxy.wire.responses_response import Asked, StreamedResponse, WholeResponse
 from proxy.wire.terms import Terms, read_terms, steps_asked
+from proxy.wire.validation import unsupported
 
 router = APIRouter()
 

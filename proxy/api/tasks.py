@@ -19,10 +19,9 @@ from proxy.api.connection import base_url, credentials, held_body, owner, servic
 from proxy.api.private_urls import urls_in
 from proxy.api.spending import charged
 from proxy.api.ways import Way
-from proxy.wire.chat_request import choice_count, to_task
+from proxy.wire.chat_request import choice_count, to_task, with_ids
 from proxy.wire.content_parts import read
 from proxy.wire.conversations import thread
-from proxy.wire.legacy_functions import with_ids
 from proxy.wire.terms import documents_wanted, usage_asked
 
 

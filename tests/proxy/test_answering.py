@@ -20,7 +20,7 @@ from proxy.errors import ProxyError, internal_error
 from proxy.models.scripted import ScriptedModel
 from proxy.runs.claim import Claim
 from proxy.runs.run import Head, Run
-from proxy.wire.chat_answer import StreamedCompletion, head
+from proxy.wire.chat_response import StreamedCompletion, head
 from proxy.wire.terms import Terms
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join

@@ -16,7 +16,7 @@ from proxy.store.conversations import ResponseQuota
 from proxy.store.database import Database
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseShelf
-from proxy.wire.responses_answer import Asked
+from proxy.wire.responses_response import Asked
 from proxy.wire.responses_tools import AskedTools
 
 BODY = {"model": "fake-model", "input": "Hello."}

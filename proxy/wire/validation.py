@@ -1,4 +1,9 @@
-"""What a JSON value must be; a value that is not is refused in OpenAI's words."""
+"""Checks that request bodies of every API are made of, and the errors that they raise.
+
+A check is a function that raises BadRequestError, in OpenAI's words, for a value of the wrong type
+or outside its bounds. The tables of chat_parameters, responses_shapes and messages_request combine
+them.
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -7,7 +12,7 @@ from typing import Any
 from proxy.errors import BadRequestError
 
 Check = Callable[[Any, str], None]
-"""Raises BadRequestError for a value, which is named as the client would write its place."""
+"""Takes a value and its path in the request, such as `messages[0].role`, for the error."""
 
 _NAMES: tuple[tuple[type, str], ...] = (
     (bool, "a boolean"),
@@ -20,29 +25,29 @@ _NAMES: tuple[tuple[type, str], ...] = (
 
 
 def anything(value: Any, param: str) -> None:
-    """Carried as it is: whoever reads it checks it."""
+    """Accept any value: the code that reads it checks it, or the backend does."""
 
 
 def boolean(value: Any, param: str) -> None:
-    """true or false."""
+    """Accept true and false."""
     if not isinstance(value, bool):
         raise wrong_type(param, "a boolean", value)
 
 
 def text(value: Any, param: str) -> None:
-    """A string."""
+    """Accept a string."""
     if not isinstance(value, str):
         raise wrong_type(param, "a string", value)
 
 
 def mapping(value: Any, param: str) -> None:
-    """Any object."""
+    """Accept any object."""
     if not isinstance(value, dict):
         raise wrong_type(param, "an object", value)
 
 
 def integer(minimum: int | None = None, maximum: int | None = None) -> Check:
-    """A whole number within bounds."""
+    """Return a check for a whole number within bounds."""
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -53,7 +58,7 @@ def integer(minimum: int | None = None, maximum: int | None = None) -> Check:
 
 
 def number(minimum: float | None = None, maximum: float | None = None) -> Check:
-    """A finite number within bounds."""
+    """Return a check for a finite number within bounds."""
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -68,7 +73,7 @@ def number(minimum: float | None = None, maximum: float | None = None) -> Check:
 
 
 def one_of(*values: str) -> Check:
-    """One of a few words."""
+    """Return a check for one of a few words."""
 
     def check(value: Any, param: str) -> None:
         text(value, param)
@@ -78,8 +83,8 @@ def one_of(*values: str) -> Check:
     return check
 
 
-def either(words: str, *kinds: type, checks: Mapping[type, Check] | None = None) -> Check:
-    """A value of one of several types; `checks` look at it further."""
+def union(words: str, *kinds: type, checks: Mapping[type, Check] | None = None) -> Check:
+    """Return a check for a value of one of several types, and for the value by its type."""
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -91,7 +96,7 @@ def either(words: str, *kinds: type, checks: Mapping[type, Check] | None = None)
 
 
 def array(of: Check, *, minimum: int = 0) -> Check:
-    """A list, each of its items checked."""
+    """Return a check for a list and each of its items."""
 
     def check(value: Any, param: str) -> None:
         if not isinstance(value, list):
@@ -110,19 +115,19 @@ def array(of: Check, *, minimum: int = 0) -> Check:
 
 
 def text_or_parts(of: Check, *, minimum: int = 0) -> Check:
-    """A string, or a list of what it may consist of."""
+    """Return a check for content: a string, or a list of parts."""
     parts = array(of, minimum=minimum)
-    return either("a string or array of objects", str, list, checks={list: parts})
+    return union("a string or array of objects", str, list, checks={list: parts})
 
 
 def text_or_object(of: Check, words: Check = anything) -> Check:
-    """An object, or a string in its stead."""
-    return either("a string or an object", str, dict, checks={str: words, dict: of})
+    """Return a check for an object, or a string that stands for one."""
+    return union("a string or an object", str, dict, checks={str: words, dict: of})
 
 
 def fields(known: Mapping[str, Check], *, required: Collection[str] = ()) -> Check:
-    """An object; fields that are not named are carried, and null stands for none where one need not
-    be there."""
+    """Return a check for an object with these fields. Other fields are accepted unread; null is a
+    value for a required field only."""
 
     def check(value: Any, param: str) -> None:
         mapping(value, param)
@@ -135,14 +140,16 @@ def fields(known: Mapping[str, Check], *, required: Collection[str] = ()) -> Che
     return check
 
 
-def having(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """The same, said in two parts."""
+def object_with(
+    required: Mapping[str, Check], optional: Mapping[str, Check] | None = None
+) -> Check:
+    """Return a check for an object, as `fields` does, from its required and its optional fields."""
     return fields({**required, **(optional or {})}, required=required)
 
 
-def tagged(kinds: Mapping[str, Check], others: Check | None = None) -> Check:
-    """An object whose `type` says what else it must have; `others` is for such as are not named,
-    which are else refused."""
+def discriminated(kinds: Mapping[str, Check], others: Check | None = None) -> Check:
+    """Return a check that picks the check for an object by its `type`. A type that is not among
+    `kinds` is refused unless `others` is given."""
 
     def check(value: Any, param: str) -> None:
         mapping(value, param)
@@ -157,7 +164,7 @@ def tagged(kinds: Mapping[str, Check], others: Check | None = None) -> Check:
 
 
 def values(of: Check) -> Check:
-    """An object with values of one kind."""
+    """Return a check for an object whose values all pass one check."""
 
     def check(value: Any, param: str) -> None:
         mapping(value, param)
@@ -168,20 +175,20 @@ def values(of: Check) -> Check:
 
 
 def require(value: Mapping[str, Any], name: str, param: str) -> None:
-    """Raise BadRequestError unless a field is there."""
+    """Raise BadRequestError if an object lacks a field; `param` is the path of the field."""
     if name not in value:
         raise missing(param)
 
 
 def missing(param: str) -> BadRequestError:
-    """The error for a field that is not there."""
+    """Return the error for a required field that is missing."""
     return BadRequestError(
         f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
     )
 
 
 def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
-    """The error for a value of another type."""
+    """Return the error for a value of the wrong type."""
     names = (name for kind, name in _NAMES if isinstance(value, kind))
     got = next(names, "null")
     return BadRequestError(
@@ -192,7 +199,7 @@ def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
 
 
 def not_among(value: str, supported: Iterable[str], param: str) -> BadRequestError:
-    """The error for a word that means nothing here."""
+    """Return the error for a word that is not supported."""
     words = [f"'{word}'" for word in supported]
     listed = " and ".join(words)
     if len(words) > 2:
@@ -205,19 +212,19 @@ def not_among(value: str, supported: Iterable[str], param: str) -> BadRequestErr
 
 
 def unsupported(param: str, words: str) -> BadRequestError:
-    """The error for what OpenAI has and this server has not."""
+    """Return the error for a parameter of OpenAI's that this server does not have."""
     return BadRequestError(
         f"Unsupported parameter: '{param}'. {words}", param=param, code="unsupported_parameter"
     )
 
 
 def not_together(words: str, param: str) -> BadRequestError:
-    """The error for a field that another one rules out."""
+    """Return the error for a field that another field rules out."""
     return BadRequestError(words, param=param, code="invalid_parameter_combination")
 
 
 def too_much(param: str, code: str, most: str) -> BadRequestError:
-    """The error for what is longer than it may be."""
+    """Return the error for a value that is too long; `most` names the bound."""
     return BadRequestError(f"Invalid '{param}': more than {most}.", param=param, code=code)
 
 
@@ -239,7 +246,7 @@ def _within(
 
 
 def request_body(body: object, **required: Check) -> dict[str, Any]:
-    """The body, if it is an object with these fields. Raises BadRequestError."""
+    """Return a request body that is an object with these fields. Raises BadRequestError."""
     if not isinstance(body, dict):
         raise BadRequestError("The request body must be a JSON object.")
     for name, check in required.items():
