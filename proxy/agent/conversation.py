@@ -4,18 +4,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from policies.context import ContextSizes
 from policies.limits import StopReason
 from policies.prompts import call_request, final_request
 from policies.quoted import is_quoted
 from policies.usage import UsageOf
+from proxy.agent.budget import Paying
 from proxy.agent.context import Context
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
 from proxy.agent.gauge import Gauge
 from proxy.agent.history import History
-from proxy.agent.model import Answering, Message, NoMoreAttempts, Reply
+from proxy.agent.model import Message, NoMoreAttempts, Reply
 from proxy.agent.observation_files import ObservationFiles
 from proxy.agent.parking import INSTRUCTING, leading
 from proxy.agent.stopwatch import Stopwatch
@@ -23,18 +24,6 @@ from proxy.agent.task import Compaction, Task
 from proxy.agent.usage import add, tokens
 from proxy.agent.windows import Window
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
-
-
-class PaidModel(Answering, Protocol):
-    """A model whose calls come out of a budget."""
-
-    async def allows(self, messages: Sequence[Message]) -> bool:
-        """Whether there is room for a call beside the turn's own."""
-
-    @property
-    def unfinished(self) -> Reply | None:
-        """The reply to the last call as far as it came, if it was cut off."""
-
 
 FLOOR_SHARE = 4
 """The least that a call may take is at most this part (1/4) of the model's window."""
@@ -61,7 +50,7 @@ class Conversation:
 
     def __init__(
         self,
-        model: PaidModel,
+        model: Paying,
         task: Task,
         tools: Sequence[Mapping[str, Any]],
         words: str,

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from policies.answer_form import AnswerForm
 from policies.artifacts import LeftOut, Produced
-from policies.budgets import Receipt
+from policies.budgets import DailyBudget, Expense, Receipt
 from policies.limits import StopReason
 from policies.prices import Tariff
 from policies.profile import Profile
@@ -15,7 +15,6 @@ from policies.routing import RouteReason
 from policies.sessions import GoesOn, State
 from policies.steps import NarrationSetting
 from policies.usage import UsageOf
-from proxy.agent.account import Account
 from proxy.agent.events import Event
 from proxy.agent.first_call import StatusHold
 from proxy.agent.model import Credentials, Message
@@ -83,6 +82,25 @@ class Outbox(Protocol):
     async def save(self, sandbox: Sandbox, file: Produced, timeout_s: float) -> Artifact:
         """Take a file out of the sandbox. Raises SandboxFileError; of these FileTimeoutError where
         that takes longer than `timeout_s`."""
+
+
+class Account(Protocol):
+    """The daily budget of one key. Runs of the key at the same time, in other processes too, see
+    what each has taken."""
+
+    @property
+    def budget(self) -> DailyBudget:
+        """The bounds of a day."""
+
+    async def take(self, expected: Expense) -> Receipt:
+        """Count an expense before it is made, unless something of the budget is used up: the
+        receipt then says what."""
+
+    async def overdraw(self, expected: Expense) -> Receipt:
+        """Count an expense that must be made, even if the budget is used up."""
+
+    async def settle(self, receipt: Receipt, actual: Expense) -> None:
+        """Replace the expected expense of a receipt by the actual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +185,9 @@ class Task:
     tariff: Tariff | None = None
     """What the model costs, where that is known and anybody needs it."""
     account: Account | None = None
+    """What its key may spend today, where that is bounded."""
     charge: Receipt | None = None
     """What was taken of the account for the run to be made."""
-    """What its key may spend today, where that is bounded."""
     credentials: Credentials | None = None
     """The client's own with the backend, where its model is reached with those."""
     others: Sequence["Task"] = ()

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from policies.budgets import NAMES, DailyBudget, Expense, Receipt
 from policies.large_json import decoded
 from policies.prices import Counted, Tariff, cost_usd, counted, expected_tokens
-from proxy.agent.account import Account
+from proxy.agent.task import Account
 from proxy.agent.model import Relayed, RelayedBody
 from proxy.agent.task import Task
 from proxy.api.connection import authorize, services
