@@ -9,7 +9,7 @@ from socket import socket
 
 from policies.isolation import Isolation
 from proxy.agent.model import Model
-from proxy.agent.windows import Windows
+from proxy.agent.context_windows import Windows
 from proxy.errors import BackendError
 from proxy.models.tool_probe import ToolProbe
 from proxy.tool_support import ToolSettings

@@ -14,7 +14,7 @@ from policies.prompts import Equipment
 from policies.tool_support import is_local
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
-from proxy.agent.windows import Windows
+from proxy.agent.context_windows import Windows
 from proxy.audit.ledger import Ledger
 from proxy.body_memory import COPIES, BodyMemory
 from proxy.client_keys import ClientKeys

@@ -11,7 +11,7 @@ from proxy.agent.events import Emit
 from proxy.agent.loop import AgentLoop
 from proxy.agent.model import Model
 from proxy.agent.task import Result, Task
-from proxy.agent.windows import Windows
+from proxy.agent.context_windows import Windows
 from proxy.workspaces import Workspaces
 from sandbox_runtime.tools.base import Tool
 

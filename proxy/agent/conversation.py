@@ -12,17 +12,15 @@ from policies.prompts import call_request, final_request
 from policies.quoted import is_quoted
 from policies.usage import UsageOf
 from proxy.agent.budget import Paying
-from proxy.agent.context import Context
+from proxy.agent.context import ContextManager, ObservationFiles, TokenCounter
+from proxy.agent.context_windows import Window
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
-from proxy.agent.gauge import Gauge
 from proxy.agent.history import History
 from proxy.agent.model import Message, NoMoreAttempts, Reply
-from proxy.agent.observation_files import ObservationFiles
 from proxy.agent.parking import INSTRUCTING, leading
 from proxy.agent.stopwatch import Stopwatch
 from proxy.agent.task import Compaction, Task
 from proxy.agent.usage import add, tokens
-from proxy.agent.windows import Window
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 FLOOR_SHARE = 4
@@ -78,9 +76,9 @@ class Conversation:
         self._with_turns = {k: v for k, v in task.final_only.items() if k in WITH_TURNS}
         self.has_worked = False
         """True once a tool has run: only then may the history be shortened."""
-        self._gauge = Gauge(self._tools)
-        self._context = Context(
-            *(window, self.history, self._gauge, files, self._ask_aside),
+        self._counter = TokenCounter(self._tools)
+        self._context = ContextManager(
+            *(window, self.history, self._counter, files, self._ask_aside),
             compacts=task.profile.limits.compact,
         )
 
@@ -94,7 +92,7 @@ class Conversation:
         they are not limited."""
         if self._task.profile.limits.max_trajectory_tokens is None:
             return 0
-        prompt = self._gauge.tokens(self.history.messages)
+        prompt = self._counter.tokens(self.history.messages)
         return self.trajectory.tokens + max(0, prompt - self.trajectory.known_tokens)
 
     def usage_of(self, calls: UsageOf) -> Mapping[str, Any]:
@@ -174,7 +172,7 @@ class Conversation:
     async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         hear = on_delta and self.waited.standing(on_delta)
         extra = {**extra, **self._budget()}
-        extra = await self._context.fitted(extra, shortens=self.has_worked)
+        extra = await self._context.fit(extra, shortens=self.has_worked)
         while True:
             messages = self.history.messages
             try:
@@ -185,9 +183,9 @@ class Conversation:
                     self._while_it_fits = {}
                 elif self._floor is not None and self._budget() != self._task.final_budget:
                     self._floor = None
-                    extra = await self._context.told({**extra, **self._budget()}, error)
+                    extra = await self._context.relimit({**extra, **self._budget()}, error)
                 else:
-                    extra = await self._context.refitted(extra, error, shortens=self.has_worked)
+                    extra = await self._context.refit(extra, error, shortens=self.has_worked)
             else:
                 self._count(reply)
                 self._context.counted(messages, reply)
@@ -278,7 +276,7 @@ class Conversation:
         # What became shorter hides what came: that is told after the model's last words.
         self._known_stubs = stubs
         turns = self.history.turns()
-        return self._gauge.estimate([entry.message for entry in turns[-1][1:]]) if turns else 0
+        return self._counter.estimate([entry.message for entry in turns[-1][1:]]) if turns else 0
 
     def _put_out(self, told: int) -> int:
         """How much of what was told after the model's last words came from tools."""
@@ -286,7 +284,7 @@ class Conversation:
         ours = [entry.message for entry in new if entry.kind == "asked"]
         if len(ours) == len(new):
             return 0
-        return max(0, told - self._gauge.estimate(ours)) if ours else told
+        return max(0, told - self._counter.estimate(ours)) if ours else told
 
 
 async def ignore(delta: ModelDelta) -> None:

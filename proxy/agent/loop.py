@@ -29,14 +29,14 @@ from proxy.agent.history import text_of
 from proxy.agent.listener import TurnListener
 from proxy.agent.manner import manner_of
 from proxy.agent.model import Model, Reply, refusal_of
-from proxy.agent.observation_files import ObservationFiles
+from proxy.agent.context import ObservationFiles
 from proxy.agent.outputs import Outputs, given_files, remove_answers
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED, Prose, ProseRules
 from proxy.agent.task import Notice, Result, Task, out_of_time
 from proxy.agent.tool_calls import Turn, only_of
 from proxy.agent.toolbox import Toolbox
 from proxy.agent.usage import tokens
-from proxy.agent.windows import Window, Windows
+from proxy.agent.context_windows import Window, Windows
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.workspaces import Seat
 from sandbox_runtime.errors import SandboxError

@@ -20,7 +20,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.model import Model, Reply
 from proxy.agent.task import Artifact, Result, Task
-from proxy.agent.windows import Windows
+from proxy.agent.context_windows import Windows
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel, call, tool_reply
 from proxy.workspaces import Workspaces
