@@ -8,9 +8,9 @@ from policies.artifacts import select
 from policies.file_names import shown_name
 from policies.profile import Profile
 from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES
+from proxy.agent.artifacts import all_files
 from proxy.agent.events import AnswerDelta, AnswerRestarted, Emit
 from proxy.agent.links import LinkWriter
-from proxy.agent.outputs import all_files
 from proxy.agent.task import Artifact, Outbox
 from proxy.agent.text_argument import TextArgument
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError

@@ -60,6 +60,11 @@ class Budget:
         return time.monotonic() - self._began
 
     @property
+    def time_left_s(self) -> float:
+        """The rest of the run's time for work, more than 0 in any case."""
+        return max(0.001, self._limits.wall_time_s - self.wall_time_s)
+
+    @property
     def egress_bytes(self) -> int:
         """The traffic between the run's sandboxes and the network, both ways."""
         return sum(meter.bytes - before for meter, before in self._meters)

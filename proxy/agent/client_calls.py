@@ -15,7 +15,7 @@ from proxy.agent.events import (
 from proxy.agent.task import Task
 from proxy.agent.text_argument import TextArgument
 from proxy.agent.tool_calls import Turn
-from proxy.agent.toolbox import Toolbox
+from proxy.agent.tools import Toolbox
 
 
 class ClientCallStream:

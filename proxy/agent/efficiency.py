@@ -4,10 +4,6 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from policies.capabilities import Capability, capabilities_of
-from proxy.agent.budget import Budget
-from proxy.agent.conversation import Conversation
-from proxy.agent.task import Tally, Task
-from proxy.agent.toolbox import Toolbox
 from proxy.agent.usage import tokens
 
 
@@ -31,35 +27,6 @@ class CapabilityUse:
         for capability in used - self._in_this_turn:
             self.turns[capability] += 1
         self._in_this_turn |= used
-
-
-def tally_of(
-    task: Task, talk: Conversation, budget: Budget, toolbox: Toolbox, use: CapabilityUse
-) -> Tally:
-    """What a run has cost."""
-    said = talk.trajectory
-    return Tally(
-        llm_calls=said.llm_calls,
-        turns=budget.turns,
-        tool_calls=toolbox.steps,
-        commands=budget.commands,
-        context_tokens=said.context_tokens,
-        env_tokens=said.env_tokens,
-        trajectory_tokens=said.tokens,
-        documents_tokens=task.documents_tokens,
-        documents_tokens_saved=task.documents_tokens * said.llm_calls,
-        cost_usd=budget.cost_usd,
-        cpu_ms=int(budget.cpu_s * 1000),
-        peak_mem_bytes=toolbox.peak_memory_bytes,
-        egress_bytes=budget.egress_bytes,
-        capability_turns=use.turns,
-        **token_counts(talk.usage),
-        **times(
-            wall_s=budget.wall_time_s,
-            model_s=talk.waited.spent_s,
-            sandbox_s=toolbox.waited.spent_s,
-        ),
-    )
 
 
 class TokenCounts(TypedDict):

@@ -23,7 +23,7 @@ from proxy.agent.history import text_of, thoughts_in
 from proxy.agent.model import MAX_CALLS, NoMoreAttempts, Reply, ReplyStopped
 from proxy.agent.prose import HOLD_S, Prose
 from proxy.agent.tool_calls import Turn
-from proxy.agent.toolbox import Toolbox
+from proxy.agent.tools import Toolbox
 
 Shows = Literal["at once", "soon", "never"]
 """When prose is shown as the answer while the reply goes on: as it comes; after HOLD_S or
