@@ -16,7 +16,8 @@ from policies.file_links import links_in, naming_files, without_links
 from policies.file_names import type_of
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
-from proxy.agent.task import Artifact, InputFile
+from proxy.agent.result import Artifact
+from proxy.agent.task import InputFile
 from proxy.signatures import Signer
 from proxy.store.records import ContainerWish, Maker
 from proxy.store.store import Store

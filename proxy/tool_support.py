@@ -26,7 +26,7 @@ from policies.tool_support import (
 )
 from proxy.agent.events import OnDelta
 from proxy.agent.model import Credentials, Model, Passage, Relayed, Reply
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.models.tool_probe import ToolProbe
 from proxy.store.tool_verdicts import ToolVerdictShelf

@@ -13,7 +13,8 @@ from policies.file_names import ShownNames
 from policies.workspace import ANSWER_FILES, INPUT_DIR, OUTPUT_DIR
 from proxy.agent.events import Emit, FileProduced
 from proxy.agent.guard import Guard
-from proxy.agent.task import Artifact, InputFile, Notice, Outbox, Task
+from proxy.agent.result import Artifact, Notice
+from proxy.agent.task import InputFile, Outbox, Task
 from sandbox_runtime.errors import FileTimeoutError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import LIST_S, Entry, HashLimits, Listing, Sandbox
 

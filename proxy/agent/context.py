@@ -25,8 +25,8 @@ from policies.workspace import OBSERVATION_DIR
 from proxy.agent.context_windows import Window
 from proxy.agent.history import Entry, History, text_of
 from proxy.agent.model import Message, Reply
-from proxy.agent.task import Compaction
-from proxy.agent.usage import tokens
+from proxy.agent.result import Compaction
+from proxy.agent.result import tokens
 from proxy.errors import BackendError, ContextOverflowError
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox

@@ -19,14 +19,14 @@ from policies.prompts import INSTRUCTIONS, WHY_NO_MORE_TOOLS, form_request
 from proxy.agent.answer import AnswerWriter, answer_file
 from proxy.agent.conversation import WITH_TURNS, Conversation
 from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
-from proxy.agent.first_call import FirstCall
 from proxy.agent.history import text_of
-from proxy.agent.listener import Shows, TurnListener
 from proxy.agent.model import Reply, refusal_of
 from proxy.agent.outcome import RunOutcome
 from proxy.agent.prose import Prose, ProseRules, own_texts
-from proxy.agent.task import Notice, Task, out_of_time
+from proxy.agent.result import Notice
+from proxy.agent.task import Task, out_of_time
 from proxy.agent.tools import Toolbox, tool_name
+from proxy.agent.turn_stream import FirstCall, Shows, StreamHandler
 from proxy.errors import BackendError
 from sandbox_runtime.sandbox import Sandbox
 
@@ -70,7 +70,7 @@ class FinalCall:
         self._rules = rules
         self._last_text = ""
         """The last answer of the model that came whole."""
-        self._listener: TurnListener | None = None
+        self._listener: StreamHandler | None = None
 
     async def answer(self, stop: StopReason, fallback: str, seconds: float) -> Final:
         """Return the model's answer, or `fallback` if there is none. Raises BackendError."""
@@ -119,7 +119,7 @@ class FinalCall:
         """Ask for the answer and pass it on. Return `fallback` if the reply is empty or repeats the
         proxy's own texts."""
         shows: Shows = "soon" if self._task.stream and self._task.form is None else "never"
-        async with TurnListener(
+        async with StreamHandler(
             self._emit,
             self._first_call,
             self._writer,

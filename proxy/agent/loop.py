@@ -1,4 +1,4 @@
-"""The loop: ask the model, do what it calls for, tell it what came of that, until it is done."""
+"""The loop of a run: ask the model, run its tool calls, tell it their results, until it is done."""
 
 import asyncio
 import hashlib
@@ -21,25 +21,29 @@ from proxy.agent.artifacts import (
     remove_answer_files,
 )
 from proxy.agent.budget import Budget, Paying
-from proxy.agent.client_calls import client_call_stream
 from proxy.agent.conversation import Conversation
-from proxy.agent.efficiency import CapabilityUse, times, token_counts
-from proxy.agent.egress_watch import EgressWatch
 from proxy.agent.events import Emit, Narration, Refused, RunFinished, RunStarted, TurnStarted
 from proxy.agent.final_answer import BestAnswer, FinalCall, prose_rules, when_shown
-from proxy.agent.first_call import FirstCall
-from proxy.agent.guard import Guard
+from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
-from proxy.agent.listener import TurnListener
-from proxy.agent.manner import manner_of
 from proxy.agent.model import Model, Reply, refusal_of
 from proxy.agent.context import ObservationFiles
 from proxy.agent.outcome import RunOutcome, client_tool_calls, parked_run
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED, Prose, ProseRules
-from proxy.agent.task import Notice, Result, Tally, Task, out_of_time
+from proxy.agent.result import (
+    CapabilityUse,
+    Notice,
+    Result,
+    Tally,
+    times,
+    token_counts,
+    tokens,
+)
+from proxy.agent.styles import style_of
+from proxy.agent.task import Task, out_of_time
 from proxy.agent.tool_calls import Turn, only_of
 from proxy.agent.tools import CallRunner, Toolbox, tool_name
-from proxy.agent.usage import tokens
+from proxy.agent.turn_stream import FirstCall, StreamHandler, client_call_stream
 from proxy.agent.context_windows import Window, Windows
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.workspaces import Seat
@@ -48,7 +52,7 @@ from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Tool
 
 FINAL_ANSWER_S = 600.0
-"""The time for the final question once the run's own is up; less where a deadline is near."""
+"""The time for the final question once the run's own is up; less if a deadline is near."""
 NUDGE_TOKENS = 48
 """HOLD_CHARS in tokens: the prose that a nudged turn may contain before its call."""
 MAX_TURNS_WITHOUT_WORK = 2
@@ -56,7 +60,7 @@ MAX_TURNS_WITHOUT_WORK = 2
 
 
 class AgentLoop:
-    """One run: asks the model, does what it calls for, tells it what came of that."""
+    """One run, from the first model call to the Result."""
 
     def __init__(
         self,
@@ -71,8 +75,8 @@ class AgentLoop:
         began: float,
     ) -> None:
         profile = task.profile
-        self._manner = manner_of(profile)
-        self._task = task = self._manner.posed(task)
+        self._style = style_of(profile)
+        self._task = task = self._style.posed(task)
         self._emit, self._seat, self._watch = emit, seat, watch
         self._use, self._outcome = CapabilityUse(), RunOutcome()
         self._times = time_plan(profile.limits.wall_time_s, task.deadline_s)
@@ -98,17 +102,17 @@ class AgentLoop:
     def _begin(self, model: Model, windows: Windows, equipment: Equipment) -> None:
         """Create the parts that talk to the model and to the client."""
         task, emit = self._task, self._emit
-        words = self._manner.words(task.profile, equipment, self._toolbox.names)
+        words = self._style.words(task.profile, equipment, self._toolbox.names)
         self._prompt = hashlib.sha256(words.encode()).hexdigest() if words else ""
         schemas = self._toolbox.schemas_but("submit" if task.must_call else "")
         files = ObservationFiles(task.run_id, self._computer)
         window = Window(windows, model, task.owner, task.model)
         paying = Paying(model, self.budget, self._limits.model_timeout_s)
         self._talk = Conversation(paying, task, schemas, words, window, files)
-        self._talk.has_worked = task.resumes is not None or not self._manner.prose_ends
+        self._talk.has_worked = task.resumes is not None or not self._style.prose_ends
         rewrites = task.rewrite_links
         self._writer = AnswerWriter(emit, task.outbox, task.profile, rewrite_links=rewrites)
-        is_checked = self._manner.prose_ends
+        is_checked = self._style.prose_ends
         self._rules = prose_rules(task, words, schemas) if is_checked else UNCHECKED
         self._first_call = FirstCall(task.status_hold, emit)
         self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
@@ -145,7 +149,7 @@ class AgentLoop:
 
     async def _last_chance(self, stop: StopReason) -> StopReason:
         """Run the plain turn if a limit ended the run before a tool ran and before the model said
-        anything. Return why the run ends. Raises OutOfTimeError where the time is up."""
+        anything. Return why the run ends. Raises OutOfTimeError if the time is up."""
         outcome = self._outcome
         has_answer = outcome.prose or outcome.prose_reply or outcome.has_cut_call
         if stop not in WHY_NO_MORE_TOOLS or has_answer or self._has_worked or self._task.must_call:
@@ -162,7 +166,7 @@ class AgentLoop:
         asks = (self._task, self._talk, self._writer, self._toolbox, self._emit)
         call = FinalCall(*asks, self._first_call, self._rules)
         seconds = self._final_question_s() if self._limits.final_question else None
-        takes_prose = self._manner.prose_ends
+        takes_prose = self._style.prose_ends
         best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
         return await best.find(
             stop, self._toolbox.computer, has_worked=self._has_worked, is_plain=self._plainly
@@ -177,7 +181,7 @@ class AgentLoop:
         return self._talk.has_worked
 
     async def _prepare(self, computer: Sandbox) -> Mapping[str, str]:
-        """Make a computer ready for this run; returns the client's files that are in it already."""
+        """Make a sandbox ready for this run. Return the client's files that are in it already."""
         self.budget.watch(computer.meter)
         if not self._seat.goes_on:
             return {}
@@ -190,7 +194,7 @@ class AgentLoop:
         """Return the sandbox in use; a run that is resumed gets its own back here at the latest."""
         waited = self._task.resumes
         if waited and waited.began and not self._toolbox.is_begun:
-            with suppress(SandboxError, TimeoutError):  # the next command hears of it
+            with suppress(SandboxError, TimeoutError):  # the next command fails for it
                 async with asyncio.timeout(self.budget.time_left_s):
                     await self._toolbox.sandbox()
         return self._toolbox.computer
@@ -207,7 +211,7 @@ class AgentLoop:
 
     async def _turn(self) -> StopReason | None:
         left = self._limits.max_turns - self.budget.turns
-        self._manner.before_turn(self._talk.history, left)
+        self._style.before_turn(self._talk.history, left)
         self.budget.turns += 1
         self._use.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))
@@ -226,7 +230,7 @@ class AgentLoop:
                 return self._refused(error)
             return await self._end_turn(listener, reply)
 
-    def _listener(self) -> TurnListener:
+    def _listener(self) -> StreamHandler:
         task = self._task
         shows = when_shown(task)
         prose = Prose(self._rules, ends_at_echo=not self._has_worked)
@@ -234,9 +238,9 @@ class AgentLoop:
             prose, shows = Prose(ProseRules()), "at once"
         elif self._nudged and not self._has_worked:
             prose, shows = Prose(self._rules, max_chars=HOLD_CHARS), "never"
-        streams = task.stream and self._manner.prose_ends
+        streams = task.stream and self._style.prose_ends
         calls = (task, self._emit, self._toolbox, self._client_names, self._call_ids)
-        return TurnListener(
+        return StreamHandler(
             *(self._emit, self._first_call, self._writer, self._toolbox, prose),
             streams=task.stream,
             shows=shows if streams else "never",
@@ -267,15 +271,15 @@ class AgentLoop:
         """Keep what the model `said` before its time was up."""
         outcome = self._outcome
         outcome.reply = self._talk.unfinished or outcome.reply
-        if said and not outcome.announced and self._manner.prose_ends:
+        if said and not outcome.announced and self._style.prose_ends:
             outcome.prose = said
             outcome.prose_reply = None if self._has_worked else self._talk.unfinished
         return StopReason.WALL_TIME
 
-    async def _end_turn(self, listener: TurnListener, reply: Reply) -> StopReason | None:
+    async def _end_turn(self, listener: StreamHandler, reply: Reply) -> StopReason | None:
         self._outcome.reply = reply
         names = self._client_names if self._plainly else [*self._toolbox.names, *self._client_names]
-        turn = self._manner.understand(reply.message, names, self._call_ids)
+        turn = self._style.understand(reply.message, names, self._call_ids)
         if self._plainly:
             self._talk.history.begin_again()
             turn = only_of(turn, names)
@@ -305,7 +309,7 @@ class AgentLoop:
         outcome = self._outcome
         if reply.stopped == "runaway":
             outcome.note("runaway")
-        if not self._manner.prose_ends:
+        if not self._style.prose_ends:
             prose = text_of(reply.message).strip()
             outcome.prose, outcome.prose_reply = prose or outcome.prose, None
             if is_answer(prose, "stop"):
@@ -348,7 +352,7 @@ class AgentLoop:
                 return StopReason.ANSWERED  # no room for the call that was announced
             outcome.announced = outcome.prose
         self._nudged = True
-        self._talk.history.ask(self._manner.no_call)
+        self._talk.history.ask(self._style.no_call)
         return None
 
     async def _act(self, turn: Turn, reply: Reply) -> StopReason | None:

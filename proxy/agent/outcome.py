@@ -13,7 +13,8 @@ from policies.sessions import GoesOn, function_call_id
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Reply
 from proxy.agent.parking import Parked, minted_for
-from proxy.agent.task import Notice, Task, ToolTrouble
+from proxy.agent.result import Notice, ToolTrouble
+from proxy.agent.task import Task
 from proxy.agent.tool_calls import ToolCall, Turn, as_custom
 
 

@@ -20,7 +20,7 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.agent.guard import cleaned
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 
 ENDS_THINKING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
 

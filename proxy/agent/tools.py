@@ -21,15 +21,15 @@ from policies.steps import is_shown
 from proxy.agent.artifacts import write_manifest
 from proxy.agent.budget import Budget
 from proxy.agent.conversation import Conversation, ignore
-from proxy.agent.efficiency import CapabilityUse
+from proxy.agent.result import CapabilityUse
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.guard import Guard
 from proxy.agent.model import MAX_CALLS, Message, Reply
 from proxy.agent.outcome import RunOutcome
 from proxy.agent.parking import NO_RESULT, answers
-from proxy.agent.stopwatch import Stopwatch
+from proxy.agent.result import Stopwatch
 from proxy.agent.task import InputFile
-from proxy.agent.text_argument import recovered_answer
+from proxy.agent.tool_calls import recovered_answer
 from proxy.agent.tool_calls import ToolCall, Turn, understand
 from sandbox_runtime.errors import SandboxFileError, SandboxGoneError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName

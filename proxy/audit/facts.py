@@ -16,7 +16,8 @@ from proxy.agent.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from proxy.agent.task import Result, Task
+from proxy.agent.result import Result
+from proxy.agent.task import Task
 from proxy.audit.chain import LAST, Fields
 from proxy.errors import ProxyError
 

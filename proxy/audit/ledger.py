@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from proxy.agent.events import Emit
-from proxy.agent.task import Result, Task
+from proxy.agent.result import Result
+from proxy.agent.task import Task
 from proxy.audit import facts
 from proxy.audit.book import Book
 from proxy.audit.day import day_of, days, oldest_kept

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 
 from proxy.agent.events import Emit, Event, OfChoice, ToolCallStarted, TurnStarted
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.audit import facts
 from proxy.audit.book import Book
 from proxy.audit.chain import Fields

@@ -9,7 +9,7 @@ from typing import Any
 
 from policies.tool_support import SUPPORTED, ToolVerdict, ignored, refused
 from proxy.agent.model import Model, Passage, Passing
-from proxy.agent.usage import tokens
+from proxy.agent.result import tokens
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.models.backend_errors import parsed
 from proxy.models.relay import read_at_most

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from policies.steps import Steps
 from proxy.agent.events import Event, OfChoice
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.errors import ProxyError
 from proxy.wire.chat_response import ChunkWriter, completion
 from proxy.wire.step_record import StepRecord

@@ -16,8 +16,8 @@ from proxy.agent.events import (
     OfChoice,
     Refused,
 )
-from proxy.agent.task import Artifact, Result
-from proxy.agent.usage import add
+from proxy.agent.result import Artifact, Result
+from proxy.agent.result import add
 from proxy.wire.efficiency import efficiency
 from proxy.wire.json_text import json_text
 from proxy.wire.step_events import StepEvents, named

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from proxy.agent.events import AnswerDelta, AnswerRestarted, Event
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.errors import ProxyError
 from proxy.wire.json_text import json_text
 from proxy.wire.messages_errors import error_body

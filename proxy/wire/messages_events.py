@@ -20,8 +20,8 @@ from proxy.agent.events import (
     ToolCallStarted,
     TurnStarted,
 )
-from proxy.agent.task import Result
-from proxy.agent.usage import tokens
+from proxy.agent.result import Result
+from proxy.agent.result import tokens
 from proxy.wire.chat_response import sandbox_object, usage
 from proxy.wire.json_text import json_text
 from proxy.wire.messages_steps import CodeSteps

@@ -5,7 +5,7 @@ from typing import Any
 
 from policies.workspace import OUTPUT_DIR
 from proxy.agent.events import Event, ToolCallFinished, ToolCallStarted, ToolOutput
-from proxy.agent.task import Artifact
+from proxy.agent.result import Artifact
 
 Block = dict[str, Any]
 BASH, EDITOR = "bash_code_execution", "text_editor_code_execution"

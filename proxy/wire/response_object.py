@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.errors import ProxyError, RunCancelledError
 from proxy.wire.chat_response import filename, place, sandbox_object, usage
 

@@ -17,7 +17,7 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.agent.task import Notice, Result
+from proxy.agent.result import Notice, Result
 from proxy.errors import ProxyError
 from proxy.wire.json_text import json_text
 from proxy.wire.response_object import (

@@ -18,7 +18,7 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.agent.task import Artifact, Result
+from proxy.agent.result import Artifact, Result
 from proxy.wire.json_text import json_text
 from proxy.wire.steps import called
 

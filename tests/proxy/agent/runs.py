@@ -19,7 +19,8 @@ from proxy.agent.events import (
     ToolCallFinished,
 )
 from proxy.agent.model import Model, Reply
-from proxy.agent.task import Artifact, Result, Task
+from proxy.agent.result import Artifact, Result
+from proxy.agent.task import Task
 from proxy.agent.context_windows import Windows
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel, call, tool_reply

@@ -1,16 +1,22 @@
-"""Passes a turn's reply on while it arrives: as thinking, as narration or as the answer."""
+"""Passes the reply of one turn on while it arrives: as thinking, as narration, as the answer, or as
+calls of the client's own tools."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, Self
 
+from policies.redaction import Secrets
 from policies.repetition import RepetitionCheck
 from proxy.agent.answer import AnswerWriter
-from proxy.agent.client_calls import ClientCallStream
 from proxy.agent.events import (
     CallAccepted,
     CallFailed,
     CallProgress,
+    ClientCallDelta,
+    ClientCallFinished,
+    ClientCallStarted,
     Emit,
     ModelDelta,
     Narration,
@@ -18,11 +24,11 @@ from proxy.agent.events import (
     TextDelta,
     ToolCallDelta,
 )
-from proxy.agent.first_call import FirstCall
 from proxy.agent.history import text_of, thoughts_in
 from proxy.agent.model import MAX_CALLS, NoMoreAttempts, Reply, ReplyStopped
 from proxy.agent.prose import HOLD_S, Prose
-from proxy.agent.tool_calls import Turn
+from proxy.agent.task import StatusHold, Task
+from proxy.agent.tool_calls import TextArgument, Turn
 from proxy.agent.tools import Toolbox
 
 Shows = Literal["at once", "soon", "never"]
@@ -30,15 +36,15 @@ Shows = Literal["at once", "soon", "never"]
 HOLD_CHARS, whatever follows it; or not at all."""
 
 
-class TurnListener:
-    """Hears one turn. Prose is held back until it may be shown (see `Prose`); prose that a tool
-    call follows was narration: it stays in the stream where it was shown already, and is reasoning
-    where it was not."""
+class StreamHandler:
+    """Passes on the pieces of one turn. Prose is held back until it may be shown (see `Prose`).
+    Prose before a tool call was narration: it stays in the stream if it was shown already, and
+    becomes reasoning if it was not."""
 
     def __init__(
         self,
         emit: Emit,
-        first_call: FirstCall,
+        first_call: "FirstCall",
         writer: AnswerWriter,
         toolbox: Toolbox,
         prose: Prose,
@@ -46,7 +52,7 @@ class TurnListener:
         streams: bool,
         shows: Shows,
         shows_submit: bool,
-        client_calls: ClientCallStream | None = None,
+        client_calls: "ClientCallStream | None" = None,
         tools: Collection[str] | None = None,
     ) -> None:
         """`streams`: whether thinking is passed on piece by piece; `shows_submit`: whether a
@@ -67,7 +73,7 @@ class TurnListener:
         self._narration_is_over = False
         self._after_call: list[str] = []
         self._passing_on = asyncio.Lock()
-        """Taken by who hears the pieces and by the timer."""
+        """Held while a piece, or the timer, is handled."""
         self._timer: asyncio.Task[None] | None = None
         self._is_due = shows == "at once"
         self.prose = prose
@@ -85,7 +91,7 @@ class TurnListener:
                 raise error
 
     async def hear(self, delta: ModelDelta) -> None:
-        """Take one piece in. Raises ReplyStopped where the reply has to end."""
+        """Take one piece in. Raises ReplyStopped if the reply has to end."""
         async with self._passing_on:
             match delta:
                 case ReasoningDelta(text):
@@ -105,8 +111,8 @@ class TurnListener:
                     await self._hear_progress(delta)
 
     async def _hear_progress(self, progress: CallProgress) -> None:
-        """The call was accepted, or is made once more. Raises NoMoreAttempts where that would
-        show."""
+        """Note that the call was accepted, or is made once more. Raises NoMoreAttempts if the
+        client would see that."""
         await self._first_call.hear(progress)
         if isinstance(progress, CallFailed):
             if self._has_shown or self.prose.is_shown or (self._called and self._streams):
@@ -181,27 +187,166 @@ class TurnListener:
             await self._emit(Narration(text))
 
     async def end_with_calls(self, turn: Turn, reply: Reply) -> Mapping[str, str]:
-        """The turn is over and has called tools: its prose was narration. Return the ids of the
-        calls that were passed on to the client, by those in the turn."""
+        """End a turn that has called tools: its prose was narration. Return the ids of the calls
+        that were passed on to the client, by their ids in the turn."""
         if self._streams:
             await self._end_narration(turn.calls[0].name, as_text=turn.as_text)
             await self._narrate("".join(self._after_call))
         else:
-            await think_aloud(reply, self._emit)
+            await emit_reasoning(reply, self._emit)
             await self._narrate("" if self.prose.is_echo_at_end() else text_of(reply.message))
         return await self._client_calls.end(turn) if self._client_calls else {}
 
     async def end_without_calls(self, reply: Reply, *, is_answer: bool) -> None:
-        """The turn is over and has called nothing. Where its prose is the answer, who writes the
-        answer goes on with it; else it is shown, as it may still come to be that."""
+        """End a turn that has called nothing. Prose that is the answer is left to the caller, who
+        writes all of it; other prose is shown, for it may still become the answer."""
         if not self._streams:
-            await think_aloud(reply, self._emit)
+            await emit_reasoning(reply, self._emit)
         elif not is_answer and self._shows != "never":
             for piece in self.prose.rest():
                 await self._writer.write(piece.text, self._toolbox.computer, piece.logprobs)
 
 
-async def think_aloud(reply: Reply, emit: Emit) -> None:
+async def emit_reasoning(reply: Reply, emit: Emit) -> None:
     """Pass on the thinking of a reply that was not streamed."""
     for thought in thoughts_in(reply.message):
         await emit(ReasoningDelta(thought))
+
+
+class ClientCallStream:
+    """Emits the calls of one turn, piece by piece.
+
+    What was sent cannot be taken back, so a call is begun only where the client is certain to get
+    it: not after a call of `submit`, which may end the run. Calls are sent one after the other; a
+    call whose pieces come between those of another is left for the end of the run.
+    """
+
+    def __init__(
+        self,
+        emit: Emit,
+        toolbox: Toolbox,
+        names: Collection[str],
+        free_text: Collection[str],
+        new_id: Iterator[str],
+    ) -> None:
+        """`names` are those of the client's tools; of a call of a `free_text` tool the one text in
+        its arguments is sent; `new_id` makes the ids that the client is sent."""
+        self._emit = emit
+        self._toolbox = toolbox
+        self._names = names
+        self._free_text = free_text
+        self._new_id = new_id
+        self._called: dict[int, str] = {}
+        """The name of each call of the turn, by its place."""
+        self._ids: dict[int, str] = {}
+        """The id of each call that was begun, by its place."""
+        self._decided = set[int]()
+        """The places of the calls that were begun, or left for the end of the run."""
+        self._open: int | None = None
+        """The place of the call that is being sent."""
+        self._written: defaultdict[int, list[str]] = defaultdict(list)
+        """The arguments of each call so far, by its place."""
+        self._texts: dict[int, TextArgument] = {}
+        """The texts of the calls of `free_text` tools, by their places."""
+        self._holds = False
+        """Whether no further call is begun."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was sent."""
+        return bool(self._ids)
+
+    async def hear(self, delta: ToolCallDelta) -> None:
+        """Take in a piece of any call of the turn, and pass it on if it may be."""
+        self._called[delta.index] = delta.name
+        if self._toolbox.is_submit(delta.name):
+            self._holds = True
+        if not delta.arguments:
+            return  # the name need not be whole yet
+        self._written[delta.index].append(delta.arguments)
+        text = self._shown(delta)
+        if text and (delta.index == self._open or await self._begin(delta)):
+            await self._emit(ClientCallDelta(self._index(delta.index), text))
+
+    async def end(self, turn: Turn) -> Mapping[str, str]:
+        """End the turn. Return the ids of the calls that the client has, by their ids in the turn."""
+        await self._finish()
+        return {
+            call.id: self._ids[place]
+            for place, call in enumerate(turn.calls)
+            if place in self._ids and call.name == self._called[place]
+        }
+
+    def _shown(self, delta: ToolCallDelta) -> str:
+        """Return what the client is sent of a piece."""
+        if delta.name not in self._free_text:
+            return delta.arguments
+        text = self._texts.setdefault(delta.index, TextArgument("input"))
+        return text.feed(delta.arguments)
+
+    async def _begin(self, delta: ToolCallDelta) -> bool:
+        """Begin a call. Return False where that cannot be, or has been."""
+        place, name = delta.index, delta.name
+        if self._holds or place in self._decided:
+            return False
+        self._decided.add(place)
+        takes_text = name in self._free_text
+        is_object = takes_text or delta.arguments.lstrip().startswith("{")
+        if not is_object or name not in self._names:
+            return False
+        opened = self._open
+        if opened is not None and (place < opened or not _is_json(self._written[opened])):
+            self._holds = True
+            return False
+        await self._finish()
+        self._open, self._ids[place] = place, next(self._new_id)
+        started = ClientCallStarted(self._index(place), self._ids[place], name, takes_text)
+        await self._emit(started)
+        return True
+
+    async def _finish(self) -> None:
+        if self._open is not None:
+            await self._emit(ClientCallFinished(self._index(self._open)))
+        self._open = None
+
+    def _index(self, place: int) -> int:
+        """Return the place of a call among the client's calls of the turn."""
+        return sum(name in self._names for at, name in self._called.items() if at < place)
+
+
+def client_call_stream(
+    task: Task, emit: Emit, toolbox: Toolbox, names: Collection[str], new_id: Iterator[str]
+) -> ClientCallStream | None:
+    """Return the stream for one turn's calls; None if the client gets them when the run ends: it
+    speaks of `functions`, or secrets are taken out of what it is sent."""
+    if not names or task.legacy_state is not None or Secrets(task.profile.redact):
+        return None
+    return ClientCallStream(emit, toolbox, names, task.free_text, new_id)
+
+
+def _is_json(pieces: Collection[str]) -> bool:
+    try:
+        json.loads("".join(pieces))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class FirstCall:
+    """Emits the progress of a run's first model call, for which the status of a streamed response
+    waits, and ends its attempts when the time for them is up."""
+
+    def __init__(self, hold: StatusHold | None, emit: Emit) -> None:
+        self._hold = hold
+        self._emit = emit
+        self._is_accepted = False
+
+    async def hear(self, progress: CallProgress) -> None:
+        """Pass on the progress of a call, if the call is the first. Raises NoMoreAttempts."""
+        if self._is_accepted:
+            return
+        await self._emit(progress)
+        if isinstance(progress, CallAccepted):
+            self._is_accepted = True
+        elif self._hold and not self._hold.has_time_for_attempt(progress.retry_in_s):
+            raise NoMoreAttempts
