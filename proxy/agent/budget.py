@@ -124,7 +124,9 @@ class Budget:
         if self._day and receipt:
             await self._day.settle(receipt, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
 
-    async def _cut_off(self, partial: "PartialReply", receipt: Receipt | None, *, made: bool) -> None:
+    async def _cut_off(
+        self, partial: "PartialReply", receipt: Receipt | None, *, made: bool
+    ) -> None:
         """Count a reply that was cut off. `made`: the backend had the call even if it sent
         nothing, so the receipt stays as it was expected."""
         if partial.has_begun:

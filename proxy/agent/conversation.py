@@ -1,5 +1,5 @@
-"""The conversation of a run with its model: the requests that are sent, the history that they carry,
-and the usage that the replies report."""
+"""The conversation of a run with its model: the requests that are sent, the history that they
+carry, and the usage that the replies report."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -281,7 +281,7 @@ class Conversation:
         return self._counter.estimate([entry.message for entry in turns[-1][1:]]) if turns else 0
 
     def _put_out(self, told: int) -> int:
-        """Return the part of `told`, the tokens after the model's last words, that came from tools."""
+        """Return how many of `told`, the tokens after the model's last words, came from tools."""
         new = turns[-1][1:] if told and (turns := self.history.turns()) else []
         ours = [entry.message for entry in new if entry.kind == "asked"]
         if len(ours) == len(new):

@@ -269,7 +269,7 @@ class ClientCallStream:
             await self._emit(ClientCallDelta(self._index(delta.index), text))
 
     async def end(self, turn: Turn) -> Mapping[str, str]:
-        """End the turn. Return the ids of the calls that the client has, by their ids in the turn."""
+        """End the turn. Return the client's ids of the calls that were sent, by those in the turn."""
         await self._finish()
         return {
             call.id: self._ids[place]
