@@ -8,8 +8,8 @@ from functools import partial
 from socket import socket
 
 from policies.isolation import Isolation
+from proxy.agent.context_windows import Windows
 from proxy.agent.model import Model
-from proxy.agent.windows import Windows
 from proxy.errors import BackendError
 from proxy.models.tool_support import ToolProbe, ToolSettings
 from sandbox_runtime.backends.base import Backend, Check

@@ -15,7 +15,8 @@ from policies.artifacts import ArtifactLimits, Produced, links_in, naming_files,
 from policies.file_names import type_of
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
-from proxy.agent.task import Artifact, InputFile
+from proxy.agent.result import Artifact
+from proxy.agent.task import InputFile
 from proxy.signatures import Signer
 from proxy.store.records import ContainerWish, Maker, Upload
 from proxy.store.store import Store

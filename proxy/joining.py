@@ -13,8 +13,8 @@ from policies.pool import most
 from policies.prompts import Equipment
 from policies.tool_support import is_local
 from proxy.agent.agent import Agent
+from proxy.agent.context_windows import Windows
 from proxy.agent.model import Model
-from proxy.agent.windows import Windows
 from proxy.audit.audit import Ledger
 from proxy.body_memory import COPIES, BodyMemory
 from proxy.client_keys import ClientKeys

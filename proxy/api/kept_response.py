@@ -10,7 +10,8 @@ from starlette.requests import Request
 
 from policies.sessions import Session, State
 from proxy.agent.events import Event
-from proxy.agent.task import Result, Task
+from proxy.agent.result import Result
+from proxy.agent.task import Task
 from proxy.api.connection import owner, services
 from proxy.api.said_before import Before, is_reference
 from proxy.errors import BadRequestError, ProxyError

@@ -11,8 +11,7 @@ from starlette.responses import Response
 from policies.profile import Profile
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import Steps, suited_to_responses
-from proxy.agent.first_call import StatusHold
-from proxy.agent.task import Task
+from proxy.agent.task import StatusHold, Task
 from proxy.api import plain_responses
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s, status_hold

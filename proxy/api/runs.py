@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from policies.steps import suited
 from proxy.agent.events import Event
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.api.connection import authorize, owner, services
 from proxy.api.json_response import JSON
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError

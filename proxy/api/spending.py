@@ -9,9 +9,8 @@ from starlette.requests import Request
 from policies.budgets import NAMES, DailyBudget, Expense, Receipt
 from policies.json_bounds import decoded
 from policies.prices import Counted, Tariff, cost_usd, counted, expected_tokens
-from proxy.agent.account import Account
 from proxy.agent.model import Relayed, RelayedBody
-from proxy.agent.task import Task
+from proxy.agent.task import Account, Task
 from proxy.api.connection import authorize, services
 from proxy.errors import BadRequestError, BudgetError
 from proxy.models.prices import Prices

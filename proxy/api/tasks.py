@@ -11,10 +11,9 @@ from policies.history import without_steps
 from policies.profile import Profile
 from policies.routing import forbids_tools
 from policies.sessions import GoesOn, Session, State, container_id
-from proxy.agent.choices import several
-from proxy.agent.first_call import StatusHold
+from proxy.agent.agent import several
 from proxy.agent.parking import Parked, names
-from proxy.agent.task import InputFile, Outbox, Task
+from proxy.agent.task import InputFile, Outbox, StatusHold, Task
 from proxy.api.connection import base_url, credentials, held_body, owner, services
 from proxy.api.private_urls import urls_in
 from proxy.api.spending import charged

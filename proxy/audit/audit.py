@@ -28,7 +28,8 @@ from proxy.agent.events import (
     ToolCallStarted,
     TurnStarted,
 )
-from proxy.agent.task import Result, Task
+from proxy.agent.result import Result
+from proxy.agent.task import Task
 from proxy.audit.audit_log import LAST, Book, Fields, day_of, days, oldest_kept
 from proxy.errors import AuditError, ProxyError
 

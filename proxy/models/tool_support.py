@@ -33,8 +33,7 @@ from policies.tool_support import (
 )
 from proxy.agent.events import OnDelta
 from proxy.agent.model import Credentials, Model, Passage, Passing, Relayed, Reply
-from proxy.agent.task import Result
-from proxy.agent.usage import tokens
+from proxy.agent.result import Result, tokens
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.models.backend_errors import parsed
 from proxy.models.relay import read_at_most

@@ -13,11 +13,12 @@ from weakref import WeakValueDictionary
 import anyio
 
 from policies.budgets import Expense
-from proxy.agent import choices
+from proxy.agent import agent as choices
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event
 from proxy.agent.parking import ParkedRuns
-from proxy.agent.task import Result, Task, Witness
+from proxy.agent.result import Result
+from proxy.agent.task import Task, Witness
 from proxy.audit.audit import Ledger
 from proxy.errors import (
     RESTART_S,

@@ -22,7 +22,7 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.errors import ProxyError
 from proxy.wire.result_objects import annotations, images, json_text, sandbox_object, usage
 from proxy.wire.steps import (

@@ -27,8 +27,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.task import Artifact, Result
-from proxy.agent.usage import tokens
+from proxy.agent.result import Artifact, Result, tokens
 from proxy.errors import ProxyError
 from proxy.wire.messages_errors import error_body
 from proxy.wire.result_objects import json_text, sandbox_object, usage

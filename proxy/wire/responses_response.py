@@ -21,7 +21,7 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.agent.task import Notice, Result
+from proxy.agent.result import Notice, Result
 from proxy.errors import ProxyError, RunCancelledError
 from proxy.wire.responses_items import (
     ClientCalls,

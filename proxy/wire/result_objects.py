@@ -7,8 +7,7 @@ from typing import Any
 
 from policies.capabilities import Capability
 from policies.file_names import shown_name
-from proxy.agent.task import Artifact, Result
-from proxy.agent.usage import add
+from proxy.agent.result import Artifact, Result, add
 
 MAX_LEFT_OUT = 100
 """How many produced files are named of those that the answer does not contain."""

@@ -28,7 +28,7 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.agent.task import Artifact, Result
+from proxy.agent.result import Artifact, Result
 from proxy.wire.result_objects import json_text
 from sandbox_runtime.egress.decision import Decision
 

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from policies.steps import Steps
 from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
-from proxy.agent.first_call import StatusHold
-from proxy.agent.task import Result
+from proxy.agent.result import Result
+from proxy.agent.task import StatusHold
 from proxy.api.answering import Frames, streamed
 from proxy.app import routed
 from proxy.errors import ProxyError, internal_error

@@ -13,8 +13,7 @@ from policies.limits import Limits, StopReason
 from policies.prices import Price
 from policies.prompts import NO_BUDGET, WHY_NO_MORE_TOOLS, final_request
 from policies.sessions import Session, State
-from proxy.agent.budget import Budget
-from proxy.agent.day import Day
+from proxy.agent.budget import Budget, Day
 from proxy.agent.events import Event, ToolOutput
 from proxy.agent.task import Task
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.agent.events import AnswerDelta, OfChoice, ReasoningDelta, Refused
-from proxy.agent.task import Notice
+from proxy.agent.result import Notice
 from proxy.wire.chat_response import WholeCompletion, completion, head
 from proxy.wire.result_objects import usage
 from tests.proxy.wire.test_chat_response import (

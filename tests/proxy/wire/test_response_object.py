@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from proxy.agent.task import Tally
+from proxy.agent.result import Tally
 from proxy.wire.responses_response import begun, ended
 from tests.fakes.results import SUBMITTED
 

@@ -1,6 +1,7 @@
-"""The visible answer where it is asked for, in a call of its own: held to the form it must have.
+"""The visible answer of a run: found, or asked for in a model call of its own, and checked against
+the form that the client wants.
 
-An answer of a given form is held back until it was checked: what was sent cannot be taken back.
+An answer with a form is held back until it is checked: what was sent cannot be taken back.
 """
 
 import asyncio
@@ -17,15 +18,15 @@ from policies.limits import StopReason
 from policies.prompts import INSTRUCTIONS, WHY_NO_MORE_TOOLS, form_request
 from proxy.agent.answer import AnswerWriter, answer_file
 from proxy.agent.conversation import WITH_TURNS, Conversation
-from proxy.agent.ending import Ending
 from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
-from proxy.agent.first_call import FirstCall
 from proxy.agent.history import text_of
-from proxy.agent.listener import Shows, TurnListener
 from proxy.agent.model import Reply, refusal_of
+from proxy.agent.outcome import RunOutcome
 from proxy.agent.prose import Prose, ProseRules, own_texts
-from proxy.agent.task import Notice, Task, out_of_time
-from proxy.agent.toolbox import Toolbox
+from proxy.agent.result import Notice
+from proxy.agent.task import Task, out_of_time
+from proxy.agent.tools import Toolbox, tool_name
+from proxy.agent.turn_stream import FirstCall, Shows, StreamHandler
 from proxy.errors import BackendError
 from sandbox_runtime.sandbox import Sandbox
 
@@ -48,7 +49,7 @@ class Final:
 
 
 class FinalCall:
-    """Asks for the answer."""
+    """Asks the model for the visible answer."""
 
     def __init__(
         self,
@@ -68,11 +69,11 @@ class FinalCall:
         self._first_call = first_call
         self._rules = rules
         self._last_text = ""
-        """What the model has answered so far, if its answer was whole."""
-        self._listener: TurnListener | None = None
+        """The last answer of the model that came whole."""
+        self._listener: StreamHandler | None = None
 
     async def answer(self, stop: StopReason, fallback: str, seconds: float) -> Final:
-        """The answer, or `fallback` where none comes. Raises BackendError."""
+        """Return the model's answer, or `fallback` if there is none. Raises BackendError."""
         await self._writer.begin()
         try:
             async with asyncio.timeout(seconds):
@@ -87,7 +88,7 @@ class FinalCall:
             raise out_of_time(self._task) from error
 
     async def unasked(self, answer: str) -> Final:
-        """Return the answer that the run has left, without asking the model; it may be empty."""
+        """Return the run's own answer, which may be empty, without asking the model."""
         return await self._as_it_is(Final(answer))
 
     async def _asked(self, stop: StopReason, fallback: str) -> Final:
@@ -118,7 +119,7 @@ class FinalCall:
         """Ask for the answer and pass it on. Return `fallback` if the reply is empty or repeats the
         proxy's own texts."""
         shows: Shows = "soon" if self._task.stream and self._task.form is None else "never"
-        async with TurnListener(
+        async with StreamHandler(
             self._emit,
             self._first_call,
             self._writer,
@@ -140,13 +141,13 @@ class FinalCall:
         return Final(text, reply.finish_reason, reply, refusal)
 
     def _unfinished(self) -> str:
-        """What has come of a reply that the time has cut off."""
+        """Return what has come of a reply that was cut off."""
         if self._listener is None or self._listener.prose.is_echo_at_end():
             return ""
         return self._listener.prose.text.strip()
 
     async def _released(self, final: Final) -> Final:
-        """Pass on what was held back of it, in the pieces it came in."""
+        """Write what was held back of the answer, in the pieces it came in."""
         held = self._listener.prose.rest() if self._listener else []
         if "".join(delta.text for delta in held) == final.text:
             for delta in held:
@@ -179,14 +180,9 @@ FORMS = frozenset(
         "guided_whitespace_pattern",
     }
 )
-"""Parameters that ask for a form which can be checked, where the task has one."""
+"""Parameters that ask for a form, which can be checked if the task has one."""
 SHOWN_AS_IT_COMES = frozenset({"stop", *WITH_TURNS})
 """Parameters of the visible answer that any turn's prose can satisfy while it is written."""
-
-
-def tool_name(tool: Mapping[str, Any]) -> str:
-    """The name of a tool, by its entry in a request's `tools`."""
-    return str(tool.get("function", {}).get("name", ""))
 
 
 def when_shown(task: Task) -> Shows:
@@ -195,11 +191,11 @@ def when_shown(task: Task) -> Shows:
     return "never" if must_wait or not task.stream else "soon"
 
 
-async def fitting_answer(task: Task, found: str, ending: Ending) -> str | None:
-    """Return an answer that was found as the client's parameters want it, or None where only a
-    call with these parameters can give that."""
+async def fitting_answer(task: Task, found: str, outcome: RunOutcome) -> str | None:
+    """Return an answer as the client's parameters want it, or None if only a model call with these
+    parameters can give that."""
     unmet = set(task.final_only) - {"stop"}
-    if ending.choice.get("logprobs"):
+    if outcome.choice.get("logprobs"):
         unmet -= set(WITH_TURNS)
     if task.form is not None and unmet & FORMS:
         formed = await in_form(task.form, Final(found))
@@ -236,66 +232,66 @@ def prose_rules(task: Task, words: str, tools: Sequence[Mapping[str, Any]]) -> P
 
 
 class BestAnswer:
-    """Finds the best answer that a run has: the one handed in, one in a file, the last prose, or
-    one asked for. Where tools have run, a limit has it asked for first; so do parameters of the
-    client's that the one found does not satisfy."""
+    """Finds the best answer of a run: submitted, in an answer file, the last prose, or asked for.
+    The model is asked first if tools have run and a limit has ended the run, or if the answer does
+    not satisfy the client's parameters."""
 
     def __init__(
         self,
         task: Task,
-        ending: Ending,
+        outcome: RunOutcome,
         call: FinalCall,
         seconds: float | None,
         *,
         takes_prose: bool,
     ) -> None:
-        """`seconds`: how long asking for it may take; None: the model is not asked. `takes_prose`:
-        whether prose of the model's can be the answer."""
+        """`seconds`: how long asking the model may take; None: it is not asked. `takes_prose`:
+        whether the model's prose can be the answer."""
         self._takes_prose = takes_prose
         self._task = task
-        self._ending = ending
+        self._outcome = outcome
         self._call = call
         self._seconds = seconds
 
     async def find(
         self, stop: StopReason, computer: Sandbox | None, *, has_worked: bool, is_plain: bool
     ) -> str:
-        """Return it, or "" where the run ends in client tool calls or a refusal. `is_plain`: the
-        client's parameters went with the call that wrote it."""
+        """Return the answer, or "" if the run ends in client tool calls or a refusal. `is_plain`:
+        the client's parameters went with the call that wrote the answer."""
         ends_bare = stop in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED)
-        if ends_bare or self._ending.has_cut_call:
+        if ends_bare or self._outcome.has_cut_call:
             return ""
         found = await self._found(computer)
         if found is not None and not (stop in WHY_NO_MORE_TOOLS and has_worked):
-            fitting = found if is_plain else await fitting_answer(self._task, found, self._ending)
+            fitting = found if is_plain else await fitting_answer(self._task, found, self._outcome)
             if fitting is not None:
                 return fitting
         may_be_prose = self._seconds is not None or self._takes_prose
-        return await self._asked(stop, found or (self._ending.prose if may_be_prose else ""))
+        return await self._asked(stop, found or (self._outcome.prose if may_be_prose else ""))
 
     async def _found(self, computer: Sandbox | None) -> str | None:
-        ending = self._ending
-        if ending.submitted:
-            return ending.submitted
+        outcome = self._outcome
+        if outcome.submitted:
+            return outcome.submitted
         if in_file := await answer_file(computer) if computer else "":
             return in_file
-        if ending.prose_reply is None or not self._takes_prose:
+        if outcome.prose_reply is None or not self._takes_prose:
             return None
-        ending.finish_reason = ending.prose_reply.finish_reason
-        ending.choice = ending.prose_reply.choice
-        return ending.prose
+        outcome.finish_reason = outcome.prose_reply.finish_reason
+        outcome.choice = outcome.prose_reply.choice
+        return outcome.prose
 
     async def _asked(self, stop: StopReason, fallback: str) -> str:
         if self._seconds is None:
             final = await self._call.unasked(fallback)
         else:
             final = await self._call.answer(stop, fallback, self._seconds)
-        ending = self._ending
-        ending.reply = final.reply or ending.reply
-        ending.choice = final.reply.choice if final.reply else ending.choice
-        ending.finish_reason = final.finish_reason or ending.finish_reason
-        ending.refusal = final.refusal
-        ending.notices = final.notices
+        outcome = self._outcome
+        outcome.reply = final.reply or outcome.reply
+        outcome.choice = final.reply.choice if final.reply else outcome.choice
+        outcome.finish_reason = final.finish_reason or outcome.finish_reason
+        outcome.refusal = final.refusal
+        outcome.notices = final.notices
         return final.text
 
 

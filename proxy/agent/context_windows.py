@@ -1,4 +1,4 @@
-"""How much each model's context takes: configured, listed by its server, learnt from refusals."""
+"""The context window of each model: configured, listed by its server, or learnt from refusals."""
 
 import asyncio
 import time
@@ -12,35 +12,35 @@ from proxy.errors import BackendError
 K = TypeVar("K")
 
 LISTED_AS = ("max_model_len", "context_length", "context_window", "max_context_length")
-"""By vLLM and SGLang; OpenRouter; Groq; Mistral. llama.cpp has it in `meta`."""
+"""The field of vLLM and SGLang; OpenRouter; Groq; Mistral. llama.cpp has it in `meta`."""
 ASK_S = 5.0
 """How long a server may take to list its models: a run waits for it once."""
 HOLDS_S = 600.0
 """After so long the server is asked again: another may have taken its place."""
 MAX_LEARNT = 4096
-"""The most names in each table of what was learnt: clients can make up names of models."""
+"""The most names in each table: clients can make up names of models."""
 
 
 class Windows:
-    """Of all models behind one door."""
+    """The windows of all models of one backend."""
 
     def __init__(self, configured: int | None = None) -> None:
         self._configured = configured
         self._known: dict[str, int] = {}
-        """As the server lists it."""
+        """By model: as the server lists it."""
         self._refused: dict[tuple[str, str], int] = {}
         """By owner and model: as a refusal of the owner's request told it."""
         self._taken: dict[tuple[str, str], int] = {}
         """By owner and model: the most tokens of prompt and answer that a call of the owner's had
         since the last refusal: no window is smaller."""
         self._of_any: int | None = None
-        """Of a server with one model that it gives to whatever name is asked for."""
+        """The window of a server that answers any name with its only model."""
         self._asked: float | None = None
         self._asking = asyncio.Lock()
 
     async def of(self, model: Model, owner: str, name: str) -> int | None:
-        """Return the window, in tokens of prompt and answer together, or None where nobody has
-        told. The server is asked unless the window is known or it was asked of late."""
+        """Return the window, in tokens of prompt and answer together, or None if it is unknown.
+        The server is asked unless the window is known or it was asked within HOLDS_S."""
         if self.known(owner, name) is None and not self._is_fresh():
             async with self._asking:
                 if not self._is_fresh():
@@ -54,8 +54,8 @@ class Windows:
         return self.known(owner, name) or self._not_outgrown(owner, name, self._of_any)
 
     def listed(self, models: Sequence[Mapping[str, Any]]) -> None:
-        """The server has listed its models. Where it lists another size than before, what earlier
-        calls have taken tells nothing any more."""
+        """Note the models that the server has listed. If it lists another size than before, the
+        sizes of earlier calls are forgotten."""
         self._asked = time.monotonic()
         for each in models:
             name = str(each.get("id"))
@@ -68,25 +68,25 @@ class Windows:
             self._taken.clear()
 
     def known(self, owner: str, name: str) -> int | None:
-        """Return the window if it is known without asking the server. What a refusal told goes
-        before what the server lists."""
+        """Return the window if it is known without asking the server. A refusal's size goes before
+        the listed one."""
         if self._configured is not None:
             return self._configured
         refused = self._not_outgrown(owner, name, self._refused.get((owner, name)))
         return refused or self._not_outgrown(owner, name, self._known.get(name))
 
     def refused(self, owner: str, name: str, sizes: ContextSizes) -> None:
-        """A prompt of this owner's was refused as too long, in words that may have told sizes. They
-        hold for the owner alone: who can have a refusal say what it likes harms nobody else. If
-        earlier calls have taken more, another server has taken the place of theirs."""
+        """Note the sizes in a refusal of a prompt that was too long. They hold for this owner
+        alone: an owner that can word its refusals harms nobody else. If earlier calls had more
+        tokens, another server has taken the place of theirs, and their sizes are forgotten."""
         if sizes.window is not None:
             _put(self._refused, (owner, name), sizes.window)
             if sizes.window < self._taken.get((owner, name), 0):
                 del self._taken[owner, name]
 
     def taken(self, owner: str, name: str, tokens: int) -> None:
-        """Prompt and answer of a call of this owner's have had so many tokens: a window said to be
-        smaller is none."""
+        """Note the tokens of prompt and answer of a call of this owner's: a smaller window is not
+        believed."""
         if tokens > self._taken.get((owner, name), 0):
             _put(self._taken, (owner, name), tokens)
 
@@ -108,7 +108,7 @@ class Windows:
 
 
 def _put(kept: dict[K, int], key: K, tokens: int) -> None:
-    """Put a size in, and take the oldest out above `MAX_LEARNT`."""
+    """Put a size in, and take the oldest out above MAX_LEARNT."""
     kept.pop(key, None)
     kept[key] = tokens
     if len(kept) > MAX_LEARNT:
@@ -116,7 +116,7 @@ def _put(kept: dict[K, int], key: K, tokens: int) -> None:
 
 
 class Window:
-    """That of one model, for one owner."""
+    """The window of one model for one owner."""
 
     def __init__(self, windows: Windows, model: Model, owner: str, name: str) -> None:
         self._windows = windows
@@ -148,7 +148,7 @@ def _listed(entry: Mapping[str, Any]) -> int | None:
 
 
 def _served(entry: Mapping[str, Any]) -> int | None:
-    """What llama.cpp gives to one request; what the model was trained for is another number."""
+    """Return what llama.cpp gives to one request; the size the model was trained for differs."""
     meta = entry.get("meta")
     size = meta.get("n_ctx") if isinstance(meta, Mapping) else None
     return size if _is_size(size) else None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.thinking import spoken
+from proxy.agent.context import spoken
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What happens too often is told a few times, and then counted."""
 
-from policies.throttle import Throttle
+from proxy.agent.guard import Throttle
 
 
 def told(throttle: Throttle, now: float, count: int) -> list[object]:
