@@ -7,7 +7,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.egress.decision import OnAsk, OnDecision
 from sandbox_runtime.egress.dialer import Endpoint
 from sandbox_runtime.egress.gateway import Gateway
-from sandbox_runtime.egress.resolver import Resolve, SystemResolver
+from sandbox_runtime.egress.dialer import Resolve, SystemResolver
 from sandbox_runtime.guest_sandbox import GuestSandbox
 
 

@@ -27,7 +27,7 @@ from proxy.agent.model import Answering, Message, Model, Reply, ReplyStopped
 from proxy.agent.partial_reply import PartialReply
 from proxy.agent.task import Task
 from proxy.errors import BackendError
-from sandbox_runtime.egress.meter import Meter
+from sandbox_runtime.egress.limits import Meter
 from sandbox_runtime.tools.base import Observation
 
 
