@@ -36,7 +36,7 @@ from proxy.agent.model import Answering, Message, Model, Reply, ReplyStopped
 from proxy.agent.prose import estimated_tokens
 from proxy.agent.task import Account, Task
 from proxy.errors import BackendError
-from sandbox_runtime.egress.meter import Meter
+from sandbox_runtime.egress.limits import Meter
 from sandbox_runtime.tools.base import Observation
 
 

@@ -269,7 +269,7 @@ class ClientCallStream:
             await self._emit(ClientCallDelta(self._index(delta.index), text))
 
     async def end(self, turn: Turn) -> Mapping[str, str]:
-        """End the turn. Return the ids of the calls that the client was sent, by those in the turn."""
+        """End the turn. Return the calls' ids as the client has them, by the turn's own ids."""
         await self._finish()
         return {
             call.id: self._ids[place]

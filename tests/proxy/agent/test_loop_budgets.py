@@ -18,7 +18,7 @@ from proxy.agent.events import Event, ToolOutput
 from proxy.agent.task import Task
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from proxy.store.store import Store
-from sandbox_runtime.egress.errors import DeniedError
+from sandbox_runtime.egress.decision import DeniedError
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Events, Run, bash, valid
 

@@ -1,46 +1,53 @@
-"""The head of an HTTP/1 request, read so strictly that no server can read it differently."""
+"""HTTP/1: the strict parsing of request and response heads, and the relaying of one plain exchange.
+
+A request is parsed so strictly that no server can understand it differently (request smuggling).
+"""
 
 import re
 from dataclasses import dataclass
 
 from policies.egress import HTTP_PORT, TLS_PORT
 from policies.hosts import Target, parse_authority
-from sandbox_runtime.egress.errors import DeniedError, UnreachableError
+from sandbox_runtime.egress.connection import BufferedReader
+from sandbox_runtime.egress.decision import DeniedError, UnreachableError
+from sandbox_runtime.egress.relay import PIECE_BYTES, Relay
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 128
 CHUNKED = -1
-"""The length of a body that comes in chunks."""
+"""The length of a chunked body."""
 Header = tuple[str, str]
 _START = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _STATUS = re.compile(r"HTTP/1\.[01] ([1-5][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
 _URL = re.compile(r"http://([^/?#]*)([/?][^#]*)?", re.IGNORECASE)
+_CHUNK_START = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_MAX_LINE_BYTES = 4096
 _NOT_ASCII = re.compile(r"[\x80-\xff]")
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "upgrade"})
-_SENDS_BACK_WHAT_IT_GOT = frozenset({"TRACE", "TRACK"})
+_ECHOES_HEADERS = frozenset({"TRACE", "TRACK"})
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What a program wants of a server."""
+    """The head of a request that a program sends."""
 
     method: str
     url: str
-    """As it was written: absolute, or only a path, or CONNECT's host and port."""
+    """The request target as it was sent: an absolute URL, a path, or CONNECT's host and port."""
     minor_version: int
-    """0 or 1, of HTTP/1."""
+    """The x of HTTP/1.x: 0 or 1."""
     headers: tuple[Header, ...]
     body_bytes: int
-    """Length of the body; CHUNKED where its end is marked."""
+    """The length of the body, or CHUNKED."""
 
     def tunnel_target(self) -> Target:
-        """Where CONNECT leads. Raises DeniedError."""
+        """Return the target of CONNECT. Raises DeniedError."""
         return _authority(self.url, None)
 
     def target(self) -> Target:
-        """Where an absolute http:// URL leads. Raises DeniedError."""
+        """Return the target of an absolute http:// URL. Raises DeniedError."""
         match = _URL.fullmatch(self.url)
         if not match:
             raise DeniedError(
@@ -60,11 +67,12 @@ class RequestHead:
             raise DeniedError(f"the Host header is not that of the URL ({target})", 400)
 
     def values(self, name: str) -> list[str]:
-        """The values of a header, by its name in lower case."""
+        """Return the values of a header by its lower-case name."""
         return [value for key, value in self.headers if key.lower() == name]
 
     def rewritten(self, target: Target, bound: tuple[Header, ...]) -> bytes:
-        """As the server gets it: for one request, and with the headers bound to the host."""
+        """Return the head for the server: without hop-by-hop headers, and with `bound` in place of
+        the program's headers of these names."""
         match = _URL.fullmatch(self.url)
         path = (match[2] or "/") if match else self.url
         path = path if path.startswith("/") else f"/{path}"
@@ -80,22 +88,22 @@ class RequestHead:
         return _head(f"{self.method} {path} HTTP/1.{self.minor_version}", headers)
 
 
-def parse(head: bytes) -> RequestHead:
-    """Read a head, with the empty line at its end. Raises DeniedError."""
+def parse_request_head(head: bytes) -> RequestHead:
+    """Parse a head with the empty line at its end. Raises DeniedError."""
     start, headers = _lines(head)
     match = _START.fullmatch(start)
     if not match:
         raise DeniedError("malformed request line", 400)
-    if match[1].upper() in _SENDS_BACK_WHAT_IT_GOT:
+    if match[1].upper() in _ECHOES_HEADERS:
         raise DeniedError(f"{match[1]} is refused", 405)
     minor = int(match[3])
     return RequestHead(match[1], match[2], minor, headers, _body_bytes(headers, minor))
 
 
-def response_head(head: bytes) -> tuple[int, bytes]:
-    """A server's answer: its status, and its head as the program gets it.
+def parse_response_head(head: bytes) -> tuple[int, bytes]:
+    """Return the status of a server's response, and the head for the program.
 
-    Raises UnreachableError, also for a change of protocol, as nobody has asked for one.
+    Raises UnreachableError, also for status 101: the program's Upgrade header was not sent on.
     """
     try:
         start, headers = _lines(head)
@@ -112,7 +120,7 @@ def _lines(head: bytes) -> tuple[str, tuple[Header, ...]]:
     start, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     if len(lines) > MAX_HEADERS:
         raise DeniedError(f"more than {MAX_HEADERS} headers", 400)
-    matches = [_HEADER.fullmatch(line) for line in lines]  # which no bare CR or LF, no fold passes
+    matches = [_HEADER.fullmatch(line) for line in lines]  # a bare CR or LF or a fold never matches
     headers = tuple((match[1], match[2].strip(" \t")) for match in matches if match)
     if len(headers) < len(lines):
         raise DeniedError("malformed header", 400)
@@ -130,7 +138,7 @@ def _body_bytes(headers: tuple[Header, ...], minor_version: int) -> int:
 
 
 def _end_to_end(headers: tuple[Header, ...], left_out: set[str]) -> list[Header]:
-    """Without those for this hop only; `left_out` are more names, in lower case."""
+    """Drop the hop-by-hop headers, and those named in `left_out` (in lower case)."""
     named = {
         name.strip().lower()
         for key, value in headers
@@ -146,7 +154,7 @@ def _end_to_end(headers: tuple[Header, ...], left_out: set[str]) -> list[Header]
 
 
 def _key(name: str) -> str:
-    return name.lower().replace("_", "-")  # as servers do that pass headers in variables
+    return name.lower().replace("_", "-")  # CGI servers make no difference between - and _
 
 
 def _authority(text: str, default_port: int | None) -> Target:
@@ -159,3 +167,67 @@ def _authority(text: str, default_port: int | None) -> Target:
 def _head(start: str, headers: list[Header]) -> bytes:
     lines = [start, *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+async def read_tunnelled_request(reader: BufferedReader, target: Target) -> RequestHead:
+    """Read the head of a request inside a tunnel to `target`. Raises DeniedError."""
+    head = parse_request_head(await reader.read_head(MAX_HEAD_BYTES))
+    if not head.url.startswith("/"):
+        raise DeniedError(f"only HTTP requests for a path pass to port {target.port}", 400)
+    head.check_host(target)
+    return head
+
+
+async def exchange(
+    relay: Relay, head: RequestHead, target: Target, bound: tuple[Header, ...]
+) -> None:
+    """Relay one request and its response. Raises ConnectionError, EgressError."""
+
+    async def up() -> None:
+        await relay.up(head.rewritten(target, bound))
+        if head.body_bytes == CHUNKED:
+            await _chunks_up(relay)
+        else:
+            await _bytes_up(relay, head.body_bytes)
+        await relay.until_closed()
+
+    async def down() -> None:
+        status = 100
+        while status < 200:
+            status, answer = parse_response_head(await relay.head_from_server())
+            await relay.down(answer)
+        await relay.rest_down()
+        relay.answered()
+
+    await relay.run(up, down)
+
+
+async def _bytes_up(relay: Relay, count: int) -> None:
+    while count:
+        data = await relay.from_program.read(min(count, PIECE_BYTES))
+        if not data:
+            raise DeniedError("the body ends in its middle", 400)
+        count -= len(data)
+        await relay.up(data)
+
+
+async def _chunks_up(relay: Relay) -> None:
+    """Relay the chunks of a body, each framed anew."""
+    while count := await _chunk_bytes(relay.from_program):
+        await relay.up(b"%x\r\n" % count)
+        await _bytes_up(relay, count)
+        if await relay.from_program.read_exactly(2) != b"\r\n":
+            raise DeniedError("malformed chunk", 400)
+        await relay.up(b"\r\n")
+    for _ in range(MAX_HEADERS):
+        if await relay.from_program.read_line(_MAX_LINE_BYTES) == b"\r\n":
+            await relay.up(b"0\r\n\r\n")
+            return
+    raise DeniedError("malformed trailer", 400)
+
+
+async def _chunk_bytes(reader: BufferedReader) -> int:
+    match = _CHUNK_START.fullmatch(await reader.read_line(_MAX_LINE_BYTES))
+    if not match:
+        raise DeniedError("malformed chunk", 400)
+    return int(match[1], 16)

@@ -1,23 +1,24 @@
-"""The str_replace_editor tool in the paper's manner.
+"""The str_replace_editor tool of the reference agent.
 
-What it does to a file's text is the reference's; its path is a name here, never shell.
+Its texts and edits are the reference's; unlike there, a path is always quoted for the shell.
 """
 
-import asyncio
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from policies import reference_style as paper_edits
-from policies.observation import printable
 from policies.reference_style import tool_words
 from policies.workspace import WORKING_DIR
-from sandbox_runtime.errors import SandboxFileError
 from sandbox_runtime.sandbox import ExecResult, Lease, OnOutput, Sandbox
-from sandbox_runtime.tools.arguments import typed
-from sandbox_runtime.tools.base import Mistake, Observation, ToolSchema
-from sandbox_runtime.tools.contents import MAX_FILE_BYTES, read, write
+from sandbox_runtime.tools.base import (
+    Observation,
+    ToolInputError,
+    ToolSchema,
+    parse_known_arguments,
+)
+from sandbox_runtime.tools.editor import MAX_FILE_BYTES, read_file, run_edit, write_file
 
 _COMMANDS = ["view", "create", "str_replace", "insert"]
 _MAX_NAMES = 100
@@ -72,16 +73,16 @@ SCHEMA: ToolSchema = {
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a path leads to."""
+    """The target of a path."""
 
     kind: str
     """dir, file or none."""
     path: str
-    """Without links and dots."""
+    """The path without links and dots."""
 
 
-class PaperEditor:
-    """Views and edits files."""
+class ReferenceEditor:
+    """Views and edits files as the reference agent does."""
 
     name = "str_replace_editor"
 
@@ -99,30 +100,26 @@ class PaperEditor:
         if not isinstance(arguments, Mapping):
             return Observation(tool_words(self.name, ""))
         try:
-            given = _typed(arguments)
-            async with asyncio.timeout(timeout_s):
-                text = await _Editing(lease, given, timeout_s).do()
-        except Mistake as mistake:
-            text = str(mistake)
-        except TimeoutError:
-            text = f"Stopped: it took more than {timeout_s:g} s."
-        except SandboxFileError as error:
-            text = f"Refused by the sandbox: {printable(str(error))}"
+            edit = _Edit(lease, _parse(arguments), timeout_s)
+        except ToolInputError as error:
+            text = str(error)
+        else:
+            text = await run_edit(edit.run(), timeout_s)
         return Observation(tool_words(self.name, text))
 
 
-class _Editing:
-    """One call."""
+class _Edit:
+    """One call of the editor."""
 
     def __init__(self, lease: Lease, given: Mapping[str, Any], timeout_s: float) -> None:
         self._lease = lease
         self._given = given
         self._timeout_s = timeout_s
         self._path: str = given.get("path", "")
-        # What begins with a dash would be an option.
+        # find, mkdir and realpath would take a leading dash for an option.
         self._word = shlex.quote(f"./{self._path}" if self._path[:1] == "-" else self._path)
 
-    async def do(self) -> str:
+    async def run(self) -> str:
         command = self._given.get("command", "")
         if not command or not self._path:
             return paper_edits.NEEDS_COMMAND_AND_PATH
@@ -177,7 +174,7 @@ class _Editing:
         return edited if isinstance(edited, str) else await _written(sandbox, place, edited)
 
     async def _find(self, sandbox: Sandbox) -> _Place:
-        """Where the path leads; the sandbox's own file operations follow no link."""
+        """Resolve the path, because the sandbox's own file operations follow no link."""
         found = await self._shell(
             sandbox,
             f'p={self._word}; if test -d "$p"; then echo dir; elif test -f "$p"; then echo file;'
@@ -192,27 +189,29 @@ class _Editing:
         )
 
 
-def _typed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises Mistake."""
+def _parse(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises ToolInputError."""
     text = arguments.get("file_text")
     given = dict(arguments) if text is None else {**arguments, "file_text": str(text)}
-    fitted = typed(SCHEMA, given)
+    fitted = parse_known_arguments(SCHEMA, given)
     if "\0" in fitted.get("path", ""):
-        raise Mistake("Nothing was done: path holds a NUL character.")
+        raise ToolInputError("Nothing was done: path holds a NUL character.")
     return fitted
 
 
 async def _content(sandbox: Sandbox, place: _Place) -> str:
-    """A file as text, from which its bytes can be had again."""
-    data = await read(sandbox, place.path)
+    """Return a file's text; encoded with surrogateescape it gives the same bytes."""
+    data = await read_file(sandbox, place.path)
     return data.decode(errors="surrogateescape")
 
 
 async def _written(sandbox: Sandbox, place: _Place, edited: paper_edits.Edited) -> str:
     data = edited.text.encode(errors="surrogateescape")
     if len(data) > MAX_FILE_BYTES:
-        raise Mistake(f"Nothing was written: it is more than {MAX_FILE_BYTES} bytes; use bash.")
-    await write(sandbox, place.path, data)
+        raise ToolInputError(
+            f"Nothing was written: it is more than {MAX_FILE_BYTES} bytes; use bash."
+        )
+    await write_file(sandbox, place.path, data)
     return _shown(edited.words)
 
 

@@ -1,4 +1,4 @@
-"""The str_replace_editor tool.
+"""The str_replace_editor tool with its undo, and the helpers that both editors share.
 
 Files are read and written through the sandbox's file operations, never through a shell, so any
 path and any bytes are safe. An edit changes the bytes it names and no others.
@@ -8,6 +8,8 @@ import asyncio
 import difflib
 import posixpath
 import shlex
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from policies.observation import ObservationLimits, printable
@@ -20,13 +22,22 @@ from sandbox_runtime.errors import (
     SandboxFileError,
 )
 from sandbox_runtime.sandbox import Lease, OnOutput, Sandbox
-from sandbox_runtime.tools.arguments import checked
-from sandbox_runtime.tools.base import Mistake, Observation, ToolSchema
-from sandbox_runtime.tools.contents import MAX_FILE_BYTES, read, write
-from sandbox_runtime.tools.edits import insert_after, lines_of, replace_once
-from sandbox_runtime.tools.undo import History, Version
-from sandbox_runtime.tools.views import view_directory, view_edit, view_file
+from sandbox_runtime.tools.base import Observation, ToolInputError, ToolSchema, parse_arguments
+from sandbox_runtime.tools.text_edits import (
+    insert_after,
+    lines_of,
+    replace_once,
+    view_directory,
+    view_edit,
+    view_file,
+)
 
+MAX_FILE_BYTES = 10 << 20
+"""The largest file that an editor reads or writes."""
+_MAX_VERSIONS_PER_PATH = 10
+_MAX_HISTORY_BYTES = 8 << 20
+_MAX_COMPARED_CHARS = 64
+_MAX_COMPARED_NAMES = 200
 _COMMANDS = ["view", "create", "str_replace", "insert", "undo_edit"]
 _NEEDED = {
     "create": ("file_text",),
@@ -65,15 +76,91 @@ SCHEMA: ToolSchema = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A file as it was before an edit."""
+
+    path: str
+    data: bytes | None
+    """None if there was no file."""
+
+    @property
+    def bytes(self) -> int:
+        return len(self.data or b"")
+
+
+class _EditHistory:
+    """The last versions of the edited files, oldest first; their number and bytes are bounded."""
+
+    def __init__(self) -> None:
+        self._versions: list[_Version] = []
+
+    def remember(self, version: _Version) -> None:
+        """Keep a version, and forget the oldest ones beyond the bounds.
+
+        The versions of a path stay without a gap: an undo must never skip an edit.
+        """
+        of_path = [known for known in self._versions if known.path == version.path]
+        if version.bytes > _MAX_HISTORY_BYTES:
+            self._versions = [known for known in self._versions if known.path != version.path]
+            return
+        self._versions.append(version)
+        if len(of_path) == _MAX_VERSIONS_PER_PATH:
+            self.forget(of_path[0])
+        while sum(known.bytes for known in self._versions) > _MAX_HISTORY_BYTES:
+            del self._versions[0]
+
+    def last(self, path: str) -> _Version | None:
+        """Return the version that the next undo of `path` restores, or None."""
+        return next((known for known in reversed(self._versions) if known.path == path), None)
+
+    def forget(self, version: _Version) -> None:
+        """Drop a version."""
+        self._versions = [known for known in self._versions if known is not version]
+
+
+async def run_edit(edit: Coroutine[Any, Any, str], timeout_s: float) -> str:
+    """Return the text of an edit, or of the reason why it was not made or not finished."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await edit
+    except ToolInputError as error:
+        return str(error)
+    except TimeoutError:
+        return f"Stopped: it took more than {timeout_s:g} s."
+    except SandboxFileError as error:
+        return f"Refused by the sandbox: {printable(str(error))}"
+
+
+async def read_file(sandbox: Sandbox, path: str) -> bytes:
+    """Return a file's bytes. Raises FileMissingError, NotARegularFileError, FileTooLargeError."""
+    data = bytearray()
+
+    async def sink(piece: bytes) -> None:
+        data.extend(piece)
+
+    await sandbox.get(path, sink, max_bytes=MAX_FILE_BYTES)
+    return bytes(data)
+
+
+async def write_file(sandbox: Sandbox, path: str, data: bytes, *, new: bool = False) -> None:
+    """Write a whole file. Raises SandboxFileError; FileThereError if `new` and the path exists."""
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield data
+
+    await sandbox.put(path, whole(), new=new)
+
+
 class StrReplaceEditor:
-    """Views and edits files, and remembers what to undo."""
+    """Views and edits files, and keeps their last versions for undo_edit."""
 
     name = "str_replace_editor"
     schema = SCHEMA
 
     def __init__(self, limits: ObservationLimits) -> None:
         self._limits = limits
-        self._history = History()
+        self._history = _EditHistory()
 
     async def run(
         self,
@@ -84,16 +171,11 @@ class StrReplaceEditor:
         on_output: OnOutput | None = None,
     ) -> Observation:
         try:
-            given = _checked(arguments)
-            sandbox = await lease.sandbox()
-            async with asyncio.timeout(timeout_s):
-                return Observation(await self._do(sandbox, given, timeout_s))
-        except Mistake as mistake:
-            return Observation(str(mistake))
-        except TimeoutError:
-            return Observation(f"Stopped: it took more than {timeout_s:g} s.")
-        except SandboxFileError as error:
-            return Observation(f"Refused by the sandbox: {printable(str(error))}")
+            given = _parse(arguments)
+        except ToolInputError as error:
+            return Observation(str(error))
+        sandbox = await lease.sandbox()
+        return Observation(await run_edit(self._do(sandbox, given, timeout_s), timeout_s))
 
     async def _do(self, sandbox: Sandbox, given: dict[str, Any], timeout_s: float) -> str:
         path = given["path"]
@@ -118,15 +200,15 @@ class StrReplaceEditor:
             try:
                 listing = await sandbox.list(path, max_depth=2)
             except NotARegularFileError as error:
-                raise Mistake(_link_or_special(path)) from error
+                raise ToolInputError(_link_or_special(path)) from error
             return view_directory(path, listing, self._limits)
         return view_file(path, data, view_range, self._limits)
 
     async def _create(self, sandbox: Sandbox, path: str, data: bytes) -> str:
         try:
-            await self._write(sandbox, Version(path, None), data)
+            await self._write(sandbox, _Version(path, None), data)
         except FileThereError as error:
-            raise Mistake(
+            raise ToolInputError(
                 f"Nothing was written: {printable(path)} exists, and create does not overwrite."
                 " Use str_replace to edit it, or remove it with bash first."
             ) from error
@@ -135,60 +217,62 @@ class StrReplaceEditor:
     async def _replace(self, sandbox: Sandbox, path: str, old: bytes, new: bytes) -> str:
         before = await _read_to_edit(sandbox, path)
         edit = replace_once(before, old, new)
-        await self._write(sandbox, Version(path, before), edit.data)
+        await self._write(sandbox, _Version(path, before), edit.data)
         return f"Edited {printable(path)}. {view_edit(edit, self._limits)}"
 
     async def _insert(self, sandbox: Sandbox, path: str, line: int, text: bytes) -> str:
         before = await _read_to_edit(sandbox, path)
         edit = insert_after(before, line, text)
-        await self._write(sandbox, Version(path, before), edit.data)
+        await self._write(sandbox, _Version(path, before), edit.data)
         return f"Edited {printable(path)}. {view_edit(edit, self._limits)}"
 
     async def _undo(self, sandbox: Sandbox, path: str, timeout_s: float) -> str:
         version = self._history.last(path)
         if version is None:
-            raise Mistake(
+            raise ToolInputError(
                 f"Nothing was undone: no edit of {printable(path)} by this tool is remembered."
             )
         if version.data is None:
             await _remove(sandbox, path, timeout_s)
             done = f"{printable(path)}, which create had made, is removed."
         else:
-            await write(sandbox, path, version.data)
+            await write_file(sandbox, path, version.data)
             done = f"The last edit of {printable(path)} is undone."
         self._history.forget(version)
         return done
 
-    async def _write(self, sandbox: Sandbox, before: Version, data: bytes) -> None:
+    async def _write(self, sandbox: Sandbox, before: _Version, data: bytes) -> None:
         if len(data) > MAX_FILE_BYTES:
-            raise Mistake(
+            raise ToolInputError(
                 f"Nothing was written: {len(data)} bytes are more than this tool's"
                 f" {MAX_FILE_BYTES}; use bash."
             )
-        await write(sandbox, before.path, data, new=before.data is None)
+        await write_file(sandbox, before.path, data, new=before.data is None)
         self._history.remember(before)
 
 
-def _checked(arguments: object) -> dict[str, Any]:
-    """The arguments with all that their command needs and an absolute path. Raises Mistake."""
-    given = checked(SCHEMA, arguments)
+def _parse(arguments: object) -> dict[str, Any]:
+    """Return the arguments, complete for their command, with an absolute path. Raises
+    ToolInputError."""
+    given = parse_arguments(SCHEMA, arguments)
     command, path = given["command"], given["path"]
     missing = [name for name in _NEEDED.get(command, ()) if name not in given]
     if missing:
-        raise Mistake(f"Nothing was done: {command} also needs {' and '.join(missing)}.")
+        raise ToolInputError(f"Nothing was done: {command} also needs {' and '.join(missing)}.")
     if not path or "\0" in path:
-        raise Mistake("Nothing was done: path is empty or holds a NUL character.")
+        raise ToolInputError("Nothing was done: path is empty or holds a NUL character.")
     return {**given, "path": posixpath.normpath(posixpath.join(WORKING_DIR, path))}
 
 
 async def _read(sandbox: Sandbox, path: str) -> bytes:
-    """A file's bytes. Raises Mistake if it is missing or too large, NotARegularFileError."""
+    """Return a file's bytes. Raises NotARegularFileError, and ToolInputError if the file is missing
+    or too large."""
     try:
-        return await read(sandbox, path)
+        return await read_file(sandbox, path)
     except FileMissingError as error:
-        raise Mistake(await _missing(sandbox, path)) from error
+        raise ToolInputError(await _missing(sandbox, path)) from error
     except FileTooLargeError as error:
-        raise Mistake(
+        raise ToolInputError(
             f"{printable(path)} is larger than this tool's {MAX_FILE_BYTES} bytes. Use bash, for"
             " instance grep -n, sed -n '1,50p' or head -c."
         ) from error
@@ -201,23 +285,19 @@ async def _read_to_edit(sandbox: Sandbox, path: str) -> bytes:
         try:
             await sandbox.list(path, max_entries=1, max_depth=1)
         except SandboxFileError:
-            raise Mistake(_link_or_special(path)) from error
-        raise Mistake(f"Nothing was changed: {printable(path)} is a directory.") from error
-
-
-MAX_COMPARED_CHARS = 64
-MAX_COMPARED_NAMES = 200
+            raise ToolInputError(_link_or_special(path)) from error
+        raise ToolInputError(f"Nothing was changed: {printable(path)} is a directory.") from error
 
 
 async def _missing(sandbox: Sandbox, path: str) -> str:
-    """That nothing has that path, and what may have been meant."""
+    """Return the message that a path does not exist, with similar names beside it."""
     parent, name = posixpath.split(path)
     try:
         listing = await sandbox.list(parent, max_depth=1)
     except SandboxFileError:
         return f"{printable(path)} does not exist, nor does the directory {printable(parent)}."
-    names = [entry.path for entry in listing.entries if len(entry.path) <= MAX_COMPARED_CHARS]
-    near = difflib.get_close_matches(name[:MAX_COMPARED_CHARS], names[:MAX_COMPARED_NAMES], n=3)
+    names = [entry.path for entry in listing.entries if len(entry.path) <= _MAX_COMPARED_CHARS]
+    near = difflib.get_close_matches(name[:_MAX_COMPARED_CHARS], names[:_MAX_COMPARED_NAMES], n=3)
     if not near:
         return f"{printable(path)} does not exist."
     found = ", ".join(printable(posixpath.join(parent, other)) for other in near)
@@ -229,7 +309,7 @@ async def _remove(sandbox: Sandbox, path: str, timeout_s: float) -> None:
         f"rm -- {shlex.quote(path)}", timeout_s=timeout_s, shell_state="none"
     )
     if result.exit_code != 0:
-        raise Mistake(f"Nothing was undone: {printable(result.stderr.strip())}")
+        raise ToolInputError(f"Nothing was undone: {printable(result.stderr.strip())}")
 
 
 def _link_or_special(path: str) -> str:
