@@ -87,7 +87,7 @@ class AnswerWriter:
         narration before it."""
         piece = self._submit_held + self._submit.feed(arguments)
         self._submit_held = ""
-        before = self._narration and _without_space(self._narration.given)
+        before = _without_space(self._narration.given) if self._narration else None
         if before is not None and before.startswith(_without_space(piece)):
             self._submit_held = piece
         elif piece:
