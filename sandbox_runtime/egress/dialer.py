@@ -216,8 +216,8 @@ class _NameServers:
     """
 
     def __init__(self, resolv_conf: Path, port: int) -> None:
-        from dns.asyncresolver import Resolver  # noqa: PLC0415
-        from dns.exception import DNSException  # noqa: PLC0415
+        from dns.asyncresolver import Resolver  # noqa: PLC0415 - as said above
+        from dns.exception import DNSException  # noqa: PLC0415 - as said above
 
         self._resolver = resolver = Resolver(configure=False)
         try:
@@ -229,9 +229,9 @@ class _NameServers:
 
     async def addresses(self, host: str) -> list[str]:
         """Return the addresses of a host, of both families. Raises gaierror."""
-        from dns.asyncbackend import get_backend  # noqa: PLC0415
-        from dns.exception import DNSException, Timeout  # noqa: PLC0415
-        from dns.resolver import NXDOMAIN, NoNameservers  # noqa: PLC0415
+        from dns.asyncbackend import get_backend  # noqa: PLC0415 - as said above
+        from dns.exception import DNSException, Timeout  # noqa: PLC0415 - as said above
+        from dns.resolver import NXDOMAIN, NoNameservers  # noqa: PLC0415 - as said above
 
         found: list[str] = []
         failures: list[DNSException] = []
