@@ -87,7 +87,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tests/house.py
+	$(BIN)/python tests/check_source.py
 
 format: install
 	$(BIN)/ruff format .

@@ -7,8 +7,7 @@ from typing import Any
 
 from policies.limits import StopReason
 from proxy.agent.events import Emit, Event, OfChoice, RuleMet
-from proxy.agent.task import Result, Tally
-from proxy.agent.usage import add
+from proxy.agent.result import Result, Tally, add
 
 CLIENT_LEFT, FAILED = "client_left", "failed"
 ENDINGS = (*(str(reason) for reason in StopReason), CLIENT_LEFT, FAILED)
