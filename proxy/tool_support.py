@@ -28,6 +28,7 @@ from proxy.agent.events import OnDelta
 from proxy.agent.model import Credentials, Model, Passage, Relayed, Reply
 from proxy.agent.task import Result
 from proxy.errors import BackendError, ToolsRefusedError
+from proxy.metrics import Metrics
 from proxy.models.tool_probe import ToolProbe
 from proxy.store.tool_verdicts import ToolVerdictShelf
 
@@ -268,17 +269,18 @@ def _put(kept: dict[K, V], key: K, value: V) -> None:
 
 
 class WatchedModel:
-    """Notes the refusals of tools of a model's backend, and raises them in the words of the
-    verdict."""
+    """Measures the model calls of runs. Notes the refusals of tools of a model's backend, and
+    raises them in the words of the verdict."""
 
-    def __init__(self, model: Model, verdicts: ToolVerdicts) -> None:
+    def __init__(self, model: Model, verdicts: ToolVerdicts, metrics: Metrics) -> None:
         self._model = model
         self._verdicts = verdicts
+        self._metrics = metrics
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         """See Model."""
         try:
-            return await self._model.complete(body, on_delta)
+            return await self._metrics.model_call(self._model.complete, body, on_delta)
         except ToolsRefusedError as error:
             if is_quoted(error.words, body):
                 raise  # the client's own words decide nothing for others
@@ -291,11 +293,11 @@ class WatchedModel:
 
     def for_client(self, credentials: Credentials) -> "WatchedModel":
         """See Model."""
-        return WatchedModel(self._model.for_client(credentials), self._verdicts)
+        return WatchedModel(self._model.for_client(credentials), self._verdicts, self._metrics)
 
     def with_timeout(self, timeout_s: float) -> "WatchedModel":
         """See Model."""
-        return WatchedModel(self._model.with_timeout(timeout_s), self._verdicts)
+        return WatchedModel(self._model.with_timeout(timeout_s), self._verdicts, self._metrics)
 
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model."""

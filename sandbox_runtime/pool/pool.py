@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 Undo = Callable[[], Awaitable[None]]
 OnLend = Callable[[GuestSandbox, Isolation, OnDecision | None, OnAsk | None], Undo]
 """Binds to a sandbox what is decided when it is lent; its undoing is awaited before it ends."""
+OnAcquired = Callable[[float, float], None]
+"""Told of a lease that got a sandbox: the seconds until one was assigned, and until it answered."""
 
 IDLE_PATIENCE_S = 5.0
 """How long a sandbox that has nothing to do may take to answer."""
@@ -116,6 +118,7 @@ class Pool:
         self._gone = asyncio.Event()
         self._counts = Counter[str]()
         self._lend_s = GUESSED_LEND_S
+        self._on_acquired: OnAcquired | None = None
 
     def start(self) -> None:
         """Begin to make sandboxes ready."""
@@ -125,6 +128,10 @@ class Pool:
     def when_full(self, give_back: OnFull) -> None:
         """Have somebody told whenever a lease waits for room, so that he gives back what he can."""
         self._admission.on_full = give_back
+
+    def when_acquired(self, observe: OnAcquired) -> None:
+        """Have each lease observed as soon as its sandbox can be used."""
+        self._on_acquired = observe
 
     @asynccontextmanager
     async def lease(
@@ -141,7 +148,7 @@ class Pool:
 
         def borrow() -> Loan:
             claim = self._claim(isolation)
-            return Loan(claim, asyncio.create_task(self._acquire(claim)))
+            return Loan(claim, asyncio.create_task(self._acquire(claim, self._clock.time())))
 
         def take(claim: Claim) -> None:
             if claim.place:
@@ -173,15 +180,20 @@ class Pool:
         self._keeper.start()
         return claim
 
-    async def _acquire(self, claim: Claim) -> GuestSandbox:
+    async def _acquire(self, claim: Claim, began: float) -> GuestSandbox:
         wait_s = self._settings.wait_s
+        is_adopted = False
         try:
             async with asyncio.timeout(wait_s):
-                while not await self._adopt(claim, place := await claim.turn()):
-                    pass
+                while not is_adopted:
+                    place = await claim.turn()
+                    assigned = self._clock.time()
+                    is_adopted = await self._adopt(claim, place)
         except TimeoutError:
             self._drop(claim)
             raise self._refusal(f"no sandbox came free in {wait_s:g} s") from None
+        if self._on_acquired:
+            self._on_acquired(assigned - began, self._clock.time() - began)
         return place.sandbox
 
     def _take(
