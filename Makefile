@@ -82,7 +82,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tests/house.py
+	$(BIN)/python tests/check_source.py
 
 format: install
 	$(BIN)/ruff format .

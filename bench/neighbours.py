@@ -241,6 +241,7 @@ async def _posted(server: Server, body: bytes) -> str:
     for start in range(0, len(body), PIECE_BYTES):
         writer.write(body[start : start + PIECE_BYTES])
         await writer.drain()
+        await asyncio.sleep(0)  # `drain` alone lets nothing else run, such as the watch
     try:
         return (await reader.readline()).split()[1].decode()
     finally:

@@ -1,4 +1,5 @@
-"""The form that a client asked the answer to have, and what an answer lacks of it."""
+"""The checks on an answer: whether prose is one, and whether it has the JSON form that the client
+asked for."""
 
 import json
 import re
@@ -7,6 +8,23 @@ from typing import Any, NoReturn
 
 MAX_FAULT_CHARS = 500
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*?)\n?```\s*", re.DOTALL)
+_ANNOUNCES = re.compile(
+    r"^\W*(?:(?:ok(?:ay)?|now|next|first|then|so)\b[\s,]*)*"
+    r"(?:let me|let's|let us|i'll|i will|i'm going to|i am going to|i need to)\b"
+    r"(?! (?:know|be (?:happy|glad))\b)",  # how answers end
+    re.IGNORECASE,
+)
+_ANNOUNCES_BY_ENDING = (":", "...", "\N{HORIZONTAL ELLIPSIS}")
+
+
+def is_answer(text: str, finish_reason: str) -> bool:
+    """Return True if the prose of a turn without a tool call is the answer: it is complete and does
+    not announce a next step."""
+    lines = text.strip().splitlines()
+    if not lines or finish_reason == "length":
+        return False
+    last = lines[-1].strip()
+    return not last.endswith(_ANNOUNCES_BY_ENDING) and not _ANNOUNCES.match(last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +34,7 @@ class AnswerForm:
     schema: dict[str, Any] | bool
 
     def words(self) -> str:
-        """How the model is told of it."""
+        """Return the instruction that tells the model of the form."""
         if self.schema == ANY_OBJECT.schema:
             return "Answer with one JSON object and nothing else."
         shown = json.dumps(self.schema, ensure_ascii=False)
@@ -33,8 +51,10 @@ ANY_JSON = AnswerForm(True)
 def form_of(
     response_format: Any, structured_outputs: Any, json_schema: Any = None
 ) -> AnswerForm | None:
-    """What can be checked of the form that was asked for, in OpenAI's words, in vLLM's, or in
-    llama.cpp's (`json_schema` beside the other fields)."""
+    """Return the form that a request asks for, or None if it asks for none that can be checked.
+
+    The three fields are OpenAI's, vLLM's and llama.cpp's.
+    """
     asked = response_format if isinstance(response_format, dict) else {}
     if asked.get("type") == "json_object":
         return ANY_OBJECT
@@ -61,7 +81,7 @@ def _structured(asked: dict[str, Any]) -> AnswerForm | None:
 
 
 def schema_fault(schema: Any) -> str | None:
-    """What is wrong with a schema; it is not followed to other documents."""
+    """Return what is wrong with a JSON Schema, or None. References to other documents are wrong."""
     import jsonschema_rs
 
     try:
@@ -74,7 +94,10 @@ def schema_fault(schema: Any) -> str | None:
 
 
 def answer_fault(form: AnswerForm, answer: str) -> str | None:
-    """What an answer lacks. A schema can make this endless: it wants a bound in time."""
+    """Return in which way an answer is not of the form, or None.
+
+    A schema can make the check endless: callers bound its time.
+    """
     try:
         value = json.loads(answer, parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
@@ -92,7 +115,7 @@ def answer_fault(form: AnswerForm, answer: str) -> str | None:
 
 
 def unfenced(answer: str) -> str:
-    """The answer without the code fence that models like to put around JSON."""
+    """Return the answer without the code fence that models like to put around JSON."""
     fenced = _FENCED.fullmatch(answer)
     return fenced["inside"] if fenced else answer
 

@@ -1,10 +1,12 @@
-"""Which produced files go back, how many, how large."""
+"""Produced files (artifacts): which of them are returned to the client, how many and how large, and
+the signed links to them, where clients send those back."""
 
-from collections.abc import Container, Iterable
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from policies.file_types import check_types, is_of
+from policies.file_names import check_types, is_of
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 
 ListFiles = Literal["auto", "always", "never"]
@@ -14,7 +16,7 @@ TEXT_ONLY_HEADERS = ("chatui-conversation-id",)
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """What one run may hand back. Raises ValueError for a type that means nothing."""
+    """What one run may return. Raises ValueError for a malformed type."""
 
     max_files: int = 100
     max_file_mib: int = 256
@@ -24,19 +26,19 @@ class ArtifactLimits:
     keep_hours: float = 24.0
     """How long files and their links live."""
     allow_types: tuple[str, ...] | None = None
-    """What may go back: endings (.csv) and types (text/csv, image/*), a file's being what its name
-    speaks of; null: everything."""
+    """The files that may be returned, by endings (.csv) and types (text/csv, image/*); an ending
+    tells a file's type. null: all files."""
     deny_types: tuple[str, ...] = ()
-    """What may not, though it is allowed."""
+    """The files that may not, even if `allow_types` has them."""
     list_files: ListFiles = "auto"
-    """Whether links to files that the answer does not name stand in a list below it. auto: for
+    """Whether the answer ends with a list of links to the files that it does not name. auto: for
     interfaces that are known to show nothing of a message but its text."""
 
     def __post_init__(self) -> None:
         check_types((*(self.allow_types or ()), *self.deny_types))
 
     def allow(self, path: str) -> bool:
-        """Whether a file of that name may go back."""
+        """Return True if a file of that name may be returned."""
         is_allowed = self.allow_types is None or is_of(path, self.allow_types)
         return is_allowed and not is_of(path, self.deny_types)
 
@@ -51,14 +53,14 @@ class ArtifactLimits:
 WhyLeftOut = Literal[
     "type_not_allowed", "too_large", "too_many", "no_room", "changed", "rule", "lost", "no_time"
 ]
-"""no_room: together they are too large; changed: somebody still wrote while it was fetched; rule:
-one of the policy withholds it; lost: the sandbox was, before it was fetched; no_time: the time was
-up before it was fetched, or before it was known whether it has changed."""
+"""no_room: together the files are too large; changed: the file was written to while it was fetched;
+rule: a rule of the policy withholds it; lost: the sandbox ended before it was fetched; no_time: the
+time was up before it was fetched, or before it was known whether it has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """A regular file that lies in the output directory."""
+    """A regular file in the output directory."""
 
     path: str
     """Absolute, inside the sandbox."""
@@ -77,7 +79,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """One that is not handed back."""
+    """A file that is not returned."""
 
     path: str
     bytes: int
@@ -86,14 +88,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is handed back and what is not."""
+    """The files that are returned, and the others."""
 
     chosen: tuple[Produced, ...]
     left_out: tuple[LeftOut, ...]
 
 
 def select(files: Iterable[Produced], limits: ArtifactLimits) -> Selection:
-    """Take files in the order of their paths while the limits allow; the answer file is no file."""
+    """Choose files in the given order while the limits allow. The answer file does not count."""
     chosen: list[Produced] = []
     left_out: list[LeftOut] = []
     room = limits.max_total_mib << 20
@@ -131,5 +133,86 @@ def changed(before: Contents | None, now: Contents) -> bool | None:
 
 
 def output_path(relative: str) -> str:
-    """A listed name of the output directory as an absolute path."""
+    """Return the absolute path of a name in the output directory."""
     return f"{OUTPUT_DIR}/{relative}"
+
+
+# Signed links, where clients send them back. A link opens a file without a key, for a day. The
+# model and its backend need no such thing: they are told the file's path, or the link without its
+# signature.
+
+_LINK_MARK = "/v1/containers/"
+"""Part of every link."""
+_LINK = re.compile(
+    r"(?P<place>(?:https?://[^\s\"'<>()\[\]/]{1,255}(?:/[\w.~-]{1,64}){0,8})?/v1/containers/"
+    r"(?P<container>[\w-]{1,128})/files/(?:(?P<file>cfile_\w{1,64})/)?content)"
+    r"\?exp=\d{1,12}&(?:amp;)?sig=[0-9a-f]{64}"
+)
+_URL_FIELDS = ("image_url", "video_url", "audio_url", "file_url")
+Link = tuple[str, str]
+"""A container's id and a file's."""
+PathOf = Callable[[Link], str | None]
+
+
+def links_in(value: Any) -> Iterator[Link]:
+    """Yield the file of each signed link in a text, or in the texts of JSON."""
+    if isinstance(value, str):
+        if _may_link(value):
+            yield from ((m["container"], m["file"]) for m in _LINK.finditer(value) if m["file"])
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from links_in(item)
+
+
+def naming_files(message: Mapping[str, Any], files: Container[Link]) -> Mapping[str, Any]:
+    """Return a message whose parts name these files by their ids, `container/file`, instead of by
+    signed links: a file that is kept here need not be fetched."""
+    content = message.get("content")
+    if not isinstance(content, list) or message.get("role") == "assistant":
+        return message
+    parts = [_naming(part, files) if isinstance(part, dict) else part for part in content]
+    return {**message, "content": parts} if _differ(parts, content) else message
+
+
+def _naming(part: dict[str, Any], files: Container[Link]) -> dict[str, Any]:
+    nested = part.get("file")
+    fields = nested if isinstance(nested, dict) else part
+    for name in _URL_FIELDS:
+        value = fields.get(name)
+        url = value.get("url") if isinstance(value, dict) else value
+        link = _LINK.fullmatch(url) if isinstance(url, str) and _may_link(url) else None
+        if link is None or (link["container"], link["file"]) not in files:
+            continue
+        file_id = f"{link['container']}/{link['file']}"
+        if name != "image_url":
+            return {"type": "input_file", "file_id": file_id}
+        detail = (value if isinstance(value, dict) else part).get("detail")
+        return {"type": "input_image", "file_id": file_id, "detail": detail}
+    return part
+
+
+def without_links(value: Any, path_of: PathOf = lambda link: None) -> Any:
+    """Return JSON with each signed link replaced by its file's path, or, where that is not known,
+    by the link without its signature. A value without a link is returned itself, not a copy."""
+    if isinstance(value, str):
+        return _LINK.sub(lambda m: _instead(m, path_of), value) if _may_link(value) else value
+    if isinstance(value, dict):
+        fields = {name: without_links(item, path_of) for name, item in value.items()}
+        return fields if any(fields[name] is not value[name] for name in value) else value
+    if isinstance(value, list):
+        items = [without_links(item, path_of) for item in value]
+        return items if _differ(items, value) else value
+    return value
+
+
+def _may_link(text: str) -> bool:
+    return not text.startswith("data:") and _LINK_MARK in text
+
+
+def _instead(match: re.Match[str], path_of: PathOf) -> str:
+    path = path_of((match["container"], match["file"])) if match["file"] else None
+    return path or match["place"]
+
+
+def _differ(items: Sequence[Any], others: Sequence[Any]) -> bool:
+    return any(one is not other for one, other in zip(items, others, strict=True))

@@ -1,11 +1,18 @@
-"""Which hosts a sandbox may reach."""
+"""The rules for connections out of a sandbox: the hosts that it may reach."""
 
 import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from policies.addresses import is_public, parse_network
-from policies.hosts import IPAddress, Target, address, parse_authority, parse_host
+from policies.hosts import (
+    IPAddress,
+    Target,
+    address,
+    is_public,
+    parse_authority,
+    parse_host,
+    parse_network,
+)
 
 HTTP_PORT = 80
 TLS_PORT = 443
@@ -18,9 +25,11 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "huggingface": ("huggingface.co", "*.huggingface.co", "hf.co", "*.hf.co"),
     "github": ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com"),
 }
-"""Names that stand for several hosts in `allow`."""
+"""Names in `allow` that stand for several hosts."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
-_OURS = frozenset({"connection", "content-length", "host", "te", "transfer-encoding", "upgrade"})
+_RESERVED_HEADERS = frozenset(
+    {"connection", "content-length", "host", "te", "transfer-encoding", "upgrade"}
+)
 _WITH_PORT = re.compile(r"(?:\[.*\]|[^:]*):[^:\]]*")
 _SHOWN = 8
 
@@ -29,28 +38,28 @@ _SHOWN = 8
 class BoundHeader:
     """A secret that is added to plain HTTP requests to one host, outside the sandbox.
 
-    It cannot be added to what TLS encrypts. The host sees it; what the host sends back of it, the
-    sandbox sees.
+    It cannot be added to requests that TLS encrypts. The sandbox sees it only if the host sends it
+    back.
     """
 
     host: str
-    """`host` or `host:port` (80 where it has none)."""
+    """`host` or `host:port` (80 without a port)."""
     name: str
-    """The header; it replaces what the program sent."""
+    """The header; it replaces one that the program sent."""
     env: str
     """Name of the environment variable with the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """Rules for connections out of a sandbox. Raises ValueError for a rule that means nothing."""
+    """Rules for connections out of a sandbox. Raises ValueError for an invalid rule."""
 
     mode: Literal["none", "allowlist", "open"] = "none"
     """open: every public host, on every port. In any mode port 80 carries only HTTP and port 443
-    only TLS, so that what passes there shows where it leads."""
+    only TLS, so that the traffic there shows its destination."""
     allow: tuple[str, ...] = ()
     """allowlist: hosts (`pypi.org`), all below one (`*.pypi.org`), either with a port (80 and 443
-    where it has none), addresses, presets (pypi, npm, debian, conda, huggingface, github)."""
+    without one), addresses, presets (pypi, npm, debian, conda, huggingface, github)."""
     allow_cidrs: tuple[str, ...] = ()
     """Networks whose addresses count as public. In allowlist mode a rule must name the host too."""
     headers: tuple[BoundHeader, ...] = ()
@@ -71,7 +80,7 @@ class Egress:
 class _Rule:
     host: str
     below: bool
-    """Whether it means all hosts below `host` and not `host` itself."""
+    """True if the rule is for all hosts below `host` and not for `host` itself."""
     ports: frozenset[int]
 
     def matches(self, target: Target) -> bool:
@@ -80,7 +89,7 @@ class _Rule:
         return target.host.endswith("." + self.host) if self.below else target.host == self.host
 
     def covers(self, other: "_Rule") -> bool:
-        """Whether all that the other matches, this matches too."""
+        """Return True if this rule matches all that the other matches."""
         is_below = other.host.endswith("." + self.host)
         inside = (
             is_below or (other.below and other.host == self.host)
@@ -91,7 +100,7 @@ class _Rule:
 
 
 class Rules:
-    """An Egress, made ready for questions."""
+    """An Egress with its rules parsed."""
 
     def __init__(self, egress: Egress) -> None:
         if egress.allow and egress.mode != "allowlist":
@@ -103,7 +112,7 @@ class Rules:
         self._headers = tuple((self._bound_target(header), header) for header in egress.headers)
 
     def refusal(self, target: Target) -> str | None:
-        """Why the target is denied, in words for the program; None if it is allowed."""
+        """Return why the target is denied, in words for the program, or None if it is allowed."""
         if self._mode == "none":
             return "this sandbox has no network"
         if self._mode == "open" or any(rule.matches(target) for rule in self._rules):
@@ -116,11 +125,11 @@ class Rules:
         return f"{what} is not in this sandbox's allowlist (allowed: {self._summary()})"
 
     def reachable(self, address: IPAddress) -> bool:
-        """Whether a connection may go to this address, whatever name led to it."""
+        """Return True if a connection may go to this address, whatever name resolved to it."""
         return is_public(address) or any(address in network for network in self._networks)
 
     def headers(self, target: Target) -> tuple[BoundHeader, ...]:
-        """What is added to plain HTTP requests to the target."""
+        """Return the headers that are added to plain HTTP requests to the target."""
         return tuple(header for bound, header in self._headers if bound == target)
 
     def _summary(self) -> str:
@@ -130,7 +139,7 @@ class Rules:
 
     def _bound_target(self, header: BoundHeader) -> Target:
         target = parse_authority(header.host, HTTP_PORT)
-        if not _HEADER_NAME.fullmatch(header.name) or header.name.lower() in _OURS:
+        if not _HEADER_NAME.fullmatch(header.name) or header.name.lower() in _RESERVED_HEADERS:
             raise ValueError(f"{header.name!r} is no header that can be bound to a host")
         only_tls = any(rule.matches(Target(target.host, TLS_PORT)) for rule in self._rules)
         if target.port == TLS_PORT or (self.refusal(target) and only_tls):
@@ -144,13 +153,13 @@ class Rules:
 
 
 def is_within(asked: Egress, allowed: Egress) -> bool:
-    """Whether all that the one reaches, the other reaches too."""
+    """Return True if `allowed` permits all that `asked` does."""
     if asked.mode == "none":
         return True
     if allowed.mode == "none" or (asked.mode == "open" and allowed.mode != "open"):
         return False
     return (
-        (allowed.mode == "open" or _covers(allowed, asked))
+        (allowed.mode == "open" or set(_covered(asked, allowed)) == set(written(asked)))
         and set(asked.allow_cidrs) <= set(allowed.allow_cidrs)
         and set(asked.headers) <= set(allowed.headers)
         and asked.max_connections <= allowed.max_connections
@@ -159,12 +168,8 @@ def is_within(asked: Egress, allowed: Egress) -> bool:
     )
 
 
-def _covers(allowed: Egress, asked: Egress) -> bool:
-    return set(_covered(asked, allowed)) == set(written(asked))
-
-
 def _covered(asked: Egress, allowed: Egress) -> list[str]:
-    """Those rules of the one all of whose targets the other allows."""
+    """Return the rules of `asked` of which `allowed` permits every target."""
     bounds = [_parse_rule(host) for host in written(allowed)]
     return [
         host for host in written(asked) if any(bound.covers(_parse_rule(host)) for bound in bounds)
@@ -172,7 +177,7 @@ def _covered(asked: Egress, allowed: Egress) -> list[str]:
 
 
 def intersection(one: Egress, other: Egress) -> Egress:
-    """What both reach. Of two rules that overlap, the narrower."""
+    """Return the rules for what both permit: of two that overlap, the narrower."""
     modes = {one.mode, other.mode}
     if "none" in modes:
         return Egress()
@@ -196,12 +201,8 @@ def intersection(one: Egress, other: Egress) -> Egress:
 
 
 def written(egress: Egress) -> list[str]:
-    """The hosts of its rules, presets spelled out."""
-    return [host for entry in egress.allow for host in _hosts(entry)]
-
-
-def _hosts(entry: str) -> tuple[str, ...]:
-    return PRESETS.get(entry, (entry,))
+    """Return the hosts of the rules, presets spelled out."""
+    return [host for entry in egress.allow for host in PRESETS.get(entry, (entry,))]
 
 
 def _parse_rule(entry: str) -> _Rule:

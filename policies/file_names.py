@@ -1,20 +1,23 @@
-"""Names for files that others have named: safe on a disk and in a sentence, one for each file."""
+"""The names and types of files that others have named: names that are safe on a disk and in a
+sentence, one for each file, and MIME types, by the endings of names."""
 
 import re
 import unicodedata
+from collections.abc import Collection
 
 UNKNOWN_TYPE = "application/octet-stream"
 _MAX_NAME_BYTES = 120
 _KEPT = frozenset("._-+,=@")
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
-"""Some scripts cannot be written without."""
+"""Some scripts cannot be written without these."""
 _HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,7}")
 _LOST = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "."
-"""At the end of a name, for many programs that save a file."""
+"""Characters that many programs remove from the end of a name when they save the file."""
 _MIME_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}")
 
-# Our own table, as `mimetypes` reads the machine's; of several names the first is the one given.
+# Not `mimetypes`, which reads the machine's tables. The first ending of a type is the one that a
+# file without an ending gets.
 _TYPES = {
     ".txt": "text/plain",
     ".log": "text/plain",
@@ -90,25 +93,25 @@ _EXTENSIONS = {mime_type: extension for extension, mime_type in reversed(_TYPES.
 
 
 def type_of(filename: str) -> str:
-    """The MIME type that a file's name speaks of."""
+    """Return the MIME type of a file by the ending of its name."""
     _, extension = _split(as_saved(filename))
     return _TYPES.get(extension.lower(), UNKNOWN_TYPE)
 
 
 def as_saved(filename: str) -> str:
-    """A name without what is lost at its end where people save the file."""
+    """Return a name without what is lost at its end when people save the file."""
     return filename.rstrip(_LOST)
 
 
 def clean_type(mime_type: str) -> str:
-    """A MIME type without its parameters, fit to be shown."""
+    """Return a MIME type without its parameters, or the unknown type if it is malformed."""
     bare = mime_type.partition(";")[0].strip().lower()
     return bare if _MIME_TYPE.fullmatch(bare) else UNKNOWN_TYPE
 
 
 def safe_name(wanted: str, mime_type: str) -> str:
-    """A file's name without path, control characters or anything a shell would read; empty where
-    nothing is left of it."""
+    """Return a file's name without path, control characters or anything a shell would read; empty
+    if nothing is left of it."""
     bare = unicodedata.normalize("NFC", wanted).replace("\\", "/").rpartition("/")[2]
     clean = re.sub("_{2,}", "_", "".join(map(_safe, bare.strip(". "))))
     stem, extension = _split(clean)
@@ -120,14 +123,14 @@ def safe_name(wanted: str, mime_type: str) -> str:
 
 
 def shown_name(path: str) -> str:
-    """A produced file's own name, but for what would hide or forge a part of it where people read
-    it, and what is no part of a name where they save it."""
+    """Return a produced file's own name, with `_` for characters that would hide or forge a part of
+    it where people read it, and for `\\`, which is no part of a name where they save it."""
     name = "".join(map(_shown, path.rpartition("/")[2]))
     return name if name.strip(". ") else "file"
 
 
 class ShownNames:
-    """The names of files that are shown side by side, wherever each lies."""
+    """Names for files that are shown side by side, whatever directory each is in."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -135,7 +138,8 @@ class ShownNames:
         """The last number that each name was given."""
 
     def give(self, path: str) -> str:
-        """The file's own name, numbered where another has it: also for who takes A for a."""
+        """Return the file's own name, with a number if another file has the name, in capitals or
+        not."""
         name = first = self.first_choice(path)
         stem, extension = _split(first)
         number = self._numbers.get(first.casefold(), 1)
@@ -147,21 +151,21 @@ class ShownNames:
         return name
 
     def first_choice(self, path: str) -> str:
-        """The name if no other file has it."""
+        """Return the name of a file whose name no other file has."""
         return shown_name(path)
 
 
 class Names:
-    """The names in one directory, each given once."""
+    """Names for the files of one directory, each given once."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._unnamed: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
-        """How often a name was wanted, about."""
+        """The last number that each name was given."""
 
     def give(self, wanted: str, *, kind: str, mime_type: str) -> str:
-        """A name like the wanted one, or one after the `kind` of file, that no other has."""
+        """Return a name like the wanted one, or `kind-1` and so on, that no other file has."""
         name = safe_name(wanted, mime_type)
         if not name:
             number = self._unnamed[kind] = self._unnamed.get(kind, 0) + 1
@@ -190,8 +194,40 @@ def _shown(character: str) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Stem and extension; what begins with a digit (a version, a date) is none."""
+    """Return stem and extension; an ending that begins with a digit (a version, a date) is none."""
     stem, dot, rest = name.rpartition(".")
     if dot and _EXTENSION.fullmatch(dot + rest):
         return stem, dot + rest
     return name, ""
+
+
+# Patterns of types in settings: a media type (text/csv, image/*) or the ending of a name (.csv)
+
+_TYPE_PATTERN = re.compile(r"\.[a-z0-9]{1,16}|[a-z0-9.+-]{1,60}/(?:\*|[a-z0-9.+-]{1,100})")
+
+
+def check_types(patterns: Collection[str]) -> None:
+    """Raise ValueError for a pattern that is neither an ending nor a media type."""
+    for pattern in patterns:
+        if not _TYPE_PATTERN.fullmatch(pattern):
+            known = "an ending (.csv) nor a type (text/csv, image/*)"
+            raise ValueError(f"{pattern!r} is neither {known}")
+
+
+def is_of(path: str, patterns: Collection[str]) -> bool:
+    """Return True if one of the patterns matches the file at that path."""
+    name, mime_type = as_saved(path).lower(), type_of(path)
+    return any(
+        name.endswith(pattern) if pattern.startswith(".") else _covers(pattern, mime_type)
+        for pattern in patterns
+    )
+
+
+def within(patterns: Collection[str], others: Collection[str]) -> tuple[str, ...]:
+    """Return the patterns that match nothing beyond what one of the others matches."""
+    return tuple(each for each in patterns if any(_covers(other, each) for other in others))
+
+
+def _covers(pattern: str, other: str) -> bool:
+    wide, star, _ = pattern.partition("*")
+    return pattern == other or bool(star and other.startswith(wide))

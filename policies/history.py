@@ -1,6 +1,6 @@
-"""What a client sends back of our own: steps it was shown are no part of what was said.
+"""Removes from a client's messages what the proxy added to earlier answers: the steps of runs.
 
-A model that finds them among its own words begins to imitate them instead of calling tools.
+A model that finds steps among its own words begins to imitate them instead of calling tools.
 """
 
 import re
@@ -14,21 +14,22 @@ _THINKING_FIELDS = ("reasoning", "reasoning_content", "reasoning_text", "thinkin
 _BESIDE = frozenset({"annotations", "images"})
 _OPEN, _CLOSE = "<think>", "</think>"
 UNANSWERED = "(I was stopped before I had an answer.)"
-"""Stands where nothing but steps stood, so that two users' turns do not meet."""
+"""Takes the place of an answer that was nothing but steps, so that two turns of the user do not
+follow each other."""
 
 Message = dict[str, Any]
 
 
 def step_id(run_id: str, step: int) -> str:
-    """The id under which a client is shown a call; no model's and no client's call has such."""
+    """Return the id under which a client is shown a step; no other call has such an id."""
     return f"step_{run_id}_{step}"
 
 
 def without_steps(messages: Sequence[Message]) -> list[Message]:
-    """The messages as they were before we showed our steps; all else stays as it is.
+    """Return the messages without steps, and otherwise unchanged.
 
-    Our calls and their results go, also where a client dropped one of the two. Thinking that tells
-    of steps goes whole: backends leave out the thinking of earlier turns anyway.
+    Calls that were steps and their results go, even if a client dropped one of the two. Thinking
+    that contains steps goes as a whole: backends leave out the thinking of earlier turns anyway.
     """
     kept: list[list[Message]] = []
     seam = False
@@ -43,15 +44,15 @@ def without_steps(messages: Sequence[Message]) -> list[Message]:
 
 
 def _without_files(message: Message) -> Message:
-    """The message without what was told beside it of the files that it brought: the model reads
-    none of it, and some backends refuse it."""
+    """Return the message without the fields that told of its files: the model reads none of them,
+    and some backends refuse them."""
     if message.get("role") != "assistant" or not (_BESIDE & message.keys()):
         return message
     return {key: value for key, value in message.items() if key not in _BESIDE}
 
 
 def _cleaned(message: Message) -> Message | None:
-    """The message without what is ours; None where nothing else is in it."""
+    """Return the message without steps, or None if nothing else is in it."""
     role = message.get("role")
     if role == "tool":
         return None if is_step_id(message.get("tool_call_id")) else message
@@ -85,13 +86,13 @@ def _without_thinking(message: Message) -> Message:
 
 
 def _tells_steps(thinking: Any) -> bool:
-    """Thinking is a text, or an object with one."""
+    """Return True if thinking contains steps; it is a text, or an object with one."""
     texts = thinking.values() if isinstance(thinking, dict) else [thinking]
     return any(isinstance(text, str) and tells_steps(text) for text in texts)
 
 
 def _shown_parts(parts: list[Any]) -> list[Any] | str:
-    """The parts without thoughts that tell of steps; the same object where none does."""
+    """Return the parts without thinking that contains steps; the same object if there is none."""
     shown: list[Any] = []
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text":
@@ -104,7 +105,8 @@ def _shown_parts(parts: list[Any]) -> list[Any] | str:
 
 
 def _without_thoughts(content: Any) -> Any:
-    """Content without the `<think>` blocks that tell of steps; the same object where none does."""
+    """Return content without `<think>` blocks that contain steps; the same object if there are
+    none."""
     if not isinstance(content, str) or _OPEN not in content:
         return content
     *blocks, rest = content.split(_CLOSE)  # a regular expression would take quadratic time
@@ -119,12 +121,12 @@ def _without_thoughts(content: Any) -> Any:
 
 
 def is_step_id(call_id: object) -> bool:
-    """Whether a call is a step of ours that comes back."""
+    """Return True if a call that a client sent is a step."""
     return isinstance(call_id, str) and _STEP_ID.fullmatch(call_id) is not None
 
 
 def _join(kept: list[list[Message]], message: Message) -> None:
-    """Add what follows the place where steps stood, so that the roles still alternate."""
+    """Add the message after a place where steps were, so that roles still alternate."""
     before = kept[-1][-1] if kept else {}
     roles = (before.get("role"), message.get("role"))
     if roles == ("assistant", "assistant") and not before.get("tool_calls"):
@@ -136,7 +138,8 @@ def _join(kept: list[list[Message]], message: Message) -> None:
 
 
 def _as_one(messages: Sequence[Message]) -> Message:
-    """Messages that follow each other as one, put together once: many take long piece by piece."""
+    """Join messages that follow each other to one, all at once: piece by piece takes quadratic
+    time."""
     if len(messages) == 1:
         return messages[0]
     joined: Message = {}
@@ -153,7 +156,7 @@ def _as_one(messages: Sequence[Message]) -> Message:
 
 
 def one_text(said: Sequence[str]) -> str:
-    """Texts that follow each other as one, an empty line between them."""
+    """Join texts to one, with an empty line between them."""
     return "\n\n".join([*(text.rstrip("\n") for text in said[:-1]), *said[-1:]])
 
 

@@ -1,4 +1,5 @@
-"""Host names and addresses in one spelling each, so that rules can compare them."""
+"""Host names and addresses: one spelling of each, so that rules can compare them, and which
+addresses are public."""
 
 import ipaddress
 import re
@@ -6,6 +7,7 @@ import unicodedata
 from dataclasses import dataclass
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -15,7 +17,7 @@ _MAX_CHARS = 253
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a connection is to go."""
+    """The host and port that a connection is to go to."""
 
     host: str
     """In lower case and ASCII, without a trailing dot; an address without brackets."""
@@ -23,7 +25,7 @@ class Target:
 
     @property
     def address(self) -> IPAddress | None:
-        """The host, where it is an address and no name."""
+        """The host as an address, or None if it is a name."""
         return address(self.host)
 
     def __str__(self) -> str:
@@ -31,7 +33,7 @@ class Target:
 
 
 def address(host: str) -> IPAddress | None:
-    """A host in our spelling as an address; None for a name."""
+    """Return a host, as `parse_host` spells it, as an address; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -39,7 +41,7 @@ def address(host: str) -> IPAddress | None:
 
 
 def parse_host(text: str) -> str:
-    """A name or an address in our spelling.
+    """Return a name or an address in the one spelling that rules compare.
 
     Raises ValueError, also for the spellings of an address that some programs read as one and
     others as a name: decimal, octal, hexadecimal and shortened numbers, and IPv6 with a zone.
@@ -58,7 +60,7 @@ def parse_host(text: str) -> str:
 
 
 def parse_authority(text: str, default_port: int | None = None) -> Target:
-    """`host:port`, or `host` where a port is the default. Raises ValueError."""
+    """Parse `host:port`, or `host` where there is a default port. Raises ValueError."""
     if "@" in text:
         raise ValueError("user names and passwords do not belong into an address")
     match = _AUTHORITY.fullmatch(text)
@@ -89,3 +91,58 @@ def _ascii(text: str) -> str:
         pass
     # Such as \u00df, which is "ss" in the old standard and a letter of its own in the new one.
     raise ValueError(f"{text!a} is not one name in every reading: write its xn-- form")
+
+
+# Public addresses
+
+# From IANA's special-purpose registries: `ipaddress.is_global` changes with Python.
+_NOT_PUBLIC_V4 = tuple(
+    ipaddress.IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network, unspecified
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carrier-grade NAT; a cloud's metadata at 100.100.100.200
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # a cloud's host agent
+        "169.254.0.0/16",  # link-local; metadata at 169.254.169.254
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments; metadata at 192.0.0.192
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, broadcast
+    )
+)
+# The rest is loopback, unspecified, mapped and compatible IPv4, NAT64, ULA, link-local, multicast.
+_PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = tuple(
+    ipaddress.IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocol assignments: Teredo, ORCHID, benchmarks
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4
+        "3fff::/20",  # documentation
+    )
+)
+
+
+def is_public(address: IPAddress) -> bool:
+    """Return True if the address belongs to the public internet and embeds no other address.
+
+    No sandbox reaches other addresses, unless its rules name their network.
+    """
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_V4)
+    return address in _PUBLIC_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
+
+
+def parse_network(text: str) -> Network:
+    """Parse a network such as 10.1.0.0/16. Raises ValueError."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no network such as 10.1.0.0/16: {error}") from error

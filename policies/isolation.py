@@ -1,4 +1,4 @@
-"""What a sandbox may use and reach."""
+"""The isolation of a sandbox: the resources that it may use."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,20 +14,21 @@ LEAST = {
     "disk_mib_per_s": 64,
     "open_files": 16,
 }
-"""The narrowest walls that anybody may ask for: with much less nothing starts, and a killed sandbox
-ends only when the disk has done what it asked."""
+"""The lowest limits that a request may ask for: with much less nothing starts, and a killed sandbox
+ends only when the disk has finished its requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The walls around one sandbox. Raises ValueError where there would be none.
+    """The isolation of one sandbox. Raises ValueError for a limit that engines take for none.
 
-    It never has a network interface; what it may reach through the proxy on the host is `egress`.
+    A sandbox never has a network interface. `egress` are the rules for connections through the
+    proxy on the host.
     """
 
     level: Level = "standard"
-    """standard: root inside, so that packages install; strict: no root inside, nothing writable but
-    a workspace in memory."""
+    """standard: root inside, so that packages can be installed; strict: no root inside, and only a
+    workspace in memory is writable."""
     memory_mib: int = 2048
     """Memory of all processes together, swap excluded (there is none)."""
     cpus: float = 2.0
@@ -35,18 +36,19 @@ class Isolation:
     pids: int = 512
     """Processes and threads at one time."""
     disk_mib: int = 1536
-    """What may be written: a tmpfs on bubblewrap, so at most 3/4 of the memory; on Docker watched,
-    and who goes beyond it is stopped."""
+    """Disk space: on bubblewrap the size of a tmpfs, so at most 3/4 of the memory; on Docker it is
+    measured, and a sandbox that exceeds it is stopped."""
     disk_mib_per_s: int | None = 256
-    """MiB a second that may be read from the disk, and as many that may be written to it; null: no
-    limit. On Docker only, where the engine's disk is one of this host's."""
+    """MiB a second that may be read from the disk, and as many that may be written; null: no limit.
+    On Docker only, if the engine's disk is one of this host's."""
     open_files: int = 1024
     """Open files per process."""
     egress: Egress = Egress()
-    """Bound when a sandbox is lent; the rest but memory, cpus and pids when it is made."""
+    """Applied when a sandbox is leased, as can be memory, cpus and pids; the rest is fixed when it
+    is created."""
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is not None and not value > 0:  # which engines take for "no bound"
+            if value is not None and not value > 0:  # which engines take for "no limit"
                 raise ValueError(f"{name} is at least {least:g}")

@@ -1,5 +1,6 @@
-"""How long one run may go on."""
+"""How long one run may go on: its limits, what it has spent of them, and its plan for the time."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,7 +27,7 @@ class StopReason(StrEnum):
     EGRESS_BUDGET = "egress_budget"
     TOOL_OUTPUT_BUDGET = "tool_output_budget"
     DAILY_TOKEN_BUDGET = "daily_token_budget"
-    """The key's, as the ones below."""
+    """A key's budget for the day is used up, as with those below."""
     DAILY_COST_BUDGET = "daily_cost_budget"
     DAILY_COMMAND_BUDGET = "daily_command_budget"
     DAILY_CPU_BUDGET = "daily_cpu_budget"
@@ -40,7 +41,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may spend. Reaching one ends the run in the best answer it has."""
+    """What one run may spend. A run that reaches a limit ends with the best answer it has."""
 
     max_turns: int = 100
     """Model calls with tools (the paper's 100)."""
@@ -106,7 +107,7 @@ class Spent:
 
 
 def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
-    """The first limit that leaves no room for another model call with tools."""
+    """Return the first limit that leaves no room for another model call with tools, or None."""
     if spent.turns >= limits.max_turns:
         return StopReason.MAX_TURNS
     if spent.wall_time_s >= limits.wall_time_s:
@@ -118,7 +119,7 @@ def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
 
 
 def paid_out(limits: Limits, spent: Spent) -> StopReason | None:
-    """The first limit that leaves no room for what another model call costs."""
+    """Return the first limit that leaves no room for the cost of another model call, or None."""
     if _is_full(spent.tokens, spent.next_tokens, limits.max_tokens):
         return StopReason.TOKEN_BUDGET
     if _is_full(spent.cost_usd, spent.next_cost_usd, limits.max_cost_usd):
@@ -127,7 +128,7 @@ def paid_out(limits: Limits, spent: Spent) -> StopReason | None:
 
 
 def no_more_commands(limits: Limits, spent: Spent) -> StopReason | None:
-    """The first limit that leaves no room for another command."""
+    """Return the first limit that leaves no room for another command, or None."""
     if spent.commands >= limits.max_commands:
         return StopReason.COMMAND_BUDGET
     if spent.cpu_s >= limits.max_cpu_s:
@@ -140,9 +141,55 @@ def no_more_commands(limits: Limits, spent: Spent) -> StopReason | None:
 
 
 def egress_bytes(mib: float) -> int:
-    """The same in bytes."""
+    """Return MiB as bytes."""
     return int(mib * (1 << 20))
 
 
 def _is_full(spent: float, coming: float, most: float | None) -> bool:
     return most is not None and (spent >= most or spent + coming > most)
+
+
+# The plan for a run's time
+
+_MARGIN, _MAX_MARGIN_S = 0.05, 10.0
+"""The share of a deadline that is kept for collecting files and for the way back to the client."""
+_WALL_TIME_MARGIN_S = 30.0
+"""The same for a run without a deadline, once its wall time is up."""
+_MAX_HAND_BACK_S = 120.0
+"""Collecting files never takes longer, however much time is left."""
+_LAST_WORDS, _MIN_LAST_WORDS_S, _MAX_LAST_WORDS_S = 0.2, 10.0, 120.0
+"""The share of a deadline that is kept for asking the model for its answer; at most half."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePlan:
+    """How one run may spend its time, in seconds from its start, so that its answer is there before
+    its client hangs up."""
+
+    work_s: float
+    """Until then the model has its tools."""
+    answer_s: float
+    """Until then it may be asked for its answer."""
+    end_s: float
+    """Until then the produced files must be collected."""
+    stop: StopReason
+    """What ends the work."""
+
+    def hand_back_s(self, spent_s: float) -> float:
+        """Return the seconds that collecting files may take once the run has taken `spent_s`: what
+        is left of its time, but never less than is kept for it."""
+        kept_s = _WALL_TIME_MARGIN_S if math.isinf(self.answer_s) else self.end_s - self.answer_s
+        return min(max(self.end_s - spent_s, kept_s), _MAX_HAND_BACK_S)
+
+
+def time_plan(wall_time_s: float, deadline_s: float | None = None) -> TimePlan:
+    """Return the plan for a run whose policy bounds the work by `wall_time_s`, and whose client
+    waits `deadline_s` for everything, if it said so."""
+    if deadline_s is None:
+        return TimePlan(wall_time_s, math.inf, wall_time_s, StopReason.WALL_TIME)
+    answer_s = deadline_s - min(deadline_s * _MARGIN, _MAX_MARGIN_S)
+    last_words_s = min(max(deadline_s * _LAST_WORDS, _MIN_LAST_WORDS_S), _MAX_LAST_WORDS_S)
+    work_s = answer_s - min(last_words_s, deadline_s / 2)
+    if wall_time_s <= work_s:
+        return TimePlan(wall_time_s, answer_s, deadline_s, StopReason.WALL_TIME)
+    return TimePlan(work_s, answer_s, deadline_s, StopReason.DEADLINE)

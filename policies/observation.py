@@ -1,4 +1,4 @@
-"""What the model sees of a tool's output."""
+"""The observations of our own manner: what the model sees of a tool's output."""
 
 import re
 from collections.abc import Iterator
@@ -32,24 +32,22 @@ class ObservationLimits:
 
 
 DEFAULT_LIMITS = ObservationLimits()
-
-
 STUB_CHARS = 400
-"""What is left of an observation that the context has no room for."""
+"""So much is left of an observation that does not fit into the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCap:
-    """How much of one output stream need leave the sandbox."""
+    """How much of one output stream leaves the sandbox at most."""
 
     max_bytes: int
     max_lines: int
 
 
 def output_cap(limits: ObservationLimits) -> StreamCap:
-    """A cap that leaves room for the sandbox's own "left out" line, so that nothing is cut twice.
+    """Return a cap with room for the sandbox's own "left out" line, so that nothing is cut twice.
 
-    A character is at least one byte, so what passes the cap fits the limits.
+    A character is at least one byte, so that output within the cap is within the limits.
     """
     return StreamCap(
         max_bytes=max(limits.max_chars - _MARKER_CHARS, limits.max_chars // 2),
@@ -59,7 +57,7 @@ def output_cap(limits: ObservationLimits) -> StreamCap:
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome:
-    """What came of a command, or has come of it so far."""
+    """The outcome of a command, or its state so far."""
 
     exit_code: int
     stdout: str
@@ -71,13 +69,13 @@ class CommandOutcome:
     oom_kills: int = 0
     pids_refused: int = 0
     job_id: str = ""
-    """Set while it goes on."""
+    """Set while the command goes on as a job."""
     waiting: bool = False
-    """Whether it stands still until somebody types."""
+    """True if the job waits for input."""
 
 
 def bash_observation(outcome: CommandOutcome, limits: ObservationLimits = DEFAULT_LIMITS) -> str:
-    """How a command ended or goes on and what it printed, in words for the model."""
+    """Return the observation of a command: how it ended or that it goes on, and its output."""
     parts = [_first_line(outcome)]
     for name, output in (("stdout", outcome.stdout), ("stderr", outcome.stderr)):
         shown = clip(readable(output).removesuffix("\n"), limits)
@@ -124,7 +122,7 @@ def _notes(outcome: CommandOutcome) -> Iterator[str]:
 
 
 def lost_words(why: str) -> str:
-    """What the model is told when its sandbox has ended under its hands."""
+    """Return what the model is told when its sandbox has ended unexpectedly."""
     return (
         f"{why}\nEverything in the sandbox is lost: files, variables, running processes. The next"
         " command starts in a new one, which has nothing but the files the user gave."
@@ -132,12 +130,13 @@ def lost_words(why: str) -> str:
 
 
 def not_placed_words(path: str, why: str) -> str:
-    """What the model is told when a file that was given to it is not there."""
+    """Return what the model is told when a given file could not be put into the sandbox."""
     return f"[the given file {path} is not in the sandbox: {why}]"
 
 
 def readable(output: str) -> str:
-    """What a terminal would be left with: no escape sequences, no overwritten progress lines."""
+    """Return what a terminal would show in the end: no escape sequences, and of progress lines that
+    overwrite each other the last."""
     text = _ESCAPE_SEQUENCE.sub("", output).replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join(_last_state(line) for line in text.split("\n"))
@@ -150,12 +149,12 @@ def _last_state(line: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD for what JSON, a tokenizer or a terminal may choke on."""
+    """Return the text with U+FFFD for characters that JSON, tokenizers or terminals may refuse."""
     return _UNPRINTABLE.sub(_REPLACEMENT, text)
 
 
 def clip(text: str, limits: ObservationLimits) -> str:
-    """The text, or its head and tail with a line between them that says how much is left out."""
+    """Return the text, or, if it is too long, its head and tail and how much is left out."""
     lines = text.split("\n")
     if len(text) <= limits.max_chars and len(lines) <= limits.max_lines:
         return text
@@ -167,12 +166,12 @@ def clip(text: str, limits: ObservationLimits) -> str:
 
 
 def is_worth_a_stub(text: str) -> bool:
-    """Whether a stub takes notably less room."""
+    """Return True if a stub takes notably less room than the text."""
     return len(text) > 2 * STUB_CHARS
 
 
 def stub(text: str, path: str | None) -> str:
-    """The first and last lines of an observation, and where the whole is found, if anywhere."""
+    """Return the first and last lines of an observation, and where the whole is, if anywhere."""
     head = _up_to_line_end(text[: STUB_CHARS // 2])
     tail = _up_to_line_end(text[: -STUB_CHARS // 2 - 1 : -1])[::-1]
     left_out = len(text) - len(head) - len(tail)
@@ -189,6 +188,6 @@ def stub(text: str, path: str | None) -> str:
 
 
 def _up_to_line_end(text: str) -> str:
-    """The text without the piece of a line at its end, where whole lines make up most of it."""
+    """Return the text without an incomplete last line, if complete lines make up most of it."""
     end = text.rfind("\n")
     return text[:end] if end > len(text) // 2 else text

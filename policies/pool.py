@@ -1,4 +1,4 @@
-"""How many sandboxes there are, how many of them wait for work, and who must wait for one."""
+"""The pool's decisions: how many sandboxes there may be, how many stay ready, and who must wait."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -12,9 +12,9 @@ Limits = tuple[int, float, int]
 Recipe = tuple[tuple[str, object], ...]
 
 LIMITS = ("memory_mib", "cpus", "pids")
-"""What can be changed in a running sandbox."""
+"""Fields of Isolation that can be changed in a running sandbox."""
 UNBOUND = ("egress",)
-"""What a sandbox is made without, and gets when it is lent."""
+"""Fields that a sandbox is created without, and gets when it is leased."""
 
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 30.0
@@ -25,21 +25,21 @@ LONGEST_RETRY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How many sandboxes are kept, and what happens to who finds none. Raises ValueError."""
+    """How many sandboxes there are, and what happens if none is free. Raises ValueError."""
 
     idle: int = 2
-    """Kept ready for each isolation that is kept; 0: each is started when it is asked for."""
+    """Sandboxes that are kept ready for each isolation; 0: each is started when it is asked for."""
     max_total: int = 32
-    """Sandboxes at one time: starting, ready, lent and ending."""
+    """Sandboxes at one time: starting, ready, leased and ending."""
     memory_budget_mib: int | None = None
-    """What the memory limits of all sandboxes may add up to; null: anything."""
+    """The most that the memory limits of all sandboxes may add up to; null: no limit."""
     ttl_s: float = 3600.0
-    """Age at which one that is ready is replaced."""
+    """Age at which a ready sandbox is replaced."""
     on_miss: OnMiss = "create"
-    """create: start one, or wait where there is no room; wait: for one that is started when the
-    processor is free for it; fail: refuse."""
+    """create: start a sandbox, or wait if there is no room; wait: wait for one that is started when
+    the processor is free for it; fail: refuse the request."""
     max_waiting: int = 256
-    """Requests that may wait until one is started for them; the next one is refused."""
+    """Requests that may wait for a sandbox; the next one is refused."""
     wait_s: float = 120.0
     """How long a request waits at most."""
 
@@ -61,7 +61,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sandboxes and the memory they may take."""
+    """A number of sandboxes and the memory that they may take."""
 
     sandboxes: int = 0
     memory_mib: int = 0
@@ -74,50 +74,49 @@ class Load:
 
 
 def limits_of(isolation: Isolation) -> Limits:
-    """The limits that can be changed in a running sandbox."""
+    """Return the limits that can be changed in a running sandbox."""
     return isolation.memory_mib, isolation.cpus, isolation.pids
 
 
 def unbound(isolation: Isolation) -> Isolation:
-    """What a sandbox is made with: all but what it gets when it is lent."""
+    """Return the isolation that a sandbox is created with: without what it gets when leased."""
     return replace(isolation, egress=Egress())
 
 
 def recipe(isolation: Isolation) -> Recipe:
-    """What is settled when a sandbox is made: whoever wants the same of it can have it."""
+    """Return what is fixed when a sandbox is created. A sandbox suits every request with the same
+    recipe."""
     return _without(isolation, LIMITS + UNBOUND)
 
 
 def exact_recipe(isolation: Isolation) -> Recipe:
-    """The same, where the limits cannot be changed later."""
+    """Return the recipe for a backend on which limits cannot be changed later."""
     return _without(isolation, UNBOUND)
 
 
 def _without(isolation: Isolation, names: tuple[str, ...]) -> Recipe:
-    # By exclusion: a wall that is added to Isolation is never left out by mistake.
+    # By exclusion: a field that is added to Isolation is never left out by mistake.
     kept = (field.name for field in fields(isolation) if field.name not in names)
     return tuple((name, getattr(isolation, name)) for name in kept)
 
 
 def fits(settings: PoolSettings, load: Load) -> bool:
-    """Whether there may be so much."""
+    """Return True if the settings permit such a load."""
     budget = settings.memory_budget_mib
     within = budget is None or load.memory_mib <= budget
     return within and load.sandboxes <= settings.max_total
 
 
 def most(settings: PoolSettings, isolation: Isolation) -> int:
-    """How many of these there may be at one time."""
+    """Return how many sandboxes with this isolation there may be at one time."""
     if settings.memory_budget_mib is None:
         return settings.max_total
     return min(settings.max_total, settings.memory_budget_mib // isolation.memory_mib)
 
 
 def how_many_to_end(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
-    """How many of the idle ones, in their order, must go before there may be `load`.
-
-    None: it is too much even without them.
-    """
+    """Return how many of the idle sandboxes, in their order, must end before `load` is permitted,
+    or None if it is too much even without them."""
     if fits(settings, load):
         return 0
     for number, each in enumerate(idle, 1):
@@ -128,12 +127,12 @@ def how_many_to_end(settings: PoolSettings, load: Load, idle: Iterable[Load]) ->
 
 
 def starts_ahead(cores: int) -> int:
-    """How many may start at a time that nobody waits for: commands run meanwhile."""
+    """Return how many sandboxes may start at a time in advance: commands run meanwhile."""
     return max(1, cores // 2)
 
 
 def starts_at_once(settings: PoolSettings, cores: int) -> int:
-    """How many may start at a time because somebody waits: with more, all get slower."""
+    """Return how many may start at a time for requests that wait: with more, all get slower."""
     match settings.on_miss:
         case "create":
             return 2 * cores
@@ -144,16 +143,17 @@ def starts_at_once(settings: PoolSettings, cores: int) -> int:
 
 
 def rest_s(failures: int) -> float:
-    """How long nothing is made in advance after so many failed starts in a row."""
+    """Return how long no sandbox is started in advance after so many failures in a row."""
     return min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(failures - 1, 10))
 
 
 def moving_mean(mean: float, newest: float) -> float:
-    """A mean that follows what was seen last."""
+    """Return an exponential moving average."""
     return mean + SHARE_OF_NEWEST * (newest - mean)
 
 
 def retry_after_s(*, has_room: bool, ahead: int, lent: int, start_s: float, lend_s: float) -> float:
-    """When asking again may succeed: a start away, or once all that are `ahead` had their turn."""
+    """Return when another attempt may succeed: after one start if there is room, else once all the
+    requests `ahead` had their turn."""
     estimate_s = start_s if has_room else lend_s * (ahead + 1) / max(1, lent)
     return min(max(estimate_s, SHORTEST_RETRY_S), LONGEST_RETRY_S)

@@ -1,14 +1,14 @@
-"""What a model call costs, by the tokens that the backend has counted."""
+"""The cost of model calls, by the tokens that the backend has counted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 CHARS_PER_TOKEN = 4
-"""Where nobody counts: usual for English, too few tokens for code and most other languages."""
+"""For estimates: usual for English, too few tokens for code and most other languages."""
 _MILLION = 1_000_000
 _BEYOND_ANY = 1e15
-"""Larger numbers are no counts, and infinity is none either."""
+"""Larger numbers, infinity among them, are not counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,11 @@ class Price:
     input_per_mtok: float
     output_per_mtok: float
     cached_per_mtok: float | None = None
-    """For what of the prompt came from a cache; null: as the rest."""
+    """For prompt tokens from a cache; null: as the rest."""
     cache_write_per_mtok: float | None = None
-    """For what of it was put into one; null: as the rest."""
+    """For prompt tokens that were written to a cache; null: as the rest."""
     reasoning_per_mtok: float | None = None
-    """For what of the completion was thinking; null: as the rest."""
+    """For completion tokens that were thinking; null: as the rest."""
 
 
 Tariff = tuple[tuple[int, Price], ...]
@@ -31,7 +31,7 @@ Tariff = tuple[tuple[int, Price], ...]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A usage report, whichever API's words it was in."""
+    """The token counts of a usage report, of any API."""
 
     prompt: int = 0
     """All of it."""
@@ -40,7 +40,7 @@ class Counted:
     cache_written: int = 0
     reasoning: int = 0
     reported_usd: float | None = None
-    """What the backend says that it cost, as OpenRouter does."""
+    """The cost that the backend reports, as OpenRouter does."""
 
     @property
     def total(self) -> int:
@@ -48,7 +48,7 @@ class Counted:
 
 
 def counted(usage: Mapping[str, Any]) -> Counted:
-    """Read a `usage`: of chat completions, of responses, or Anthropic's."""
+    """Read a `usage` of Chat Completions, Responses or Anthropic's API."""
     inside = _details(usage, "prompt_tokens_details", "input_tokens_details")
     made = _details(usage, "completion_tokens_details", "output_tokens_details")
     cached = _first(inside, "cached_tokens") or _first(
@@ -74,7 +74,8 @@ def counted(usage: Mapping[str, Any]) -> Counted:
 
 
 def cost_usd(tariff: Tariff | None, tokens: Counted) -> float | None:
-    """What a call came to: what the backend says, else by its price; None where nobody knows."""
+    """Return the cost of a call: the backend's report, else by the tariff; None if neither is
+    known."""
     if tokens.reported_usd is not None:
         return tokens.reported_usd
     if not tariff:
@@ -124,7 +125,7 @@ def _is_amount(value: Any) -> TypeGuard[float]:
 
 
 def expected_tokens(messages: Any) -> int:
-    """About how many tokens a prompt has, before anybody has counted."""
+    """Return an estimate of a prompt's tokens, before the backend has counted them."""
     return _chars(messages) // CHARS_PER_TOKEN + 1
 
 

@@ -1,4 +1,4 @@
-"""The words that go to the model beside the client's own."""
+"""The texts that the proxy sends to the model beside the client's own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from policies.profile import Profile
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, SHARED_DIR, WORKING_DIR
 
 TOOL_NAMES = ("str_replace_editor", "execute_bash", "submit")
-"""Ours, in the order in which the model is told of them."""
+"""The sandbox tools, in the order in which the model is told of them."""
 NUDGE = (
     "No tool was called. If there is work left, go on with the tools. If you are done, call submit"
     " with the complete final answer."
@@ -50,7 +50,7 @@ SUMMARY = (
     " window; files and processes in the sandbox are as you left them.]\n{summary}"
 )
 BEFORE_SUMMARY = "(My earlier steps stood here; my summary of them follows.)"
-"""Said by the model, so that two users' turns do not meet."""
+"""A turn of the model, so that two turns of the user do not follow each other."""
 CALL_NOW = "Call one of the tools that are left now, with what you have found out."
 NO_MORE_CALLS = "Not run: no more tool calls are allowed. Hand in the final answer now."
 CALLS_LEFT_OUT = "Only the first {count} calls of this turn were taken. Make the others anew."
@@ -62,7 +62,7 @@ NO_BUDGET = "Not run. {why} Hand in the final answer now."
 
 
 INSTRUCTIONS = (NUDGE, FINAL_ANSWER, *WHY_NO_MORE_TOOLS.values(), SUM_UP, CALL_NOW, NO_MORE_CALLS)
-"""What the model is told between its turns: repeated by it, that is no answer."""
+"""Instructions to the model between its turns. A reply that repeats one is no answer."""
 
 OFFER = {
     "neutral": (
@@ -75,23 +75,23 @@ OFFER = {
         " program has shown it, and a program that prints what you knew before has shown nothing."
     ),
 }
-"""What the model is to do with its computer, by the style of the prompt."""
+"""What the model is told to do with its sandbox, by the style of the prompt."""
 
 
 TRIED_ANYWAY = frozenset({"bash", "tar", "curl", "ps", "unzip", "mpmath"})
-"""Software that a model calls without being told of it."""
+"""Software that a model tries without being told of it."""
 MAX_SOFTWARE = 20
-"""How many names of software the model is told."""
+"""The model is told so many names of software at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What is in the computers beside what policies say."""
+    """What the sandboxes contain, beside what policies say."""
 
     software: tuple[str, ...] = ()
-    """Programs and Python modules found in one; empty where nobody has looked."""
+    """Programs and Python modules found in one; empty if it was not examined."""
     has_shared: bool = False
-    """Whether the operator's own files are there."""
+    """True if the operator's own files are there."""
 
 
 def system_prompt(
@@ -99,10 +99,10 @@ def system_prompt(
     equipment: Equipment = Equipment(),
     names: Sequence[str] = TOOL_NAMES,
 ) -> str:
-    """What the model is told of its computer, `names` being those of its tools; nothing where the
-    profile's prompt is none.
+    """Return what the model is told of its sandbox, empty if the profile's prompt is none. `names`
+    are those of its tools.
 
-    Whoever changes a sentence changes the test that tries it in a real sandbox.
+    A test tries each sentence in a real sandbox: change both together.
     """
     if profile.prompt == "none":
         return ""
@@ -166,26 +166,26 @@ def _network(egress: Egress) -> str:
 
 
 def call_request(stop: StopReason) -> str:
-    """How the model is asked for the call that the client insists on."""
+    """Return the request for the tool call that the client insists on."""
     return f"{WHY_NO_MORE_TOOLS.get(stop, '')} {CALL_NOW}".lstrip()
 
 
 def final_request(stop: StopReason, form: AnswerForm | None = None) -> str:
-    """How the model is asked for its last words."""
+    """Return the request for the final answer."""
     words = (WHY_NO_MORE_TOOLS.get(stop), FINAL_ANSWER, form.words() if form else None)
     return " ".join(part for part in words if part)
 
 
 def sum_up_request(tokens: int) -> str:
-    """How the model is asked for a summary that may have so many tokens."""
+    """Return the request for a summary of so many tokens at most."""
     return SUM_UP.format(words=max(50, tokens // 2))
 
 
 def summary_words(summary: str) -> str:
-    """A summary as the model finds it in the place of what it sums up."""
+    """Return the message that takes the place of what a summary sums up."""
     return SUMMARY.format(summary=summary)
 
 
 def form_request(fault: str, form: AnswerForm) -> str:
-    """How the model is asked for its last words again."""
+    """Return the request for the final answer in the right form."""
     return f"That answer does not have the form that was asked for: {fault}\n{form.words()}"

@@ -1,19 +1,19 @@
-"""Secrets in what a run says, and what stands in their place."""
+"""The redaction of secrets in what a run says."""
 
 from dataclasses import dataclass
 
-from policies.patterns import Span, pattern
+from policies.rules import Span, pattern
 
 HELD_CHARS = 256
-"""What is kept back of a text that goes on: in so much a secret must show that it is one."""
+"""So much of an unfinished text is held back: a secret must be recognisable within it."""
 MAX_HELD_CHARS = 65_536
-"""What is kept of a secret that does not end."""
+"""So much is held back of a secret that does not end."""
 _KEY_TEXT = r"[\sA-Za-z0-9+/=:,.\\-]*"
 _KEY_TAIL = (
     r"[A-Za-z0-9+/=\\]+(?:\s*\n\s*(?:\d+:?[ \t]+)?[A-Za-z0-9+/=\\]+)*(?:\s*\n\s*(?:\d+:?[ \t]+)?)?"
     r"-----END [A-Z0-9 ]*PRIVATE KEY-----"
 )
-"""The rest of one whose beginning was left out, one word a line."""
+"""The rest of a key whose beginning was left out, one word a line."""
 BUILT_IN: dict[str, str] = {
     "aws": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
     "aws_secret": r"(?i)aws_?secret_?(?:access_?)?key[\"']?\s*[:=]\s*[\"']?([A-Za-z0-9/+]{40})",
@@ -29,18 +29,18 @@ BUILT_IN: dict[str, str] = {
         rf"|{_KEY_TEXT})|{_KEY_TAIL}"
     ),
 }
-"""What `secrets` may name."""
-ALL = "keys"
+"""The secrets that `Redaction.secrets` may name."""
+_ALL = "keys"
 """Stands for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecretPattern:
-    """A secret of one's own. Raises ValueError for what is no pattern."""
+    """A secret of the operator's own. Raises ValueError for an invalid pattern."""
 
     name: str
     pattern: str
-    """In RE2's syntax; where it has a group, that is the secret."""
+    """In RE2's syntax; if it has a group, only that is the secret."""
 
     def __post_init__(self) -> None:
         pattern(self.pattern)
@@ -48,7 +48,7 @@ class SecretPattern:
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """What is taken out. Raises ValueError for a name that means nothing."""
+    """The secrets that are replaced. Raises ValueError for an unknown name."""
 
     secrets: tuple[str, ...] = ()
     """keys: all that are built in; or some of them: aws, aws_secret, github, openai, google, slack,
@@ -56,14 +56,14 @@ class Redaction:
     patterns: tuple[SecretPattern, ...] = ()
 
     def __post_init__(self) -> None:
-        if unknown := sorted({*self.secrets} - {ALL, *BUILT_IN}):
-            known = ", ".join((ALL, *BUILT_IN))
+        if unknown := sorted({*self.secrets} - {_ALL, *BUILT_IN}):
+            known = ", ".join((_ALL, *BUILT_IN))
             raise ValueError(f"{unknown[0]!r} is no secret that is known ({known})")
 
     @property
     def named(self) -> dict[str, str]:
         """The patterns by name."""
-        names = BUILT_IN if ALL in self.secrets else self.secrets
+        names = BUILT_IN if _ALL in self.secrets else self.secrets
         own = {each.name: each.pattern for each in self.patterns}
         return {name: BUILT_IN[name] for name in names} | own
 
@@ -76,7 +76,7 @@ class _Found:
 
 
 class Secrets:
-    """A Redaction, made ready for texts."""
+    """A Redaction with its patterns compiled."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._patterns = {name: pattern(written) for name, written in redaction.named.items()}
@@ -85,11 +85,11 @@ class Secrets:
         return bool(self._patterns)
 
     def without(self, text: str) -> str:
-        """The text, without its secrets."""
+        """Return the text with its secrets replaced."""
         return _replaced(text, self.found(text)) if self._patterns else text
 
     def found(self, text: str) -> list[_Found]:
-        """The secrets in a text, in the order in which they begin."""
+        """Return the secrets in a text, in the order in which they begin."""
         found = [
             _Found(whole, secret, name)
             for name, each in self._patterns.items()
@@ -99,15 +99,15 @@ class Secrets:
 
 
 class SecretStream:
-    """A text that comes in pieces, and goes on without its secrets: the last characters are kept
-    back, for they may begin one."""
+    """Replaces secrets in a text that comes in pieces. The last characters are held back, because
+    they may begin a secret."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """What is certain by now."""
+        """Add a piece; return the text that is certain by now."""
         self._held += piece
         cut = len(self._held) - HELD_CHARS
         if cut <= 0:
@@ -117,13 +117,13 @@ class SecretStream:
             cut = min(crossing)
         certain = _replaced(self._held[:cut], [each for each in found if each.whole[1] <= cut])
         self._held = self._held[cut:]
-        if len(self._held) > MAX_HELD_CHARS:  # of what will not be shown, the middle can go
+        if len(self._held) > MAX_HELD_CHARS:  # a secret, so its middle is never shown
             half = MAX_HELD_CHARS // 2
             self._held = self._held[:half] + self._held[-half:]
         return certain
 
     def finish(self) -> str:
-        """The rest."""
+        """Return the rest of the text."""
         rest, self._held = self._held, ""
         return self._secrets.without(rest)
 

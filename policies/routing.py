@@ -1,4 +1,4 @@
-"""Which requests get a computer and which go straight to the backend."""
+"""Routing: which requests get a sandbox and which go straight to the backend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ RouteReason = Literal[
     "utility",
     "skip_models",
 ]
-"""Why a request has a run, or none: one of these words, which clients may compare."""
+"""Why a request has a run, or none. Clients may compare these words."""
 ROUTE_REASONS: tuple[RouteReason, ...] = get_args(RouteReason)
 SENTENCES: Mapping[RouteReason, str] = {
     "auto": "computer: auto",
@@ -40,14 +40,14 @@ SENTENCES: Mapping[RouteReason, str] = {
     "tools_refused": "the backend refuses tools for the model",
     "tools_failed": "the model failed at tools in a run of this key in the last hour",
 }
-"""The same for a person to read."""
+"""The reasons in words for people."""
 
 PLAIN_SUFFIX = ":plain"
 ONE_CALL = (
     *("input_ids", "kv_transfer_params", "ec_transfer_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
 )
-"""vLLM's and SGLang's fields that tell of the state of one very prompt."""
+"""Fields of vLLM and SGLang that speak of the state of one certain prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class Route:
 
     @property
     def sentence(self) -> str:
-        """The reason for a person to read."""
+        """The reason in words for people."""
         return SENTENCES[self.reason]
 
 
 def plain_name(model: str) -> str:
-    """The backend's own name for a model."""
+    """Return the backend's own name for a model."""
     return model.removesuffix(PLAIN_SUFFIX)
 
 
@@ -76,11 +76,11 @@ def route(
     profile: Profile = Profile(),
     no_tools: NoToolsReason | None = None,
 ) -> Route:
-    """Decide from the request and what its client is allowed. `<model>:plain` is the backend's
-    model untouched. `no_tools` says why the model is given no tools, if so; what failed in earlier
-    runs of a key does not count where every request must have a computer.
+    """Return the route of a request whose client is allowed `profile`.
 
-    `headers` are in lower case.
+    `<model>:plain` never gets a sandbox. `no_tools` says why the model is given no tools, if so;
+    tool calls that failed in earlier runs of the key do not count if every request must have a
+    sandbox. `headers` are in lower case.
     """
     written = str(body.get("model", ""))
     model = plain_name(written)
@@ -103,20 +103,17 @@ def route(
 
 
 def forbids_tools(body: Mapping[str, Any]) -> bool:
-    """Whether a request wants no tool called."""
+    """Return True if a request forbids tool calls."""
     return body.get("tool_choice") == "none" or body.get("function_call") == "none"
 
 
 def _one_call(body: Mapping[str, Any]) -> RouteReason | None:
-    """Why a request can only be answered by one call of the backend's, if so."""
-    if _answers_with_more_than_text(body.get("modalities")):
+    """Return why one model call alone can answer a request, or None if a run can."""
+    modalities = body.get("modalities")
+    if isinstance(modalities, list) and any(each != "text" for each in modalities):
         return "not_text"
     if body.get("continue_final_message") or body.get("add_generation_prompt") is False:
         return "continued_message"
     if any(body.get(name) is not None for name in ONE_CALL):
         return "backend_state"
     return None
-
-
-def _answers_with_more_than_text(modalities: Any) -> bool:
-    return isinstance(modalities, list) and any(each != "text" for each in modalities)

@@ -1,4 +1,5 @@
-"""Which conversation a request belongs to, and what it goes on from."""
+"""How a request is assigned to a session (a conversation), which saved state of it the run resumes
+from, and how much clients may keep in the server and how long."""
 
 import hashlib
 import json
@@ -17,29 +18,29 @@ CHAT_HEADERS = (
     "x-claude-code-session-id",
     "thread-id",  # Codex
 )
-"""Where chat UIs and coding agents say which chat it is."""
+"""Headers in which chat UIs and coding agents name the chat."""
 MAX_PARENTS = 200
 _UNIQUE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """How long the workspaces of conversations are kept."""
+    """How long, and how many, workspaces of sessions are kept."""
 
     keep_s: float = 120.0
-    """How long a computer stays with its conversation after a run."""
+    """How long a sandbox stays leased to its session after a run."""
     max_kept: int = 8
-    """How many stay so at one time, of half the sandboxes there may be at most; beyond that the
-    oldest goes."""
+    """How many stay leased so at one time, and never more than half of the sandboxes there may be;
+    beyond that the oldest goes."""
     keep_hours: float = 168.0
     """How long the files are kept after that."""
     quota_mib: int = 4096
-    """The files of all of a key's conversations; beyond that the oldest go."""
+    """The files of all of a key's sessions; beyond that the oldest go."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A conversation: whose it is, and what the client calls it."""
+    """A conversation: its owner, and the client's name for it."""
 
     owner: str
     name: str
@@ -47,7 +48,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How the files of a conversation stood after one of its runs."""
+    """A version of a session's files, as one of its runs left them."""
 
     session: Session
     name: str
@@ -55,8 +56,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class GoesOn:
-    """A conversation that a run goes on with: from the first of `parents` (names of states) that
-    is there, else from the state that was left last, or, where it begins anew, from none."""
+    """The state that a run resumes from: the first of `parents` (names of states) that exists, else
+    the session's newest, or, if `anew`, none."""
 
     session: Session
     parents: Sequence[str] = ()
@@ -65,15 +66,16 @@ class GoesOn:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a client calls a conversation."""
+    """The name by which a request speaks of its session."""
 
     name: str
     by_messages: bool
-    """Whether the messages show what it goes on from; else it goes on from where it stands."""
+    """True if the messages show the state to resume from; else it is the session's newest."""
 
 
 def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> Named | None:
-    """The conversation, in the order in which clients can say it; None: the request is alone.
+    """Return the session that a request names, or None. What our own API has comes before the
+    headers and fields of others.
 
     `headers` are in lower case.
     """
@@ -91,11 +93,11 @@ def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> Named | None:
 
 
 def states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """The state that a conversation has after these messages, and those it may go on from, latest
-    first.
+    """Return the name of a session's state after these messages, and of the states that it may
+    resume from, latest first.
 
-    Only what the client brings counts, the user's words and its tools' results: clients change what
-    the assistant said, and system prompts tell the time.
+    Only the user's words and the results of the client's tools count: clients change what the
+    assistant said, and system prompts tell the time.
     """
     chain = [state for state, _ in groupby(states_between(messages))]
     state, *before = reversed(chain[1:]) if chain[1:] else ("",)
@@ -103,7 +105,7 @@ def states(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
 
 
 def states_between(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The state before each of these messages, and the one after the last."""
+    """Yield the name of the state before each of these messages, and after the last one."""
     state = ""
     for message in messages:
         yield state
@@ -114,24 +116,24 @@ def states_between(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def function_call_id(state: str, name: object, arguments: object) -> str:
-    """The id of a call that was made in that state by a client's own account, where its API has no
-    ids of calls: the same when it is shown again."""
+    """Return the id of a call that the client says was made in that state, where its API has no ids
+    of calls. It is the same each time the call is sent."""
     return f"call_{_digest(json.dumps([state, name, arguments]))[:32]}_1"
 
 
 def container_id(owner: str, unique: str) -> str:
-    """The container of that owner with a name of its own, 32 hexadecimal digits."""
+    """Return the id of an owner's container; `unique` is 32 hexadecimal digits."""
     return f"cntr_{_digest(owner)[:16]}{unique}"
 
 
 def container_of(owner: str, run_id: str) -> str | None:
-    """The container of a run without a conversation; None where no run of ours has such an id."""
+    """Return the container of a run without a session, or None if no run can have this id."""
     return container_id(owner, run_id) if _UNIQUE.fullmatch(run_id) else None
 
 
 def container_named(owner: str, name: str) -> str:
-    """The container of a conversation, which may be asked for by what the client calls it or by the
-    container itself. Nobody can name another's: what would be its name is one of the owner's."""
+    """Return the container of a session, by the client's name for it or by the container's own id.
+    Another owner's id is taken for a name, so it leads to none of that owner's containers."""
     prefix = container_id(owner, "")
     if name.startswith(prefix) and _UNIQUE.fullmatch(name.removeprefix(prefix)):
         return name
@@ -143,7 +145,39 @@ def _digest(text: str) -> str:
 
 
 def _first(names: Sequence[object]) -> str | None:
-    """The first that can be a name."""
-    found = (name for name in names if isinstance(name, str) and name.strip())
-    name = next(found, None)
-    return name.strip() if name else None
+    """Return the first that can be a name, or None."""
+    return next((name.strip() for name in names if isinstance(name, str) and name.strip()), None)
+
+
+# What clients store
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """What one key may store, as uploads and as files of containers."""
+
+    max_file_mib: int = 512
+    """The largest single file."""
+    quota_mib: int = 10240
+    """All of a key's files together; what runs produce does not count."""
+    keep_hours: float = 720.0
+    """How long an upload lives, unless its client asked for less."""
+
+    def expiry(self, created_at: int, asked_s: int | None) -> int:
+        """Return when an upload expires, in seconds since 1970."""
+        longest_s = int(self.keep_hours * 3600)
+        return created_at + (longest_s if asked_s is None else min(asked_s, longest_s))
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseSettings:
+    """How long responses and conversations are kept."""
+
+    keep_hours: float = 720.0
+    """How long after they were created or last continued."""
+    quota_mib: int = 1024
+    """All of a key's together; beyond that the least recently used go."""
+
+    def expiry(self, used_at: int) -> int:
+        """Return when one expires that is not used again, in seconds since 1970."""
+        return used_at + int(self.keep_hours * 3600)

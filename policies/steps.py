@@ -1,19 +1,24 @@
-"""How a run shows its steps, and the words for them in its thinking."""
+"""The default for what a client is shown of a run's steps and of its usage, and the words that
+stand for steps in a model's thinking."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeGuard, get_args
 
 Steps = Literal["off", "reasoning", "items", "events"]
 """off: not at all; reasoning: as text among the model's thinking; items: as Open WebUI's tool
 cards; events: as server-sent events of their own."""
 StepsSetting = Literal["auto", "off", "reasoning", "items", "events"]
-"""What a server is set to. auto: as suits the client."""
+"""The server's setting. auto: as suits the client."""
 NarrationSetting = Literal["content", "reasoning"]
-"""How a stream tells what the model says before a tool call. content: as it comes, set apart from
+"""Where a stream puts what the model says before a tool call. content: as it comes, set apart from
 the answer by an empty line; reasoning: apart from all content, which then waits until it is known
 to be the answer."""
 PROFILES: tuple[Steps, ...] = get_args(Steps)
+UsageOf = Literal["all_calls", "last_call"]
+"""The model calls whose usage a client is told. all_calls: their sum, what the answer cost;
+last_call: how full the context is."""
+CHOICES: tuple[UsageOf, ...] = get_args(UsageOf)
 
 _OPEN_WEBUI = "x-openwebui-"
 NOT_FINISHED = "[not finished]"
@@ -25,17 +30,18 @@ _OUTCOME = re.compile(
 
 
 def is_profile(word: object) -> TypeGuard[Steps]:
-    """Whether a client may ask for it."""
+    """Return True if a client may ask for steps to be shown this way."""
     return word in PROFILES
 
 
 def is_shown(tool: str) -> bool:
-    """Return whether a tool's calls are shown as steps. What is submitted is the answer."""
+    """Return True if a tool's calls are shown as steps. What is submitted is the answer."""
     return tool != "submit"
 
 
 def suited(setting: StepsSetting, headers: Iterable[str]) -> Steps:
-    """What is shown to a client that did not ask; `headers` are the names of those it sent."""
+    """Return how steps are shown to a client that did not ask; `headers` are the names of those it
+    sent."""
     if setting != "auto":
         return setting
     is_open_webui = any(name.lower().startswith(_OPEN_WEBUI) for name in headers)
@@ -43,7 +49,7 @@ def suited(setting: StepsSetting, headers: Iterable[str]) -> Steps:
 
 
 def suited_to_messages(setting: StepsSetting, *, code_execution: bool, thinking: bool) -> Steps:
-    """The same where the API is Anthropic's: many of its clients take the first block of an answer
+    """Return the same for Anthropic's API. Many of its clients take the first block of an answer
     for its text, so that only what they have asked for stands before it."""
     if setting != "auto":
         return setting
@@ -53,15 +59,15 @@ def suited_to_messages(setting: StepsSetting, *, code_execution: bool, thinking:
 
 
 def suited_to_responses(setting: StepsSetting, *, shows_items: bool) -> Steps:
-    """The same in OpenAI's newer API: items only for who asked for a tool that makes them, for
-    others take such an item for a call of a tool of theirs."""
+    """Return the same for OpenAI's Responses API. Only clients that asked for a tool which makes
+    items get items: others take such an item for a call of one of their own tools."""
     if setting in ("off", "reasoning", "events"):
         return setting
     return "items" if shows_items else "reasoning"
 
 
 def outcome(exit_code: int | None, duration_s: float, output_lines: int | None) -> str:
-    """The line that ends a step."""
+    """Return the line that ends a step."""
     parts = [] if exit_code is None else [f"exit {exit_code}"]
     parts.append(f"{duration_s:.1f} s")
     if output_lines is not None:
@@ -70,5 +76,22 @@ def outcome(exit_code: int | None, duration_s: float, output_lines: int | None) 
 
 
 def tells_steps(thinking: str) -> bool:
-    """Whether thinking has steps in it: words of ours, which the model did not think."""
+    """Return True if the thinking contains steps: the proxy's words, which the model did not
+    think."""
     return _OUTCOME.search(thinking) is not None
+
+
+def is_choice(word: object) -> TypeGuard[UsageOf]:
+    """Return True if a client may ask for the usage of these model calls."""
+    return word in CHOICES
+
+
+def suited_usage(headers: Mapping[str, str]) -> UsageOf:
+    """Return whose usage is told to a client that did not ask; `headers` are found in lower case.
+
+    Coding agents shorten a conversation by it, which a sum over several calls would have them do
+    too early.
+    """
+    is_codex = headers.get("originator", "").startswith("codex")
+    is_opencode = headers.get("user-agent", "").startswith("opencode/")
+    return "last_call" if is_codex or is_opencode else "all_calls"

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import urlsplit
 
-from policies.addresses import is_public
+from policies.hosts import is_public
 
 ToolSupport = Literal["probe", "always", "never"]
 """probe: find out and remember; always: every model is given tools; never: none is."""

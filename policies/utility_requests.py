@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Literal
 
 TASK_HEADER = "x-openwebui-task"
-"""Open WebUI names in it what it wants for itself; empty in the requests of its users."""
+"""Open WebUI's header that names the purpose of its own requests; empty in those of its users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +21,21 @@ class Template:
 
     client: str
     role: Literal["system", "last"]
-    """Which message holds it: a system message, or the last one, if its role is user,
+    """The message that has the prompt: a system message, or the last one, if its role is user,
     system or developer."""
     opening: str
     """A regular expression that matches the beginning of the text; compiled when first used."""
     holds: tuple[str, ...] = ()
-    """What stands in the text too."""
+    """Further passages of the text."""
     end: str = ""
     """How the text ends."""
     ends_a_chat: bool = False
-    """Whether the chat comes before it as messages; else there is no message of the model yet."""
+    """True if the chat's messages come before it; else no message of the model does."""
     beside_tools: bool = False
-    """Whether the client sends its tools along."""
+    """True if the client sends its tools along."""
 
     def fits(self, text: str) -> bool:
-        """Return whether a text is made from the template."""
+        """Return True if a text is made from the template."""
         return (
             re.match(self.opening, text) is not None
             and text.rstrip().endswith(self.end)
@@ -312,11 +312,11 @@ TEMPLATES = (
     ),
 )
 _PROBES = frozenset({"quota", "test"})
-"""What Claude Code says, and nothing else, to see whether a key works and what is left of it."""
+"""The whole message by which Claude Code checks a key and what is left of its quota."""
 
 
 def is_utility_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Return whether a client asks for itself; `headers` are in lower case."""
+    """Return True if a client made the request for itself; `headers` are in lower case."""
     task = headers.get(TASK_HEADER, "").strip()
     if task and not task.startswith("{{"):  # a version that does not fill the name in
         return True
@@ -325,7 +325,7 @@ def is_utility_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> b
 
 
 def _offers_tools(body: Mapping[str, Any]) -> bool:
-    """Return whether the model may choose among tools. A title's form may be a tool that is forced
+    """Return True if the model may choose among tools. A title's form may be a tool that is forced
     (LangChain's `withStructuredOutput` in LibreChat)."""
     tools = body.get("tools")
     forced = isinstance(body.get("tool_choice"), Mapping)
@@ -355,12 +355,12 @@ def _is_from_template(messages: Sequence[Mapping[str, Any]], *, tools: bool) -> 
 
 @cache
 def _openings() -> re.Pattern[str]:
-    """The openings of all templates."""
+    """Return the openings of all templates."""
     return re.compile("|".join(f"(?:{template.opening})" for template in TEMPLATES))
 
 
 def _candidates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The texts that may be a template, each with the role that templates have there."""
+    """Yield the texts that may be a template, each with the role that templates have there."""
     for message in messages:
         if message.get("role") in ("system", "developer"):
             text = _text(message.get("content"))
@@ -375,7 +375,7 @@ def _preamble_length(text: str) -> int:
 
 
 def _text(content: Any) -> str:
-    """The text of a message; empty where it has more than text."""
+    """Return the text of a message, or an empty string if it has more than text."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []

@@ -1,32 +1,31 @@
-"""Where things lie inside the sandbox (the paper's directories), and which part of a request
-becomes which file there."""
+"""The workspace of a request: paths inside the sandbox (the paper's directories), the parts of a
+request that become files there, and the names of files that clients put in or download."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from policies.document_marks import LARGE_CHARS
-from policies.file_names import Names
-from policies.moved_text import stand_in, start_and_end
-from policies.token_estimate import estimate, is_near
+from policies.context import estimate, is_near
+from policies.documents import LARGE_CHARS, stand_in, start_and_end
+from policies.file_names import Names, ShownNames, shown_name
 
 WORKING_DIR = "/testbed"
 INPUT_DIR = "/testbed/documents"
 OUTPUT_DIR = "/testbed/output"
 SHARED_DIR = "/testbed/shared"
 OBSERVATION_DIR = "/testbed/.observations"
-"""Where the whole text of what the model's context has no room for lies."""
+"""Where observations lie that do not fit into the model's context."""
 ANSWER_FILES = ("/testbed/output/answer.txt", "/testbed/answer.txt")
-"""Where a submitted answer may be written, first found first."""
+"""Where a submitted answer may be written; the first that exists counts."""
 MAX_ANSWER_BYTES = 1 << 20
 
 _MAX_FILES = 1000
-"""A conversation that has brought so many brings no more documents, but whole texts."""
+"""Once a conversation has so many files, long texts are no longer divided into documents."""
 _MUCH_CHARS = 200_000
 _GATHERED = object()
-"""Stands for a part that is in the one before it."""
+"""Stands for a part that was joined to the one before it."""
 _SHOWN_FAULT_CHARS = 300
 
 Modality = Literal["image", "audio", "video"]
@@ -36,7 +35,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class InputLimits:
-    """What becomes of the files and long texts in a request."""
+    """Limits on the files and long texts of a request."""
 
     fetch_urls: bool = True
     """Whether files that are named by http(s) URL are fetched, from public addresses only."""
@@ -45,9 +44,9 @@ class InputLimits:
     max_total_mib: int = 128
     """All of them together."""
     move_text_over_tokens: int | None = 12_000
-    """Of a user's message with more text than this, documents become files; where it shows none,
-    all of it does but its start and end. Half of the model's context window holds where that is
-    known to be smaller. null: never."""
+    """The documents in a user's message with more text than this become files; without documents,
+    all of it does but its start and end. Half of the model's context window, if known to be
+    smaller, takes its place. null: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +54,28 @@ class Given:
     """A file that came with a request."""
 
     at: tuple[int, int] | None
-    """The message and the part of it that stand for the file; None: it was named beside them."""
+    """The indexes of the message and of its part that hold the file; None: it was named beside the
+    messages."""
     kind: Kind
     identity: str
     """The same for the same file, however often it is sent."""
     filename: str
-    """As the client calls it; may be empty."""
+    """The client's name for it; may be empty."""
     mime_type: str
     bytes: int
     shown: Mapping[str, Any] | None = None
-    """What the model is sent of it, beside the words that say where it lies."""
+    """The part of a message that shows it to the model, beside the note that tells its path."""
     fault: str = ""
-    """Why it cannot be had, if so."""
+    """Why its content is missing, if it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A file that is to lie in the sandbox."""
+    """A file that is to be written to the sandbox."""
 
     path: str
     source: int | str
-    """Which of the given files it is, or its text."""
+    """The index of the given file, or the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ class Workspace:
     messages: Sequence[Message]
     files: tuple[Placed, ...]
     tokens_kept_out: int = 0
-    """What the moved texts would take in the prompt, less what stands for them: an estimate."""
+    """The estimated size of the moved texts in the prompt, less that of what stands for them."""
     notes: tuple[str, ...] = ()
-    """The notes on the files of the message that is to have none in it."""
+    """The notes on the files of the message `without_notes` (see `plan`)."""
 
 
 def long_texts(messages: Sequence[Message], over_tokens: int | None) -> list[str]:
-    """What the user says in messages that may be over the limit, as far as an estimate can tell:
-    it is to be counted before `plan`, where somebody can."""
+    """Return the texts of the user of which an estimate cannot tell whether they are over the
+    limit. Where a tokenizer is at hand, their counts are given to `plan`."""
     if over_tokens is None:
         return []
     said = (_said(message.get("content")) for message in messages if _is_users(message))
@@ -100,13 +100,13 @@ def long_texts(messages: Sequence[Message], over_tokens: int | None) -> list[str
 
 
 def has_long_text(messages: Sequence[Message]) -> bool:
-    """Whether the user says anything that is long enough to be moved, whatever the limit."""
+    """Return True if a message of the user is long enough to be moved, whatever the limit."""
     said = (_said(message.get("content")) for message in messages if _is_users(message))
     return any(len(text) > LARGE_CHARS for text in said)
 
 
 def is_much(messages: Sequence[Message]) -> bool:
-    """Whether `plan` takes so long that others would wait for it."""
+    """Return True if `plan` takes so long that it would hold up the event loop."""
     said = (_said(message.get("content")) for message in messages if _is_users(message))
     return sum(map(len, said)) > _MUCH_CHARS
 
@@ -119,12 +119,12 @@ def plan(
     counted: Mapping[str, int] = MappingProxyType({}),
     without_notes: int | None = None,
 ) -> Workspace:
-    """Give every file its place, and say in the messages where it is.
+    """Give every file a path, and replace it in the messages by a note that tells the path.
 
-    What is said stands where the file stood, and depends on nothing that follows: a conversation
-    that grows keeps its beginning, so prefix caches hit. `counted` are the tokens of texts as
-    `long_texts` gives them; an estimate holds for the others. The notes on the files of the
-    message `without_notes` are not put into it, but into `Workspace.notes`.
+    A note depends on nothing that follows it: a conversation that grows keeps its beginning, so
+    prefix caches hit. `counted` are the tokens of texts that `long_texts` returned; the others are
+    estimated. The notes on the files of the message with the index `without_notes` go into
+    `Workspace.notes` instead.
     """
     planner = _Planner(given, over_tokens, counted, without_notes)
     planned = tuple(planner.message(index, message) for index, message in enumerate(messages))
@@ -166,10 +166,10 @@ class _Planner:
         self.files: list[Placed] = []
         beside = [index for index, each in enumerate(given) if each.at is None]
         self.beside = "\n".join(self._note(index) for index in beside)
-        """What is said of the files that were named beside the messages."""
+        """The notes on files that were named beside the messages."""
 
     def message(self, index: int, message: Message) -> Message:
-        """The message as the model gets it."""
+        """Return the message as the model gets it."""
         content = message.get("content")
         is_long = self._is_long(message)
         if isinstance(content, str) and is_long:
@@ -189,7 +189,7 @@ class _Planner:
         return message if parts == content else {**message, "content": parts}
 
     def _gathered(self, content: Sequence[Any]) -> list[Any]:
-        """The parts, those neighbours as one text that are short each but long together."""
+        """Return the parts, with neighbours joined to one text if short texts are long together."""
         words = "".join(_text(part) for part in content if _is_short(part))
         if self._over_tokens is None or estimate(words) <= self._over_tokens:
             return list(content)
@@ -210,7 +210,7 @@ class _Planner:
         return (estimate(said) if tokens is None else tokens) > self._over_tokens
 
     def _stand_in(self, number: int, index: int) -> list[Any]:
-        """The parts that stand for a given file in the message of that index."""
+        """Return the parts that replace a given file in the message with that index."""
         shown = self._given[number].shown
         parts: list[Any] = [] if shown is None else [shown]
         if index == self._without_notes:
@@ -238,7 +238,7 @@ class _Planner:
         return self._paths[key]
 
     def _moved(self, text: str) -> str:
-        """What stands for a text whose parts become files."""
+        """Return what stands in the prompt for a text that becomes files."""
         if len(text) <= LARGE_CHARS:
             return text
         is_full = len(self.files) >= _MAX_FILES
@@ -266,7 +266,7 @@ def _is_users(message: Message) -> bool:
 
 
 def _said(content: Any) -> str:
-    """The words of a message."""
+    """Return the text of a message's content."""
     if isinstance(content, list):
         return "\n".join(map(_text, content))
     return content if isinstance(content, str) else ""
@@ -282,6 +282,42 @@ def _text(part: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """One line, and no bracket that would end the note."""
+    """Return the text on one line, without brackets, which would end the note."""
     words = "".join(character if character.isprintable() else " " for character in text)
     return words[:_SHOWN_FAULT_CHARS].replace("[", "(").replace("]", ")")
+
+
+# Files that clients put into a container, and those of a zip
+
+MAX_NAME_BYTES = 200
+"""Less than the 255 of file systems, so that a number fits behind the name."""
+
+
+def input_path(filename: str, taken: Collection[str]) -> str:
+    """Return a path for a file that a client has named, other than the taken ones."""
+    bare = filename.replace("\\", "/").rpartition("/")[2]
+    clean = "".join(each if each.isprintable() else "_" for each in bare)
+    name = "file" if clean.strip(". ") == "" else clean
+    stem, dot, extension = name.rpartition(".")
+    if not stem:
+        stem, dot, extension = name, "", ""
+    ending = _cut(dot + extension, MAX_NAME_BYTES // 2)
+    stem = _cut(stem, MAX_NAME_BYTES - len(ending.encode()))
+    path, number = f"{INPUT_DIR}/{stem}{ending}", 1
+    while path in taken:
+        number += 1
+        path = f"{INPUT_DIR}/{stem}-{number}{ending}"
+    return path
+
+
+class ArchiveNames(ShownNames):
+    """Names for the files of one zip: relative, and never outside of where it is unpacked."""
+
+    def first_choice(self, path: str) -> str:
+        inside = path.removeprefix(f"{WORKING_DIR}/")
+        parts = [part for part in inside.split("/") if part not in ("", "..", ".")]
+        return "/".join(map(shown_name, parts)) or "file"
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    return text.encode()[:max_bytes].decode(errors="ignore")

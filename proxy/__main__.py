@@ -275,7 +275,7 @@ def gc(arguments: argparse.Namespace) -> int:
 
 def audit(arguments: argparse.Namespace) -> int:
     """Say of each audit log how it stands; 1 where anything is wrong."""
-    from proxy.audit.verify import verify
+    from proxy.audit.audit_log import verify
     from proxy.config import state_dir
     from proxy.joining import audit_key, audit_place
 

@@ -26,11 +26,10 @@ from policies.passthrough import PassthroughSetting
 from policies.pool import PoolSettings, most
 from policies.prices import Price
 from policies.redaction import Redaction
-from policies.sessions import SessionSettings
+from policies.rules import Watch
+from policies.sessions import FileLimits, ResponseSettings, SessionSettings
 from policies.steps import NarrationSetting, StepsSetting
-from policies.storage import FileLimits, ResponseSettings
 from policies.tool_support import ToolSupport
-from policies.watch import Watch
 from policies.workspace import InputLimits, Modality
 from proxy.body_memory import DEFAULT_MIB
 

@@ -8,11 +8,10 @@ from functools import partial
 from socket import socket
 
 from policies.isolation import Isolation
+from proxy.agent.context_windows import Windows
 from proxy.agent.model import Model
-from proxy.agent.windows import Windows
 from proxy.errors import BackendError
-from proxy.models.tool_probe import ToolProbe
-from proxy.tool_support import ToolSettings
+from proxy.models.tool_support import ToolProbe, ToolSettings
 from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
 from sandbox_runtime.escape.probe import Finding

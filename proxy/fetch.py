@@ -13,9 +13,15 @@ from policies.egress import Egress, Rules
 from policies.hosts import Target, parse_authority
 from proxy.body_memory import HeldBody
 from proxy.errors import BodyTooLargeError, BusyError
-from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, open_connection
-from sandbox_runtime.egress.errors import EgressError
-from sandbox_runtime.egress.resolver import Resolve, SystemResolver
+from sandbox_runtime.egress.decision import EgressError
+from sandbox_runtime.egress.dialer import (
+    Connect,
+    Dialer,
+    Endpoint,
+    Resolve,
+    SystemResolver,
+    open_connection,
+)
 
 if TYPE_CHECKING:
     from proxy.guarded_get import Answer

@@ -11,16 +11,15 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from policies.artifacts import ArtifactLimits, Produced
-from policies.file_links import links_in, naming_files, without_links
+from policies.artifacts import ArtifactLimits, Produced, links_in, naming_files, without_links
 from policies.file_names import type_of
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
-from proxy.agent.task import Artifact, InputFile
+from proxy.agent.result import Artifact
+from proxy.agent.task import InputFile
 from proxy.signatures import Signer
-from proxy.store.records import ContainerWish, Maker
+from proxy.store.records import ContainerWish, Maker, Upload
 from proxy.store.store import Store
-from proxy.uploads import Upload
 from sandbox_runtime.sandbox import Sandbox
 
 MAX_LINKED_FILES = 1000

@@ -17,7 +17,7 @@ from typing import Any
 
 from policies.context import moved_over
 from policies.file_names import clean_type
-from policies.remote_urls import is_url, remote_urls
+from policies.passthrough import is_url, remote_urls
 from policies.workspace import (
     Given,
     InputLimits,
@@ -35,18 +35,18 @@ from proxy.agent.task import InputFile, Task
 from proxy.errors import BadRequestError, FileTooLargeError
 from proxy.fetch import Fetched, Fetcher, FetchError, Room
 from proxy.shown_files import ShownFiles
+from proxy.store.records import NoUploads, Uploads
 from proxy.text_lengths import TextLengths
-from proxy.uploads import NoUploads, Uploads
 from proxy.url_checks import check_urls
 from proxy.wire.content_parts import (
     FilePart,
+    InlineData,
     Remote,
     Uploaded,
     beside,
     malformed,
     read,
 )
-from proxy.wire.inline_data import InlineData
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32

@@ -13,9 +13,9 @@ from policies.pool import most
 from policies.prompts import Equipment
 from policies.tool_support import is_local
 from proxy.agent.agent import Agent
+from proxy.agent.context_windows import Windows
 from proxy.agent.model import Model
-from proxy.agent.windows import Windows
-from proxy.audit.ledger import Ledger
+from proxy.audit.audit import Ledger
 from proxy.body_memory import COPIES, BodyMemory
 from proxy.client_keys import ClientKeys
 from proxy.config import (
@@ -37,14 +37,13 @@ from proxy.models.operator_proxies import proxy_for, proxy_urls
 from proxy.models.prices import Prices
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel
-from proxy.models.tool_probe import ToolProbe
+from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.runs import Runs
 from proxy.services import Services
 from proxy.store.errors import StoreError
 from proxy.store.store import Store
 from proxy.text_lengths import TextLengths
-from proxy.tool_support import ToolSettings, ToolVerdicts, WatchedModel
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.egress.dialer import Endpoint

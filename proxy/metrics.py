@@ -27,7 +27,8 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.agent.model import Reply
-from proxy.agent.task import Result, Tally, Task
+from proxy.agent.result import Result, Tally
+from proxy.agent.task import Task
 from sandbox_runtime.pool.pool import Pool, PoolStats
 from sandbox_runtime.tools import make_tools
 

@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from policies.egress import Egress
-from policies.orders import in_words
-from policies.precedence import get, settings
-from policies.profile import Profile
+from policies.profile import Profile, get, in_words, settings
 
 HEAD = ("| setting | default | elsewhere | narrower |", "|---|---|---|---|")
 

@@ -10,12 +10,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from policies.audit import Audit
 from policies.isolation import LEAST
-from policies.manner import Manner
-from policies.paper_words import PaperWords
-from policies.precedence import SETTLED, Allowed, settings
-from policies.profile import Profile
+from policies.profile import SETTLED, Allowed, Audit, Manner, Profile, settings
+from policies.reference_style import PaperWords
 from proxy.config import NO_AMOUNT, Config, ConfigError, no_amounts
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.keys import Key

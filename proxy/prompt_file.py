@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from policies.paper_words import NO_CALL, PaperWords
 from policies.prompts import TOOL_NAMES
+from policies.reference_style import NO_CALL, PaperWords
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 from proxy.config import ConfigError
 

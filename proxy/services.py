@@ -5,8 +5,8 @@ from functools import partial
 
 from policies.passthrough import PassthroughSetting
 from policies.profile import Profile
+from policies.sessions import FileLimits
 from policies.steps import NarrationSetting, StepsSetting
-from policies.storage import FileLimits
 from proxy.agent.model import Model
 from proxy.body_memory import BodyMemory
 from proxy.client_keys import ClientKeys
@@ -14,10 +14,10 @@ from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.keys import Keyring
 from proxy.models.prices import Prices
+from proxy.models.tool_support import ToolVerdicts
 from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
 from proxy.store.store import Store
-from proxy.tool_support import ToolVerdicts
 from proxy.wire.terms import OnDisconnect
 from proxy.workspaces import Workspaces
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.body_memory import HeldBody
-from proxy.uploads import Upload
+from proxy.store.records import Upload
 from proxy.wire.content_parts import FilePart, shown_type, with_url
 
 MAX_SHOWN_BYTES = 20 << 20

@@ -12,7 +12,7 @@ from policies.workspace import WORKING_DIR
 from sandbox_runtime.backends.base import Pressure
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.command_output import KINDS, CommandOutput
-from sandbox_runtime.egress.meter import Meter
+from sandbox_runtime.egress.limits import Meter
 from sandbox_runtime.errors import (
     FileMissingError,
     FileThereError,

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from policies.isolation import Isolation
 from sandbox_runtime.egress.decision import OnAsk, OnDecision
-from sandbox_runtime.egress.meter import Meter
+from sandbox_runtime.egress.limits import Meter
 
 StreamName = Literal["stdout", "stderr"]
 ShellState = Literal["snapshot", "none"]

@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from policies.egress import Egress
 from policies.isolation import Isolation
 from sandbox_runtime.egress.decision import OnAsk, OnDecision
-from sandbox_runtime.egress.dialer import Endpoint
+from sandbox_runtime.egress.dialer import Endpoint, Resolve, SystemResolver
 from sandbox_runtime.egress.gateway import Gateway
-from sandbox_runtime.egress.resolver import Resolve, SystemResolver
 from sandbox_runtime.guest_sandbox import GuestSandbox
 
 

@@ -31,8 +31,8 @@ from proxy.demo import SCRIPT
 from proxy.models.scripted import ScriptedModel
 from proxy.profile_table import table
 from proxy.profiles import build_profiles
-from proxy.wire.parameters import PARAMETERS
-from proxy.wire.step_events import StepEvents
+from proxy.wire.chat_parameters import PARAMETERS
+from proxy.wire.steps import StepEvents
 from sandbox_runtime.egress.decision import Decision
 from tests.fakes.server import join, open_sandboxes, serve
 

@@ -1,29 +1,28 @@
 """Which of the paper's three meta-capabilities a tool call uses.
 
-Judged by what the model wrote, as the paper does, not by what came of it. Code counts where it is
-written: run at once, given to an interpreter, or put into a file whose name says that it is code;
-to run a program that was written before is a computation. What is only mentioned (in a comment, a
-text that is printed, a path) does not count.
+A call is judged by what the model wrote, as in the paper, not by what came of it. Code counts where
+it is written: run at once, given to an interpreter, or put into a file whose name says that it is
+code; to run a program that was written before is a computation. What is only mentioned (in a
+comment, a text that is printed, a path) does not count.
 """
 
 from collections.abc import Callable, Mapping
 
-from policies.capabilities.kinds import Capability, Code, Use, code_in, together
-from policies.capabilities.programs import use_of
+from policies.capabilities.programs import Capability, Code, Use, code_in, together, use_of
 from policies.capabilities.python import use_of_python
 from policies.capabilities.shell import commands_in
 
 __all__ = ["Capability", "capabilities_of"]
 
 MAX_CHARS = 4096
-"""How much of a call is looked at."""
+"""So much of a call is read."""
 _MAX_DEPTH = 4
-"""How deep code in code is looked at: a shell's command in Python in a shell."""
+"""How deep code in code is read: a shell's command in Python in a shell."""
 _EDITS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
 
 
 def capabilities_of(tool: str, arguments: object) -> frozenset[Capability]:
-    """What a call of one of our tools uses; nothing for any other tool, and for a bad call."""
+    """Return what a call of one of our tools uses; nothing for other tools and malformed calls."""
     if not isinstance(arguments, Mapping):
         return frozenset()
     if tool == "execute_bash":
@@ -36,7 +35,7 @@ def capabilities_of(tool: str, arguments: object) -> frozenset[Capability]:
 def _of_command(arguments: Mapping[str, object]) -> frozenset[Capability]:
     command = arguments.get("command")
     if not isinstance(command, str) or arguments.get("job_id") is not None:
-        return frozenset()  # what is typed into a program is none
+        return frozenset()  # input that is typed into a program is no code
     return _of_code((Code("shell", command[:MAX_CHARS]),))
 
 

@@ -1,29 +1,210 @@
-"""What a command is for: by the program it runs, and by what that is given."""
+"""Which meta-capabilities a shell command uses, by its program and by what the program is given."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
 
-from policies.capabilities import program_names as names
-from policies.capabilities.kinds import (
-    COMPUTATION,
-    EXTERNAL,
-    FILES,
-    NOTHING,
-    Code,
-    Language,
-    Use,
-    code_in,
-    together,
-)
 from policies.capabilities.shell import SUM, Command
+
+Language = Literal["shell", "python"]
+
+
+class Capability(StrEnum):
+    """A meta-capability that a sandbox gives a model (the paper's section 4)."""
+
+    EXTERNAL_RESOURCES = "external_resources"
+    """Packages, pages, data and repositories are fetched."""
+    FILE_MANAGEMENT = "file_management"
+    """Files are searched, read, written or moved."""
+    COMPUTATION = "computation"
+    """Numbers are computed, or programs run that do so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A piece of code, often inside another."""
+
+    language: Language
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The capabilities that a piece of code uses by itself, and the code in it that is still to be
+    read."""
+
+    capabilities: frozenset[Capability] = frozenset()
+    code: tuple[Code, ...] = ()
+
+
+NOTHING = Use()
+EXTERNAL = Use(frozenset({Capability.EXTERNAL_RESOURCES}))
+FILES = Use(frozenset({Capability.FILE_MANAGEMENT}))
+COMPUTATION = Use(frozenset({Capability.COMPUTATION}))
+
+
+def together(uses: "list[Use]") -> Use:
+    """Return the use of several pieces together."""
+    if len(uses) == 1:
+        return uses[0]
+    capabilities = frozenset[Capability]().union(*(use.capabilities for use in uses))
+    return Use(capabilities, tuple(code for use in uses for code in use.code))
+
+
+def code_in(path: str, text: str) -> tuple[Code, ...]:
+    """Return the text of a file as code, if its name says that it is code."""
+    if not text:
+        return ()
+    if path.endswith(".py"):
+        return (Code("python", text),)
+    return (Code("shell", text),) if path.endswith((".sh", ".bash")) else ()
+
+
+# Programs by name
+
+
+def name_set(text: str) -> frozenset[str]:
+    """Return the words of a text as a set."""
+    return frozenset(text.split())
+
+
+_FETCHERS = name_set("""
+    curl wget aria2c http https xh ftp sftp scp ssh telnet nc ncat netcat ping dig nslookup host
+    whois traceroute yt-dlp youtube-dl gdown lynx w3m links npx pnpx uvx gh hf huggingface-cli
+    aws gsutil gcloud kaggle s3cmd rclone
+""")
+_FILE_PROGRAMS = name_set("""
+    ls dir find fd fdfind tree du stat file cp mv rm rmdir mkdir touch ln chmod chown tar zip unzip
+    zipinfo gzip gunzip bzip2 bunzip2 xz unxz zstd 7z unrar rename split csplit truncate shred dd
+    rsync patch diff cmp comm md5sum sha1sum sha256sum b2sum cksum strings xxd hexdump od readlink
+    realpath mktemp locate install iconv dos2unix
+    pdftotext pdfinfo pdftoppm pdfimages pdfgrep qpdf mutool pandoc libreoffice soffice antiword
+    docx2txt catdoc odt2txt unrtf html2text tesseract exiftool convert magick identify mogrify
+    ffmpeg ffprobe sox fluidsynth timidity lame sqlite3 in2csv csvcut csvgrep csvlook csvstat
+    csvsql vi vim nano ed pdflatex xelatex latex dot
+""")
+_COMPUTERS = name_set("""
+    bc dc factor expr let octave maxima gp sage julia R Rscript matlab qalc units gnuplot
+    gcc g++ cc c++ clang clang++ tcc gfortran rustc ghc javac java nasm ld make cmake ninja
+    node deno bun ruby perl lua php ghci runghc ocaml swipl sbcl
+    pytest unittest timeit jupyter papermill ipython z3 minizinc glpsol cbc scip lp_solve minisat
+    obabel xtb psi4 mopac gmx blastn blastp blastx makeblastdb clustalo muscle mafft samtools
+    bedtools
+""")
+_FETCHING_PARTS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(
+        ("pip", "conda", "mamba", "micromamba", "uv", "pipx", "poetry", "pipenv", "pdm"),
+        name_set("install download wheel create update upgrade add sync search"),
+    ),
+    **dict.fromkeys(
+        ("apt", "apt-get", "aptitude", "dnf", "yum", "apk", "brew", "pacman", "zypper", "snap"),
+        name_set(
+            "install update upgrade dist-upgrade full-upgrade add source build-dep -S -Sy -Syu"
+        ),
+    ),
+    **dict.fromkeys(("npm", "yarn", "pnpm"), name_set("install i ci add update upgrade view info")),
+    **dict.fromkeys(("gem", "cargo", "go", "luarocks", "cpan"), name_set("install add get update")),
+    "git": name_set("clone pull fetch push ls-remote submodule"),
+    "docker": name_set("pull push"),
+    "svn": name_set("checkout co update"),
+}
+_COMPUTING_PARTS = {
+    **dict.fromkeys(("go", "cargo"), name_set("run build test bench")),
+    **dict.fromkeys(("npm", "yarn", "pnpm", "bun"), name_set("run test start")),
+}
+_GROUPS = name_set("pip tool env global")
+"""Words between a program and the part of it that is meant: `uv pip install`."""
+_VALUED = {
+    "git": name_set("-C -c"),
+    "curl": name_set("-o -H -d -X -A -u"),
+    "wget": name_set("-O -o -P"),
+}
+_LOCAL = re.compile(r"(?:\w+://)?(?:localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[::1?\])\b|\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """A program that reads files if it is given any, else what comes through a pipe."""
+
+    leading: int = 0
+    """The number of words before the files, such as a script."""
+    valued: frozenset[str] = frozenset()
+    """Options that are followed by a value."""
+    script: frozenset[str] = frozenset()
+    """Options whose value takes the place of the leading word."""
+    searches_tree: bool = False
+    """True if an option has it read files that are not named."""
+
+
+_RECURSIVE = re.compile(r"-[a-zA-Z]*[rR][a-zA-Z]*|--recursive")
+_OF_GREP = name_set("-A -B -C -m -e -f -g -t -d --include --exclude")
+_GREP = _Filter(1, _OF_GREP, name_set("-e -f"), searches_tree=True)
+_TREE_SEARCHERS = frozenset({"rg", "ag", "ack"})
+_FILTERS = {
+    **dict.fromkeys(("grep", "egrep", "fgrep", "zgrep", *_TREE_SEARCHERS), _GREP),
+    **dict.fromkeys(
+        name_set(
+            "cat tac nl less more wc uniq paste column fold fmt rev shuf base64 bat zcat xzcat"
+        ),
+        _Filter(),
+    ),
+    **dict.fromkeys(("head", "tail"), _Filter(0, name_set("-n -c --lines --bytes"))),
+    "sort": _Filter(0, name_set("-k -t -S -T")),
+    "join": _Filter(0, name_set("-t -1 -2 -o")),
+    "cut": _Filter(0, name_set("-d -f -c -b --delimiter --fields")),
+    "sed": _Filter(1, name_set("-e -f -l"), name_set("-e -f --expression")),
+    **dict.fromkeys(
+        ("awk", "gawk", "mawk", "nawk"), _Filter(1, name_set("-F -v -f"), frozenset({"-f"}))
+    ),
+    "jq": _Filter(1, name_set("--indent"), name_set("-f --from-file")),
+    "yq": _Filter(1),
+    "xmllint": _Filter(0, name_set("--xpath")),
+    "json.tool": _Filter(),
+    "tee": _Filter(),
+    "look": _Filter(1),
+}
+_AWK_SUM = re.compile(r"[-+*/%^]=|\+\+|[\w)\]] ?[*/^%] ?[\w(\[$]|\b(?:sqrt|exp|log|sin|cos|int)\(")
+_VERSIONED = re.compile(r"(?:python|pypy|ipython|pip|pytest)[\d.]*")
+_SHELLS = name_set("bash sh zsh dash ksh ash")
+_PROBES = name_set("--version -V --help -version version help -v")
+_OF_THE_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/opt/", "/etc/", "/lib")
+_RESERVED = name_set("if then else elif fi while until do done ! { } time coproc")
+_WRAPPERS: Mapping[str, frozenset[str]] = {
+    "sudo": name_set("-u -g -U -h -p"),
+    "doas": name_set("-u"),
+    "env": name_set("-u -C -S --unset --chdir"),
+    "timeout": name_set("-k -s --signal --kill-after"),
+    "nice": name_set("-n"),
+    "ionice": name_set("-c -n"),
+    "xargs": name_set("-n -I -P -d -L -s -a -E"),
+    "parallel": name_set("-j --jobs"),
+    "watch": name_set("-n --interval"),
+    "stdbuf": name_set("-i -o -e"),
+    **dict.fromkeys(
+        name_set("command exec builtin nohup setsid unbuffer nocache chronic"), name_set("")
+    ),
+}
+"""Programs that run another one, with their options that are followed by a value."""
+_GIVE_WORDS = frozenset({"xargs", "parallel"})
+_RUNNERS: Mapping[str, frozenset[str]] = dict.fromkeys(
+    name_set("uv poetry pipenv pdm conda mamba micromamba"),
+    name_set("-n -p --name --prefix --with"),
+)
+"""Programs that run another one by the word `run`, with such options."""
+_SCRIPTED = frozenset({"perl", "ruby"})
+_LINE_BY_LINE = ("-n", "-p", "-i", "-0", "-an", "-lan", "-lne", "-lpe")
+
+
+# Commands
 
 _PYTHONS = frozenset({"python", "pypy", "ipython", ""})
 _ASSIGNMENT = re.compile(r"\w+\+?=")
 
 
 def use_of(command: Command) -> Use:
-    """What a command uses."""
+    """Return what a command uses."""
     found = [_redirections(command)]
     words, gets_words = _program(command.words)
     if words:
@@ -33,20 +214,20 @@ def use_of(command: Command) -> Use:
 
 @dataclass(frozen=True, slots=True)
 class _Invocation:
-    """A program and what it is given."""
+    """A program, its arguments and the command that it is part of."""
 
     name: str
     words: Sequence[str]
     command: Command
     gets_words: bool
-    """Whether something before it (xargs) gives it more."""
+    """True if a wrapper (xargs) adds arguments."""
 
     @property
     def args(self) -> Sequence[str]:
         return self.words[1:]
 
     def operands(self, valued: frozenset[str] = frozenset()) -> list[str]:
-        """Its arguments without options and their values."""
+        """Return the arguments without options and their values."""
         found = []
         is_value = False
         for word in self.args:
@@ -63,35 +244,35 @@ class _Invocation:
 
 
 def _program(words: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """The words from the program on, and whether what stands before it gives it more of them."""
+    """Return the words from the program on, and whether a wrapper before it adds arguments."""
     at, gets_words = 0, False
     while at < len(words):
         word, following = words[at].rpartition("/")[2], words[at + 1 : at + 2]
-        if word in names.RESERVED or _ASSIGNMENT.match(words[at]):
+        if word in _RESERVED or _ASSIGNMENT.match(words[at]):
             at += 1
         elif word == "command" and "-v" in following:
             break  # it only looks for one
-        elif word in names.RUNNERS and "run" in following:
-            at = _past(words, at + 2, names.RUNNERS[word], 0)
-        elif word in names.WRAPPERS:
-            gets_words = gets_words or word in names.GIVE_WORDS
-            at = _past(words, at + 1, names.WRAPPERS[word], word == "timeout")
+        elif word in _RUNNERS and "run" in following:
+            at = _past(words, at + 2, _RUNNERS[word], 0)
+        elif word in _WRAPPERS:
+            gets_words = gets_words or word in _GIVE_WORDS
+            at = _past(words, at + 1, _WRAPPERS[word], word == "timeout")
         else:
             break
     return words[at:], gets_words
 
 
 def _past(words: Sequence[str], at: int, valued: frozenset[str], operands: int) -> int:
-    """The place after a wrapper's own options and operands."""
+    """Return the index of the first word after a wrapper's own options and operands."""
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in valued else 1
     return at + operands
 
 
 def _plain_name(word: str) -> str:
-    """A program's name without its place and the version in it."""
+    """Return a program's name without its directory and version."""
     name = word.rpartition("/")[2]
-    versioned = names.VERSIONED.fullmatch(name)
+    versioned = _VERSIONED.fullmatch(name)
     return name.rstrip("0123456789.") if versioned else name
 
 
@@ -99,71 +280,72 @@ def _plain_name(word: str) -> str:
 
 
 def _use(run: _Invocation) -> Use:
-    if run.args and all(word in names.PROBES for word in run.args):
+    if run.args and all(word in _PROBES for word in run.args):
         return NOTHING
     if run.name in _PYTHONS:
         return _python(run)
-    if run.name in names.SHELLS:
+    if run.name in _SHELLS:
         return _shell(run)
     if run.name == "eval":
         return Use(code=(Code("shell", " ".join(run.args)),))
-    if run.name in names.FILTERS:
-        return _filter(run, names.FILTERS[run.name])
-    if run.name in names.SCRIPTED and run.args and run.args[0].startswith(names.LINE_BY_LINE):
-        return _filter(run, names.Filter(1))
+    if run.name in _FILTERS:
+        return _filter(run, _FILTERS[run.name])
+    if run.name in _SCRIPTED and run.args and run.args[0].startswith(_LINE_BY_LINE):
+        return _filter(run, _Filter(1))
     return _by_name(run)
 
 
 def _by_name(run: _Invocation) -> Use:
-    if run.name in names.FETCHERS:
+    if run.name in _FETCHERS:
         return _fetcher(run)
     if part := _part(run):
         return part
-    if run.name in names.FILE_PROGRAMS:
+    if run.name in _FILE_PROGRAMS:
         return FILES
-    if run.name in names.COMPUTERS or run.words[0] == SUM:
+    if run.name in _COMPUTERS or run.words[0] == SUM:
         is_install = any("install.packages" in word for word in run.args)
         return together([COMPUTATION, EXTERNAL] if is_install else [COMPUTATION])
-    if "/" in run.words[0] and not run.words[0].startswith(names.OF_THE_SYSTEM):
+    if "/" in run.words[0] and not run.words[0].startswith(_OF_THE_SYSTEM):
         return COMPUTATION  # a program that was written or built here
     return NOTHING
 
 
 def _part(run: _Invocation) -> Use | None:
-    """What is used by the part of a program that is meant, such as `install`."""
-    fetching = names.FETCHING_PARTS.get(run.name, frozenset())
-    computing = names.COMPUTING_PARTS.get(run.name, frozenset())
+    """Return the use of a program's subcommand, such as `install`, or None if it has none that
+    counts."""
+    fetching = _FETCHING_PARTS.get(run.name, frozenset())
+    computing = _COMPUTING_PARTS.get(run.name, frozenset())
     if not fetching and not computing:
         return None
-    operands = run.operands(names.VALUED.get(run.name, frozenset()))
-    meant = next((word for word in operands if word not in names.GROUPS), "")
+    operands = run.operands(_VALUED.get(run.name, frozenset()))
+    meant = next((word for word in operands if word not in _GROUPS), "")
     if meant in fetching or not fetching.isdisjoint(run.args[:1]):
         return EXTERNAL
     return COMPUTATION if meant in computing else None
 
 
 def _fetcher(run: _Invocation) -> Use:
-    places = run.operands(names.VALUED.get(run.name, frozenset()))
-    is_far = run.gets_words or any(not names.LOCAL.match(place) for place in places)
+    places = run.operands(_VALUED.get(run.name, frozenset()))
+    is_far = run.gets_words or any(not _LOCAL.match(place) for place in places)
     return EXTERNAL if is_far else NOTHING
 
 
-def _filter(run: _Invocation, known: names.Filter) -> Use:
+def _filter(run: _Invocation, known: _Filter) -> Use:
     operands = run.operands(known.valued)
     has_script = any(word in known.script for word in run.args)
     leading = 0 if has_script else known.leading
     has_files = run.gets_words or len(operands) > leading
     if known.searches_tree:
-        has_files = has_files or any(map(names.RECURSIVE.fullmatch, run.args))
-    if run.name in names.TREE_SEARCHERS:
+        has_files = has_files or any(map(_RECURSIVE.fullmatch, run.args))
+    if run.name in _TREE_SEARCHERS:
         has_files = has_files or not run.command.is_fed
     used = [FILES] if has_files else []
-    if run.name.endswith("awk") and operands and names.AWK_SUM.search(operands[0]):
+    if run.name.endswith("awk") and operands and _AWK_SUM.search(operands[0]):
         used.append(COMPUTATION)
     return together(used)
 
 
-# Code that it is given
+# Code that a program is given
 
 
 def _python(run: _Invocation) -> Use:
@@ -197,17 +379,17 @@ def _shell(run: _Invocation) -> Use:
 
 
 def _from_input(command: Command, language: Language) -> Use:
-    """What an interpreter reads that is given no script."""
+    """Return the use of what an interpreter without a script reads from its input."""
     if command.given:
         return Use(code=(Code(language, command.given),))
     return COMPUTATION if command.reads else NOTHING
 
 
-# Files beside it
+# Redirections
 
 
 def _redirections(command: Command) -> Use:
-    """The files it reads and writes, and the code that it writes into them."""
+    """Return the use of the files that a command reads and writes, and the code it writes there."""
     written = [path for path in command.writes if not path.startswith("/dev/")]
     if command.words[:1] == ("tee",):
         written += command.words[1:]

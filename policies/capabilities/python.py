@@ -1,7 +1,7 @@
-"""Python, as far as one must read it to know what it is for.
+"""Reads Python as far as is needed to know which meta-capabilities it uses.
 
-Read by its tokens, not by its grammar: much of it is cut off, wrong, or for another version. A
-library counts where it is used, not where it is only imported to see whether it is there.
+It is read by its tokens, not by its grammar: much of it is cut off, wrong, or for another version.
+A library counts where it is used, not where it is only imported to see whether it is there.
 """
 
 import re
@@ -11,19 +11,83 @@ from itertools import pairwise
 from keyword import kwlist
 from typing import NamedTuple
 
-from policies.capabilities.kinds import COMPUTATION, EXTERNAL, FILES, Code, Use, together
-from policies.capabilities.libraries import (
-    COMPUTING_CALLS,
-    COMPUTING_NAMES,
-    COMPUTING_WORDS,
-    EXTERNAL_NAMES,
-    FILE_CALLS,
-    FILE_NAMES,
-    NO_COMPUTING_NAMES,
-    NUMBER_CALLS,
-    PLACE_CALLS,
-    SHELL_CALLS,
+from policies.capabilities.programs import (
+    COMPUTATION,
+    EXTERNAL,
+    FILES,
+    Code,
+    Use,
+    name_set,
+    together,
 )
+
+# Libraries by name
+_EXTERNAL_NAMES = name_set("""
+    requests urllib.request urllib3 httpx aiohttp http.client ftplib smtplib telnetlib xmlrpc.client
+    websocket websockets socket.create_connection socket.gethostbyname paramiko pycurl wget
+    selenium playwright scrapy mechanize feedparser
+    huggingface_hub datasets.load_dataset kaggle gdown yfinance pandas_datareader fredapi
+    wikipedia wikipediaapi arxiv pubchempy chembl_webresource_client Bio.Entrez bioservices
+    openai anthropic boto3 google.cloud git.Repo.clone_from nltk.download torch.hub
+    sklearn.datasets.fetch_openml sklearn.datasets.fetch_20newsgroups
+    transformers.AutoModel.from_pretrained transformers.AutoTokenizer.from_pretrained
+    transformers.pipeline duckduckgo_search googlesearch
+""")
+_FILE_NAMES = name_set("""
+    shutil glob zipfile tarfile gzip bz2 lzma csv tempfile fileinput filecmp linecache fnmatch
+    os.listdir os.scandir os.walk os.makedirs os.mkdir os.remove os.unlink os.rename os.replace
+    os.rmdir os.removedirs os.stat os.chmod os.symlink os.link os.open os.path.exists
+    os.path.isfile os.path.isdir os.path.getsize os.path.getmtime
+    json.load json.dump pickle.load pickle.dump yaml.safe_load yaml.dump yaml.load toml.load
+    tomllib.load joblib.load joblib.dump configparser sqlite3.connect
+    PyPDF2 pypdf pdfplumber pdfminer fitz pymupdf pikepdf docx openpyxl xlrd xlsxwriter pptx
+    ebooklib striprtf odf reportlab fpdf ffmpeg pydub midiutil mido music21.converter.parse
+    PIL.Image.open cv2.imread cv2.imwrite imageio scipy.io soundfile
+    numpy.load numpy.save numpy.savez numpy.loadtxt numpy.savetxt numpy.genfromtxt numpy.fromfile
+    Bio.SeqIO.parse Bio.SeqIO.read Bio.SeqIO.write Bio.PDB.PDBParser
+    pyarrow.parquet h5py netCDF4
+""")
+_FILE_CALLS = name_set("""
+    open read_text write_text read_bytes write_bytes iterdir rglob glob unlink touch mkdir is_file
+    read_csv read_excel read_json read_parquet read_table read_fwf read_html read_sql read_pickle
+    to_csv to_excel to_parquet to_pickle to_feather savefig imread imsave savetxt
+    loadtxt write_html write_image SDMolSupplier SDWriter MolFromMolFile MolFromPDBFile
+""")
+_COMPUTING_NAMES = name_set("""
+    numpy scipy sympy mpmath math cmath decimal fractions random gmpy2 numba cupy
+    sklearn statsmodels torch tensorflow jax autograd networkx ortools pulp cvxpy cvxopt pyomo z3
+    pysat constraint deap simpy filterpy control pywt lmfit uncertainties pint sage qutip qiskit
+    astropy rdkit openbabel pybel ase pyscf psi4 chempy periodictable molmass thermo cantera
+    Bio.Align Bio.SeqUtils Bio.Phylo primer3 lifelines pingouin emcee pymc arch
+    statistics bisect.insort heapq itertools.permutations itertools.combinations
+    itertools.product itertools.combinations_with_replacement itertools.accumulate
+    functools.reduce functools.lru_cache functools.cache operator.mul operator.xor
+    hashlib timeit concurrent.futures.ProcessPoolExecutor multiprocessing.Pool
+""")
+_NO_COMPUTING_NAMES = name_set("""
+    numpy.load numpy.save numpy.savez numpy.loadtxt numpy.savetxt numpy.genfromtxt numpy.fromfile
+    numpy.set_printoptions random.seed numpy.random.seed scipy.io
+    sklearn.datasets.fetch_openml sklearn.datasets.fetch_20newsgroups torch.hub rdkit.rdBase
+""")
+_COMPUTING_CALLS = name_set("""
+    sum pow divmod mean std var median corr cov groupby pivot_table describe cumsum cumprod
+    quantile rolling resample interpolate dot matmul fit predict eigenvals rref
+""")
+_COMPUTING_WORDS = re.compile(
+    r"_*(?:solve|simulat|integrat|optimi[sz]e|minimi[sz]e|maximi[sz]e|monte_?carlo|factorial|fib"
+    r"|gcd|lcm|is_prime|prime_factors|brute_?force|backtrack|dfs|bfs|calculate|compute)"
+)
+_NUMBER_CALLS = name_set("int float abs complex round Fraction Decimal Rational Integer")
+"""A script that calls these computes with numbers, so its plus and minus signs are sums."""
+_SHELL_CALLS = name_set("""
+    os.system os.popen subprocess.run subprocess.call subprocess.check_call
+    subprocess.check_output subprocess.Popen subprocess.getoutput subprocess.getstatusoutput
+""")
+_PLACE_CALLS = name_set("range slice max min find rfind seek read islice enumerate join")
+"""A sum inside their brackets is most often an index into a text."""
+
+
+# Scripts
 
 # No group is repeated possessively: Python before 3.11.4 loses its place in those. What stands in
 # the groups here never matches in two ways, so there is nothing to go back to either.
@@ -44,10 +108,10 @@ _TOKEN = re.compile(
 _STRING = re.compile(r"[a-zA-Z]{0,2}(\"\"\"|'''|\"|')", re.DOTALL)
 _KEYWORDS = frozenset(kwlist)
 _STRONG_SIGNS = frozenset({"*", "/", "%", "//", "**"})
-"""The others join texts and lists as often as numbers."""
+"""The other signs join texts and lists as often as they add numbers."""
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _MAX_ARGUMENTS = 64
-"""How many tokens of a call are looked at for the command that it runs."""
+"""How many tokens of a call are searched for the command that it runs."""
 _MAX_PARTS = 4
 
 
@@ -57,14 +121,14 @@ class _Token(NamedTuple):
 
     @property
     def begins_value(self) -> bool:
-        """Whether what a sum is made of may begin here; texts are none."""
+        """True if an operand of a sum may begin here; texts are none."""
         if self.kind == "name":
             return self.text not in _KEYWORDS
         return self.kind == "number" or self.text == "("
 
     @property
     def ends_value(self) -> bool:
-        """Whether it may end here."""
+        """True if an operand may end here."""
         return self.text in (")", "]") or (self.text != "(" and self.begins_value)
 
 
@@ -72,20 +136,20 @@ _END = _Token("newline", "\n")
 
 
 def use_of_python(text: str) -> Use:
-    """What a script uses."""
+    """Return what a script uses."""
     return _Script(text).use()
 
 
 class _Imports:
-    """What the names of a script stand for."""
+    """The modules that the names of a script come from."""
 
     def __init__(self) -> None:
         self.meaning: dict[str, str] = {}
         self.wholly: set[str] = set()
-        """Modules all of whose names are there."""
+        """Modules that are imported with `*`."""
 
     def read(self, statement: str) -> None:
-        """Note an import."""
+        """Add an import statement."""
         origin, _, names = statement.partition("import ")
         module = origin.removeprefix("from ").strip()
         for each in names.split(","):
@@ -101,7 +165,7 @@ class _Imports:
                 self.meaning[root] = root
 
     def resolved(self, name: str) -> str:
-        """An imported name from its module on; nothing for any other."""
+        """Return an imported name with its module; empty for any other name."""
         first, dot, rest = name.partition(".")
         return self.meaning[first] + dot + rest if first in self.meaning else ""
 
@@ -111,7 +175,7 @@ class _Script:
         self._imports = _Imports()
         self._body = self._without_imports(_tokens(text))
         names = {token.text for token in self._body if token.kind == "name"}
-        # Who asks for a version only looks whether the library is there.
+        # A script that asks for a version only checks that the library is there.
         names = {name for name in names if not name.endswith("__version__")}
         resolved = {self._imports.resolved(name) for name in names} | self._imports.wholly
         self._used = [_beginnings(name) for name in resolved]
@@ -123,9 +187,9 @@ class _Script:
 
     def use(self) -> Use:
         used = [Use(code=tuple(self._commands()))]
-        if any(name & EXTERNAL_NAMES for name in self._used):
+        if any(name & _EXTERNAL_NAMES for name in self._used):
             used.append(EXTERNAL)
-        if self._called & FILE_CALLS or any(name & FILE_NAMES for name in self._used):
+        if self._called & _FILE_CALLS or any(name & _FILE_NAMES for name in self._used):
             used.append(FILES)
         if self._computes():
             used.append(COMPUTATION)
@@ -154,9 +218,9 @@ class _Script:
     # Computing
 
     def _computes(self) -> bool:
-        if self._called & COMPUTING_CALLS or any(map(COMPUTING_WORDS.match, self._called)):
+        if self._called & _COMPUTING_CALLS or any(map(_COMPUTING_WORDS.match, self._called)):
             return True
-        if any(name & COMPUTING_NAMES and not name & NO_COMPUTING_NAMES for name in self._used):
+        if any(name & _COMPUTING_NAMES and not name & _NO_COMPUTING_NAMES for name in self._used):
             return True
         return any(self._is_sum(*each) for each in _signs(self._body))
 
@@ -169,7 +233,7 @@ class _Script:
         numbers = [token.text for token in (before, after) if token.kind == "number"]
         if operation not in ("+", "-") or numbers == ["1"]:
             return False
-        if len(numbers) == 2 or self._called & NUMBER_CALLS:
+        if len(numbers) == 2 or self._called & _NUMBER_CALLS:
             return True
         return not numbers and "range" in self._called
 
@@ -177,7 +241,7 @@ class _Script:
 
     def _commands(self) -> Iterator[Code]:
         for at, token in enumerate(self._body):
-            if token.kind == "name" and self._imports.resolved(token.text) in SHELL_CALLS:
+            if token.kind == "name" and self._imports.resolved(token.text) in _SHELL_CALLS:
                 words = _first_argument(self._body[at + 1 : at + _MAX_ARGUMENTS])
                 text = words[0] if len(words) == 1 else shlex.join(words)
                 yield Code("shell", text)
@@ -189,19 +253,20 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _beginnings(name: str) -> frozenset[str]:
-    """`a`, `a.b` and so on of `a.b.c.d`."""
+    """Return `a`, `a.b` and so on of `a.b.c.d`."""
     parts = name.split(".", _MAX_PARTS)[:_MAX_PARTS]
     return frozenset(".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def _signs(body: Sequence[_Token]) -> Iterator[tuple[_Token, _Token, _Token]]:
-    """Each sign and what stands beside it, but for places in a text or a list: `text[at - 9 :]`."""
+    """Yield each sign with its neighbours, except in an index into a text or a list, such as
+    `text[at - 9 :]`."""
     in_place = [False]
     before = _END
     for token, after in pairwise([*body, _END]):
         if token.text in _OPENING:
             is_index = token.text == "[" and (before.ends_value or before.kind == "string")
-            is_place = token.text == "(" and before.text.rpartition(".")[2] in PLACE_CALLS
+            is_place = token.text == "(" and before.text.rpartition(".")[2] in _PLACE_CALLS
             in_place.append(in_place[-1] or is_index or is_place)
         elif token.text in _CLOSING and len(in_place) > 1:
             in_place.pop()
@@ -211,7 +276,7 @@ def _signs(body: Sequence[_Token]) -> Iterator[tuple[_Token, _Token, _Token]]:
 
 
 def _first_argument(tokens: Sequence[_Token]) -> list[str]:
-    """The command that a call is given: one text, or a list of words."""
+    """Return the command in a call's first argument: one text, or a list of words."""
     words: list[str] = []
     depth = 0
     for token in tokens:

@@ -1,7 +1,7 @@
-"""Bash, as far as one must read it to know which programs it runs, and on what.
+"""Reads Bash as far as is needed to know which programs it runs, and with what arguments.
 
-One pass, no recursion, no backtracking: whatever the text, the time grows with its length alone.
-What bash would refuse is read as far as it makes sense.
+One pass, no recursion, no backtracking: the time is linear in the text, whatever it is. Text that
+bash would refuse is read as far as it makes sense.
 """
 
 import re
@@ -41,11 +41,11 @@ _QUOTED = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _MAX_FRAMES = 64
-"""How deep brackets in brackets are read: nobody who means it goes there."""
+"""How deep brackets in brackets are read: no real script nests so deep."""
 _INNER_WORD = "$()"
-"""What stands in a word for the output of a command in it."""
+"""Stands in a word for the output of a command in it."""
 SUM = "$(("
-"""The word that stands for a sum the shell works out."""
+"""Stands for a sum that the shell computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,21 @@ class Command:
     """One simple command."""
 
     words: tuple[str, ...]
-    """Without their quotes; redirections are not among them."""
+    """Without quotes and redirections."""
     given: str = ""
-    """What the text itself gives it to read: a here-document, or what is echoed into its pipe."""
+    """Its input, if the script contains it: a here-document, or what is echoed into its pipe."""
     said: str = ""
-    """What it prints, where that stands in the text."""
+    """Its output, if the script contains it."""
     reads: bool = False
-    """Whether its input is a file."""
+    """True if its input is a file."""
     writes: tuple[str, ...] = ()
-    """Where its output goes."""
+    """The files that its output goes to."""
     is_fed: bool = False
-    """Whether it stands behind a pipe."""
+    """True if its input is a pipe."""
 
 
 def commands_in(text: str) -> list[Command]:
-    """Every simple command of a script, those inside others too."""
+    """Return every simple command of a script, also those inside others."""
     return _Reader(text).read()
 
 
@@ -103,16 +103,16 @@ class _Draft:
 
 @dataclass(slots=True, eq=False)
 class _Frame:
-    """A place where commands stand: the script, or brackets in it."""
+    """A place with commands: the script, or brackets in it."""
 
     kind: str = ""
     is_silent: bool = False
-    """Whether what stands here is no command: a sum, an array."""
+    """True for brackets without commands: a sum, an array."""
     in_word: bool = False
-    """Whether it began in the midst of a word."""
+    """True if it began inside a word."""
     draft: _Draft = field(default_factory=_Draft)
     pieces: list[str] | None = None
-    """Of the word that is being read."""
+    """The pieces of the word that is being read."""
     is_quoted: bool = False
     awaits: str = ""
     """The redirection whose target comes next."""
@@ -303,4 +303,4 @@ class _Reader:
         "plain": _add,
         "dollar": _add,
     }
-    """What is done at each token."""
+    """The method for each kind of token."""

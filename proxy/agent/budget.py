@@ -1,4 +1,5 @@
-"""What one run has spent, and whether it may go on spending: its own limits, and its key's day."""
+"""What a run has spent and whether it may go on spending: its own limits, the daily budget of the
+client's key, and the count of replies that are cut off."""
 
 import asyncio
 import time
@@ -8,43 +9,51 @@ from typing import Any
 
 import anyio
 
-from policies.budgets import Expense, Receipt
-from policies.limits import (
-    Limits,
-    Spent,
-    StopReason,
-    egress_bytes,
-    exceeded,
-    no_more_commands,
-    paid_out,
+from policies.budgets import (
+    STOPS,
+    Expense,
+    Left,
+    Receipt,
+    little_left,
+    little_left_today,
+    reminder,
+    used_up,
 )
+from policies.limits import Limits, Spent, StopReason, exceeded, no_more_commands, paid_out
+from policies.limits import egress_bytes as in_bytes
 from policies.prices import CHARS_PER_TOKEN, Counted, cost_usd, counted, expected_tokens
-from policies.remaining import little_left, reminder
-from proxy.agent.day import Day
-from proxy.agent.events import OnDelta
+from proxy.agent.events import (
+    CallFailed,
+    ModelDelta,
+    OnDelta,
+    ReasoningDelta,
+    TextDelta,
+    TokenCount,
+    ToolCallDelta,
+)
 from proxy.agent.history import text_of
 from proxy.agent.model import Answering, Message, Model, Reply, ReplyStopped
-from proxy.agent.partial_reply import PartialReply
-from proxy.agent.task import Task
+from proxy.agent.prose import estimated_tokens
+from proxy.agent.task import Account, Task
 from proxy.errors import BackendError
-from sandbox_runtime.egress.meter import Meter
+from sandbox_runtime.egress.limits import Meter
 from sandbox_runtime.tools.base import Observation
 
 
 class Budget:
-    """Asked before each expense, and told after it."""
+    """The expenses of one run: it is asked before each expense, and told afterwards."""
 
     def __init__(self, task: Task, limits: Limits, began: float) -> None:
-        """`limits` are the run's own, its time as the deadline leaves it."""
+        """`limits` are the run's own; their time is what the deadline leaves of it."""
         self.turns = 0
         self.commands = 0
         self.cpu_s = 0.0
         self.cost_usd: float | None = None
-        """Of all model calls; None where that of one is not known."""
+        """The cost of all model calls; None if the cost of one is unknown."""
         self._limits = limits
         self._tariff = task.tariff
         self.unfinished: Reply | None = None
-        """What came of the last call, where it was cut off."""
+        """The reply to the last call as far as it came, if it was cut off."""
         self._day = Day(task.account) if task.account else None
         self._began = began
         self._calls = 0
@@ -59,8 +68,13 @@ class Budget:
         return time.monotonic() - self._began
 
     @property
+    def time_left_s(self) -> float:
+        """The rest of the run's time for work, more than 0 in any case."""
+        return max(0.001, self._limits.wall_time_s - self.wall_time_s)
+
+    @property
     def egress_bytes(self) -> int:
-        """What has passed between the run's sandboxes and the world."""
+        """The traffic between the run's sandboxes and the network, both ways."""
         return sum(meter.bytes - before for meter, before in self._meters)
 
     # Model calls
@@ -68,13 +82,14 @@ class Budget:
     async def before_turn(
         self, messages: list[Message], trajectory_tokens: int
     ) -> StopReason | None:
-        """What leaves no room for another model call with tools."""
+        """Return the limit that leaves no room for another model call with tools, or None."""
         if stop := exceeded(self._limits, self._spent(trajectory_tokens)):
             return stop
         return await self._take_call(messages)
 
     async def before_aside(self, messages: Sequence[Message]) -> StopReason | None:
-        """What leaves no room for a call beside the turn's own, which is still to be made."""
+        """Return the limit that leaves no room for a call beside the turn's own call, which is
+        still to be made, or None."""
         spent = self._spent()
         with_turn = replace(
             spent,
@@ -89,7 +104,7 @@ class Budget:
         return await self._day.take_call(self._expected(messages)) if self._day else None
 
     async def call(self, model: Answering, body: Mapping[str, Any], hear: OnDelta | None) -> Reply:
-        """Make a model call, whatever is left: who asks for the last answer must have it. A reply
+        """Make a model call, even if nothing is left: the last answer is always asked for. A reply
         that is cut off, by its listener or from outside, is counted as far as it came."""
         expected = self._expected(body["messages"]) if self._day else Expense()
         receipt = await self._day.call_receipt(expected) if self._day else None
@@ -107,14 +122,21 @@ class Budget:
         return reply
 
     async def _made(self, tokens: Counted, receipt: Receipt | None) -> None:
+        """Count a call that was made."""
         cost = cost_usd(self._tariff, tokens)
-        self._count(tokens, cost)
+        is_known = cost is not None and (self.cost_usd is not None or not self._calls)
+        self.cost_usd = (self.cost_usd or 0.0) + (cost or 0.0) if is_known else None
+        self._calls += 1
+        self._tokens += tokens.total
+        self._prompt_tokens = tokens.prompt
         if self._day and receipt:
             await self._day.settle(receipt, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
 
-    async def _cut_off(self, partial: PartialReply, receipt: Receipt | None, *, made: bool) -> None:
-        """Count a reply that did not come to its end; `made` says that the backend had the call
-        even if nothing came of it."""
+    async def _cut_off(
+        self, partial: "PartialReply", receipt: Receipt | None, *, made: bool
+    ) -> None:
+        """Count a reply that was cut off. `made`: the backend had the call even if it sent
+        nothing, so the receipt stays as it was expected."""
         if partial.has_begun:
             self.unfinished = partial.reply()
             await self._made(counted(self.unfinished.usage), receipt)
@@ -125,59 +147,48 @@ class Budget:
         prompt = Counted(prompt=max(self._prompt_tokens, expected_tokens(messages)))
         return Expense(tokens=prompt.prompt, cost_usd=cost_usd(self._tariff, prompt) or 0.0)
 
-    def _count(self, tokens: Counted, cost: float | None) -> None:
-        is_known = cost is not None and (self.cost_usd is not None or not self._calls)
-        self.cost_usd = (self.cost_usd or 0.0) + (cost or 0.0) if is_known else None
-        self._calls += 1
-        self._tokens += tokens.total
-        self._prompt_tokens = tokens.prompt
-
     # Commands
 
     async def before_command(self) -> StopReason | None:
-        """What leaves no room for another command."""
+        """Count a command that is about to run. Return the limit that forbids it, or None."""
         stop = no_more_commands(self._limits, self._spent())
         if not stop and self._day:
             stop = await self._day.take_command()
         if not stop:
             self.commands += 1
-            self._let_out()
+            self._limit_egress()
         return stop
 
     async def after_command(self, observation: Observation) -> None:
-        """Count what a command has come to."""
+        """Count what a command has spent."""
         self.cpu_s += observation.cpu_s
         self._output_chars += len(observation.text)
         if self._day:
-            await self._day.end_command(
-                Expense(
-                    commands=1,
-                    cpu_s=observation.cpu_s,
-                    tool_output_chars=len(observation.text),
-                ),
-                self.egress_bytes,
-            )
+            chars = len(observation.text)
+            actual = Expense(commands=1, cpu_s=observation.cpu_s, tool_output_chars=chars)
+            await self._day.end_command(actual, self.egress_bytes)
 
     def watch(self, meter: Meter) -> None:
-        """A computer that the run uses from now on."""
+        """Count the traffic of a sandbox that the run uses from now on."""
         self._meters.append((meter, meter.bytes))
-        self._let_out()
+        self._limit_egress()
 
-    def _let_out(self) -> None:
-        """Have no more pass than is left for it."""
-        left = egress_bytes(self._limits.max_egress_mib) - self.egress_bytes
+    def _limit_egress(self) -> None:
+        """Let the current sandbox pass no more bytes than are left."""
+        left = in_bytes(self._limits.max_egress_mib) - self.egress_bytes
         if self._day:
             left = self._day.egress_left(left, self.egress_bytes)
         self._allow(left)
 
     def _allow(self, count: int) -> None:
-        for meter, _ in self._meters[-1:]:  # those before are lost
+        for meter, _ in self._meters[-1:]:  # the sandboxes before it are lost
             meter.allow(count)
 
     # What is left
 
     def reminder(self) -> str:
-        """What the model is told of what is left, "" for nothing: at few points, each once."""
+        """Return a line that tells the model which budgets are nearly used up, or "". Each budget
+        is named at few levels, and once at each."""
         spent = self._spent()
         is_over = exceeded(self._limits, spent) or (self._day and self._day.is_over)
         if is_over or not self._limits.tell_remaining:
@@ -192,9 +203,9 @@ class Budget:
         return line
 
     async def close(self) -> None:
-        """Count what has passed since the last command, and give back what was not used. Where the
-        day bounds traffic, a computer that is kept has no more pass until its next run, which
-        counts again."""
+        """Count the traffic since the last command, and return receipts that were not used. If the
+        daily budget bounds traffic, a sandbox that is kept passes nothing until its next run,
+        which counts again."""
         if self._day:
             if self._day.bounds_egress:
                 self._allow(0)
@@ -219,29 +230,210 @@ class Budget:
 
 
 class Paying:
-    """A model whose calls are counted."""
+    """A model whose calls are counted by a budget."""
 
     def __init__(self, model: Model, budget: Budget, timeout_s: float | None = None) -> None:
-        """`timeout_s` is the longest silence of the backend; None: as the model has it."""
+        """`timeout_s` is the longest silence of the backend; None keeps the model's own."""
         self._model = model if timeout_s is None else model.with_timeout(timeout_s)
         self._budget = budget
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
-        """See Answering. Where it is cut off, `unfinished` has what came."""
+        """See Answering. If the reply is cut off, `unfinished` is what came of it."""
         return await self._budget.call(self._model, body, on_delta)
 
     @property
     def unfinished(self) -> Reply | None:
-        """What came of the last call, where it was cut off."""
+        """The reply to the last call as far as it came, if it was cut off."""
         return self._budget.unfinished
 
     async def allows(self, messages: Sequence[Message]) -> bool:
-        """Whether there is room for a call beside the turn's own."""
+        """Return whether there is room for a call beside the turn's own."""
         return await self._budget.before_aside(messages) is None
 
 
+class Day:
+    """One run's use of its key's daily budget: takes receipts from the account and settles them."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._spent = Expense()
+        """What the key had spent when the account last told."""
+        self._calls: list[Receipt] = []
+        """Receipts for calls that are still to be made; the next call's is the last."""
+        self._command: Receipt | None = None
+        self._egress_counted = 0
+        self._stop: StopReason | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can be taken, by what the account last told."""
+        return self._stop is not None or bool(used_up(self._account.budget, self._spent, Expense()))
+
+    @property
+    def bounds_egress(self) -> bool:
+        return self._account.budget.egress_mib is not None
+
+    async def take_call(self, expected: Expense) -> StopReason | None:
+        receipt = None if self._stop else await self._taken(expected)
+        self._calls += [receipt] if receipt else []
+        return self._stop
+
+    async def call_receipt(self, expected: Expense) -> Receipt:
+        """Return the receipt that was taken before, else one for a call that must be made."""
+        if self._calls:
+            return self._calls.pop()
+        receipt = await self._account.overdraw(expected)
+        self._spent = receipt.spent
+        return receipt
+
+    async def give_back(self) -> None:
+        """Settle the receipts of calls that were not made after all."""
+        while self._calls:
+            await self.settle(self._calls.pop(), Expense())
+
+    async def take_command(self) -> StopReason | None:
+        if not self._stop:
+            self._command = await self._taken(Expense(commands=1))
+        return self._stop
+
+    async def end_command(self, actual: Expense, egress_bytes: int) -> None:
+        receipt, self._command = self._command, None
+        if receipt:
+            new = egress_bytes - self._egress_counted
+            self._egress_counted = egress_bytes
+            await self.settle(receipt, actual + Expense(egress_bytes=new))
+
+    async def count_egress(self, egress_bytes: int) -> None:
+        if new := egress_bytes - self._egress_counted:
+            self._egress_counted = egress_bytes
+            with anyio.CancelScope(shield=True):  # traffic counts even if the client has left
+                await self._account.overdraw(Expense(egress_bytes=new))
+
+    async def settle(self, receipt: Receipt, actual: Expense) -> None:
+        self._spent += actual - receipt.expected
+        await self._account.settle(receipt, actual)
+
+    def egress_left(self, usual: int, egress_bytes: int) -> int:
+        """Return how many bytes may still pass after a run's `egress_bytes`, `usual` at most."""
+        mib = self._account.budget.egress_mib
+        if mib is None:
+            return usual
+        uncounted = egress_bytes - self._egress_counted
+        return min(usual, in_bytes(mib) - self._spent.egress_bytes - uncounted)
+
+    def little_left(self) -> dict[str, Left]:
+        return little_left_today(self._account.budget, self._spent)
+
+    async def _taken(self, expected: Expense) -> Receipt | None:
+        receipt = await self._account.take(expected)
+        self._spent = receipt.spent
+        if receipt.used_up:
+            self._stop = STOPS[receipt.used_up]
+            return None
+        return receipt
+
+
+class PartialReply:
+    """The pieces of one reply that have arrived so far, from which a cut-off reply is made."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        """`messages` are the prompt."""
+        self._messages = messages
+        self._text: list[TextDelta] = []
+        self._thinking: list[str] = []
+        self._pieces = 0
+        self._chars = 0
+        self._count: TokenCount | None = None
+        self._counted_pieces = 0
+        """How many pieces had come when the engine sent that count."""
+
+    def heard_by(self, hear: OnDelta) -> OnDelta:
+        """Return a listener that notes each piece before `hear` does."""
+
+        async def note_and_hear(delta: ModelDelta) -> None:
+            self._note(delta)
+            await hear(delta)
+
+        return note_and_hear
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the model has generated something."""
+        return self._pieces > 0
+
+    def reply(self, stopped: ReplyStopped | None = None) -> Reply:
+        """Return what has come so far, cut off for the cause that `stopped` tells, or by the end
+        of the time or the connection. Unfinished tool calls are left out; a reply that was ended
+        for its many calls has all complete calls and one more, which tells that there were more.
+        """
+        if stopped is not None and stopped.cause == "many_calls" and stopped.reply:
+            return replace(stopped.reply, usage=self._usage(), stopped="many_calls")
+        thinking = "".join(self._thinking)
+        text = "".join(delta.text for delta in self._text)
+        if stopped is not None and stopped.stop:
+            text = text.partition(stopped.stop)[0]
+        message: Message = {"role": "assistant", "content": text}
+        if thinking:
+            message |= {"reasoning": thinking, "reasoning_content": thinking}
+        ends_by_itself = stopped is not None and stopped.cause in ("stop", "no_call")
+        sent = stopped.reply if stopped else None
+        return Reply(
+            message=message,
+            finish_reason="stop" if ends_by_itself else "length",
+            usage=self._usage(),
+            choice={**(sent.choice if sent else {}), **self._choice(stopped)},
+            response=sent.response if sent else {},
+            stopped=stopped.cause if stopped else None,
+        )
+
+    def _note(self, delta: ModelDelta) -> None:
+        match delta:
+            case TextDelta(text):
+                self._text.append(delta)
+                self._add(text)
+            case ReasoningDelta(text):
+                self._thinking.append(text)
+                self._add(text)
+            case ToolCallDelta(arguments=text):
+                self._add(text)
+            case TokenCount():
+                self._count, self._counted_pieces = delta, self._pieces
+            case CallFailed():  # tokens of the failed attempt count all the same
+                self._text.clear()
+                self._thinking.clear()
+
+    def _add(self, text: str) -> None:
+        self._pieces += 1
+        self._chars += len(text)
+
+    def _usage(self) -> dict[str, Any]:
+        """Return the engine's running count, or an estimate marked `estimated`."""
+        if self._count is not None:
+            prompt = self._count.prompt
+            completion = self._count.completion + self._pieces - self._counted_pieces
+        else:
+            prompt = expected_tokens(self._messages)
+            completion = estimated_tokens(self._pieces, self._chars)
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+        return usage if self._count is not None else {**usage, "estimated": True}
+
+    def _choice(self, stopped: ReplyStopped | None) -> dict[str, Any]:
+        given = [d.logprobs.get("content") for d in self._text if isinstance(d.logprobs, dict)]
+        found = [tokens for tokens in given if isinstance(tokens, list)]
+        choice: dict[str, Any] = {}
+        if found:
+            choice["logprobs"] = {"content": [token for tokens in found for token in tokens]}
+        if stopped is not None and stopped.stop is not None:
+            choice["stop_reason"] = stopped.stop
+        return choice
+
+
 def _counted(reply: Reply, messages: list[Message]) -> Counted:
-    """The tokens of a call; reckoned where the backend has not counted them."""
+    """Return the tokens of a call; an estimate where the backend has not counted them."""
     tokens = counted(reply.usage)
     if tokens.total or tokens.reported_usd is not None:
         return tokens

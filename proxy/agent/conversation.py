@@ -1,40 +1,27 @@
-"""What is said between us and the model, and what it costs."""
+"""The conversation of a run with its model: the requests that are sent, the history that they
+carry, and the usage that the replies report."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from policies.context import ContextSizes
 from policies.limits import StopReason
 from policies.prompts import call_request, final_request
-from policies.quoted import is_quoted
-from policies.usage import UsageOf
-from proxy.agent.context import Context
+from policies.reply_checks import is_quoted
+from policies.steps import UsageOf
+from proxy.agent.budget import Paying
+from proxy.agent.context import ContextManager, ObservationFiles, TokenCounter
+from proxy.agent.context_windows import Window
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
-from proxy.agent.gauge import Gauge
 from proxy.agent.history import History
-from proxy.agent.model import Answering, Message, NoMoreAttempts, Reply
-from proxy.agent.observation_files import ObservationFiles
+from proxy.agent.model import Message, NoMoreAttempts, Reply
 from proxy.agent.parking import INSTRUCTING, leading
-from proxy.agent.stopwatch import Stopwatch
-from proxy.agent.task import Compaction, Task
-from proxy.agent.usage import add, tokens
-from proxy.agent.windows import Window
+from proxy.agent.result import Compaction, Stopwatch, add, tokens
+from proxy.agent.task import Task
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
-
-
-class PaidModel(Answering, Protocol):
-    """A model whose calls come out of a budget."""
-
-    async def allows(self, messages: Sequence[Message]) -> bool:
-        """Whether there is room for a call beside the turn's own."""
-
-    @property
-    def unfinished(self) -> Reply | None:
-        """The reply to the last call as far as it came, if it was cut off."""
-
 
 FLOOR_SHARE = 4
 """The least that a call may take is at most this part (1/4) of the model's window."""
@@ -44,43 +31,43 @@ WITH_TURNS = ("logprobs", "top_logprobs")
 
 @dataclass(slots=True)
 class Trajectory:
-    """All that was said, each token counted once however often it was sent."""
+    """The tokens of a run's conversation, each counted once however often it was sent."""
 
     llm_calls: int = 0
     tokens: int = 0
     env_tokens: int = 0
-    """How much of it tools had put out."""
+    """The part that was output of tools."""
     context_tokens: int = 0
-    """The last prompt's length."""
+    """The length of the last prompt."""
     known_tokens: int = 0
-    """That prompt's and what the model answered to it."""
+    """The length of that prompt and of the model's reply to it."""
 
 
 class Conversation:
-    """The history of one run and the calls that make it grow."""
+    """The history of one run, and the model calls that make it grow."""
 
     def __init__(
         self,
-        model: PaidModel,
+        model: Paying,
         task: Task,
         tools: Sequence[Mapping[str, Any]],
         words: str,
         window: Window,
         files: ObservationFiles,
     ) -> None:
-        """`words` go to the model before the client's own."""
+        """`words` go to the model before the client's messages."""
         self._model = model
         self._task = task
         self._tools = [*tools, *task.client_tools]
         self.history = _history(task, words)
         self._ours_before = len(self.history.entries) - len(task.messages)
-        """How many messages of ours stand before the client's, in a run that resumes none."""
+        """How many messages of ours stand before the client's, unless the run was resumed."""
         self.usage: dict[str, Any] = {}
         self.usages: list[Mapping[str, Any]] = []
-        """Of each call."""
+        """The usage of each call."""
         self.trajectory = Trajectory()
         self.waited = Stopwatch()
-        """For the model; what is done with its words while it speaks is our time."""
+        """The time spent waiting for the model, without that spent on pieces of its replies."""
         self._known_stubs = 0
         self._is_last = False
         self._while_it_fits = task.while_it_fits
@@ -89,9 +76,9 @@ class Conversation:
         self._with_turns = {k: v for k, v in task.final_only.items() if k in WITH_TURNS}
         self.has_worked = False
         """True once a tool has run: only then may the history be shortened."""
-        self._gauge = Gauge(self._tools)
-        self._context = Context(
-            *(window, self.history, self._gauge, files, self._ask_aside),
+        self._counter = TokenCounter(self._tools)
+        self._context = ContextManager(
+            *(window, self.history, self._counter, files, self._ask_aside),
             compacts=task.profile.limits.compact,
         )
 
@@ -105,20 +92,20 @@ class Conversation:
         they are not limited."""
         if self._task.profile.limits.max_trajectory_tokens is None:
             return 0
-        prompt = self._gauge.tokens(self.history.messages)
+        prompt = self._counter.tokens(self.history.messages)
         return self.trajectory.tokens + max(0, prompt - self.trajectory.known_tokens)
 
     def usage_of(self, calls: UsageOf) -> Mapping[str, Any]:
-        """What is told of the usage: of no call where none was answered."""
+        """Return the usage that the client is told: of the last call, or of all."""
         return self.usages[-1] if calls == "last_call" and self.usages else self.usage
 
     @property
     def unfinished(self) -> Reply | None:
-        """What came of the last call, where it was cut off."""
+        """The reply to the last call as far as it came, if it was cut off."""
         return self._model.unfinished
 
     async def ask(self, on_delta: OnDelta) -> Reply:
-        """The model's next turn, tools at hand. Raises BackendError."""
+        """Ask for the model's next turn, with tools. Raises BackendError."""
         with_tools: dict[str, Any] = {"tools": self._tools, **self._with_turns}
         if self._task.must_call:
             with_tools["tool_choice"] = "required"
@@ -161,20 +148,20 @@ class Conversation:
         return reply
 
     async def ask_call(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
-        """A call of one of the client's tools, none of ours being at hand any more."""
+        """Ask for a call of one of the client's tools, without ours."""
         self._is_last = True
         self.history.ask(call_request(stop))
         tools: dict[str, Any] = {"tools": self._task.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
 
     async def ask_final(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
-        """The visible answer, without tools and in the form the client asked for."""
+        """Ask for the visible answer, without tools and in the form that the client wants."""
         self._is_last = True
         self.history.ask(final_request(stop, self._task.form))
         return await self._complete_final(on_delta)
 
     async def ask_again(self, answer: str, request: str, on_delta: OnDelta | None) -> Reply:
-        """The visible answer once more, the last one not being what was asked for."""
+        """Ask for the visible answer once more, because `answer` lacks its form."""
         self.history.append({"role": "assistant", "content": answer})
         self.history.ask(request)
         return await self._complete_final(on_delta)
@@ -185,7 +172,7 @@ class Conversation:
     async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         hear = on_delta and self.waited.standing(on_delta)
         extra = {**extra, **self._budget()}
-        extra = await self._context.fitted(extra, shortens=self.has_worked)
+        extra = await self._context.fit(extra, shortens=self.has_worked)
         while True:
             messages = self.history.messages
             try:
@@ -196,17 +183,17 @@ class Conversation:
                     self._while_it_fits = {}
                 elif self._floor is not None and self._budget() != self._task.final_budget:
                     self._floor = None
-                    extra = await self._context.told({**extra, **self._budget()}, error)
+                    extra = await self._context.relimit({**extra, **self._budget()}, error)
                 else:
-                    extra = await self._context.refitted(extra, error, shortens=self.has_worked)
+                    extra = await self._context.refit(extra, error, shortens=self.has_worked)
             else:
                 self._count(reply)
                 self._context.counted(messages, reply)
                 return reply
 
     async def _may_ask_again(self, error: BackendError, hear: OnDelta | None) -> None:
-        """Tell who listens that a reply broke off. Raises the error where another one would
-        show."""
+        """Tell the listener that a reply broke off. Raises the error if the client would see that
+        another one follows."""
         if hear is None or self._model.unfinished is None:
             return
         try:
@@ -225,8 +212,8 @@ class Conversation:
         return {name: max(limit, floor) for name, limit in self._task.final_budget.items()}
 
     async def _ask_aside(self, messages: Sequence[Message]) -> Reply | None:
-        """A call that is not part of the history, without tools; None where there is no budget for
-        it. Who asks for the last answer must have it."""
+        """Make a call that is no part of the history, without tools. Return None if the budget has
+        no room for it; once the last answer is asked for, it is made in any case."""
         if not self._is_last and not await self._model.allows(messages):
             return None
         reply = await self._answered(self._body(messages, self._budget()), ignore)
@@ -236,8 +223,8 @@ class Conversation:
     async def _answered(
         self, body: Mapping[str, Any], on_delta: OnDelta | None, ours_before: int | None = None
     ) -> Reply:
-        """Make a model call. `ours_before`: how many messages of ours stand in it before the
-        client's; as in the history if not told."""
+        """Make a model call. `ours_before`: how many messages of ours stand before the client's;
+        None: as many as in the history."""
         if body.get("prompt_logprobs") is not None:
             on_delta = None  # no engine has them in a stream
         try:
@@ -254,7 +241,7 @@ class Conversation:
             raise
 
     def _clients_index(self, ours_before: int, index: int) -> int | None:
-        """The index that a message has in the client's request, if it is there."""
+        """Return the index of a message in the client's request, or None if it is not there."""
         is_new = self._task.are_as_sent and self._task.resumes is None
         index -= ours_before
         return index if is_new and 0 <= index < len(self._task.messages) else None
@@ -289,15 +276,15 @@ class Conversation:
         # What became shorter hides what came: that is told after the model's last words.
         self._known_stubs = stubs
         turns = self.history.turns()
-        return self._gauge.estimate([entry.message for entry in turns[-1][1:]]) if turns else 0
+        return self._counter.estimate([entry.message for entry in turns[-1][1:]]) if turns else 0
 
     def _put_out(self, told: int) -> int:
-        """How much of what was told after the model's last words came from tools."""
+        """Return how many of `told`, the tokens after the model's last words, came from tools."""
         new = turns[-1][1:] if told and (turns := self.history.turns()) else []
         ours = [entry.message for entry in new if entry.kind == "asked"]
         if len(ours) == len(new):
             return 0
-        return max(0, told - self._gauge.estimate(ours)) if ours else told
+        return max(0, told - self._counter.estimate(ours)) if ours else told
 
 
 async def ignore(delta: ModelDelta) -> None:
@@ -315,9 +302,8 @@ def _history(task: Task, words: str) -> History:
 
 
 def opening(messages: Sequence[Message], words: str) -> list[Message]:
-    """The client's messages with our words before its own system prompt.
-
-    One system message, at the beginning: many chat templates refuse any other.
+    """Return the client's messages with our words before its own system prompt, as one system
+    message at the beginning: many chat templates refuse any other.
     """
     if not words:
         return list(messages)

@@ -1,11 +1,11 @@
-"""What happens in a run, as it happens. Everything a listener can learn arrives as one of these."""
+"""The events of a run. All that a listener learns of a run arrives as one of these."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from policies.limits import StopReason
-from policies.watch import Act, Action
+from policies.rules import Act, Action
 from sandbox_runtime.egress.decision import Decision
 
 
@@ -13,7 +13,7 @@ from sandbox_runtime.egress.decision import Decision
 class RunStarted:
     run_id: str
     prompt: str = ""
-    """The SHA-256 of what the model is told by us before the client's own words; "" for nothing."""
+    """The SHA-256 of our words before the client's own; "" if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class Narration(ReasoningDelta):
-    """What the model says beside its calls, which clients are shown as thinking."""
+    """The model's words beside its calls, which clients are shown as thinking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ClientCallFinished:
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """How many tokens the backend has counted so far, where it tells while it writes."""
+    """The tokens that the backend has counted so far, if it tells while the model writes."""
 
     prompt: int
     completion: int
@@ -133,27 +133,27 @@ class ToolCallFinished:
     observation: str
     exit_code: int | None
     output_lines: int | None
-    """What a command wrote; None where no command ran."""
+    """The lines that a command wrote; None if no command ran."""
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepsOmitted:
-    """Stands for the oldest steps, where a listener came too late to hear of them."""
+    """Stands for the oldest steps, for a listener that came too late to hear of them."""
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class EgressDecided:
-    """A program in the sandbox tried to reach a host; told when the connection is over."""
+    """A program in the sandbox tried to reach a host; emitted when the connection is over."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class RuleMet:
-    """The run is about to do something that a rule is about; told before it is done, if it is."""
+    """The run is about to do something that a rule is about; emitted before it is done."""
 
     rule: str
     action: Action
@@ -165,7 +165,7 @@ class RuleMet:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """A piece of the answer, links already made good."""
+    """A piece of the answer, with links to produced files."""
 
     text: str
     logprobs: Any = None
@@ -199,7 +199,7 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True)
 class OfChoice:
-    """What happens in the run of a further choice (`n`); the first one's events come bare."""
+    """An event in the run of a further choice (`n`); those of the first choice come bare."""
 
     index: int
     """Counted from 1."""

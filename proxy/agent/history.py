@@ -1,5 +1,5 @@
-"""What the model has been told, in order. Nothing in it is ever edited: prefix caches and token
-histories depend on that. Where it must shrink, a new segment begins."""
+"""The history of a run: the messages that its model has been sent, in order. Nothing in it is ever
+edited, for prefix caches and token histories depend on that; to shrink, it begins a new segment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,21 +12,22 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 """SGLang's (and litellm's) name and vLLM's. Mistral's models think in parts of the content."""
 
 Kind = Literal["theirs", "result", "said", "observed", "asked", "summary"]
-"""theirs: the client's own; result: what the client's tool gave; said: by the model; observed: what
-a tool of ours gave; asked: our words to the model; summary: of what is told no more."""
+"""theirs: the client's own; result: of a tool of the client's; said: by the model; observed: the
+output of a tool of ours; asked: our words to the model; summary: of messages that are sent no more.
+"""
 UNTOLD: Mapping[str, Kind] = {"assistant": "said", "tool": "observed", "user": "observed"}
-"""What a message is where nothing else is said of it; calls written as text are answered by the
-user."""
+"""The kind of a message by its role, unless it is marked; calls written as text are answered in the
+user's role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message and where it comes from."""
+    """One message and its kind."""
 
     message: Message
     kind: Kind
     ending: str = ""
-    """What was added to it by us."""
+    """The text that was added to its end by us."""
 
 
 class History:
@@ -54,7 +55,7 @@ class History:
 
     @property
     def messages(self) -> list[Message]:
-        """The current segment, as the model gets it."""
+        """The messages of the current segment."""
         return [entry.message for entry in self.entries]
 
     @property
@@ -64,19 +65,19 @@ class History:
         return {n: each.kind for n, each in ours if each.kind != _untold(each.message)}
 
     def append(self, *messages: Message) -> None:
-        """Add what was said, or observed."""
+        """Add messages of the model or of tools."""
         self._entries.extend(Entry(each, _untold(each)) for each in messages)
 
     def ask(self, words: str) -> None:
-        """Add what the model is asked by us."""
+        """Add a message in which we ask the model."""
         self._entries.append(Entry({"role": "user", "content": words}, "asked"))
 
     def begin_again(self) -> None:
-        """Begin a segment with what stood before the run's own messages alone."""
+        """Begin a segment with the messages before the run's own alone."""
         self._entries = self._entries[: self.ours_from]
 
     def end_with(self, text: str) -> None:
-        """Add to the last message, of which the model has not been told yet."""
+        """Add a text to the last message, which the model has not been sent yet."""
         last = self.entries[-1]
         content = last.message.get("content") or ""
         if isinstance(content, list):
@@ -87,7 +88,7 @@ class History:
         self._entries[-1] = replace(last, message=message, ending=text)
 
     def shorten(self, stubs: Mapping[int, str]) -> None:
-        """Begin a segment in which each of these observations is replaced by other words."""
+        """Begin a segment with these stubs in place of observations, by their indexes."""
         segment = list(self.entries)
         for n, words in stubs.items():
             segment[n] = replace(segment[n], message={**segment[n].message, "content": words})
@@ -96,8 +97,8 @@ class History:
     def sum_up(self, summary: str, latest: Sequence[Sequence[Entry]]) -> None:
         """Begin a segment with the client's own messages, a summary and the `latest` turns alone.
 
-        What was asked last is kept, also where its turn is not, and so is what the last message
-        was made to end with. Roles go on to alternate: many chat templates demand it.
+        Our last question is kept even if its turn is not, and so is the text that was added to the
+        last message. Roles go on to alternate: many chat templates demand it.
         """
         kept = {id(entry) for turn in latest for entry in turn}
         ours = [each for each in self.entries[self.ours_from :] if id(each) not in kept]
@@ -111,8 +112,8 @@ class History:
             self.end_with(ending)
 
     def turns(self) -> list[list[Entry]]:
-        """The run's own messages, each turn beginning with the model's words; an earlier summary,
-        and what else stands before the first, belongs to none."""
+        """Return the run's own messages by turns, each of which begins with the model's words. An
+        earlier summary, and other messages before the first turn, belong to none."""
         turns: list[list[Entry]] = []
         for entry in self.entries[self.ours_from :]:
             if entry.kind == "said":
@@ -123,7 +124,7 @@ class History:
 
 
 def text_of(message: Message) -> str:
-    """A message's text, whether it is a string or a list of parts."""
+    """Return a message's text, whether it is a string or a list of parts."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -134,7 +135,7 @@ def text_of(message: Message) -> str:
 
 
 def thoughts_in(message: Message) -> list[str]:
-    """A message's thinking, each different text once: some servers give it two names."""
+    """Return a message's thinking, each text once: some servers send it in two fields."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     told = [message.get(field) for field in REASONING_FIELDS]
@@ -143,8 +144,8 @@ def thoughts_in(message: Message) -> list[str]:
 
 
 def _told(summary: str, head: Sequence[Entry], *, is_followed_by_user: bool) -> list[Entry]:
-    """A summary behind these messages: the model's own words where the user's follow, else the
-    user's."""
+    """Return a summary to follow these messages: in the model's role if the user's words follow,
+    else in the user's."""
     if is_followed_by_user:
         return [Entry({"role": "assistant", "content": summary}, "summary")]
     told = [Entry({"role": "user", "content": summary}, "summary")]

@@ -1,4 +1,4 @@
-"""The loop: ask the model, do what it calls for, tell it what came of that, until it is done."""
+"""The loop of a run: ask the model, run its tool calls, tell it their results, until it is done."""
 
 import asyncio
 import hashlib
@@ -7,44 +7,51 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from policies.completion import is_answer
-from policies.deadline import time_plan
-from policies.limits import StopReason
+from policies.answer_form import is_answer
+from policies.limits import StopReason, time_plan
 from policies.prompts import WHY_NO_MORE_TOOLS, Equipment
 from proxy.agent.answer import AnswerWriter
+from proxy.agent.artifacts import (
+    SANDBOX_LOST,
+    CollectedArtifacts,
+    Outputs,
+    collect_artifacts,
+    read_manifest,
+    remove_answer_files,
+)
 from proxy.agent.budget import Budget, Paying
-from proxy.agent.call_runner import CallRunner
-from proxy.agent.client_calls import client_call_stream
+from proxy.agent.context import ObservationFiles
+from proxy.agent.context_windows import Window, Windows
 from proxy.agent.conversation import Conversation
-from proxy.agent.efficiency import CapabilityUse, tally_of
-from proxy.agent.egress_watch import EgressWatch
-from proxy.agent.ending import Ending
 from proxy.agent.events import Emit, Narration, Refused, RunFinished, RunStarted, TurnStarted
-from proxy.agent.final import BestAnswer, FinalCall, prose_rules, tool_name, when_shown
-from proxy.agent.first_call import FirstCall
-from proxy.agent.guard import Guard
-from proxy.agent.handed_back import hand_back_all
-from proxy.agent.handed_over import HandedOver
+from proxy.agent.final_answer import BestAnswer, FinalCall, prose_rules, when_shown
+from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
-from proxy.agent.listener import TurnListener
-from proxy.agent.manner import manner_of
 from proxy.agent.model import Model, Reply, refusal_of
-from proxy.agent.observation_files import ObservationFiles
-from proxy.agent.outputs import Outputs, given_files, remove_answers
+from proxy.agent.outcome import RunOutcome, client_tool_calls, parked_run
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED, Prose, ProseRules
-from proxy.agent.task import Notice, Result, Task, out_of_time
+from proxy.agent.result import (
+    CapabilityUse,
+    Notice,
+    Result,
+    Tally,
+    times,
+    token_counts,
+    tokens,
+)
+from proxy.agent.styles import style_of
+from proxy.agent.task import Task, out_of_time
 from proxy.agent.tool_calls import Turn, only_of
-from proxy.agent.toolbox import Toolbox
-from proxy.agent.usage import tokens
-from proxy.agent.windows import Window, Windows
+from proxy.agent.tools import CallRunner, Toolbox, tool_name
+from proxy.agent.turn_stream import FirstCall, StreamHandler, client_call_stream
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.workspaces import Seat
-from sandbox_runtime.errors import SandboxError
+from sandbox_runtime.errors import SandboxError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Tool
 
 FINAL_ANSWER_S = 600.0
-"""The time for the final question once the run's own is up; less where a deadline is near."""
+"""The time for the final question once the run's own is up; less if a deadline is near."""
 NUDGE_TOKENS = 48
 """HOLD_CHARS in tokens: the prose that a nudged turn may contain before its call."""
 MAX_TURNS_WITHOUT_WORK = 2
@@ -52,7 +59,7 @@ MAX_TURNS_WITHOUT_WORK = 2
 
 
 class AgentLoop:
-    """One run: asks the model, does what it calls for, tells it what came of that."""
+    """One run, from the first model call to the Result."""
 
     def __init__(
         self,
@@ -67,10 +74,10 @@ class AgentLoop:
         began: float,
     ) -> None:
         profile = task.profile
-        self._manner = manner_of(profile)
-        self._task = task = self._manner.posed(task)
+        self._style = style_of(profile)
+        self._task = task = self._style.posed(task)
         self._emit, self._seat, self._watch = emit, seat, watch
-        self._use, self._ending = CapabilityUse(), Ending()
+        self._use, self._outcome = CapabilityUse(), RunOutcome()
         self._times = time_plan(profile.limits.wall_time_s, task.deadline_s)
         self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
         self._outputs = Outputs(task.inputs, profile.artifacts.max_file_mib << 20)
@@ -94,22 +101,22 @@ class AgentLoop:
     def _begin(self, model: Model, windows: Windows, equipment: Equipment) -> None:
         """Create the parts that talk to the model and to the client."""
         task, emit = self._task, self._emit
-        words = self._manner.words(task.profile, equipment, self._toolbox.names)
+        words = self._style.words(task.profile, equipment, self._toolbox.names)
         self._prompt = hashlib.sha256(words.encode()).hexdigest() if words else ""
         schemas = self._toolbox.schemas_but("submit" if task.must_call else "")
         files = ObservationFiles(task.run_id, self._computer)
         window = Window(windows, model, task.owner, task.model)
         paying = Paying(model, self.budget, self._limits.model_timeout_s)
         self._talk = Conversation(paying, task, schemas, words, window, files)
-        self._talk.has_worked = task.resumes is not None or not self._manner.prose_ends
+        self._talk.has_worked = task.resumes is not None or not self._style.prose_ends
         rewrites = task.rewrite_links
         self._writer = AnswerWriter(emit, task.outbox, task.profile, rewrite_links=rewrites)
-        is_checked = self._manner.prose_ends
+        is_checked = self._style.prose_ends
         self._rules = prose_rules(task, words, schemas) if is_checked else UNCHECKED
         self._first_call = FirstCall(task.status_hold, emit)
         self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
         self._calls = CallRunner(
-            *(self._toolbox, self._talk, self.budget, self._ending, self._use),
+            *(self._toolbox, self._talk, self.budget, self._outcome, self._use),
             limits=self._limits,
             client_names=self._client_names,
         )
@@ -123,14 +130,13 @@ class AgentLoop:
         stop = await self._last_chance(stop)
         if stop is StopReason.WALL_TIME:
             stop = self._times.stop
-        asks = self._limits.final_question and not self._ending.has_cut_call
+        asks = self._limits.final_question and not self._outcome.has_cut_call
         if asks and self._task.must_call and stop in WHY_NO_MORE_TOOLS:
-            left_s = max(0.001, self._times.answer_s - self.budget.wall_time_s)
-            stop = await self._calls.ask_for(stop, self._call_ids, min(FINAL_ANSWER_S, left_s))
+            stop = await self._calls.ask_for(stop, self._call_ids, self._final_question_s())
         answer = await self._best_answer(stop)
         await self._writer.finish(answer, self._toolbox.computer)
-        if self._ending.refusal:
-            await self._emit(Refused(self._ending.refusal))
+        if self._outcome.refusal:
+            await self._emit(Refused(self._outcome.refusal))
         return await self._result(stop, answer)
 
     async def _before_turn(self) -> StopReason | None:
@@ -142,29 +148,31 @@ class AgentLoop:
 
     async def _last_chance(self, stop: StopReason) -> StopReason:
         """Run the plain turn if a limit ended the run before a tool ran and before the model said
-        anything. Return why the run ends. Raises OutOfTimeError where the time is up."""
-        ending = self._ending
-        has_answer = self._has_worked or ending.prose or ending.prose_reply or ending.has_cut_call
-        if stop not in WHY_NO_MORE_TOOLS or has_answer or self._task.must_call:
+        anything. Return why the run ends. Raises OutOfTimeError if the time is up."""
+        outcome = self._outcome
+        has_answer = outcome.prose or outcome.prose_reply or outcome.has_cut_call
+        if stop not in WHY_NO_MORE_TOOLS or has_answer or self._has_worked or self._task.must_call:
             return stop
         again: StopReason | None = stop
         if stop is not StopReason.WALL_TIME:
             self._plainly = True
             again = await self._turn()
-        if again is StopReason.WALL_TIME and not (ending.prose or ending.has_cut_call):
+        if again is StopReason.WALL_TIME and not (outcome.prose or outcome.has_cut_call):
             raise out_of_time(self._task)
         return again if again in (StopReason.CLIENT_TOOL_CALLS, StopReason.REFUSED) else stop
 
     async def _best_answer(self, stop: StopReason) -> str:
         asks = (self._task, self._talk, self._writer, self._toolbox, self._emit)
         call = FinalCall(*asks, self._first_call, self._rules)
-        left_s = max(0.001, self._times.answer_s - self.budget.wall_time_s)
-        seconds = min(FINAL_ANSWER_S, left_s) if self._limits.final_question else None
-        takes_prose = self._manner.prose_ends
-        best = BestAnswer(self._task, self._ending, call, seconds, takes_prose=takes_prose)
+        seconds = self._final_question_s() if self._limits.final_question else None
+        takes_prose = self._style.prose_ends
+        best = BestAnswer(self._task, self._outcome, call, seconds, takes_prose=takes_prose)
         return await best.find(
             stop, self._toolbox.computer, has_worked=self._has_worked, is_plain=self._plainly
         )
+
+    def _final_question_s(self) -> float:
+        return min(FINAL_ANSWER_S, max(0.001, self._times.answer_s - self.budget.wall_time_s))
 
     @property
     def _has_worked(self) -> bool:
@@ -172,32 +180,29 @@ class AgentLoop:
         return self._talk.has_worked
 
     async def _prepare(self, computer: Sandbox) -> Mapping[str, str]:
-        """Make a computer ready for this run; returns the client's files that are in it already."""
+        """Make a sandbox ready for this run. Return the client's files that are in it already."""
         self.budget.watch(computer.meter)
         if not self._seat.goes_on:
             return {}
         if self._task.resumes is None or not self._task.resumes.began:
-            await remove_answers(computer)
-        await self._outputs.begin(computer, self._time_left_s())
-        return await given_files(computer)
+            await remove_answer_files(computer)
+        await self._outputs.begin(computer, self.budget.time_left_s)
+        return await read_manifest(computer)
 
     async def _computer(self) -> Sandbox | None:
         """Return the sandbox in use; a run that is resumed gets its own back here at the latest."""
         waited = self._task.resumes
         if waited and waited.began and not self._toolbox.is_begun:
-            with suppress(SandboxError, TimeoutError):  # the next command hears of it
-                async with asyncio.timeout(self._time_left_s()):
+            with suppress(SandboxError, TimeoutError):  # the next command fails for it
+                async with asyncio.timeout(self.budget.time_left_s):
                     await self._toolbox.sandbox()
         return self._toolbox.computer
-
-    def _time_left_s(self) -> float:
-        return max(0.001, self._limits.wall_time_s - self.budget.wall_time_s)
 
     def _turn_time_s(self) -> float:
         """Return the seconds that a turn may take. Before a tool has run, the turn also gets the
         time that is kept for the final question, which is then not asked."""
         if self._has_worked:
-            return self._time_left_s()
+            return self.budget.time_left_s
         until_s = min(self._times.answer_s, self._limits.wall_time_s + FINAL_ANSWER_S)
         return max(0.001, until_s - self.budget.wall_time_s)
 
@@ -205,7 +210,7 @@ class AgentLoop:
 
     async def _turn(self) -> StopReason | None:
         left = self._limits.max_turns - self.budget.turns
-        self._manner.before_turn(self._talk.history, left)
+        self._style.before_turn(self._talk.history, left)
         self.budget.turns += 1
         self._use.begin_turn()
         await self._emit(TurnStarted(self.budget.turns))
@@ -216,7 +221,7 @@ class AgentLoop:
                     ask = self._talk.ask_plainly if self._plainly else self._talk.ask
                     reply = await ask(listener.hear)
             except TimeoutError:
-                self._ending.has_cut_call = listener.has_begun_client_call
+                self._outcome.has_cut_call = listener.has_begun_client_call
                 return self._out_of_time(listener.prose.text.strip())
             except (ContextOverflowError, ToolsRefusedError) as error:
                 if listener.has_begun_client_call:
@@ -224,7 +229,7 @@ class AgentLoop:
                 return self._refused(error)
             return await self._end_turn(listener, reply)
 
-    def _listener(self) -> TurnListener:
+    def _listener(self) -> StreamHandler:
         task = self._task
         shows = when_shown(task)
         prose = Prose(self._rules, ends_at_echo=not self._has_worked)
@@ -232,9 +237,9 @@ class AgentLoop:
             prose, shows = Prose(ProseRules()), "at once"
         elif self._nudged and not self._has_worked:
             prose, shows = Prose(self._rules, max_chars=HOLD_CHARS), "never"
-        streams = task.stream and self._manner.prose_ends
+        streams = task.stream and self._style.prose_ends
         calls = (task, self._emit, self._toolbox, self._client_names, self._call_ids)
-        return TurnListener(
+        return StreamHandler(
             *(self._emit, self._first_call, self._writer, self._toolbox, prose),
             streams=task.stream,
             shows=shows if streams else "never",
@@ -253,27 +258,27 @@ class AgentLoop:
             if self.budget.turns == 1:
                 raise error  # the request itself is too long
             return StopReason.CONTEXT_WINDOW
-        if self._ending.prose:
+        if self._outcome.prose:
             return StopReason.ANSWERED
         if is_refusal:
-            self._ending.route = "tools_refused"
-            self._ending.notices = (Notice("tools_refused", error.message),)
+            self._outcome.route = "tools_refused"
+            self._outcome.notices = (Notice("tools_refused", error.message),)
         self._plainly = True
         return None
 
     def _out_of_time(self, said: str) -> StopReason:
         """Keep what the model `said` before its time was up."""
-        ending = self._ending
-        ending.reply = self._talk.unfinished or ending.reply
-        if said and not ending.announced and self._manner.prose_ends:
-            ending.prose = said
-            ending.prose_reply = None if self._has_worked else self._talk.unfinished
+        outcome = self._outcome
+        outcome.reply = self._talk.unfinished or outcome.reply
+        if said and not outcome.announced and self._style.prose_ends:
+            outcome.prose = said
+            outcome.prose_reply = None if self._has_worked else self._talk.unfinished
         return StopReason.WALL_TIME
 
-    async def _end_turn(self, listener: TurnListener, reply: Reply) -> StopReason | None:
-        self._ending.reply = reply
+    async def _end_turn(self, listener: StreamHandler, reply: Reply) -> StopReason | None:
+        self._outcome.reply = reply
         names = self._client_names if self._plainly else [*self._toolbox.names, *self._client_names]
-        turn = self._manner.understand(reply.message, names, self._call_ids)
+        turn = self._style.understand(reply.message, names, self._call_ids)
         if self._plainly:
             self._talk.history.begin_again()
             turn = only_of(turn, names)
@@ -282,8 +287,8 @@ class AgentLoop:
             return self._echoed()
         self._talk.history.append(turn.message)
         if turn.calls:
-            self._ending.note_narration(turn, reply, is_echo=is_echo)
-            self._ending.sent_ids = await listener.end_with_calls(turn, reply)
+            self._outcome.note_narration(turn, reply, is_echo=is_echo)
+            self._outcome.sent_ids = await listener.end_with_calls(turn, reply)
             return await self._act(turn, reply)
         is_answer = self._is_answer(reply)
         await listener.end_without_calls(reply, is_answer=is_answer)
@@ -292,32 +297,32 @@ class AgentLoop:
     def _echoed(self) -> StopReason | None:
         """Discard a reply that repeats the proxy's own texts: the plain turn follows, unless an
         answer is there."""
-        self._ending.note("echo")
-        if self._has_worked or self._ending.announced:
+        self._outcome.note("echo")
+        if self._has_worked or self._outcome.announced:
             return StopReason.ANSWERED
         self._plainly = True
         return None
 
     def _is_answer(self, reply: Reply) -> bool:
         """Note the prose of a turn without tool calls. Return True if the turn ends the run."""
-        ending = self._ending
+        outcome = self._outcome
         if reply.stopped == "runaway":
-            ending.note("runaway")
-        if not self._manner.prose_ends:
+            outcome.note("runaway")
+        if not self._style.prose_ends:
             prose = text_of(reply.message).strip()
-            ending.prose, ending.prose_reply = prose or ending.prose, None
+            outcome.prose, outcome.prose_reply = prose or outcome.prose, None
             if is_answer(prose, "stop"):
-                ending.prose_reply = reply
+                outcome.prose_reply = reply
             return False
-        if ending.announced and not self._has_worked:
+        if outcome.announced and not self._has_worked:
             return True  # what was announced is not called: the announcement is the answer
         prose = text_of(reply.message)
         if not self._plainly:
             prose = prose.strip()
         ends = self._nudged or self._is_done(prose, reply)
         if prose or (ends and not self._has_worked):
-            ending.prose = prose
-            ending.prose_reply = reply if ends or is_answer(prose, "stop") else None
+            outcome.prose = prose
+            outcome.prose_reply = reply if ends or is_answer(prose, "stop") else None
         return ends
 
     def _is_done(self, prose: str, reply: Reply) -> bool:
@@ -329,49 +334,49 @@ class AgentLoop:
 
     def _without_calls(self, reply: Reply, *, is_answer: bool) -> StopReason | None:
         """Return why a turn without tool calls ends the run, or None if another turn follows."""
-        ending = self._ending
+        outcome = self._outcome
         if refusal := refusal_of(reply.message):
-            ending.refusal, ending.choice = refusal, reply.choice
-            ending.finish_reason = reply.finish_reason
+            outcome.refusal, outcome.choice = refusal, reply.choice
+            outcome.finish_reason = reply.finish_reason
             return StopReason.REFUSED
         if is_answer:
             return StopReason.ANSWERED
         if not self._has_worked and not self._task.must_call:
-            if not ending.prose:
+            if not outcome.prose:
                 self._plainly = True
                 return None
-            ending.prose_reply = reply
+            outcome.prose_reply = reply
             limit, spent = self._rules.max_tokens, tokens(self._talk.usage, "completion_tokens")
             if limit is not None and spent + NUDGE_TOKENS > limit:
                 return StopReason.ANSWERED  # no room for the call that was announced
-            ending.announced = ending.prose
+            outcome.announced = outcome.prose
         self._nudged = True
-        self._talk.history.ask(self._manner.no_call)
+        self._talk.history.ask(self._style.no_call)
         return None
 
     async def _act(self, turn: Turn, reply: Reply) -> StopReason | None:
         """Run the tool calls of a turn. Return why the run ends, or None."""
         self._nudged = False
-        ending = self._ending
-        if ending.announced and when_shown(self._task) == "never":
-            await self._emit(Narration(ending.announced))
-        ending.announced = ""
+        outcome = self._outcome
+        if outcome.announced and when_shown(self._task) == "never":
+            await self._emit(Narration(outcome.announced))
+        outcome.announced = ""
         stop = await self._calls.run(turn, reply)
         if stop is None and not self._has_worked:  # no call of the turn could be run
-            ending.note("malformed_call")
+            outcome.note("malformed_call")
             self._turns_without_work += 1
             self._plainly = self._turns_without_work >= MAX_TURNS_WITHOUT_WORK
         return stop
 
     async def _result(self, stop: StopReason, answer: str) -> Result:
-        parts = (self._toolbox, self._outputs, self._writer, self._task, self._guard, self._emit)
-        handed_back = await hand_back_all(*parts, self._times.hand_back_s(self.budget.wall_time_s))
-        if stop is not StopReason.CLIENT_TOOL_CALLS and not self._ending.refusal:
-            await self._writer.list_files(handed_back.artifacts)
+        collected = await self._collect()
+        if stop is not StopReason.CLIENT_TOOL_CALLS and not self._outcome.refusal:
+            await self._writer.list_files(collected.artifacts)
         await self._watch.tell_open()
         await self._emit(RunFinished(stop, self._talk.usage))
-        reply = self._ending.reply
-        handed_over = HandedOver(self._task, self._ending, self._call_ids)
+        reply = self._outcome.reply
+        calls = client_tool_calls(self._task, self._outcome, self._call_ids)
+        began = self._toolbox.computer is not None
         return Result(
             run_id=self._task.run_id,
             container_id=self._task.outbox.container_id,
@@ -379,22 +384,65 @@ class AgentLoop:
             answer=self._writer.text,
             streamed_before=self._writer.streamed_before,
             stop_reason=stop,
-            finish_reason=self._ending.finish_reason_of(stop, answer, self._task.legacy_state),
-            tool_calls=handed_over.calls,
+            finish_reason=self._outcome.finish_reason_of(stop, answer, self._task.legacy_state),
+            tool_calls=calls,
             usage=self._talk.usage_of(self._task.usage_of),
             usages=self._talk.usages,
             segments=len(self._talk.compactions) + 1,
             compactions=self._talk.compactions,
             tally=tally_of(self._task, self._talk, self.budget, self._toolbox, self._use),
-            artifacts=handed_back.artifacts,
-            left_out=handed_back.left_out,
-            choice=self._ending.choice,
+            artifacts=collected.artifacts,
+            left_out=collected.left_out,
+            choice=self._outcome.choice,
             response=reply.response if reply else {},
-            refusal=self._ending.refusal,
-            notices=(*self._ending.notices, *handed_back.notices),
-            tool_trouble=tuple(self._ending.trouble),
+            refusal=self._outcome.refusal,
+            notices=(*self._outcome.notices, *collected.notices),
+            tool_trouble=tuple(self._outcome.trouble),
             origin=self._seat.origin,
-            route=self._ending.route or self._task.route,
+            route=self._outcome.route or self._task.route,
             steps=self._toolbox.shown_steps,
-            parked=handed_over.parked(self._talk.history, began=self._toolbox.computer is not None),
+            parked=parked_run(self._task, self._outcome, calls, self._talk.history, began=began),
         )
+
+    async def _collect(self) -> CollectedArtifacts:
+        """Take the produced files out of the sandbox, if the run has used one. If it is lost by
+        then, the answer is there all the same."""
+        if self._toolbox.computer is None:
+            return CollectedArtifacts()
+        linked = await self._writer.dead_links()
+        parts = (self._toolbox.computer, self._outputs, linked, self._task, self._guard, self._emit)
+        seconds = self._times.hand_back_s(self.budget.wall_time_s)
+        try:
+            return await collect_artifacts(*parts, seconds)
+        except SandboxLostError:
+            self._toolbox.computer = None
+            return CollectedArtifacts(notices=(SANDBOX_LOST,))
+
+
+def tally_of(
+    task: Task, talk: Conversation, budget: Budget, toolbox: Toolbox, use: CapabilityUse
+) -> Tally:
+    """Return what a run has cost."""
+    said = talk.trajectory
+    return Tally(
+        llm_calls=said.llm_calls,
+        turns=budget.turns,
+        tool_calls=toolbox.steps,
+        commands=budget.commands,
+        context_tokens=said.context_tokens,
+        env_tokens=said.env_tokens,
+        trajectory_tokens=said.tokens,
+        documents_tokens=task.documents_tokens,
+        documents_tokens_saved=task.documents_tokens * said.llm_calls,
+        cost_usd=budget.cost_usd,
+        cpu_ms=int(budget.cpu_s * 1000),
+        peak_mem_bytes=toolbox.peak_memory_bytes,
+        egress_bytes=budget.egress_bytes,
+        capability_turns=use.turns,
+        **token_counts(talk.usage),
+        **times(
+            wall_s=budget.wall_time_s,
+            model_s=talk.waited.spent_s,
+            sandbox_s=toolbox.waited.spent_s,
+        ),
+    )

@@ -1,4 +1,4 @@
-"""What the house asks of a language model."""
+"""The interface to a language model: the calls that a backend answers, and what they return."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -20,7 +20,7 @@ MAX_CALLS = 256
 
 
 class ReplyStopped(Exception):
-    """Raised by whoever hears a reply to end it: what would follow is not wanted."""
+    """Raised by a listener to end a reply: its rest is not wanted."""
 
     def __init__(self, cause: StopCause, stop: str | None = None) -> None:
         """`stop` is the client's stop string, where one was found."""
@@ -28,7 +28,7 @@ class ReplyStopped(Exception):
         self.cause = cause
         self.stop = stop
         self.reply: Reply | None = None
-        """What the backend had sent of the reply, where the model can tell."""
+        """The reply as far as the backend had sent it, if the model can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class NoMoreAttempts(Exception):
 
 
 class RelayedBody(Protocol):
-    """A body on its way."""
+    """The body of a relayed response, read as it arrives."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
@@ -68,14 +68,14 @@ class Relayed:
 
     status: int
     headers: Mapping[str, str]
-    """Only those that mean something to the client (content-type, request ids, rate limits)."""
+    """The headers that mean something to the client (content-type, request ids, rate limits)."""
     body: RelayedBody
-    """To be closed in any case."""
+    """The caller closes it in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """A request of any kind on its way to the backend's server."""
+    """A request of any kind to the backend's server."""
 
     method: str
     path: str
@@ -86,23 +86,23 @@ class Passing:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A client's own with the backend."""
+    """A client's own credentials with the backend."""
 
     key: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Which of its organizations and projects is meant."""
+    """The headers that name one of the client's organizations and projects."""
 
 
 class Passage(Protocol):
-    """The way to all that a backend's server has beside chat completions."""
+    """The paths of a backend's server beside chat completions."""
 
     async def pass_on(self, passing: Passing) -> Relayed:
-        """Send a request on as it is, once, and pass the answer back untouched, whatever its
-        status. Raises BackendError only when there is no answer."""
+        """Send a request as it is, once, and return the response untouched, whatever its status.
+        Raises BackendError only if there is no response."""
 
 
 class Answering(Protocol):
-    """Who answers in chat completions."""
+    """Something that answers chat completions: a model, or a model whose calls are counted."""
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         """Ask for one assistant message.
@@ -115,37 +115,37 @@ class Answering(Protocol):
 
 
 class Model(Answering, Protocol):
-    """A door to a language model that speaks chat completions."""
+    """A language model that is reached by chat completions."""
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
-        """Send a chat-completions request on as it is, `stream` included, and pass the answer back
-        untouched, whatever its status. Raises BackendError only when there is no answer."""
+        """Send a chat-completions request as it is, `stream` included, and return the response
+        untouched, whatever its status. Raises BackendError only if there is no response."""
 
     def for_client(self, credentials: Credentials) -> "Model":
-        """The same door, all calls through which are made with a client's own key."""
+        """Return the same model, whose calls are made with a client's own key."""
 
     def with_timeout(self, timeout_s: float) -> "Model":
-        """The same model, on the same connections, with this longest silence of the backend."""
+        """Return the same model, on the same connections; the backend may be silent for so long."""
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """How many tokens a text has for a model; None where nobody here can tell."""
+        """Return how many tokens a text has for a model, or None if that is unknown."""
 
     @property
     def passage(self) -> Passage | None:
-        """To the backend's other paths, where it is a server that has any."""
+        """The backend's other paths; None if it has none."""
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """Keep a connection open for the next call while the block runs, for some minutes at most.
         A failure of the backend is ignored."""
 
     async def models(self) -> list[dict[str, Any]]:
-        """The backend's models, as `GET /v1/models` lists them. Raises BackendError."""
+        """Return the backend's models, as `GET /v1/models` lists them. Raises BackendError."""
 
     async def aclose(self) -> None:
-        """Give back the connections."""
+        """Close the connections."""
 
 
 def refusal_of(message: Message) -> str | None:
-    """What the model said instead of an answer, where it declined in the field for it."""
+    """Return the model's words if it declined in the field for that, else None."""
     refusal = message.get("refusal")
     return refusal if isinstance(refusal, str) and refusal else None

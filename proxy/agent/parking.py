@@ -1,4 +1,5 @@
-"""Runs that wait for the client: its tools were called, and it answers in a later request."""
+"""Suspended runs: the model has called the client's tools, and the client sends their results in a
+later request."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,20 +12,20 @@ from proxy.agent.model import Message
 
 NO_RESULT = "The tool was not run."
 MAX_RUNS = 16
-"""A client answers the calls of one run, or of few."""
+"""The most runs whose calls one request may answer."""
 INSTRUCTING = ("system", "developer")
-"""Who says how to go about it."""
+"""The roles of instructions."""
 _MINTED = re.compile(r"call_([0-9a-z]+)_\d+")
 
 
 class ParkedRuns(Protocol):
-    """Where they wait."""
+    """Keeps suspended runs."""
 
     async def save(self, owner: str, parked: "Parked") -> None:
-        """Keep it for a while, for that owner alone; in the place of one of the same name."""
+        """Keep a run for a while, for that owner alone, in place of one of the same name."""
 
     async def find(self, owner: str, name: str) -> "Parked | None":
-        """The run of that name, if it still waits. It goes on waiting: the client may ask again."""
+        """Return the run of that name, or None. It stays: the client may send its request again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +33,29 @@ class Parked:
     """What a run needs to go on once its client has answered."""
 
     messages: Sequence[Message]
-    """All that the model was told, the turn with the calls included."""
+    """All that the model was sent, and the turn with the calls."""
     ours_from: int
-    """Where in them the run's own begin."""
+    """The index at which the run's own messages begin."""
     calls: Sequence[tuple[str, str, str]]
-    """Of each call the id that the client has, the model's own, and the tool's name."""
+    """Each call: its id for the client, the model's own id, and the tool's name."""
     as_text: bool
     """Whether the calls were written as text, so that no `tool` message can answer them."""
     goes_on: GoesOn | None
-    """Its workspace, where it has one."""
+    """Its workspace, if it has one."""
     began: bool = True
     """Whether it has used a computer, so that the answer files in it are its own."""
     marks: Mapping[int, Any] = field(default_factory=dict)
-    """Which of its own messages are not what their role says (see History)."""
+    """The kinds of messages that are not what their role says (see History), by index."""
 
     @property
     def name(self) -> str:
-        """What it is found by: what the ids of its calls have in common."""
+        """The name by which it is found: the part that the ids of its calls have in common."""
         found = minted_for(self.calls[0][0])
         assert found
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON carries it."""
+        """Return the run as JSON values."""
         at = self.goes_on
         workspace = at and [at.session.owner, at.session.name, list(at.parents)]
         return {
@@ -69,7 +70,7 @@ class Parked:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Parked":
-        """What `to_json` made."""
+        """Return the run that `to_json` wrote."""
         at = value["workspace"]
         return cls(
             messages=value["messages"],
@@ -82,7 +83,7 @@ class Parked:
         )
 
     def instructed(self, instructions: Sequence[Message]) -> "Parked":
-        """The same under other instructions: whoever takes a call's result may be another agent."""
+        """Return the same run under other instructions: another agent may take a call's result."""
         rest = self.messages[len(leading(self.messages)) :]
         moved = len(instructions) + len(rest) - len(self.messages)
         return replace(
@@ -93,9 +94,9 @@ class Parked:
         )
 
     def continued(self, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Any]]:
-        """What the model was told, and what the client's messages add to it; with its marks.
+        """Return the run's messages and those that the client's request adds, with their marks.
 
-        The client may have changed or dropped what came before its answers: that is as it was.
+        The client may have changed or dropped messages before its results: the run's own stay.
         """
         ids = {theirs for theirs, _, _ in self.calls}
         results = {
@@ -113,12 +114,13 @@ class Parked:
 
 
 def leading(messages: Sequence[Message]) -> list[Message]:
-    """The instructions that messages begin with."""
+    """Return the instructions that messages begin with."""
     return list(takewhile(lambda message: message.get("role") in INSTRUCTING, messages))
 
 
 def names(messages: Sequence[Message]) -> list[str]:
-    """The runs whose calls are answered after the last word of user or assistant, latest first."""
+    """Return the names of the runs whose calls are answered after the assistant's last message,
+    latest first."""
     found: dict[str, None] = {}
     for message in reversed(messages):
         if message.get("role") == "assistant":
@@ -130,13 +132,14 @@ def names(messages: Sequence[Message]) -> list[str]:
 
 
 def minted_for(id: str) -> str | None:
-    """The run that a call's id was made in, if it is one of ours."""
+    """Return the run in which a call's id was made, or None if the id is not of ours."""
     minted = _MINTED.fullmatch(id)
     return minted[1] if minted else None
 
 
 def answers(results: Iterable[tuple[str, str, Message | None]], as_text: bool) -> list[Message]:
-    """The results of calls, given as the model's id, the tool's name and the client's message."""
+    """Return the messages with the results of calls, which are given as the model's id, the tool's
+    name and the client's message."""
     given = [
         (id, name, NO_RESULT if message is None else _content(message))
         for id, name, message in results
@@ -151,14 +154,14 @@ def answers(results: Iterable[tuple[str, str, Message | None]], as_text: bool) -
 
 
 def _after(messages: Sequence[Message], ids: set[str]) -> list[Message]:
-    """What follows the last answer to one of these calls."""
+    """Return the messages after the last result of these calls."""
     answered = (n for n, message in enumerate(messages) if message.get("tool_call_id") in ids)
     last = max(answered, default=len(messages) - 1)
     return list(messages[last + 1 :])
 
 
 def _content(message: Message) -> Any:
-    """What a tool has said: nothing, where its message has no content."""
+    """Return a tool's result; "" if its message has no content."""
     content = message.get("content")
     return "" if content is None else content
 
@@ -170,7 +173,7 @@ def _text(content: Any) -> str:
 
 
 def _beside_text(content: Any) -> list[Any]:
-    """The pictures and what else there is among the parts."""
+    """Return the parts that are no text, such as pictures."""
     return [part for part in content if _words(part) is None] if isinstance(content, list) else []
 
 

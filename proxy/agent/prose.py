@@ -7,11 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from policies.echo import EchoCheck, OwnTexts
-from policies.repetition import RepetitionCheck
+from policies.prices import CHARS_PER_TOKEN
+from policies.reply_checks import EchoCheck, OwnTexts, RepetitionCheck
 from proxy.agent.events import TextDelta
 from proxy.agent.model import ReplyStopped
-from proxy.agent.partial_reply import estimated_tokens
 from proxy.agent.tool_calls import ARGUMENT_KEYS, NAME_KEYS, calls_known_tool
 
 HOLD_CHARS = 160
@@ -22,6 +21,8 @@ HOLD_S = 1.0
 MAX_HELD_STOP_CHARS = 256
 """So much of a stop string may be held back. Of a longer one, the rest is shown before it is
 complete: each piece costs a search for every length."""
+LONG_PIECE_CHARS = 12
+"""Engines send a token a piece; pieces longer than this on average hold several."""
 _DECODER = json.JSONDecoder()
 _TAG = "<tool_call>"
 _FENCE = re.compile(r"```(\w*)[ \t]*(?:\n\s*|\Z)|`{1,2}\Z")
@@ -259,6 +260,14 @@ class Prose:
             if match[1] is None or _fence_may_hold_call(match, held, names)
         ]
         return min(ends)
+
+
+def estimated_tokens(pieces: int, chars: int) -> int:
+    """Return an estimate of the tokens in so many pieces of text: one a piece, more where the
+    pieces are long."""
+    if chars <= LONG_PIECE_CHARS * pieces:
+        return pieces
+    return max(pieces, chars // CHARS_PER_TOKEN)
 
 
 def _tag_at(held: str) -> int:

@@ -1,4 +1,4 @@
-"""What leaves a run, its secrets taken out: between the run and all who listen."""
+"""Takes secrets out of what leaves a run: a filter between the run and all its listeners."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,30 +20,30 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.agent.guard import cleaned
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 
 ENDS_THINKING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
 
 
 class Redactor:
-    """One run's. Of a text that goes on the end is kept back, until more of it or its end comes."""
+    """The filter of one run. The end of a text that goes on is held back until more of it comes."""
 
     def __init__(self, secrets: Secrets, emit: Emit) -> None:
         self._secrets = secrets
         self._emit = emit
         self._thinking = SecretStream(secrets)
         self._thought = ReasoningDelta("")
-        """Its last piece: whether it is the model's thinking or its narration."""
+        """The last piece of it: the model's thinking, or narration."""
         self._answer = SecretStream(secrets)
         self._outputs: dict[str, tuple[ToolOutput, SecretStream]] = {}
-        """Of the call that runs, by stream."""
+        """The output of the call that runs, by stream."""
         self._given = ""
-        """The answer as it has left."""
+        """The answer as it was sent."""
         self._given_before = 0
-        """How many characters have left before it."""
+        """How many characters were sent before it."""
 
     async def emit(self, event: Event) -> None:
-        """Pass on what may be told of it."""
+        """Pass on an event without secrets."""
         if isinstance(event, ENDS_THINKING):
             await self._end_thinking()
         match event:
@@ -68,7 +68,7 @@ class Redactor:
                 await self._emit(self._whole(event))
 
     def _whole(self, event: Event) -> Event:
-        """One that no other goes on with."""
+        """Return an event whose texts are whole, without secrets."""
         match event:
             case ToolCallStarted():
                 return replace(event, arguments=cleaned(event.arguments, self._secrets))
@@ -81,8 +81,8 @@ class Redactor:
         return event
 
     def result(self, result: Result) -> Result:
-        """The same of what came of it. What has a place for each token of the answer is left out,
-        for a secret is spread over several."""
+        """Return the result without secrets. Fields with an entry for each token of the answer are
+        left out, for a secret is spread over several."""
         return replace(
             result,
             answer=self._given,

@@ -1,88 +1,102 @@
-"""What the agent is asked for and what it gives back."""
+"""What the agent is asked for: the task of one run, and what the run needs from the server."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from policies.answer_form import AnswerForm
-from policies.artifacts import LeftOut, Produced
-from policies.budgets import Receipt
-from policies.limits import StopReason
+from policies.artifacts import Produced
+from policies.budgets import DailyBudget, Expense, Receipt
 from policies.prices import Tariff
 from policies.profile import Profile
 from policies.routing import RouteReason
 from policies.sessions import GoesOn, State
-from policies.steps import NarrationSetting
-from policies.usage import UsageOf
-from proxy.agent.account import Account
+from policies.steps import NarrationSetting, UsageOf
 from proxy.agent.events import Event
-from proxy.agent.first_call import StatusHold
 from proxy.agent.model import Credentials, Message
 from proxy.agent.parking import Parked
+from proxy.agent.result import Artifact, Result
 from proxy.body_memory import HeldBody
 from proxy.errors import OutOfTimeError, ProxyError
-from proxy.workspaces import Origin
 from sandbox_runtime.sandbox import Sandbox
 
-
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """A produced file as it is handed back."""
-
-    file_id: str
-    container_id: str
-    path: str
-    bytes: int
-    mime_type: str
-    sha256: str
-    url: str
-    data_url: str | None
-    """The content itself, for a picture small enough to travel inside the message."""
-    filename: str = ""
-    """As the user is to see it, different from the others'; empty: as its path says."""
+LAST_ATTEMPT_S = 2.0
+"""While the status line is held back, no attempt starts with less time than this left."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file that the client gave, for the sandbox to have before the first command."""
+    """A file of the client's, which is put into the sandbox before the first command."""
 
     path: str
     identity: str
-    """The same for the same content."""
+    """Equal for equal contents."""
     read: Callable[[], AsyncGenerator[bytes, None]]
-    """Its bytes, from the start at each call. Raises SandboxFileError where they cannot be had."""
+    """Return its bytes, from the start at each call. Raises SandboxFileError if they are gone."""
+
+
+class StatusHold:
+    """The status line of one streamed response, which is held back for `hold_s` at most."""
+
+    def __init__(self, hold_s: float) -> None:
+        self.until = time.monotonic() + hold_s
+        self.is_held = True
+        """False once the status line was sent: attempts are then bounded no more."""
+
+    def has_time_for_attempt(self, in_s: float) -> bool:
+        """Return whether an attempt that is made in `in_s` seconds may still give the status."""
+        return not self.is_held or time.monotonic() + in_s + LAST_ATTEMPT_S <= self.until
 
 
 class Witness(Protocol):
-    """Who is told of all that happens in a run, and of its end before any client is."""
+    """An observer of one run, told of its end before any client is."""
 
     def heard(self, event: Event) -> None:
-        """Something has happened."""
+        """An event of the run."""
 
-    async def ended(self, result: "Result") -> None:
-        """The run has come to its end."""
+    async def ended(self, result: Result) -> None:
+        """The run has ended with a result."""
 
     async def failed(self, error: ProxyError) -> None:
-        """It has not."""
+        """The run has failed."""
 
 
 class Outbox(Protocol):
-    """Where one run's produced files go."""
+    """Where the produced files of one run are saved."""
 
     @property
     def container_id(self) -> str:
-        """The name under which the files are found."""
+        """The id of the container whose files they are, by the API."""
 
     def url(self, path: str) -> str:
-        """Where a file will be found, once saved."""
+        """Return the URL that a file will have once it is saved."""
 
     async def has(self, path: str) -> bool:
-        """Whether a file can be found there."""
+        """Return whether a file of that path is saved."""
 
     async def save(self, sandbox: Sandbox, file: Produced, timeout_s: float) -> Artifact:
-        """Take a file out of the sandbox. Raises SandboxFileError; of these FileTimeoutError where
-        that takes longer than `timeout_s`."""
+        """Take a file out of the sandbox. Raises SandboxFileError; FileTimeoutError, which is one,
+        if that takes longer than `timeout_s`."""
+
+
+class Account(Protocol):
+    """The daily budget of one key. Runs of the key at the same time, in other processes too, see
+    what each has taken."""
+
+    @property
+    def budget(self) -> DailyBudget:
+        """The bounds of a day."""
+
+    async def take(self, expected: Expense) -> Receipt:
+        """Count an expense before it is made, unless something of the budget is used up: the
+        receipt then says what."""
+
+    async def overdraw(self, expected: Expense) -> Receipt:
+        """Count an expense that must be made, even if the budget is used up."""
+
+    async def settle(self, receipt: Receipt, actual: Expense) -> None:
+        """Replace the expected expense of a receipt by the actual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +181,9 @@ class Task:
     tariff: Tariff | None = None
     """What the model costs, where that is known and anybody needs it."""
     account: Account | None = None
+    """What its key may spend today, where that is bounded."""
     charge: Receipt | None = None
     """What was taken of the account for the run to be made."""
-    """What its key may spend today, where that is bounded."""
     credentials: Credentials | None = None
     """The client's own with the backend, where its model is reached with those."""
     others: Sequence["Task"] = ()
@@ -185,125 +199,3 @@ def out_of_time(task: Task) -> OutOfTimeError:
         f"The model did not answer within the client's deadline of {deadline_s:g} s."
         " Allow more time: X-Sandbox-Deadline, sandbox.deadline_s or the SDK's timeout."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What a run has cost beside model tokens."""
-
-    llm_calls: int = 0
-    tool_calls: int = 0
-    context_tokens: int = 0
-    """The last prompt's length."""
-    env_tokens: int = 0
-    """How much of the prompts the sandbox's output was, by the backend's own count."""
-    wall_ms: int = 0
-    sandbox_ms: int = 0
-    """Time spent in tools."""
-    cpu_ms: int = 0
-    """Processor time of the commands."""
-    peak_mem_bytes: int = 0
-    """The largest command's memory."""
-    commands: int = 0
-    """Tool calls but submit."""
-    egress_bytes: int = 0
-    """What passed between the sandbox and the world, both ways."""
-    cost_usd: float | None = None
-    """What the model calls cost; None where that is not known."""
-    documents_tokens: int = 0
-    """What long texts that became files would take in each prompt, less what stands for them: by
-    our own estimate."""
-    documents_tokens_saved: int = 0
-    """The same for all model calls together."""
-    turns: int = 0
-    """Model calls with tools."""
-    prompt_tokens: int = 0
-    """Of all model calls, as are the next three."""
-    completion_tokens: int = 0
-    reasoning_tokens: int = 0
-    cached_tokens: int = 0
-    trajectory_tokens: int = 0
-    """All that was said, each token counted once however often it was sent."""
-    model_ms: int = 0
-    """Time spent waiting for the model, asking again included."""
-    own_ms: int = 0
-    """What is left of the time."""
-    capability_turns: Mapping[str, int] = field(default_factory=dict)
-    """Turns that used each of the paper's meta-capabilities."""
-
-    def counts(self) -> dict[str, Any]:
-        """Each by its name."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
-class Compaction:
-    """A new segment of the history, begun to make room in the model's context."""
-
-    kind: Literal["stubs", "summary"]
-    """What took the place of earlier words."""
-    cause: Literal["nearly full", "refused"]
-    """refused: the backend had said that the prompt is too long."""
-    tokens_before: int
-    """Of the prompt, by the backend's counts and an estimate of the rest."""
-    tokens_after: int
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something about the answer that its reader must know."""
-
-    code: str
-    message: str
-
-
-ToolTrouble = Literal["malformed_call", "echo", "runaway"]
-"""Signs that a model cannot use tools: it calls one in no known form, says its prompt's words
-again, or goes on without end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a run ended."""
-
-    run_id: str
-    container_id: str
-    model: str
-    answer: str
-    stop_reason: StopReason
-    finish_reason: str
-    """OpenAI's: stop, length, tool_calls, function_call, content_filter."""
-    tool_calls: Sequence[Mapping[str, Any]]
-    """Calls of the client's own tools, for the client to run."""
-    usage: Mapping[str, Any]
-    """Summed over all model calls."""
-    segments: int
-    """1, and one more for each time the history had to be shortened."""
-    tally: Tally
-    artifacts: Sequence[Artifact]
-    left_out: Sequence[LeftOut]
-    choice: Mapping[str, Any]
-    """Other fields of the choice that the answer came in, such as logprobs."""
-    response: Mapping[str, Any]
-    """Other fields of the last reply, such as system_fingerprint."""
-    origin: Origin = "new"
-    """Where its files came from."""
-    route: RouteReason = "auto"
-    """As the task has it."""
-    steps: int = 0
-    """How many tool calls clients are shown as steps."""
-    parked: Parked | None = None
-    """What it takes to go on once the client has answered."""
-    refusal: str | None = None
-    """What the model said instead of an answer, where it declined in OpenAI's way."""
-    streamed_before: int = 0
-    """How many characters a stream has had before the answer began: narration."""
-    notices: Sequence[Notice] = ()
-    others: Sequence["Result"] = ()
-    """How the runs of the request's further choices ended."""
-    usages: Sequence[Mapping[str, Any]] = ()
-    """Of each model call, in order."""
-    compactions: Sequence[Compaction] = ()
-    """Why each segment but the first was begun."""
-    tool_trouble: tuple[ToolTrouble, ...] = ()
-    """What went wrong with the model's tool calls, each kind once."""

@@ -1,4 +1,5 @@
-"""From a model's reply to the tool calls in it, well formed or not."""
+"""Finds the tool calls in a model's reply, well formed or not, and reads texts out of arguments
+that are not whole yet."""
 
 import itertools
 import json
@@ -18,6 +19,12 @@ NAME_KEYS = ("name", "tool")
 """The keys that hold the tool's name in a call written as JSON."""
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 """The keys that hold its arguments."""
+_UNIT = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}"
+    r'|\\u[0-9a-fA-F]{0,3}(?=[^0-9a-fA-F])|\\[^u]|[^"\\]+'
+)
+_END = re.compile(r'"\s*(?:[,}]|\Z)')
+_CUT_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
 _SHOWN_CHARS = 200
 _Written = tuple[str, Any] | str
 """A name and arguments, or what cannot be understood."""
@@ -64,7 +71,7 @@ def only_of(turn: Turn, names: Collection[str]) -> Turn:
     return replace(turn, message=message, calls=kept, as_text=turn.as_text and bool(kept))
 
 
-def understand(message: Message, names: Collection[str], new_id: "Iterator[str]") -> Turn:
+def understand(message: Message, names: Collection[str], new_id: Iterator[str]) -> Turn:
     """Find the tool calls of a reply; `names` are the tools there are."""
     entries = message.get("tool_calls")
     if isinstance(entries, list) and entries:
@@ -80,22 +87,17 @@ def understand(message: Message, names: Collection[str], new_id: "Iterator[str]"
 
 
 def free_text(arguments: str) -> str:
-    """What the model wrote for a tool that takes free text, in the form for it or without."""
+    """Return the text that the model wrote for a tool that takes free text."""
     given = _loads(arguments)
     text = given.get("input") if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments
 
 
 def as_custom(made: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of such a tool as its client knows it."""
+    """Return a call of such a tool as its client knows it."""
     function = made["function"]
     custom = {"name": function["name"], "input": free_text(function["arguments"])}
     return {"id": made["id"], "type": "custom", "custom": custom}
-
-
-def may_call(prose: str) -> bool:
-    """Whether prose that is not whole yet may turn out to be a tool call written as text."""
-    return prose.lstrip().startswith(("{", "[", "```")) or _TAG.search(prose) is not None
 
 
 def calls_known_tool(value: Any, names: Collection[str]) -> bool:
@@ -103,8 +105,8 @@ def calls_known_tool(value: Any, names: Collection[str]) -> bool:
     return any(call[0] in names for call in _as_calls(value) if isinstance(call, tuple))
 
 
-def repaired(message: Message, new_id: "Iterator[str]") -> Message:
-    """The message itself, or a copy with what no backend takes back made good.
+def repaired(message: Message, new_id: Iterator[str]) -> Message:
+    """Return the message itself, or a copy with what no backend takes back made good.
 
     A call without an id of its own cannot be answered, and chat templates fail on arguments that
     are no JSON object; both would end the run at the next request.
@@ -120,7 +122,7 @@ def repaired(message: Message, new_id: "Iterator[str]") -> Message:
     return {**message, "tool_calls": entries}
 
 
-def _repaired_entry(entry: Any, seen: set[str], new_id: "Iterator[str]") -> dict[str, Any]:
+def _repaired_entry(entry: Any, seen: set[str], new_id: Iterator[str]) -> dict[str, Any]:
     fixed = dict(entry) if isinstance(entry, dict) else {}
     if not isinstance(fixed.get("id"), str) or not fixed["id"] or fixed["id"] in seen:
         fixed["id"] = next(new_id)
@@ -140,7 +142,7 @@ def _repaired_entry(entry: Any, seen: set[str], new_id: "Iterator[str]") -> dict
 
 
 def call_of(entry: Mapping[str, Any]) -> ToolCall:
-    """What an entry of `tool_calls` means, once it is repaired."""
+    """Return the call that an entry of `tool_calls` means, once it is repaired."""
     function = entry["function"]
     arguments = _loads(function["arguments"])
     if isinstance(arguments, dict) and set(arguments) == {"invalid_arguments"}:
@@ -175,8 +177,8 @@ def _loads(text: str) -> Any:
 
 
 def _written_calls(text: str, names: Collection[str]) -> list[_Written]:
-    """Calls that the model wrote into its prose: tagged, also with a tool's own name, fenced, or
-    nothing but the call."""
+    """Return the calls that the model wrote into its prose: tagged, also with a tool's own name,
+    fenced, or nothing but the call."""
     if tagged := _after_each(_TAG, text):
         # A tag can only mean a call, so what cannot be understood is the model's to mend.
         return _different(_as_calls(value) or [_written(text, at)] for value, at in tagged)
@@ -188,7 +190,7 @@ def _written_calls(text: str, names: Collection[str]) -> list[_Written]:
 
 
 def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
-    """The JSON value after each opening, None where there is none, and where it begins."""
+    """Return the JSON value after each opening, or None, and where it begins."""
     found = []
     position = 0
     while start := opening.search(text, position):
@@ -201,7 +203,7 @@ def _after_each(opening: "re.Pattern[str]", text: str) -> list[tuple[Any, int]]:
 
 
 def _after_names(text: str, names: Collection[str]) -> Iterator[_Written]:
-    """The calls written as `<name>{arguments}`."""
+    """Yield the calls written as `<name>{arguments}`."""
     if not names or "<" not in text:
         return
     opening = rf"<({'|'.join(map(re.escape, names))})>\s*(?=\{{)"
@@ -224,7 +226,7 @@ def _is_call_of_another(value: dict[str, Any]) -> bool:
 
 
 def _written(text: str, at: int) -> str:
-    """What stands there, up to the next tag."""
+    """Return the text from there up to the next tag."""
     end = _TAG_OR_END.search(text, at)
     return text[at : end.start() if end else None].strip()
 
@@ -271,3 +273,65 @@ def _call_in_text(written: _Written, id: str) -> ToolCall:
     text = json.dumps(arguments if isinstance(arguments, dict) else {})
     raw = {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
     return ToolCall(id, name, arguments, raw)
+
+
+class TextArgument:
+    """The text in a call's arguments, `{"<name>": "…"}`, read while the model still writes them."""
+
+    def __init__(self, name: str) -> None:
+        self._start = re.compile(rf'\A\s*\{{\s*"{name}"\s*:\s*"')
+        self._head = f'{{"{name}":"'
+        self._pending = ""
+        self._state = "before"
+        self.text = ""
+        """What has been read so far."""
+
+    def feed(self, arguments: str) -> str:
+        """Take in a piece of the arguments. Return the part of the text that it completes."""
+        self._pending += arguments
+        if self._state == "before":
+            self._look_for_start()
+        if self._state != "inside":
+            return ""
+        piece = self._take()
+        self.text += piece
+        return piece
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text was read as far as it was written: no stray quote ended it."""
+        return self._state == "inside" or bool(_END.match(self._pending))
+
+    def _look_for_start(self) -> None:
+        if start := self._start.match(self._pending):
+            self._pending = self._pending[start.end() :]
+            self._state = "inside"
+        elif not self._head.startswith("".join(self._pending.split())):
+            self._state = "after"  # another argument, or no text: it is read at the end
+
+    def _take(self) -> str:
+        position = 0
+        units = []
+        while unit := _UNIT.match(self._pending, position):
+            if _CUT_PAIR.match(self._pending, position):
+                break  # half of a surrogate pair
+            units.append(unit.group())
+            position = unit.end()
+        self._pending = self._pending[position:]
+        if self._pending.startswith('"'):
+            self._state = "after"
+        return "".join(_unescaped(unit) for unit in units)
+
+
+def recovered_answer(arguments: str) -> str:
+    """Return the answer in arguments that are not valid JSON, cut off or wrongly escaped; or ""."""
+    stream = TextArgument("answer")
+    stream.feed(arguments)
+    return stream.text if stream.is_whole else ""
+
+
+def _unescaped(unit: str) -> str:
+    try:
+        return str(json.loads(f'"{unit}"', strict=False))
+    except ValueError:
+        return unit  # no escape of JSON's, such as the \\( of LaTeX: meant literally

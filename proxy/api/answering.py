@@ -12,8 +12,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from proxy.agent.events import CallFailed, Event, OfChoice, RunStarted, TurnStarted
-from proxy.agent.first_call import StatusHold
-from proxy.agent.task import Result
+from proxy.agent.result import Result
+from proxy.agent.task import StatusHold
 from proxy.api.connection import note_run, services, while_connected
 from proxy.api.json_response import JSON
 from proxy.errors import ProxyError, internal_error

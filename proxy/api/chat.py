@@ -16,8 +16,8 @@ from proxy.api.private_urls import refuse_private_urls
 from proxy.api.relay import relay
 from proxy.api.tasks import task_of
 from proxy.api.ways import Way, way_of
-from proxy.wire.chat_answer import StreamedCompletion, WholeCompletion, head
 from proxy.wire.chat_request import check_messages, wants_usage
+from proxy.wire.chat_response import StreamedCompletion, WholeCompletion, head
 from proxy.wire.plain import for_the_backend
 from proxy.wire.terms import read_terms, steps_asked
 

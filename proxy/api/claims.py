@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.sessions import named
-from proxy.agent.first_call import StatusHold
+from proxy.agent.task import StatusHold
 from proxy.api.connection import owner, services
 from proxy.runs.claim import Claim
 from proxy.wire.policy_asked import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER

@@ -13,15 +13,22 @@ from typing import Any, NoReturn, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Scope, Send
 
-from policies.json_bounds import SMALL_BYTES, JSONBounds, TooMuchJSONError, is_small
-from policies.large_json import LARGE_BYTES, decoded, has_infinity
+from policies.json_bounds import (
+    LARGE_BYTES,
+    SMALL_BYTES,
+    JSONBounds,
+    TooMuchJSONError,
+    decoded,
+    has_infinity,
+    is_small,
+)
 from proxy.agent.model import Credentials, Model
 from proxy.body_memory import HeldBody, weight
 from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
 from proxy.keys import Key
 from proxy.services import Services
-from proxy.wire.messages_answer import request_id
-from proxy.wire.shapes import request_body, text
+from proxy.wire.messages_response import request_id
+from proxy.wire.validation import request_body, text
 
 T = TypeVar("T")
 Gone = Callable[[], Coroutine[Any, Any, None]]
@@ -38,6 +45,10 @@ _NO_RUN = "sandbox_proxy.no_run"
 REQUEST_ID_HEADER = b"x-request-id"
 _PRINTABLE_ID = re.compile(rb"[!-~]{1,128}")
 """A client's own id of a request that is given back: no longer than that, without blanks."""
+SLOW_BYTES = 4 << 20
+"""Steps such as decoding take milliseconds for a body of this length."""
+OTHERS_TURN_S = 0.005
+"""Between two steps of a slow body: long enough for `/health` to be asked and answered."""
 MAX_JSON_BYTES = 1 << 20
 """Of requests that bring no files."""
 
@@ -217,7 +228,9 @@ async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
             _check(bounds := JSONBounds(), bytes(body))
     if bounds is None and not is_small(body):
         _check(JSONBounds(), bytes(body))
-    return bytes(body)
+    read = bytes(body)
+    await _others_turn(read)
+    return read
 
 
 def _check(bounds: JSONBounds, piece: bytes) -> None:
@@ -234,21 +247,29 @@ async def model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
     """
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
-    return written, request_body(held_json(request, written), model=text)
+    return written, request_body(await held_json(request, written), model=text)
 
 
 async def json_body(request: Request) -> dict[str, Any]:
     """The fields of the request's JSON. Raises BadRequestError, BodyTooLargeError, BusyError."""
-    return request_body(held_json(request, await read_body(request)))
+    return request_body(await held_json(request, await read_body(request)))
 
 
-def held_json(request: Request, written: bytes) -> Any:
+async def held_json(request: Request, written: bytes) -> Any:
     """JSON, counted with what it takes beside the body. Raises BadRequestError, BusyError,
     BodyTooLargeError."""
     value = parsed(written)
     if len(written) > SMALL_BYTES:
         hold(request, weight(written, value))
+    await _others_turn(written)
     return value
+
+
+async def _others_turn(body: bytes) -> None:
+    """Let the event loop answer other requests before the next step that takes long, as each step
+    does for a body of tens of megabytes."""
+    if len(body) > SLOW_BYTES:
+        await asyncio.sleep(OTHERS_TURN_S)
 
 
 def parsed(body: bytes) -> Any:

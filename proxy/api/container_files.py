@@ -16,9 +16,8 @@ from proxy.errors import BadRequestError, NotFoundError, UnauthorizedError
 from proxy.files import WHOLE
 from proxy.store.archive import zipped
 from proxy.store.records import ContainerFile
-from proxy.wire.containers import container_file_object, name_of
-from proxy.wire.listing import CONTAINERS, deleted, listing, page
-from proxy.wire.shapes import missing
+from proxy.wire.resources import CONTAINERS, container_file_object, deleted, listing, name_of, page
+from proxy.wire.validation import missing
 
 router = APIRouter()
 

@@ -12,8 +12,15 @@ from proxy.api.uploads import owned_upload, put_upload
 from proxy.errors import ProxyError
 from proxy.files import WHOLE
 from proxy.store.records import Container
-from proxy.wire.containers import container_object, container_wish, file_ids
-from proxy.wire.listing import CONTAINERS, deleted, listing, page
+from proxy.wire.resources import (
+    CONTAINERS,
+    container_object,
+    container_wish,
+    deleted,
+    file_ids,
+    listing,
+    page,
+)
 
 router = APIRouter()
 

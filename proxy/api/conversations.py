@@ -14,10 +14,17 @@ from proxy.api.said_before import is_reference, no_such_conversation, resolved
 from proxy.errors import NotFoundError
 from proxy.store.conversations import ConversationShelf
 from proxy.store.records import Conversation
-from proxy.wire.conversation_objects import conversation_object, items, metadata
-from proxy.wire.listing import CONTAINERS, deleted, listing, page
-from proxy.wire.responses_input import input_items
-from proxy.wire.shapes import request_body
+from proxy.wire.resources import (
+    CONTAINERS,
+    conversation_object,
+    deleted,
+    items,
+    listing,
+    metadata,
+    page,
+)
+from proxy.wire.responses_request import input_items
+from proxy.wire.validation import request_body
 
 router = APIRouter()
 PATH = "/v1/conversations"
@@ -94,7 +101,7 @@ def _shelf(request: Request) -> ConversationShelf:
 async def _body(request: Request) -> Mapping[str, Any]:
     authorize(request)
     written = await read_body(request, services(request).inputs.max_body_bytes)
-    return request_body(held_json(request, written) if written else {})
+    return request_body(await held_json(request, written) if written else {})
 
 
 async def _identified(request: Request, new: list[dict[str, Any]]) -> list[dict[str, Any]]:

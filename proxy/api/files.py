@@ -10,9 +10,16 @@ from proxy.api.downloads import download
 from proxy.api.json_response import JSON
 from proxy.api.uploads import no_such_file, owned_upload, upload_form
 from proxy.files import StoredFile
-from proxy.wire.listing import FILES, deleted, listing, page
-from proxy.wire.shapes import missing
-from proxy.wire.uploads import expires_after_s, purpose, upload_object
+from proxy.wire.resources import (
+    FILES,
+    deleted,
+    expires_after_s,
+    listing,
+    page,
+    purpose,
+    upload_object,
+)
+from proxy.wire.validation import missing
 
 router = APIRouter()
 

@@ -10,7 +10,8 @@ from starlette.requests import Request
 
 from policies.sessions import Session, State
 from proxy.agent.events import Event
-from proxy.agent.task import Result, Task
+from proxy.agent.result import Result
+from proxy.agent.task import Task
 from proxy.api.connection import owner, services
 from proxy.api.said_before import Before, is_reference
 from proxy.errors import BadRequestError, ProxyError
@@ -18,8 +19,8 @@ from proxy.runs.recording import Recording
 from proxy.runs.runs import give_back
 from proxy.store.records import StoredResponse
 from proxy.store.responses import ResponseShelf
-from proxy.wire.responses_answer import Asked, ResponseWriter, StreamedResponse
-from proxy.wire.responses_input import input_items
+from proxy.wire.responses_request import input_items
+from proxy.wire.responses_response import Asked, ResponseWriter, StreamedResponse
 
 log = logging.getLogger(__name__)
 OUTPUTS = "code_interpreter_call.outputs"

@@ -19,9 +19,8 @@ from proxy.api.passing import pass_plain
 from proxy.api.tasks import task_of
 from proxy.api.ways import Way, way_of
 from proxy.errors import ProxyError
-from proxy.wire.messages_answer import StreamedMessage, WholeMessage, request_id
-from proxy.wire.messages_events import Shown
 from proxy.wire.messages_request import AsChat, as_chat
+from proxy.wire.messages_response import Shown, StreamedMessage, WholeMessage, request_id
 from proxy.wire.terms import read_terms, steps_asked
 
 router = APIRouter()

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.budgets import DailyBudget
-from policies.large_json import encoded
+from policies.json_bounds import encoded
 from policies.routing import plain_name
 from proxy.agent.model import Passage, Passing, Relayed
 from proxy.api import spending

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from policies.budgets import DailyBudget
-from policies.large_json import decoded, encoded
+from policies.json_bounds import decoded, encoded
 from policies.passthrough import Way, goes_on_from_responses, is_stateless, way
 from policies.routing import plain_name
 from proxy.agent.model import Passage

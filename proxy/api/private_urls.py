@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from policies.remote_urls import URL_FIELDS, remote_urls
+from policies.passthrough import URL_FIELDS, remote_urls
 from proxy.api.connection import owner, services, while_connected
 from proxy.errors import BadRequestError
 

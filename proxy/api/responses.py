@@ -11,8 +11,7 @@ from starlette.responses import Response
 from policies.profile import Profile
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import Steps, suited_to_responses
-from proxy.agent.first_call import StatusHold
-from proxy.agent.task import Task
+from proxy.agent.task import StatusHold, Task
 from proxy.api import plain_responses
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s, status_hold
@@ -25,10 +24,10 @@ from proxy.api.ways import Way, way_of
 from proxy.errors import ProxyError
 from proxy.runs.claim import Claim
 from proxy.runs.run import Listener
-from proxy.wire.responses_answer import Asked, StreamedResponse, WholeResponse
 from proxy.wire.responses_request import AsChat, as_chat
-from proxy.wire.shapes import unsupported
+from proxy.wire.responses_response import Asked, StreamedResponse, WholeResponse
 from proxy.wire.terms import Terms, read_terms, steps_asked
+from proxy.wire.validation import unsupported
 
 router = APIRouter()
 

@@ -8,14 +8,14 @@ from starlette.requests import Request
 
 from policies.steps import suited
 from proxy.agent.events import Event
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.api.connection import authorize, owner, services
 from proxy.api.json_response import JSON
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.record import Record
 from proxy.runs.run import Head
-from proxy.wire.chat_answer import WholeCompletion, head
-from proxy.wire.chat_response import usage
+from proxy.wire.chat_response import WholeCompletion, head
+from proxy.wire.result_objects import usage
 
 router = APIRouter()
 

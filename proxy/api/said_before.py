@@ -13,7 +13,7 @@ from proxy.errors import BadRequestError, NotFoundError
 from proxy.runs.run import Run
 from proxy.store.records import StoredResponse
 from proxy.wire.lost_files import file_ids, without_files
-from proxy.wire.response_object import run_id
+from proxy.wire.responses_response import run_id
 from proxy.wire.responses_shapes import item_type
 
 Item = Mapping[str, Any]

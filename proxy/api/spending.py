@@ -7,15 +7,14 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.budgets import NAMES, DailyBudget, Expense, Receipt
-from policies.large_json import decoded
+from policies.json_bounds import decoded
 from policies.prices import Counted, Tariff, cost_usd, counted, expected_tokens
-from proxy.agent.account import Account
 from proxy.agent.model import Relayed, RelayedBody
-from proxy.agent.task import Task
+from proxy.agent.task import Account, Task
 from proxy.api.connection import authorize, services
 from proxy.errors import BadRequestError, BudgetError
 from proxy.models.prices import Prices
-from proxy.models.usage_reader import UsageReader
+from proxy.models.streamed_reply import UsageReader
 
 
 async def charged(request: Request, task: Task, runs: int) -> Task:

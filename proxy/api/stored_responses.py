@@ -13,11 +13,11 @@ from proxy.api.plain_responses import or_the_backends
 from proxy.api.said_before import is_at_work, run_of
 from proxy.api.told_again import found, shown, streamed_again
 from proxy.errors import BadRequestError, RunElsewhereError
-from proxy.store.paging import part
-from proxy.wire.listing import CONTAINERS, listing, page
-from proxy.wire.response_object import run_id
-from proxy.wire.responses_request import INCLUDES
-from proxy.wire.shapes import array, one_of
+from proxy.store.database import part
+from proxy.wire.resources import CONTAINERS, listing, page
+from proxy.wire.responses_response import run_id
+from proxy.wire.responses_shapes import INCLUDES
+from proxy.wire.validation import array, one_of
 
 PATH = "/v1/responses/{response_id}"
 

@@ -6,23 +6,21 @@ from typing import Any
 
 from starlette.requests import Request
 
-from policies.file_links import without_links
+from policies.artifacts import without_links
 from policies.history import without_steps
 from policies.profile import Profile
 from policies.routing import forbids_tools
 from policies.sessions import GoesOn, Session, State, container_id
-from proxy.agent.choices import several
-from proxy.agent.first_call import StatusHold
+from proxy.agent.agent import several
 from proxy.agent.parking import Parked, names
-from proxy.agent.task import InputFile, Outbox, Task
+from proxy.agent.task import InputFile, Outbox, StatusHold, Task
 from proxy.api.connection import base_url, credentials, held_body, owner, services
 from proxy.api.private_urls import urls_in
 from proxy.api.spending import charged
 from proxy.api.ways import Way
-from proxy.wire.chat_request import choice_count, to_task
+from proxy.wire.chat_request import choice_count, to_task, with_ids
 from proxy.wire.content_parts import read
 from proxy.wire.conversations import thread
-from proxy.wire.legacy_functions import with_ids
 from proxy.wire.terms import documents_wanted, usage_asked
 
 

@@ -14,9 +14,9 @@ from proxy.api.connection import model, model_request, while_connected
 from proxy.api.json_response import JSON
 from proxy.api.passing import pass_plain
 from proxy.errors import NotFoundError
-from proxy.models.openai_http import MAX_TOKENIZED_BYTES
+from proxy.models.openai_http import MAX_TOKENIZED_BYTES, NOT_THERE, count_in
+from proxy.models.openai_http import TOKENIZE_PATH as PATH
 from proxy.models.relay import read_at_most
-from proxy.models.tokenizing import NOT_THERE, PATH, count_in
 from proxy.wire.messages_request import AsChat, as_chat_to_count, to_be_counted
 
 router = APIRouter()

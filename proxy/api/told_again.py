@@ -16,8 +16,8 @@ from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunL
 from proxy.runs.recording import Recording
 from proxy.runs.run import Listener
 from proxy.store.records import StoredResponse
-from proxy.wire.listing import integer
-from proxy.wire.response_object import failed, response_id, run_id
+from proxy.wire.resources import integer_param as integer
+from proxy.wire.responses_response import failed, response_id, run_id
 
 MAX_SEQUENCE = 2**53
 

@@ -11,7 +11,7 @@ from policies.routing import Route, plain_name, route
 from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.connection import authorize, owner, services
 from proxy.errors import ForbiddenError
-from proxy.tool_support import no_tools_error
+from proxy.models.tool_support import no_tools_error
 from proxy.wire.policy_asked import PolicyAsked, policy_asked
 
 ROUTE_HEADER = "x-sandbox-route"

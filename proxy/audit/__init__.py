@@ -1,1 +1,1 @@
-"""What runs do, written down so that a change of it shows."""
+"""Audit logs of runs, in which any later change shows."""

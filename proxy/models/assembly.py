@@ -1,34 +1,38 @@
-"""A reply out of a backend's JSON: whole, or put together from streamed chunks. Pure."""
+"""Reads a completion from a backend's JSON, or assembles it from streamed chunks. Pure.
+
+Open it when the text or the tool calls of a backend's reply come out wrong.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from proxy.agent.events import (
-    ModelDelta,
-    ReasoningDelta,
-    TextDelta,
-    TokenCount,
-    ToolCallDelta,
-)
+from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, TokenCount, ToolCallDelta
 from proxy.agent.history import text_of, thoughts_in
-from proxy.agent.model import Reply, ReplyStopped
+from proxy.agent.model import MAX_CALLS, Reply, ReplyStopped
 from proxy.models.backend_errors import bad_response, expected
-from proxy.models.merging import REPLACED, merge
-from proxy.models.tool_call_assembly import ToolCallAssembly
 
 MAX_TEXT_CHARS = 64 << 20
-"""The characters of all text fields of one streamed reply; the arguments of its calls have a bound
-of their own."""
+"""The most characters in all text fields of one streamed reply together, without the arguments of
+its tool calls."""
 MAX_BLOCKS = 10_000
-"""The parts of the content, or the thinking blocks, of one streamed reply."""
+"""The most content parts, and the most thinking blocks, in one streamed reply."""
 COUNT_EVERY = 8
-"""Of so many chunks one passes on the server's running token count."""
+"""One chunk in this many passes on the server's running token count."""
+MAX_ARGUMENTS_CHARS = 64 << 20
+"""The most characters in the arguments of all tool calls of one reply together."""
+MAX_NAME_CHARS = 4096
+"""The longest name of a function."""
+MAX_FIELD_CHARS = 1 << 20
+"""The longest text that `merge` puts together. Adding a piece copies the whole text, so a longer
+one would cost quadratic time."""
+REPLACED = frozenset({"id", "index", "object", "role", "type", "format"})
+"""Fields that every chunk repeats: a new value replaces the old one."""
 
 
 def reply_of(completion: Any) -> Reply:
-    """The reply in a chat completion that came whole. Raises BackendError."""
+    """Return the reply in a chat completion that came whole. Raises BackendError."""
     choices = completion.get("choices") if isinstance(completion, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise bad_response("it has no choices")
@@ -38,7 +42,7 @@ def reply_of(completion: Any) -> Reply:
     usage = completion.get("usage")
     return Reply(
         message=message,
-        finish_reason=choices[0].get("finish_reason") or _natural_end(message),
+        finish_reason=choices[0].get("finish_reason") or _default_finish_reason(message),
         usage=usage if isinstance(usage, dict) else {},
         choice=_without(choices[0], "message", "finish_reason"),
         response=_without(completion, "choices", "usage"),
@@ -46,7 +50,7 @@ def reply_of(completion: Any) -> Reply:
 
 
 def deltas_of(reply: Reply) -> list[ModelDelta]:
-    """The pieces of a reply that came whole although it was to be streamed."""
+    """Return a whole reply as deltas, for a caller that asked for a stream."""
     message = reply.message
     deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in thoughts_in(message)]
     text, logprobs = text_of(message), reply.choice.get("logprobs")
@@ -64,7 +68,7 @@ def deltas_of(reply: Reply) -> list[ModelDelta]:
 
 @contextmanager
 def reply_when_stopped(reply: Callable[[], Reply]) -> Iterator[None]:
-    """Give a ReplyStopped that passes through the `reply` as far as it came."""
+    """Put the `reply` so far into a ReplyStopped that passes through."""
     try:
         yield
     except ReplyStopped as stopped:
@@ -73,16 +77,16 @@ def reply_when_stopped(reply: Callable[[], Reply]) -> Iterator[None]:
 
 
 class Assembly:
-    """Puts the chunks of one streamed reply together."""
+    """Assembles one reply from its streamed chunks."""
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
         self._message: dict[str, Any] = {"role": "assistant", "content": None}
         self._texts: dict[str, list[str]] = {}
         self._thoughts: list[list[str]] = []
-        """The pieces of text of each thinking block."""
+        """The pieces of each thinking block's text."""
         self._chars = 0
-        """The length of those texts and thoughts together."""
+        """The characters in `_texts` and `_thoughts`."""
         self._calls = ToolCallAssembly()
         self._choice: dict[str, Any] = {}
         self._response: dict[str, Any] = {}
@@ -90,7 +94,7 @@ class Assembly:
         self._chunks = 0
 
     def add(self, chunk: Any) -> list[ModelDelta]:
-        """Take one chunk in; gives what it adds. Raises BackendError."""
+        """Add one chunk and return its deltas. Raises BackendError."""
         if not isinstance(chunk, dict):
             raise bad_response("a chunk is not a JSON object")
         count = None
@@ -111,18 +115,21 @@ class Assembly:
         return deltas
 
     def reply(self) -> Reply:
-        """What the chunks so far amount to."""
+        """Return the reply made of all chunks so far."""
         message = {**self._message, **{key: "".join(self._texts[key]) for key in self._texts}}
         if calls := self._calls.whole():
             message["tool_calls"] = calls
         if blocks := self._message.get("thinking_blocks"):
-            message["thinking_blocks"] = list(map(_with_thoughts, blocks, self._thoughts))
+            message["thinking_blocks"] = [
+                {**block, "thinking": "".join(pieces)} if block.get("type") == "thinking" else block
+                for block, pieces in zip(blocks, self._thoughts, strict=True)
+            ]
         response = dict(self._response)
         if "object" in response:
             response["object"] = "chat.completion"
         return Reply(
             message=message,
-            finish_reason=self.finish_reason or _natural_end(message),
+            finish_reason=self.finish_reason or _default_finish_reason(message),
             usage=self._usage,
             choice=self._choice,
             response=response,
@@ -157,14 +164,15 @@ class Assembly:
                 merge(self._message, {key: value})
 
     def _add_parts(self, value: str | list[dict[str, Any]] | None) -> None:
-        """Mistral's content while it thinks, and the plain text that goes on after it."""
+        """Add to a content that is a list: Mistral sends one while it thinks, and plain text
+        after."""
         begun = "".join(self._texts.pop("content", ()))
         parts = self._message["content"] or ([{"type": "text", "text": begun}] if begun else [])
         parts += [{"type": "text", "text": value}] if isinstance(value, str) else value or []
         self._message["content"] = _bounded(parts)
 
     def _add_thinking_blocks(self, blocks: list[dict[str, Any]]) -> None:
-        """Anthropic's signed thinking, through litellm: a signature ends a block."""
+        """Add to Anthropic's signed thinking, as litellm streams it: a signature ends a block."""
         kept = self._message.setdefault("thinking_blocks", [])
         for block in blocks:
             if not (block.get("type") == "thinking" and kept and _goes_on(kept[-1])):
@@ -181,14 +189,86 @@ class Assembly:
         return text
 
 
+class ToolCallAssembly:
+    """Assembles the tool calls of one reply, however the backend numbers their pieces."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._chars = 0
+
+    def add(self, pieces: list[dict[str, Any]]) -> list[ModelDelta]:
+        """Add the `tool_calls` of one chunk and return their deltas. Raises BackendError."""
+        deltas: list[ModelDelta] = []
+        for piece in pieces:
+            if len(self._calls) > MAX_CALLS:
+                break  # the loop ends a reply with one call too many
+            call = self._call_of(piece)
+            arguments = call.add(piece)
+            self._chars += len(arguments)
+            if self._chars > MAX_ARGUMENTS_CHARS:
+                raise bad_response(f"its calls have more than {MAX_ARGUMENTS_CHARS} characters")
+            if arguments or (piece.get("function") or {}).get("name"):
+                deltas.append(ToolCallDelta(self._calls.index(call), call.name, arguments))
+        return deltas
+
+    def whole(self) -> list[dict[str, Any]]:
+        """Return the calls as an assistant message lists them."""
+        return [call.whole() for call in self._calls]
+
+    def _call_of(self, piece: Mapping[str, Any]) -> "_Call":
+        index = piece.get("index")
+        started = [call for call in self._calls if index is None or call.index == index]
+        if started and not started[-1].is_over_before(piece):
+            return started[-1]
+        call = _Call(index)
+        self._calls.append(call)
+        return call
+
+
+class _Call:
+    def __init__(self, index: int | None) -> None:
+        self.index = index
+        self.name = ""
+        self._arguments: list[str] = []
+        self._fields: dict[str, Any] = {}
+        self._function: dict[str, Any] = {}
+
+    def is_over_before(self, piece: Mapping[str, Any]) -> bool:
+        """Return True if the piece opens another call. Gemini numbers all parallel calls 0 and some
+        servers number none: there a name with another id, or a name after arguments, opens a call.
+        An id alone does not: old vLLM sends a new one with every piece."""
+        if not (piece.get("function") or {}).get("name"):
+            return False
+        old_id, new_id = self._fields.get("id"), piece.get("id")
+        if old_id and new_id:
+            return bool(old_id != new_id)
+        return piece.get("index") is None and bool(self._arguments)
+
+    def add(self, piece: Mapping[str, Any]) -> str:
+        """Add one piece and return the arguments in it."""
+        function = dict(piece.get("function") or {})
+        name, arguments = function.pop("name", None), function.pop("arguments", None)
+        if name and name != self.name:  # some servers repeat the name in every piece
+            if len(self.name) + len(name) > MAX_NAME_CHARS:
+                raise bad_response(f"a call names a function of over {MAX_NAME_CHARS} characters")
+            self.name += name
+        merge(self._function, function)
+        known = ("index", "function", "id") if self._fields.get("id") else ("index", "function")
+        merge(self._fields, {key: piece[key] for key in piece if key not in known})
+        if not isinstance(arguments, str):
+            return ""
+        self._arguments.append(arguments)
+        return arguments
+
+    def whole(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": "".join(self._arguments), **self._function}
+        return {"type": "function", **self._fields, "function": function}
+
+
 def _bounded(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(blocks) > MAX_BLOCKS:
         raise bad_response(f"it has more than {MAX_BLOCKS} blocks")
     return blocks
-
-
-def _with_thoughts(block: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
-    return {**block, "thinking": "".join(pieces)} if block.get("type") == "thinking" else block
 
 
 def _goes_on(block: Mapping[str, Any]) -> bool:
@@ -200,15 +280,41 @@ def _count(prompt: Any, completion: Any) -> TokenCount | None:
 
 
 def _timed_count(timings: Mapping[str, Any]) -> TokenCount | None:
-    """llama.cpp's count, in which cached tokens of the prompt stand apart."""
+    """Return llama.cpp's count, which lists cached prompt tokens separately."""
     cached, read = timings.get("cache_n"), timings.get("prompt_n")
     whole = (cached if isinstance(cached, int) else 0) + read if isinstance(read, int) else None
     return _count(whole, timings.get("predicted_n"))
 
 
-def _natural_end(message: Mapping[str, Any]) -> str:
+def _default_finish_reason(message: Mapping[str, Any]) -> str:
     return "tool_calls" if message.get("tool_calls") else "stop"
 
 
 def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in names}
+
+
+def merge(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Merge the fields of one streamed piece into the whole: texts, lists and objects are
+    continued, other values replaced, and null changes nothing. Raises ValueError for a text longer
+    than `MAX_FIELD_CHARS`."""
+    for key, new in piece.items():
+        whole[key] = _merged(whole.get(key), new, key in REPLACED)
+
+
+def _merged(old: Any, new: Any, replaced: bool) -> Any:
+    if new is None:
+        return old
+    if isinstance(new, list):
+        old = [] if not isinstance(old, list) or replaced else old
+        old.extend(new)  # in place: log probabilities come by the thousand
+        return old
+    if isinstance(new, dict):
+        old = {} if not isinstance(old, dict) or replaced else old
+        merge(old, new)
+        return old
+    if isinstance(old, str) and isinstance(new, str) and not replaced:
+        if len(old) + len(new) > MAX_FIELD_CHARS:
+            raise ValueError(f"a field has more than {MAX_FIELD_CHARS} characters")
+        return old + new
+    return new

@@ -1,10 +1,14 @@
-"""What a backend says when it fails, as our errors. Pure."""
+"""Translates a backend's failures, in any server's format, into our errors. Pure.
+
+Open it when a backend's error gets the wrong status, type or message, or when a context overflow or
+a refusal of tools is not recognized.
+"""
 
 import gc
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,11 +17,9 @@ from typing import Any
 
 from policies.context import ContextSizes
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
-from proxy.models.overflow import fields_kept, sizes_in
 
 MAX_TEXT_CHARS = 1000
-"""Of an error that is no JSON, such as a gateway's HTML page."""
-
+"""The most characters kept of an error that is not JSON, such as a gateway's HTML page."""
 _MUCH_BYTES = 64 << 10
 """JSON longer than this is decoded without garbage collection."""
 _OVERFLOW_CODE = "context_length_exceeded"
@@ -42,7 +44,7 @@ _WITH_TOOLS_ALONE = (
     r"(?![\w\[]|\.\w)"
     r"(?!\W+(?:with|when|while|if|in|together|alongside)\b(?! (?:this|the|your) model))"
 )
-"""Not a refusal of tools beside another parameter, nor of one tool."""
+"""Excludes refusals of tools together with another parameter, and of a single tool."""
 _NO_TOOLS_WORDS = re.compile(
     # vLLM; llama.cpp
     r"requires? --(?:enable-auto-tool-choice|tool-call-parser)"
@@ -58,11 +60,50 @@ _NO_TOOLS_WORDS = re.compile(
     r"|\bargument supplied: tools\b",
     re.IGNORECASE,
 )
+MIN_WINDOW, MAX_WINDOW = 256, 100_000_000
+"""The smallest and the largest context that a model can have; other numbers mean something else."""
+_N = r"(\d[\d,_]*)"
+_WINDOW = (
+    # OpenAI, vLLM, SGLang, DeepSeek, OpenRouter: "maximum context length is 4096 tokens"; xAI
+    rf"maximum (?:context|prompt|model) length (?:is|of) {_N}",
+    # Mistral: "too large for model with 32768 maximum context length"
+    rf"{_N} maximum context length",
+    # vLLM: "the model's context length is only 4096"; SGLang: "context length (4096 tokens)";
+    # llama.cpp: "context size (256 tokens)"; llama-cpp-python: "context window of 2048"
+    rf"context (?:length|size|window)(?: is only| is| of)? \(?{_N}",
+    # Anthropic: "… tokens > 200000 maximum", "178959 + 64000 > 200000"
+    rf"\d(?: tokens)? > {_N}",
+    # TGI: "must be <= 4096"; Gemini: "tokens allowed (1048575)"; SGLang: "allowed length (4096";
+    # OpenAI: "limit of 272000"; Bedrock: "model maximum (4096)"
+    rf"must be <= {_N}",
+    rf"(?:allowed|allowed length|configured limit|max_model_len|model maximum)(?: of)? \(?{_N}",
+    # vLLM, of an answer that is longer than the window by itself
+    rf"max_model_len={_N}",
+)
+_PROMPT = (
+    rf"resulted in {_N} tokens",
+    rf"\({_N} in (?:the|your) (?:messages|prompt)",
+    rf"{_N} tokens from the input",
+    rf"{_N} \+ \d+ > \d",
+    rf"(?:has|contains|passed)(?: at least)? {_N} (?:input )?tokens",
+    rf"too long: {_N} tokens",
+    rf"(?:input|input length|request|tokens|count|prompt) \({_N}(?: tokens)?\)",
+    rf"given: {_N}",
+    rf"(?:prompt length|count of) {_N}",
+)
+_ANSWER = (
+    rf"\d \+ {_N} > \d",
+    rf"{_N} (?:tokens )?(?:in|for) +the completion",
+    rf"requested {_N} output tokens",
+    rf"is too large: {_N}",
+    rf"and {_N} `max_new_tokens`",
+    rf"max_(?:completion_)?tokens={_N} cannot be greater",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What the body of an error says, whatever its shape."""
+class _ErrorBody:
+    """The fields of an error's body, whatever its format."""
 
     message: str = ""
     type: str | None = None
@@ -80,10 +121,10 @@ def backend_error(
     secret: str | None = None,
     overflows: bool = False,
 ) -> BackendError:
-    """The error that a backend's JSON (or text) means; `secret` never gets into its message.
+    """Return the error for a backend's JSON or text. Its message never contains `secret`.
 
-    Without a `status` (inside a stream) the payload's own code is taken for it where it is one.
-    `overflows` says what the caller knows already: the conversation is too long.
+    Without a `status`, inside a stream, the payload's own code serves as the status if it is one.
+    `overflows` is True if the caller knows that the conversation is too long.
     """
     said = _read(payload)
     if status is None:
@@ -118,20 +159,20 @@ def backend_error_from_response(
     now: datetime,
     secret: str | None = None,
 ) -> BackendError:
-    """The error that a backend's HTTP response means; `headers` are named in lower case."""
+    """Return the error for a backend's HTTP response. The names in `headers` are lower case."""
     wait_s = retry_after_s(headers, now)
     return backend_error(payload_of(body), status=status, retry_after_s=wait_s, secret=secret)
 
 
 def is_error(payload: Any) -> bool:
-    """Whether a completion or a chunk is an error instead, wrapped or flat."""
+    """Return True if what should be a completion or a chunk is an error, wrapped or flat."""
     if not isinstance(payload, dict):
         return False
     return bool(payload.get("error")) or payload.get("object") == "error"
 
 
 def payload_of(body: bytes) -> Any:
-    """An error's body: JSON, or the beginning of its text."""
+    """Decode an error's body as JSON, else return the beginning of its text."""
     text = body.decode("utf-8", "replace")
     try:
         return json.loads(text)
@@ -140,7 +181,7 @@ def payload_of(body: bytes) -> Any:
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """The seconds a backend asks to wait, from `retry-after-ms` or `retry-after`."""
+    """Return the seconds to wait, by `retry-after-ms` or `retry-after`, or None."""
     milliseconds = _number(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -150,26 +191,26 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 
 
 def redacted(message: str, secret: str | None) -> str:
-    """The message without the secret. Placeholders such as "EMPTY" are too short to be secrets."""
+    """Replace the secret in a message. Placeholders such as "EMPTY" are too short to be secrets."""
     return message if secret is None or len(secret) < 8 else message.replace(secret, "[key]")
 
 
 def unreachable(reason: str) -> BackendError:
-    """The backend cannot be reached, or the connection was lost."""
+    """Return the error for a backend that cannot be reached, or whose connection was lost."""
     return BackendError(
         f"the backend cannot be reached: {reason}", status=502, code="backend_unreachable"
     )
 
 
 def timed_out(reason: str) -> BackendError:
-    """The backend was silent for too long."""
+    """Return the error for a backend that was silent for too long."""
     return BackendError(
         f"the backend did not answer in time: {reason}", status=504, code="backend_timeout"
     )
 
 
 def cut_off() -> BackendError:
-    """The connection ended in the midst of an answer."""
+    """Return the error for a connection that ended in the middle of an answer."""
     return BackendError(
         "the backend's connection closed before the answer was complete",
         status=502,
@@ -178,13 +219,13 @@ def cut_off() -> BackendError:
 
 
 def is_no_answer(error: BackendError) -> bool:
-    """Whether the backend said nothing at all."""
+    """Return True if the backend sent no answer at all."""
     return error.code in ("backend_unreachable", "backend_timeout")
 
 
 def parsed(text: bytes) -> Any:
-    """A backend's JSON; what JSON does not have (NaN, Infinity) is null. Raises BackendError."""
-    # Each collection looks at the values made so far: with many, that takes five times as long.
+    """Decode a backend's JSON, with NaN and Infinity as null. Raises BackendError."""
+    # Every collection visits all values decoded so far: a large body takes five times as long.
     waits = len(text) > _MUCH_BYTES and gc.isenabled()
     if waits:
         gc.disable()
@@ -199,7 +240,7 @@ def parsed(text: bytes) -> Any:
 
 @contextmanager
 def expected(what: str) -> Iterator[None]:
-    """Tell of a field that has another type than the API says, wherever in `what` it is met."""
+    """Raise BackendError if a field in `what` turns out to have the wrong type."""
     try:
         yield
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -207,43 +248,43 @@ def expected(what: str) -> Iterator[None]:
 
 
 def bad_response(reason: str) -> BackendError:
-    """The backend answered, but not as its API says."""
+    """Return the error for an answer that does not follow the API."""
     return BackendError(
         f"the backend's answer cannot be read: {reason}", status=502, code="backend_bad_response"
     )
 
 
-def _read(payload: Any) -> _Said:
-    """OpenAI's wrapped form, SGLang's flat one, FastAPI's `detail`, or a mere text."""
+def _read(payload: Any) -> _ErrorBody:
+    """Read OpenAI's wrapped format, SGLang's flat one, FastAPI's `detail`, or plain text."""
     if isinstance(payload, list) and payload and isinstance(payload[0], dict):
         payload = payload[0]  # Gemini's OpenAI endpoint wraps the error in a list
     if not isinstance(payload, dict):
         message = _text(payload)
-        return _Said(message=message, sizes=sizes_in(message, {}))
+        return _ErrorBody(message=message, sizes=sizes_in(message, {}))
     fields = payload.get("error") or payload
     if not isinstance(fields, dict):
         message = _text(fields)
         kind = _word(payload.get("error_type"))
-        return _Said(message=message, type=kind, sizes=sizes_in(message, payload))
+        return _ErrorBody(message=message, type=kind, sizes=sizes_in(message, payload))
     message = _text(fields.get("message") or fields.get("detail") or fields.get("error") or fields)
-    return _Said(
+    return _ErrorBody(
         message=message,
         type=_word(fields.get("type")),
         code=_word(fields.get("code")),
         param=_word(fields.get("param")),
         sizes=sizes_in(message, fields),
-        beside=fields_kept(fields),
+        beside=_size_fields(fields),
     )
 
 
-def _tells_of_overflow(said: _Said, status: int | None) -> bool:
+def _tells_of_overflow(said: _ErrorBody, status: int | None) -> bool:
     if said.code == _OVERFLOW_CODE or said.type == _LLAMA_CPPS_TYPE:
         return True
     return status in _OVERFLOW_STATUSES and _OVERFLOW_WORDS.search(said.message) is not None
 
 
-def _words_of_no_tools(said: _Said, status: int | None) -> str:
-    """Return the passage that refuses tools, or nothing."""
+def _words_of_no_tools(said: _ErrorBody, status: int | None) -> str:
+    """Return the passage that refuses tools, or an empty text."""
     if status is not None and status not in _NO_TOOLS_STATUSES:
         return ""
     found = _NO_TOOLS_WORDS.search(said.message[:MAX_TEXT_CHARS])
@@ -261,7 +302,7 @@ def _text(value: Any) -> str:
 
 
 def _is_complaint(item: Any) -> bool:
-    """One entry of FastAPI's validation errors."""
+    """Return True for an entry of FastAPI's validation errors."""
     return isinstance(item, dict) and isinstance(item.get("loc"), list) and "msg" in item
 
 
@@ -274,7 +315,8 @@ def _status_in(code: str | None) -> int | None:
 
 
 def _error_status(status: int | None, overflows: bool) -> int:
-    """A redirect or a 200 with an error inside is no status for an error."""
+    """Return the status of the error. A redirect, or a 200 with an error inside, becomes a 4xx or
+    5xx."""
     if status is not None and 400 <= status < 600:
         return status
     return 400 if overflows else 502
@@ -296,3 +338,35 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return max(0.0, (moment - now).total_seconds())
+
+
+def sizes_in(message: str, fields: Mapping[str, Any]) -> ContextSizes:
+    """Return the sizes that an error's message, and llama.cpp's fields beside it, report. Sizes by
+    which the prompt would have fitted are ignored."""
+    told, (found, words) = _count(fields.get("n_ctx")), _first(_WINDOW, message)
+    window = told or found
+    sizes = ContextSizes(
+        window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
+        prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT, message)[0],
+        answer=_first(_ANSWER, message)[0],
+        words="" if told else words,
+    )
+    return sizes if sizes.is_overflow else ContextSizes()
+
+
+def _size_fields(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return llama.cpp's size fields, which its clients read to shorten a conversation."""
+    found = {name: _count(fields.get(name)) for name in ("n_prompt_tokens", "n_ctx")}
+    return {name: count for name, count in found.items() if count is not None}
+
+
+def _first(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
+    """Return the number that the first matching pattern finds, and the passage around it."""
+    for pattern in patterns:
+        if found := re.search(pattern, message, re.IGNORECASE):
+            return int(re.sub("[,_]", "", found[1])[:12]), found[0]
+    return None, ""
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,39 +1,67 @@
-"""The door to every provider that litellm knows."""
+"""The client for every provider that litellm knows.
+
+It contains the model, the streams of chunks and of frames, the translation between OpenAI's fields
+and litellm's, and that of litellm's exceptions into our errors.
+"""
 
 import asyncio
 import copy
 import importlib
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
+    AbstractContextManager,
     AsyncExitStack,
     aclosing,
     contextmanager,
     nullcontext,
 )
+from copy import deepcopy
+from datetime import UTC, datetime
 from typing import Any
+
+import httpx
 
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Credentials, Relayed, Reply
 from proxy.errors import BackendError
 from proxy.models.assembly import Assembly, reply_of, reply_when_stopped
-from proxy.models.backend_errors import cut_off, is_no_answer
-from proxy.models.litellm_dialect import as_openai, call_arguments
-from proxy.models.litellm_errors import translated
-from proxy.models.litellm_stream import Chunks, Frames
+from proxy.models.backend_errors import (
+    backend_error,
+    cut_off,
+    is_no_answer,
+    payload_of,
+    redacted,
+    retry_after_s,
+    timed_out,
+    unreachable,
+)
 from proxy.models.operator_proxies import exempt_in_environment
 from proxy.models.relay import ready_json, refused
 
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no download of prices at import
-    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",  # nor of Anthropic's headers at first use
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",  # no download of headers at first use
     "LITELLM_MODE": "PRODUCTION",  # or it reads .env files into our environment
 }
+_ARGUMENTS = frozenset(
+    {
+        *("messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
+        *("temperature", "top_p", "top_k", "n", "seed", "stop", "logit_bias"),
+        *("presence_penalty", "frequency_penalty", "logprobs", "top_logprobs"),
+        *("max_tokens", "max_completion_tokens", "stream", "stream_options", "response_format"),
+        *("reasoning_effort", "thinking", "verbosity", "modalities", "audio", "prediction"),
+        *("web_search_options", "service_tier", "store", "prompt_cache_key"),
+        *("safety_identifier", "user"),
+    }
+)
+"""Fields that litellm translates for each provider."""
 
 
 class _Library:
-    """What was imported at first use, by the model or a copy of it."""
+    """The modules imported at first use, shared by a model and its copies."""
 
     litellm: Any = None
     openai: Any = None
@@ -43,8 +71,8 @@ class LiteLLMModel:
     """Models by their litellm names, such as "anthropic/claude-sonnet-4-5".
 
     Without `api_key` and `api_base` litellm takes them from the provider's environment variables.
-    It keeps its connections in one place per process: closing one door closes them for all. Proxies
-    it takes from the environment, but not for this machine and an `api_base` in its network.
+    litellm keeps its connections in one place per process: `aclose` closes them for all models. It
+    takes proxies from the environment, except for this machine and an `api_base` in its network.
     """
 
     passage = None
@@ -74,7 +102,7 @@ class LiteLLMModel:
         async with aclosing(chunks):
             with reply_when_stopped(assembly.reply):
                 async for chunk in chunks:
-                    if not is_accepted:  # some providers are asked only when the first chunk is
+                    if not is_accepted:  # litellm asks some providers only for the first chunk
                         is_accepted = True
                         await on_delta(CallAccepted())
                     for delta in assembly.add(chunk):
@@ -84,7 +112,7 @@ class LiteLLMModel:
         return assembly.reply()
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
-        """See Model. No header is passed on: litellm makes a request of its own."""
+        """See Model. No header is passed on: litellm sends its own request."""
         try:
             if not body.get("stream"):
                 return ready_json(await self._whole(body))
@@ -107,7 +135,8 @@ class LiteLLMModel:
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model. By OpenAI's tokenizers, which litellm has with it, for every provider."""
+        """See Model. Counts with OpenAI's tokenizers, which litellm contains, for every
+        provider."""
         await self._import_litellm()
         bare = model.rpartition("/")[2]
         count: int = await asyncio.to_thread(self._library.litellm.token_counter, bare, text=text)
@@ -118,8 +147,8 @@ class LiteLLMModel:
         return nullcontext()
 
     async def models(self) -> list[dict[str, Any]]:
-        """See Model. Those it was configured with, and, once litellm was needed, their contexts by
-        its table."""
+        """See Model. Lists the configured models, with the contexts of litellm's table once litellm
+        is imported."""
         return [
             {
                 "id": name,
@@ -138,23 +167,23 @@ class LiteLLMModel:
             await litellm.close_litellm_async_clients()
             litellm.in_memory_llm_clients_cache.flush_cache()  # closed ones stay in it
 
-    async def _relay_stream(self, chunks: Chunks) -> Relayed:
+    async def _relay_stream(self, chunks: "_Chunks") -> Relayed:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(chunks.aclose)
-            # Some providers are asked only now; before, a refusal's status is not known.
+            # litellm asks some providers only now: until then a refusal's status is not known.
             first = await anext(chunks, None)
             stack.pop_all()
-        return Relayed(200, {"content-type": "text/event-stream"}, Frames(first, chunks))
+        return Relayed(200, {"content-type": "text/event-stream"}, _Frames(first, chunks))
 
     async def _whole(self, body: Mapping[str, Any]) -> dict[str, Any]:
         name = self._name_of(body)
         answer = await self._ask(name, body)
         return as_openai(answer.model_dump(exclude_none=True), openai_like=self._like_openai(name))
 
-    async def _streamed(self, body: Mapping[str, Any]) -> Chunks:
+    async def _streamed(self, body: Mapping[str, Any]) -> "_Chunks":
         name = self._name_of(body)
         stream = await self._ask(name, body)
-        return Chunks(stream, self._like_openai(name), self._translating)
+        return _Chunks(stream, self._like_openai(name), self._translating)
 
     async def _ask(self, name: str, body: Mapping[str, Any]) -> Any:
         await self._import_litellm()
@@ -172,7 +201,8 @@ class LiteLLMModel:
             )
 
     def _name_of(self, body: Mapping[str, Any]) -> str:
-        """Only configured names: another could take a key from our environment to its provider."""
+        """Return the model's name. Raises BackendError for one that is not configured, which could
+        send a key of our environment to another provider."""
         name = body.get("model") or self._names[0]
         if name not in self._names:
             raise BackendError(
@@ -185,7 +215,7 @@ class LiteLLMModel:
         return str(name)
 
     def _size_of(self, name: str) -> dict[str, int]:
-        """As vLLM lists it, where the table has it."""
+        """Return the model's context, as vLLM lists it, if litellm's table has it."""
         if self._library.litellm is None:
             return {}
         table = self._library.litellm.model_cost
@@ -203,10 +233,10 @@ class LiteLLMModel:
             yield
         except self._library.openai.APIError as error:  # litellm has no base class of its own
             overflows = isinstance(error, self._library.litellm.ContextWindowExceededError)
-            raise translated(error, overflows=overflows, secret=self._api_key) from error
+            raise _translated(error, overflows=overflows, secret=self._api_key) from error
 
     async def _import_litellm(self) -> None:
-        """At first use and in a thread: it takes seconds. Python's import lock makes it once."""
+        """Import litellm at first use, in a thread: it takes seconds."""
         if self._library.litellm is None:
             self._library.openai = await asyncio.to_thread(importlib.import_module, "openai")
             self._library.litellm = await asyncio.to_thread(_imported)
@@ -221,3 +251,169 @@ def _imported() -> Any:
     litellm.disable_hf_tokenizer_download = True
     litellm.suppress_debug_info = True  # it prints advice to stdout on every error
     return litellm
+
+
+class _Chunks:
+    """The chunks of one streamed answer, as OpenAI's. To close it early ends the provider's
+    work."""
+
+    def __init__(
+        self,
+        stream: Any,
+        openai_like: bool,
+        translating: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._stream = stream
+        self._openai_like = openai_like
+        self._translating = translating
+
+    def __aiter__(self) -> "_Chunks":
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        with self._translating():
+            chunk = await anext(self._stream)
+        return as_openai(chunk.model_dump(exclude_none=True), openai_like=self._openai_like)
+
+    async def aclose(self) -> None:
+        """End the stream. Safe to call twice."""
+        await self._stream.aclose()
+
+
+class _Frames:
+    """Chunks as server-sent events. An error while streaming becomes a frame."""
+
+    def __init__(self, first: dict[str, Any] | None, chunks: _Chunks) -> None:
+        self._first = first
+        self._chunks = chunks
+        self._over = first is None
+        self._said_done = False
+
+    def __aiter__(self) -> "_Frames":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return _frame(first)
+        if not self._over:
+            try:
+                return _frame(await anext(self._chunks))
+            except StopAsyncIteration:
+                self._over = True
+            except BackendError as error:
+                self._over = True
+                return _frame(error.body())
+        if self._said_done:
+            raise StopAsyncIteration
+        self._said_done = True
+        return b"data: [DONE]\n\n"
+
+    async def aclose(self) -> None:
+        """End the stream. Safe to call twice."""
+        await self._chunks.aclose()
+
+
+def _frame(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def call_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `acompletion` for a request body.
+
+    A field that litellm does not translate goes into `extra_body`. As an argument, a client's
+    `api_base` or `vertex_credentials` would send our key to a server of the client's choice.
+    The copy is deep because litellm changes tools and messages in place.
+    """
+    fields = {key: deepcopy(value) for key, value in body.items() if key != "model"}
+    arguments = {key: fields[key] for key in fields if key in _ARGUMENTS}
+    extra = {key: fields[key] for key in fields if key not in _ARGUMENTS}
+    return {**arguments, "extra_body": extra} if extra else arguments
+
+
+def as_openai(answer: Mapping[str, Any], *, openai_like: bool) -> dict[str, Any]:
+    """Return a dumped completion or chunk as the provider sent it.
+
+    litellm moves the fields that it does not know to `provider_specific_fields`. For an
+    `openai_like` provider they are moved back. For others they stay, without duplicates of other
+    fields, since litellm reads some of them in the next request (Gemini's signatures).
+    """
+    choices = [_choice(choice, openai_like) for choice in answer.get("choices") or []]
+    return {**answer, "choices": choices}
+
+
+def _choice(choice: Mapping[str, Any], openai_like: bool) -> dict[str, Any]:
+    choice = _moved_back(choice, openai_like)
+    if "delta" in choice:
+        choice["delta"] = _moved_back(choice["delta"], openai_like)
+    if "message" in choice:
+        choice["message"] = {"content": None, **_moved_back(choice["message"], openai_like)}
+    return choice
+
+
+def _moved_back(fields: Mapping[str, Any], openai_like: bool) -> dict[str, Any]:
+    whole = {key: value for key, value in fields.items() if key != "provider_specific_fields"}
+    moved = {
+        key: value
+        for key, value in (fields.get("provider_specific_fields") or {}).items()
+        if value is not None and key not in whole
+    }
+    if openai_like:
+        return {**whole, **moved}
+    return {**whole, "provider_specific_fields": moved} if moved else whole
+
+
+def _translated(error: Exception, *, overflows: bool, secret: str | None) -> BackendError:
+    """Return our error for litellm's, which hides the provider's answer in a chain of causes.
+
+    `overflows` is True if litellm itself found the conversation too long.
+    """
+    for cause in _causes(error):
+        if isinstance(cause, httpx.TransportError):
+            return _connection_error(cause, secret)
+        if isinstance(cause, httpx.HTTPStatusError):
+            return _response_error(cause.response, error, overflows, secret)
+    status = getattr(error, "status_code", None)
+    return backend_error(
+        _error_fields(error),
+        status=status if isinstance(status, int) else None,
+        overflows=overflows,
+        secret=secret,
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _connection_error(cause: httpx.TransportError, secret: str | None) -> BackendError:
+    if isinstance(cause, httpx.TimeoutException):
+        return timed_out(type(cause).__name__)
+    if isinstance(cause, httpx.ReadError | httpx.RemoteProtocolError):
+        return cut_off()
+    return unreachable(redacted(str(cause), secret))
+
+
+def _response_error(
+    response: httpx.Response, error: Exception, overflows: bool, secret: str | None
+) -> BackendError:
+    try:
+        payload = payload_of(response.content)
+    except httpx.ResponseNotRead:
+        payload = None
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return backend_error(
+        payload or _error_fields(error),
+        status=response.status_code,
+        retry_after_s=retry_after_s(headers, datetime.now(UTC)),
+        overflows=overflows,
+        secret=secret,
+    )
+
+
+def _error_fields(error: Exception) -> dict[str, Any]:
+    fields = {name: getattr(error, name, None) for name in ("type", "code", "param")}
+    return {"message": str(error).split("\n", 1)[0], **fields}

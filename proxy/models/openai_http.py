@@ -1,23 +1,37 @@
-"""The client for servers with OpenAI's chat completions: vLLM, SGLang, llama.cpp, OpenAI."""
+"""The client for servers with OpenAI's chat completions: vLLM, SGLang, llama.cpp, OpenAI.
+
+It contains the model, the reading of a response's bytes with aiohttp's failures translated, the
+probes that keep a connection open, and the `/tokenize` endpoint that some of these servers have.
+"""
 
 import asyncio
 import copy
 import json
-from collections.abc import AsyncIterator, Mapping
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import Any
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import aiohttp
 from yarl import URL
 
-from policies.large_json import encoded
+from policies.json_bounds import JSONBounds, TooMuchJSONError, encoded
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Credentials, Passing, Relayed, Reply
 from proxy.errors import BackendError
 from proxy.models.assembly import deltas_of, reply_of, reply_when_stopped
-from proxy.models.backend_errors import backend_error, bad_response, is_error
-from proxy.models.http_answer import TRANSLATED, HTTPAnswer
-from proxy.models.keeping_warm import KeepingWarm
+from proxy.models.backend_errors import (
+    backend_error,
+    backend_error_from_response,
+    bad_response,
+    cut_off,
+    is_error,
+    parsed,
+    timed_out,
+    unreachable,
+)
 from proxy.models.relay import (
     end_to_end_headers,
     passed_response_headers,
@@ -25,38 +39,46 @@ from proxy.models.relay import (
     request_headers,
     response_headers,
 )
-from proxy.models.streamed_reply import StreamedReply, Streaming, refuses_streams
-from proxy.models.tokenizing import (
-    NOT_THERE,
-    PATH,
-    Tokenizer,
-    count_in,
-    question,
-    tokens_in,
-    wants_content,
-)
+from proxy.models.streamed_reply import CompletionStream, StreamSupport, refuses_streams
+
+_LOG = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 10.0
 MAX_TOKENIZED_BYTES = 32 << 20
-"""Of the answer to one text: a server may send all its tokens."""
+"""The longest answer of a tokenizer, which may list every token."""
 KEEP_ALIVE_S = 4.0
-"""Below uvicorn's 5 s: a request must not go out on a connection that is just being closed."""
+"""Below uvicorn's 5 s, so that no request goes out on a connection that the server is closing."""
 _PROBE_AT = 0.75
-"""The share of that time after which an unused connection is used once."""
+"""The share of the keep-alive time after which an unused connection is probed."""
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _MODELS = "/models"
 _AT_ONCE_BYTES = 1 << 20
-"""Longer bodies are sent in pieces."""
+"""Longer request bodies are sent in pieces."""
 _PIECE_BYTES = 1 << 16
 _VERSION = "/v1"
 _AIOHTTPS_OWN_HEADERS = ("accept", "content-type", "user-agent")
+MAX_ERROR_BYTES = 64 * 1024
+MAX_JSON_BYTES = 256 << 20
+MAX_JSON_VALUES = 4_000_000
+"""The most values in a completion: `prompt_logprobs` of a long prompt has millions of numbers."""
+_DRAIN_TIMEOUT_S = 0.5
+"""How long to wait for the end of a stream after its [DONE]."""
+_MAX_PROBES = 100
+"""The most probes in one `keep_warm` block: five minutes with the default keep-alive time."""
+_PROBE_END_S = 1.0
+TOKENIZE_PATH = "/tokenize"
+NOT_THERE = (404, 405, 501)
+"""Statuses of a server that does not have an endpoint."""
+_Dialect = Literal["prompt", "content"]
+"""The field that `/tokenize` takes the text in. With `content`, llama.cpp lists the tokens; without
+it, llama.cpp answers that there are none."""
 
 
 class OpenAIHTTPModel:
-    """A model behind an OpenAI-compatible `base_url` (the one that SDKs are given, with /v1).
+    """A model behind an OpenAI-compatible `base_url`, which includes the /v1 as in OpenAI's SDKs.
 
-    `timeout_s` bounds every wait for the next byte of an answer, not the answer. `proxy` is the URL
-    of a forward proxy to go through; `keep_alive_s` is how long an unused connection stays open.
+    `timeout_s` bounds every wait for the next byte of an answer, not the whole answer. `proxy` is
+    the URL of a forward proxy; an unused connection stays open for `keep_alive_s` seconds.
     """
 
     def __init__(
@@ -74,12 +96,12 @@ class OpenAIHTTPModel:
         self._account_headers: Mapping[str, str] = {}
         self._timeout = _timeout(timeout_s)
         self._connections = Connections(proxy, keep_alive_s)
-        self._streaming = Streaming()
-        self._tokenizer = Tokenizer()
+        self._streaming = StreamSupport()
+        self._tokenizer = _Tokenizer()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
-        """See Model. A server that refuses to stream a model is asked for the whole, for a
-        while."""
+        """See Model. After the server has refused to stream a model, replies are asked for whole
+        for a while."""
         model = str(body.get("model"))
         if on_delta is not None and self._streaming.is_supported(model):
             try:
@@ -91,7 +113,7 @@ class OpenAIHTTPModel:
         reply = await self._complete_whole(body)
         if on_delta is not None:
             await on_delta(CallAccepted())
-            await _pass_on(reply, on_delta)
+            await _emit_deltas(reply, on_delta)
         return reply
 
     async def _complete_streamed(self, body: Mapping[str, Any], on_delta: OnDelta) -> Reply:
@@ -101,9 +123,9 @@ class OpenAIHTTPModel:
             await on_delta(CallAccepted())
             if answer.is_json:
                 reply = self._reply_in(await answer.json())
-                await _pass_on(reply, on_delta)
+                await _emit_deltas(reply, on_delta)
                 return reply
-            return await self._pass_on_stream(answer, on_delta)
+            return await self._read_stream(answer, on_delta)
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
         """See Model."""
@@ -111,34 +133,34 @@ class OpenAIHTTPModel:
         return Relayed(answer.status, response_headers(answer.headers), answer)
 
     def for_client(self, credentials: Credentials) -> "OpenAIHTTPModel":
-        """See Model. Connections, and what is known of the server, are the same."""
+        """See Model. The copy shares the connections and the knowledge of the server."""
         other = copy.copy(self)
         other._api_key = credentials.key  # noqa: SLF001 - one of its own kind
         other._account_headers = credentials.headers  # noqa: SLF001 - as above
         return other
 
     def with_timeout(self, timeout_s: float) -> "OpenAIHTTPModel":
-        """See Model. Connections, and what is known of the server, are the same."""
+        """See Model. The copy shares the connections and the knowledge of the server."""
         other = copy.copy(self)
         other._timeout = _timeout(timeout_s)  # noqa: SLF001 - one of its own kind
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model. A server that has no /tokenize is not asked again."""
+        """See Model. A server without /tokenize is asked only once."""
         if not self._tokenizer.is_there:
             return None
         dialect = self._tokenizer.dialect
-        answer = await self._tokenized(question(dialect, model, text))
-        if answer is not None and dialect == "prompt" and wants_content(answer):
+        answer = await self._tokenized(_tokenize_body(dialect, model, text))
+        if answer is not None and dialect == "prompt" and _wants_content(answer):
             self._tokenizer.dialect = dialect = "content"
-            answer = await self._tokenized(question(dialect, model, text))
+            answer = await self._tokenized(_tokenize_body(dialect, model, text))
         if answer is None:
             return None
-        return count_in(answer) if dialect == "prompt" else tokens_in(answer)
+        return count_in(answer) if dialect == "prompt" else _tokens_in(answer)
 
     async def _tokenized(self, asked: Mapping[str, Any]) -> bytes | None:
         headers = {"content-type": "application/json"}
-        passing = Passing("POST", PATH, headers, json.dumps(asked).encode())
+        passing = Passing("POST", TOKENIZE_PATH, headers, json.dumps(asked).encode())
         try:
             relayed = await self.pass_on(passing)
             answer = await read_at_most(relayed.body, MAX_TOKENIZED_BYTES)
@@ -153,14 +175,14 @@ class OpenAIHTTPModel:
         return self
 
     async def pass_on(self, passing: Passing) -> Relayed:
-        """See Passage. What is below /v1 goes to `base_url`, all else beside it."""
+        """See Passage. Paths below /v1 go to `base_url`, all others to its root."""
         is_below = passing.path.startswith((f"{_VERSION}/", f"{_VERSION}?"))
         base = self._base_url if is_below else self._root_url
         path = passing.path.removeprefix(_VERSION) if is_below else passing.path
         headers = end_to_end_headers(passing.headers)
         if isinstance(passing.body, bytes):
             headers["content-length"] = str(len(passing.body))
-        with TRANSLATED:
+        with _MAP_CLIENT_ERRORS:
             response = await self._connections.session().request(
                 passing.method,
                 URL(base + path, encoded=True),
@@ -172,12 +194,12 @@ class OpenAIHTTPModel:
                 skip_auto_headers=_AIOHTTPS_OWN_HEADERS,
             )
         headers = passed_response_headers(response.headers, self._root_url)
-        return Relayed(response.status, headers, HTTPAnswer(response))
+        return Relayed(response.status, headers, BackendResponse(response))
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
-        """See Model. A HEAD request over the connection, before it would be closed as unused, keeps
-        it open on both sides; whatever its status."""
-        return KeepingWarm(self._connections.keep_alive_s * _PROBE_AT, self._probe)
+        """See Model. A HEAD request, whatever its status, keeps the connection open on both sides
+        before it would be closed as unused."""
+        return _KeepAlive(self._connections.keep_alive_s * _PROBE_AT, self._probe)
 
     async def _probe(self) -> None:
         with suppress(aiohttp.ClientError, OSError):
@@ -205,7 +227,7 @@ class OpenAIHTTPModel:
         return listed
 
     async def aclose(self) -> None:
-        """See Model. The next call would open new connections."""
+        """See Model. A later call opens new connections."""
         await self._connections.aclose()
 
     async def _complete_whole(self, body: Mapping[str, Any]) -> Reply:
@@ -214,8 +236,8 @@ class OpenAIHTTPModel:
             await answer.raise_for_error(self._api_key)
             return self._reply_in(await answer.json())
 
-    async def _pass_on_stream(self, answer: HTTPAnswer, on_delta: OnDelta) -> Reply:
-        stream = StreamedReply(secret=self._api_key)
+    async def _read_stream(self, answer: "BackendResponse", on_delta: OnDelta) -> Reply:
+        stream = CompletionStream(secret=self._api_key)
         with reply_when_stopped(stream.reply):
             async for piece in answer:
                 for delta in stream.feed(piece):
@@ -234,7 +256,7 @@ class OpenAIHTTPModel:
 
     async def _ask(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
-    ) -> HTTPAnswer:
+    ) -> "BackendResponse":
         written = encoded(body)
         described = {"content-type": "application/json", "content-length": str(len(written))}
         return await self._send(
@@ -251,8 +273,8 @@ class OpenAIHTTPModel:
         *,
         headers: dict[str, str],
         data: bytes | AsyncIterator[bytes] | None = None,
-    ) -> HTTPAnswer:
-        with TRANSLATED:
+    ) -> "BackendResponse":
+        with _MAP_CLIENT_ERRORS:
             response = await self._connections.session().request(
                 method,
                 self._base_url + path,
@@ -269,7 +291,7 @@ class OpenAIHTTPModel:
                 if where
                 else f"its status is {response.status}"
             )
-        return HTTPAnswer(response)
+        return BackendResponse(response)
 
     def _with_key(self, headers: dict[str, str]) -> dict[str, str]:
         key = self._api_key
@@ -279,24 +301,24 @@ class OpenAIHTTPModel:
 
 
 def _sent(body: bytes) -> bytes | AsyncIterator[bytes]:
-    """Return a body as it is sent, beside a header with its length."""
+    """Return the body as aiohttp is to send it; the headers have its length."""
     return body if len(body) <= _AT_ONCE_BYTES else _pieces(body)
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), _PIECE_BYTES):
         yield body[start : start + _PIECE_BYTES]
-        await asyncio.sleep(0)  # others are answered meanwhile
+        await asyncio.sleep(0)  # lets other requests run
 
 
-async def _pass_on(reply: Reply, on_delta: OnDelta) -> None:
+async def _emit_deltas(reply: Reply, on_delta: OnDelta) -> None:
     with reply_when_stopped(lambda: reply):
         for delta in deltas_of(reply):
             await on_delta(delta)
 
 
 class Connections:
-    """The open connections to one backend, whoever's key goes over them."""
+    """The open connections to one backend, for all keys."""
 
     def __init__(self, proxy: str | None, keep_alive_s: float) -> None:
         self._proxy = proxy
@@ -304,7 +326,7 @@ class Connections:
         self._session: aiohttp.ClientSession | None = None
 
     def session(self) -> aiohttp.ClientSession:
-        """The one session, made in the loop that uses it."""
+        """Return the one session, which is created in the loop that uses it."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self.keep_alive_s),
@@ -315,7 +337,7 @@ class Connections:
         return self._session
 
     async def aclose(self) -> None:
-        """Close the session; the next call opens another."""
+        """Close the session. The next call opens another."""
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
@@ -323,3 +345,179 @@ class Connections:
 
 def _timeout(timeout_s: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=None, connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s)
+
+
+class _MapClientErrors:
+    """Raises aiohttp's failures inside its block as BackendErrors."""
+
+    def __enter__(self) -> None:
+        """Do nothing: `__exit__` gets the failure."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        match error:
+            case None:
+                return
+            case aiohttp.ClientHttpProxyError(status=status, message=message):
+                # The error's own text contains the proxy's URL with its password.
+                raise unreachable(f"the proxy refused with {status} {message}") from error
+            case aiohttp.ClientPayloadError():
+                raise cut_off() from error
+            case TimeoutError():
+                raise timed_out(_reason(error)) from error
+            case aiohttp.ClientError() | OSError():
+                raise unreachable(_reason(error)) from error
+
+
+_MAP_CLIENT_ERRORS = _MapClientErrors()
+
+
+class BackendResponse:
+    """The bytes of a response as they arrive. To close it early ends the backend's work."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self._response = response
+
+    def __aiter__(self) -> "BackendResponse":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            with _MAP_CLIENT_ERRORS:
+                piece = await self._response.content.readany()
+        except BackendError:
+            self._response.close()
+            raise
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Release the connection if the response was read to its end, else close it. Safe to call
+        twice."""
+        self._response.close()
+
+    @property
+    def is_json(self) -> bool:
+        """True if the response's content type is JSON."""
+        return self.headers.get("content-type", "").lower().startswith("application/json")
+
+    async def json(self) -> Any:
+        """Read and decode the whole response. Raises BackendError."""
+        body, bounds = bytearray(), JSONBounds(MAX_JSON_VALUES)
+        async for piece in self:
+            body += piece
+            if len(body) > MAX_JSON_BYTES:
+                raise bad_response(f"it is longer than {MAX_JSON_BYTES >> 20} MiB")
+            try:
+                bounds.check(piece)
+            except TooMuchJSONError as error:
+                raise bad_response(f"it has more than {error}") from error
+        return parsed(bytes(body))
+
+    async def raise_for_error(self, secret: str | None) -> None:
+        """Raise a BackendError if the status is not 2xx."""
+        if 200 <= self.status < 300:
+            return
+        body = bytearray()
+        async for piece in self:
+            body += piece
+            if len(body) >= MAX_ERROR_BYTES:
+                break
+        raise backend_error_from_response(
+            self.status,
+            self.headers,
+            bytes(body[:MAX_ERROR_BYTES]),
+            now=datetime.now(UTC),
+            secret=secret,
+        )
+
+    async def drain(self) -> None:
+        """Read the rest if it is there, so that the connection can be used again."""
+        with suppress(BackendError, TimeoutError):
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                async for _ in self:
+                    pass
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+class _KeepAlive:
+    """Calls `probe` every `every_s` seconds while its block runs. A shorter block costs one
+    timer."""
+
+    def __init__(self, every_s: float, probe: Callable[[], Awaitable[None]]) -> None:
+        self._every_s = every_s
+        self._probe = probe
+        self._probes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._probing: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._schedule()
+
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._start_probe)
+
+    def _start_probe(self) -> None:
+        self._probes += 1
+        self._probing = asyncio.ensure_future(self._probe())
+        self._probing.add_done_callback(self._done)
+
+    def _done(self, probing: asyncio.Future[None]) -> None:
+        if not probing.cancelled() and (error := probing.exception()):
+            _LOG.warning("keeping the backend's connection open failed: %r", error)
+        elif self._timer is not None and self._probes < _MAX_PROBES:
+            self._schedule()
+
+    async def __aexit__(self, *_: object) -> None:
+        """Wait a moment for a running probe: the next call needs its connection."""
+        assert self._timer is not None
+        self._timer.cancel()
+        self._timer = None
+        if self._probing is not None and not self._probing.done():
+            await asyncio.wait({self._probing}, timeout=_PROBE_END_S)
+            self._probing.cancel()
+
+
+@dataclass(slots=True)
+class _Tokenizer:
+    """How far the server's `/tokenize` is known."""
+
+    is_there: bool = True
+    dialect: _Dialect = "prompt"
+
+
+def _tokenize_body(dialect: _Dialect, model: str, text: str) -> dict[str, Any]:
+    if dialect == "content":
+        return {"model": model, "content": text, "add_special": False}
+    return {"model": model, "prompt": text, "add_special_tokens": False}
+
+
+def _wants_content(answer: bytes) -> bool:
+    """Return True if the answer to a `prompt` shows a server that takes `content`."""
+    fields = _json_object(answer)
+    return "count" not in fields and isinstance(fields.get("tokens"), list)
+
+
+def _tokens_in(answer: bytes) -> int | None:
+    """Return how many tokens llama.cpp lists, or None."""
+    tokens = _json_object(answer).get("tokens")
+    return len(tokens) if isinstance(tokens, list) else None
+
+
+def count_in(answer: bytes) -> int | None:
+    """Return the token count in the answer of a `/tokenize`, or None."""
+    count = _json_object(answer).get("count")
+    return count if isinstance(count, int) else None
+
+
+def _json_object(answer: bytes) -> Mapping[str, Any]:
+    try:
+        value = parsed(answer)
+    except BackendError:
+        return {}
+    return value if isinstance(value, dict) else {}

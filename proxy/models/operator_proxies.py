@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies_environment
 
-from policies.addresses import is_public
-from policies.hosts import address
+from policies.hosts import address, is_public
 
 _SERVED = ("http", "https")
 _PORTS = {"http": 80, "https": 443}

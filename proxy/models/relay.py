@@ -1,4 +1,7 @@
-"""What of an exchange is passed on when a request is relayed."""
+"""Selects the headers that a relayed request and its answer keep, and builds relayed answers.
+
+Open it when a header is missing on either side, or must not be passed on.
+"""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,7 +23,7 @@ _OF_THE_ACCOUNT = frozenset(
         *("openai-organization", "openai-project"),
     }
 )
-"""The client's with us."""
+"""Headers of the client's account with this proxy."""
 _OF_THE_BODY = frozenset({"accept-encoding", "content-encoding", "content-length", "content-type"})
 _OURS_PREFIX = "x-sandbox-"
 _ANSWERED = frozenset(
@@ -28,21 +31,21 @@ _ANSWERED = frozenset(
 )
 _ANSWERED_PREFIXES = ("openai-", "x-ratelimit-")
 _OF_THE_SERVER = frozenset({"alt-svc", "date", "server", "set-cookie", "strict-transport-security"})
-"""What an answer says of the host it comes from."""
+"""Headers of the host that an answer comes from."""
 _OF_PAGES_PREFIX = "access-control-"
-"""Which web pages may read an answer of ours is ours to say."""
+"""This proxy decides itself which web pages may read its answers."""
 _NOT_PASSED = _OF_THE_CONNECTION | _OF_THE_ACCOUNT
 _NOT_BESIDE_OUR_BODY = _NOT_PASSED | _OF_THE_BODY
 _NOT_ANSWERED = _OF_THE_CONNECTION | _OF_THE_SERVER
 
 
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The client's headers that the backend may see beside a body of ours."""
+    """Return the client's headers that go to the backend with a body written by the proxy."""
     return _passed(headers, _NOT_BESIDE_OUR_BODY)
 
 
 def end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The client's headers that the backend may see: none of its connection, none of its keys."""
+    """Return the client's headers without those of its connection and its account."""
     return _passed(headers, _NOT_PASSED)
 
 
@@ -55,7 +58,7 @@ def _passed(headers: Mapping[str, str], but: Collection[str]) -> dict[str, str]:
 
 
 def response_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The backend's headers that mean something to the client beside a chat completion."""
+    """Return the backend's headers that a client needs with a chat completion."""
     named = ((name.lower(), value) for name, value in headers.items())
     return {
         name: value
@@ -65,8 +68,8 @@ def response_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def passed_response_headers(headers: Mapping[str, str], server: str) -> dict[str, str]:
-    """All the backend's headers but those of its connection and its host; a redirect within the
-    server (of that address) is one within ours."""
+    """Return the backend's headers without those of its connection and its host. A redirect within
+    `server`, the backend's address, becomes one within this proxy."""
     named = {
         # aiohttp reads UTF-8, Starlette writes Latin-1: so the bytes stay what they are.
         name: value.encode(errors="surrogateescape").decode("latin-1")
@@ -79,9 +82,9 @@ def passed_response_headers(headers: Mapping[str, str], server: str) -> dict[str
 
 
 def _joined(headers: Mapping[str, str]) -> dict[str, str]:
-    """By lower-case name; what was said in several lines in one."""
+    """Return the headers by lower-case name, with the lines of one name joined."""
     named: dict[str, str] = {}
-    for name, value in headers.items():  # of a multi-mapping: every line
+    for name, value in headers.items():  # a multi-mapping yields every line
         key = name.lower()
         named[key] = f"{named[key]}, {value}" if key in named else value
     return named
@@ -90,7 +93,7 @@ def _joined(headers: Mapping[str, str]) -> dict[str, str]:
 def _without_connection(
     named: Mapping[str, str], but: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """What is none of `but`, nor of what the connection's own header names."""
+    """Yield the headers that neither `but` nor the Connection header names."""
     connection = named.get("connection")
     if connection is not None:
         but = {*but, *(name.strip().lower() for name in connection.split(","))}
@@ -98,7 +101,7 @@ def _without_connection(
 
 
 class ReadyBody:
-    """A relayed body whose pieces are there already."""
+    """A relayed body whose pieces are in memory."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -112,12 +115,12 @@ class ReadyBody:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Forget the pieces not yet read. Safe to call twice."""
+        """Drop the pieces not yet read. Safe to call twice."""
         self._pieces = iter(())
 
 
 def refused(error: BackendError) -> Relayed:
-    """The answer of a backend that says this error."""
+    """Return the answer of a backend that fails with this error."""
     headers = {name.lower(): value for name, value in error.headers.items()}
     return ready_json(error.body(), status=error.status, headers=headers)
 
@@ -125,13 +128,13 @@ def refused(error: BackendError) -> Relayed:
 def ready_json(
     value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Relayed:
-    """A JSON answer that is there already."""
+    """Return a JSON answer."""
     body = ReadyBody([json.dumps(value).encode()])
     return Relayed(status, {"content-type": "application/json", **(headers or {})}, body)
 
 
 async def read_at_most(body: RelayedBody, max_bytes: int) -> bytes | None:
-    """Read a body to its end and close it; None where it is longer. Raises BackendError."""
+    """Read a body to its end and close it; None if it is longer. Raises BackendError."""
     read = bytearray()
     async with aclosing(body):
         async for piece in body:

@@ -1,4 +1,4 @@
-"""Asking again when a backend fails for the moment."""
+"""Retries calls of a model after failures that may pass."""
 
 import asyncio
 import copy
@@ -14,15 +14,15 @@ from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 _LOG = logging.getLogger(__name__)
 _PASSING_STATUSES = frozenset({408, 409, 429, *range(500, 600)})
-"""Those that OpenAI's SDKs try again."""
+"""The statuses that OpenAI's SDKs retry."""
 
 
 class RetryingModel:
-    """A model asked up to `attempts` times, with exponential backoff and full jitter between.
+    """Asks a model up to `attempts` times, with exponential backoff and full jitter.
 
-    A `Retry-After` is waited for, or the error raised at once where it is beyond `max_delay_s`.
-    The listener hears of each attempt that failed (`CallFailed`) and ends them (`NoMoreAttempts`)
-    where it has shown pieces of the reply that broke off.
+    A `Retry-After` is waited for; if it is longer than `max_delay_s`, the error is raised at once.
+    `on_delta` gets a `CallFailed` for each failed attempt. It raises `NoMoreAttempts` to end the
+    attempts if the client has already got a part of the reply.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RetryingModel:
             try:
                 return await self._model.complete(body, on_delta)
             except BackendError as error:
-                if attempt > 1:  # a client that tries again would multiply the attempts
+                if attempt > 1:  # a client's retries would multiply ours
                     error.headers["x-should-retry"] = "false"
                 if attempt >= self._attempts or not self._may_pass(error):
                     raise
@@ -68,7 +68,7 @@ class RetryingModel:
             attempt += 1
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
-        """See Model. The client sees every failure and asks again itself."""
+        """See Model. There are no retries: the client sees every failure and retries itself."""
         return await self._model.relay(body, headers)
 
     def for_client(self, credentials: Credentials) -> "RetryingModel":
@@ -84,7 +84,7 @@ class RetryingModel:
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model. Once: an estimate will do."""
+        """See Model. There are no retries: an estimate will do."""
         return await self._model.count_tokens(model, text)
 
     @property

@@ -1,30 +1,92 @@
-"""A script in the place of a model, for tests and demonstrations. It understands nothing."""
+"""A model that plays a script of replies, for tests and demonstrations.
+
+It contains the model, the script's format, and what a server that plays a script would send.
+"""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from proxy.agent.events import CallAccepted, OnDelta
+from proxy.agent.history import REASONING_FIELDS
 from proxy.agent.model import Credentials, Relayed, Reply
 from proxy.errors import BackendError
 from proxy.models.assembly import Assembly, deltas_of, reply_of, reply_when_stopped
 from proxy.models.backend_errors import backend_error
 from proxy.models.relay import ReadyBody, ready_json, refused
-from proxy.models.script import ScriptedError, chunks_of, completion_of, read_script, sse
+
+PIECE_CHARS = 8
+"""The characters in one streamed piece."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScriptedCall(_Part):
+    """One tool call of a reply."""
+
+    name: str
+    arguments: dict[str, Any] | str = {}
+    """A mapping, or the raw text a model would write."""
+    id: str | None = None
+
+
+class ScriptedError(_Part):
+    """An error in place of a reply."""
+
+    message: str
+    status: int = 500
+    type: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+
+class ScriptedReply(_Part):
+    """One reply of a script, or an error."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ScriptedCall] = []
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    error: ScriptedError | None = None
+    message: dict[str, Any] | None = None
+    """The assistant message itself, used unchanged."""
+
+
+class Script(_Part):
+    """A whole script."""
+
+    model: str = "script"
+    """Its name in the list of models."""
+    replies: list[ScriptedReply]
+
+
+def read_script(data: Any, source: str) -> Script:
+    """Validate a script. Raises ValueError with one line that names the faulty field."""
+    try:
+        return Script.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the script"
+        raise ValueError(f"{source}: {place}: {first['msg']}") from error
 
 
 class ScriptedModel:
     """Plays a script of replies.
 
-    A request with k assistant messages in its history gets the reply number k (from 0), so the
-    script starts anew for every conversation and conversations do not disturb each other. With
-    `cycle` it starts over after its last reply; without, it then fails. An error in the script
-    stands before the reply it delays: it is raised once in this object's life, then skipped.
+    A request with k assistant messages in its history gets the reply number k (from 0), so every
+    conversation plays the script from its start. After the last reply a model with `cycle` starts
+    over, and one without fails. An error in the script precedes the reply it delays: each model
+    raises it once and then skips it.
     """
 
     passage = None
@@ -34,7 +96,7 @@ class ScriptedModel:
     ) -> None:
         script = read_script({"model": name, "replies": list(replies)}, "script")
         self.requests: list[dict[str, Any]] = []
-        """Copies of the bodies it was asked with."""
+        """Copies of the request bodies it got."""
         self._name = script.model
         self._replies = script.replies
         self._cycle = cycle
@@ -42,7 +104,7 @@ class ScriptedModel:
 
     @classmethod
     def from_yaml(cls, path: Path) -> "ScriptedModel":
-        """Play a file, over and over. Raises ValueError with one line that says what is wrong."""
+        """Play a file in a cycle. Raises ValueError with one line that says what is wrong."""
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
@@ -67,7 +129,7 @@ class ScriptedModel:
             for chunk in chunks_of(completion, include_usage=True):
                 for delta in assembly.add(chunk):
                     await on_delta(delta)
-                await asyncio.sleep(0)  # others run between a backend's pieces
+                await asyncio.sleep(0)  # other tasks run between a backend's pieces
         return assembly.reply()
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
@@ -83,11 +145,11 @@ class ScriptedModel:
         return Relayed(200, {"content-type": "text/event-stream"}, ReadyBody(frames))
 
     def for_client(self, credentials: Credentials) -> "ScriptedModel":
-        """See Model. A script knows no keys."""
+        """See Model. A script has no keys."""
         return self
 
     def with_timeout(self, timeout_s: float) -> "ScriptedModel":
-        """See Model. A script is never silent."""
+        """See Model. A script never waits."""
         return self
 
     async def count_tokens(self, model: str, text: str) -> int | None:
@@ -106,8 +168,8 @@ class ScriptedModel:
         """See Model. Nothing is held."""
 
     def _next(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """The next completion, and whether it can be streamed: a message that is given as it
-        stands comes whole, as from a server that does not stream though it was asked to."""
+        """Return the next completion, and whether to stream it. A reply with a `message` is sent
+        whole, as by a server that does not stream when asked to."""
         self.requests.append(deepcopy(dict(body)))
         position = sum(message.get("role") == "assistant" for message in body["messages"])
         spoken = sum(reply.error is None for reply in self._replies)
@@ -116,7 +178,7 @@ class ScriptedModel:
             if reply.error is not None:
                 if wanted == 0 and number not in self._raised:
                     self._raised.add(number)
-                    raise _refusal(reply.error)
+                    raise _backend_error(reply.error)
                 continue
             if wanted == 0:
                 model = body.get("model") or self._name
@@ -126,23 +188,106 @@ class ScriptedModel:
 
 
 def call(name: str, /, **arguments: Any) -> dict[str, Any]:
-    """A tool call, for `tool_reply`."""
+    """Return a tool call, for `tool_reply`."""
     return {"name": name, "arguments": arguments}
 
 
 def tool_reply(*calls: Mapping[str, Any], content: str | None = None) -> dict[str, Any]:
-    """A scripted reply that calls tools."""
+    """Return a scripted reply that calls tools."""
     return {"content": content, "tool_calls": list(calls)}
 
 
 def text_reply(text: str) -> dict[str, Any]:
-    """A scripted reply in prose."""
+    """Return a scripted reply that is text."""
     return {"content": text}
 
 
-def _refusal(error: ScriptedError) -> BackendError:
+def _backend_error(error: ScriptedError) -> BackendError:
     return backend_error(
         {"message": error.message, "type": error.type, "code": error.code},
         status=error.status,
         retry_after_s=error.retry_after_s,
     )
+
+
+def completion_of(
+    reply: ScriptedReply, *, model: str, position: int, reasoning_field: str = "reasoning_content"
+) -> dict[str, Any]:
+    """Return the chat completion for a reply. Its ids contain `position`."""
+    message = deepcopy(reply.message) or _message(reply, position, reasoning_field)
+    finish_reason = reply.finish_reason or ("tool_calls" if message.get("tool_calls") else "stop")
+    completion: dict[str, Any] = {
+        "id": f"chatcmpl-script-{position}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "system_fingerprint": "script",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
+    }
+    if reply.usage is not None:
+        completion["usage"] = dict(reply.usage)
+    return completion
+
+
+def chunks_of(completion: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:
+    """Yield a completion as a backend streams it, in small pieces."""
+    frame = {key: completion[key] for key in completion if key not in ("choices", "usage")}
+    frame["object"] = "chat.completion.chunk"
+    choice = completion["choices"][0]
+    for delta in _deltas(choice["message"]):
+        yield {**frame, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    yield {**frame, "choices": [end]}
+    if include_usage and "usage" in completion:
+        yield {**frame, "choices": [], "usage": completion["usage"]}
+
+
+def sse(frames: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+    """Yield the frames as server-sent events, with [DONE] at the end."""
+    for frame in frames:
+        yield b"data: " + json.dumps(frame).encode() + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def _message(reply: ScriptedReply, position: int, reasoning_field: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning is not None:
+        message[reasoning_field] = reply.reasoning
+    if reply.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id or f"call_{position}_{index}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": _text(call.arguments)},
+            }
+            for index, call in enumerate(reply.tool_calls)
+        ]
+    return message
+
+
+def _text(arguments: Mapping[str, Any] | str) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    pieced = ("content", *REASONING_FIELDS)
+    first = {key: message[key] for key in message if key not in (*pieced, "tool_calls")}
+    yield {**first, "content": None if message.get("content") is None else ""}
+    for field in reversed(pieced):
+        for piece in _pieces(message.get(field) or ""):
+            yield {field: piece}
+    yield from _call_deltas(message.get("tool_calls") or [])
+
+
+def _call_deltas(calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for index, call in enumerate(calls):
+        function = call["function"]
+        opening = {**call, "index": index, "function": {**function, "arguments": ""}}
+        yield {"tool_calls": [opening]}
+        for piece in _pieces(function["arguments"]):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def _pieces(text: str) -> Iterator[str]:
+    for start in range(0, len(text), PIECE_CHARS):
+        yield text[start : start + PIECE_CHARS]

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from proxy.agent.events import Emit
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.errors import IdempotencyError, RunLostError
 from proxy.runs.claim import Claim
 from proxy.runs.record import Record

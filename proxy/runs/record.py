@@ -8,7 +8,7 @@ from typing import Any, get_args
 from policies.artifacts import LeftOut
 from policies.limits import StopReason
 from proxy.agent.events import EgressDecided, Event, OfChoice, RunFinished
-from proxy.agent.task import Artifact, Compaction, Notice, Result, Tally
+from proxy.agent.result import Artifact, Compaction, Notice, Result, Tally
 from proxy.errors import ProxyError, RunCancelledError, RunLostError, internal_error
 from proxy.store.records import RunStatus
 from sandbox_runtime.egress.decision import Decision

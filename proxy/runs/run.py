@@ -15,7 +15,8 @@ from proxy.agent.events import (
     ToolCallStarted,
     TurnStarted,
 )
-from proxy.agent.task import Result, Witness
+from proxy.agent.result import Result
+from proxy.agent.task import Witness
 from proxy.errors import ProxyError, RunCancelledError
 from proxy.runs.claim import Claim
 from proxy.runs.record import Record

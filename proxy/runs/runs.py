@@ -13,12 +13,13 @@ from weakref import WeakValueDictionary
 import anyio
 
 from policies.budgets import Expense
-from proxy.agent import choices
+from proxy.agent import agent as choices
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event
 from proxy.agent.parking import ParkedRuns
-from proxy.agent.task import Result, Task, Witness
-from proxy.audit.ledger import Ledger
+from proxy.agent.result import Result
+from proxy.agent.task import Task, Witness
+from proxy.audit.audit import Ledger
 from proxy.errors import (
     RESTART_S,
     BudgetError,
@@ -30,12 +31,12 @@ from proxy.errors import (
     internal_error,
 )
 from proxy.metrics import Metrics
+from proxy.models.tool_support import ToolVerdicts
 from proxy.runs.claim import Claim
 from proxy.runs.kept import KeptRuns
 from proxy.runs.record import Record
 from proxy.runs.run import Head, Listener, Run
 from proxy.store.runs import RunShelf
-from proxy.tool_support import ToolVerdicts
 from sandbox_runtime import errors
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from policies.container_paths import ArchiveNames
+from policies.workspace import ArchiveNames
 from proxy.store.records import ContainerFile
 
 READ_BYTES = 1 << 20

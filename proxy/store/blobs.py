@@ -1,4 +1,4 @@
-"""Contents: files under names of ours in one directory, there whole or not at all."""
+"""Blobs: contents kept as files with random names in one directory, each whole or not at all."""
 
 import asyncio
 import fcntl
@@ -20,12 +20,12 @@ WRITE_BYTES = 1 << 20
 READ_BYTES = 256 << 10
 PART = ".part"
 GRACE_S = 3600
-"""How long a file may lie here that no row knows: it may be on its way to its row."""
+"""How long a file without a row stays: its row may still be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A content that is kept."""
+    """A kept content."""
 
     name: str
     bytes: int
@@ -33,10 +33,10 @@ class Blob:
 
 
 class Blobs:
-    """A directory of contents."""
+    """A directory of blobs."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises StoreError."""
+        """Create the directory if it is missing. Raises StoreError."""
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -44,18 +44,18 @@ class Blobs:
         self._directory = directory
 
     def path(self, name: str) -> Path:
-        """Where a content lies."""
+        """Return the path of a blob."""
         return self._directory / name
 
     def is_whole(self, name: str, size: int) -> bool:
-        """Whether a content is there, as long as it was."""
+        """Return True if a blob exists and has this size."""
         try:
             return self.path(name).stat().st_size == size
         except FileNotFoundError:
             return False
 
     async def read(self, name: str) -> AsyncGenerator[bytes, None]:
-        """A content, piece by piece. Raises FileMissingError where it is here no more."""
+        """Yield a blob piece by piece. Raises FileMissingError if it does not exist."""
         try:
             source = await asyncio.to_thread(self.path(name).open, "rb")
         except FileNotFoundError as error:
@@ -66,7 +66,8 @@ class Blobs:
 
     @asynccontextmanager
     async def new(self) -> AsyncGenerator["BlobWriter", None]:
-        """A content to be written; unless it is kept, nothing is left of it."""
+        """Open a blob to write. Unless the writer keeps it, nothing of it is left after the
+        block."""
         name = uuid.uuid4().hex
         writer = BlobWriter(self.path(name + PART), self.path(name))
         try:
@@ -76,15 +77,15 @@ class Blobs:
                 await writer.discard()
 
     async def copy(self, blob: Blob) -> Blob:
-        """The same content under a name of its own, in no time. Raises FileNotFoundError."""
+        """Link a blob under another name and return that one. Raises FileNotFoundError."""
         name = uuid.uuid4().hex
         await asyncio.to_thread(self.path(name).hardlink_to, self.path(blob.name))
         return replace(blob, name=name)
 
     @asynccontextmanager
     async def claimed(self, blob: Blob) -> AsyncGenerator[None, None]:
-        """While a kept content gets its row; it goes if that fails. Who is only interrupted may
-        have its row: that the sweep finds out."""
+        """Write the row of a kept blob in this block; the blob is removed if that fails. After a
+        cancellation the row may exist: the blob stays, and the sweep decides."""
         try:
             yield
         except Exception:
@@ -92,7 +93,7 @@ class Blobs:
             raise
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Forget contents. Who is reading one reads on."""
+        """Remove blobs. Readers of a removed blob can read it to its end."""
         if names:
             await asyncio.to_thread(self._unlink, names)
 
@@ -101,9 +102,10 @@ class Blobs:
             self.path(name).unlink(missing_ok=True)
 
     def sweep(self, known: Mapping[str, int], now: float) -> set[str]:
-        """Remove what is not known, as name and size, and say which of the known is not here.
+        """Remove the files that are not in `known`, by name and size, and return the known names
+        that are missing.
 
-        `known` must have been gathered before: a content is here before it has its row.
+        `known` must be read from the database before: a blob is written before its row.
         """
         missing = set(known)
         with os.scandir(self._directory) as entries:
@@ -120,10 +122,10 @@ class Blobs:
 
 
 def _is_being_written(entry: "os.DirEntry[str]") -> bool:
-    """Whether a process has it open to write, however slowly its content comes."""
+    """Return True if a process has the file open to write."""
     try:
         fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # it is gone, or no file
+    except OSError:  # gone, or not a file
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -135,7 +137,7 @@ def _is_being_written(entry: "os.DirEntry[str]") -> bool:
 
 
 class BlobWriter:
-    """Gathers small pieces into writes worth a thread, in which all work on the file is done."""
+    """Writes one blob, in a thread. Small pieces are gathered into larger writes."""
 
     def __init__(self, part: Path, path: Path) -> None:
         self._part = part
@@ -156,13 +158,13 @@ class BlobWriter:
             await self._work(self._write, self._taken())
 
     async def keep(self) -> Blob:
-        """It is whole: from now on it stays."""
+        """Finish the blob, which stays from now on."""
         await self._work(self._finish, self._taken())
         self._is_kept = True
         return Blob(self._path.name, self._bytes, self._digest.hexdigest())
 
     async def discard(self) -> None:
-        """Remove what was not kept."""
+        """Remove the blob unless it was kept."""
         if self._is_kept or self._working is None:
             return
         await asyncio.wait({self._working})  # it may have been interrupted
@@ -180,7 +182,7 @@ class BlobWriter:
         if self._target is None:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
             self._target = os.fdopen(os.open(self._part, flags, 0o600), "wb")
-            # For as long as it is open: no sweep takes it.
+            # The lock lasts as long as the file is open, and keeps sweeps off.
             fcntl.flock(self._target, fcntl.LOCK_EX)
         self._digest.update(data)
         self._target.write(data)
@@ -193,7 +195,7 @@ class BlobWriter:
 
     def _remove(self) -> None:
         if self._target:
-            with suppress(OSError):  # what it holds back may find no room
+            with suppress(OSError):  # the disk may be full for what is buffered
                 self._target.close()
         self._part.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)

@@ -1,21 +1,26 @@
-"""Containers: what runs produced, and what clients put beside it, under one name."""
+"""Containers and their files: what runs produce and clients upload, with an expiry.
+
+Each owner sees its own only.
+"""
 
 import json
 import uuid
 from collections.abc import Callable, Collection
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
 
 from policies.sessions import container_id as new_id
-from proxy.store.blobs import Blobs
-from proxy.store.database import Database, is_full, oldest
-from proxy.store.paging import rows_of
-from proxy.store.records import Container, ContainerWish, Page, Slice
+from policies.workspace import input_path
+from proxy.store.blobs import Blob, Blobs
+from proxy.store.database import Database, is_full, oldest, require_room, rows_of
+from proxy.store.records import Container, ContainerFile, ContainerWish, Maker, Page, Slice
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS
+
+_FILE_KEPT = CONTAINER_FILES.c.deleted_at.is_(None)
 
 
 class ContainerShelf:
-    """Everybody's containers; each owner sees its own."""
+    """The containers of all owners."""
 
     def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
         self._database = database
@@ -25,8 +30,8 @@ class ContainerShelf:
     async def create(
         self, owner: str, wish: ContainerWish, container_id: str | None = None
     ) -> Container:
-        """Make a container; one that is there already under that id is left as it is, one that has
-        been there is new."""
+        """Create a container and return it, or the live one that has that id already. A dead one is
+        replaced."""
         container = Container(
             id=container_id or new_id(owner, uuid.uuid4().hex),
             name=wish.name,
@@ -39,7 +44,7 @@ class ContainerShelf:
 
         def work(connection: Connection) -> Container:
             same = CONTAINERS.c.id == container.id
-            connection.execute(delete(CONTAINERS).where(same, ~is_live(self._now())))
+            connection.execute(delete(CONTAINERS).where(same, ~_is_live(self._now())))
             if row := connection.execute(select(CONTAINERS).where(same)).mappings().one_or_none():
                 return _container(row)
             connection.execute(insert(CONTAINERS), {"owner": owner, **_values(container)})
@@ -48,11 +53,11 @@ class ContainerShelf:
         return await self._database.write(work)
 
     async def use(self, owner: str, container_id: str) -> Container | None:
-        """The owner's container, or None; from now on it lives its whole time again."""
+        """Return the owner's container, or None, and extend its life."""
         now = int(self._now())
         change = (
             update(CONTAINERS)
-            .where(_mine(owner), CONTAINERS.c.id == container_id, is_live(now))
+            .where(_mine(owner), CONTAINERS.c.id == container_id, _is_live(now))
             .values(last_active_at=now, expires_at=now + CONTAINERS.c.minutes * 60)
             .returning(*CONTAINERS.c)
         )
@@ -64,8 +69,8 @@ class ContainerShelf:
         return await self._database.write(work)
 
     async def page(self, owner: str, asked: Page, name: str | None) -> Slice[Container]:
-        """A part of the owner's containers. Raises BadRequestError."""
-        wanted = is_live(self._now())
+        """Return a page of the owner's containers. Raises BadRequestError."""
+        wanted = _is_live(self._now())
         if name is not None:
             wanted &= CONTAINERS.c.name == name
 
@@ -76,11 +81,11 @@ class ContainerShelf:
         return await self._database.read(work)
 
     async def delete(self, owner: str, container_id: str) -> bool:
-        """Forget a container and its files; whether there was one."""
+        """Delete a container and its files; return True if there was one."""
         now = int(self._now())
         gone = (
             update(CONTAINERS)
-            .where(_mine(owner), CONTAINERS.c.id == container_id, is_live(now))
+            .where(_mine(owner), CONTAINERS.c.id == container_id, _is_live(now))
             .values(deleted_at=now)
         )
         files = (
@@ -99,12 +104,12 @@ class ContainerShelf:
         return blobs is not None
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete what is past its time, and rows that were deleted long ago."""
+        """Delete expired containers, and the rows of those deleted long ago. See Shelf."""
         kept = CONTAINERS.c.deleted_at.is_(None)
         past = oldest(CONTAINERS, (CONTAINERS.c.expires_at <= now) & kept)
         dead = select(CONTAINERS.c.id).where(CONTAINERS.c.deleted_at.is_not(None))
         files = oldest(CONTAINER_FILES, CONTAINER_FILES.c.container_id.in_(dead) & _FILE_KEPT)
-        # A container's row stays until its files are marked: else nothing would lead to them.
+        # A container's row stays until its files are marked: they are found through it.
         with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_KEPT)
         empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
         long_ago = oldest(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
@@ -117,22 +122,151 @@ class ContainerShelf:
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """The contents that are in use, and how long they are."""
+        """Return the blobs in use and their sizes."""
         files = select(CONTAINER_FILES.c.blob, CONTAINER_FILES.c.bytes).where(_FILE_KEPT)
         return {row.blob: row.bytes for row in connection.execute(files)}
 
     def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Delete what has lost its content."""
+        """Mark the files of missing blobs as deleted."""
         for blob in blobs:
             lost = update(CONTAINER_FILES).where(CONTAINER_FILES.c.blob == blob, _FILE_KEPT)
             connection.execute(lost.values(deleted_at=now))
 
 
-_FILE_KEPT = CONTAINER_FILES.c.deleted_at.is_(None)
+class ContainerFileShelf:
+    """The files in containers of all owners."""
+
+    def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._now = now
+
+    async def produce(
+        self, owner: str, container_id: str, blob: Blob, *, file_id: str, path: str, mime_type: str
+    ) -> None:
+        """Keep a file that a run has made, in place of the one with that id."""
+        file = self._file(file_id, container_id, path, mime_type, blob, "assistant")
+        before = delete(CONTAINER_FILES).where(
+            CONTAINER_FILES.c.id == file_id, CONTAINER_FILES.c.owner == owner
+        )
+
+        def work(connection: Connection) -> list[str]:
+            blobs = connection.execute(before.returning(CONTAINER_FILES.c.blob)).scalars().all()
+            connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_file_values(file)})
+            return list(blobs)
+
+        async with self._blobs.claimed(blob):
+            replaced = await self._database.write(work)
+        await self._blobs.remove(replaced)
+
+    async def put(
+        self,
+        owner: str,
+        container_id: str,
+        blob: Blob,
+        *,
+        filename: str,
+        mime_type: str,
+        quota: int,
+    ) -> ContainerFile:
+        """Keep a client's file, under a path that is free. Raises QuotaError."""
+        file_id = f"cfile_{uuid.uuid4().hex}"
+        paths = select(CONTAINER_FILES.c.path).where(
+            CONTAINER_FILES.c.container_id == container_id, _FILE_KEPT
+        )
+
+        def work(connection: Connection) -> ContainerFile:
+            require_room(connection, owner, blob.bytes, quota, self._now())
+            path = input_path(filename, set(connection.execute(paths).scalars()))
+            file = self._file(file_id, container_id, path, mime_type, blob, "user")
+            connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_file_values(file)})
+            return file
+
+        async with self._blobs.claimed(blob):
+            return await self._database.write(work)
+
+    async def get(self, container_id: str, file_id: str, owner: str | None) -> ContainerFile | None:
+        """Return a file, or None. Without an `owner`, any owner's file is found."""
+        query = select(CONTAINER_FILES).where(
+            self._live(container_id, owner), CONTAINER_FILES.c.id == file_id
+        )
+
+        def work(connection: Connection) -> ContainerFile | None:
+            row = connection.execute(query).mappings().one_or_none()
+            if row is None or not self._blobs.is_whole(row["blob"], row["bytes"]):
+                return None
+            return _container_file(row)
+
+        return await self._database.read(work)
+
+    async def page(
+        self, owner: str, container_id: str, asked: Page, under: str | None
+    ) -> Slice[ContainerFile]:
+        """Return a page of a container's files. Raises BadRequestError."""
+        mine = (CONTAINER_FILES.c.owner == owner) & (CONTAINER_FILES.c.container_id == container_id)
+        wanted = self._live(container_id, owner) & _below(under)
+
+        def work(connection: Connection) -> Slice[ContainerFile]:
+            rows, more = rows_of(connection, CONTAINER_FILES, asked, mine=mine, wanted=wanted)
+            return Slice(tuple(map(_container_file, rows)), more)
+
+        return await self._database.read(work)
+
+    async def all(
+        self, container_id: str, owner: str | None, under: str | None
+    ) -> list[ContainerFile] | None:
+        """Return all files of a container, in the order of their paths, or None if there is no such
+        container."""
+        container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
+        query = select(CONTAINER_FILES).where(self._live(container_id, owner), _below(under))
+
+        def work(connection: Connection) -> list[ContainerFile] | None:
+            if connection.execute(container).one_or_none() is None:
+                return None
+            rows = connection.execute(query.order_by(CONTAINER_FILES.c.path)).mappings()
+            return [_container_file(row) for row in rows]
+
+        return await self._database.read(work)
+
+    async def delete(self, owner: str, container_id: str, file_id: str) -> bool:
+        """Delete a file; return True if there was one."""
+        change = (
+            update(CONTAINER_FILES)
+            .where(self._live(container_id, owner), CONTAINER_FILES.c.id == file_id)
+            .values(deleted_at=int(self._now()))
+            .returning(CONTAINER_FILES.c.blob)
+        )
+        blobs = await self._database.write(lambda c: c.execute(change).scalars().all())
+        await self._blobs.remove(blobs)
+        return bool(blobs)
+
+    def _live(self, container_id: str, owner: str | None) -> ColumnElement[bool]:
+        container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
+        return CONTAINER_FILES.c.container_id.in_(container) & _FILE_KEPT
+
+    def _file(
+        self,
+        file_id: str,
+        container_id: str,
+        path: str,
+        mime_type: str,
+        blob: Blob,
+        source: Maker,
+    ) -> ContainerFile:
+        return ContainerFile(
+            id=file_id,
+            container_id=container_id,
+            path=path,
+            mime_type=mime_type,
+            bytes=blob.bytes,
+            sha256=blob.sha256,
+            blob=blob.name,
+            source=source,
+            created_at=int(self._now()),
+        )
 
 
-def is_live(now: float) -> ColumnElement[bool]:
-    """Whether a container is there."""
+def _is_live(now: float) -> ColumnElement[bool]:
     return CONTAINERS.c.deleted_at.is_(None) & (CONTAINERS.c.expires_at > now)
 
 
@@ -165,3 +299,25 @@ def _container(row: RowMapping) -> Container:
         created_at=row["created_at"],
         last_active_at=row["last_active_at"],
     )
+
+
+def _is_container(container_id: str, owner: str | None, now: float) -> ColumnElement[bool]:
+    found = (CONTAINERS.c.id == container_id) & _is_live(now)
+    return found if owner is None else found & (CONTAINERS.c.owner == owner)
+
+
+def _below(directory: str | None) -> ColumnElement[bool]:
+    """Match the paths that are `directory` or lie below it."""
+    if directory is None:
+        return CONTAINER_FILES.c.path.is_not(None)
+    place = directory.rstrip("/")
+    begins = func.substr(CONTAINER_FILES.c.path, 1, len(place) + 1)
+    return (CONTAINER_FILES.c.path == place) | (begins == f"{place}/")
+
+
+def _file_values(file: ContainerFile) -> dict[str, str | int]:
+    return {name: getattr(file, name) for name in ContainerFile.__slots__}
+
+
+def _container_file(row: RowMapping) -> ContainerFile:
+    return ContainerFile(**{name: row[name] for name in ContainerFile.__slots__})

@@ -1,26 +1,80 @@
-"""Conversations: items under one name, which clients and responses add to."""
+"""Conversations, the items of conversations and responses, and the quota that both share.
+
+An item belongs to a holder: a conversation or a response.
+"""
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Table,
+    delete,
+    func,
+    insert,
+    select,
+    union_all,
+    update,
+)
 
-from policies.storage import ResponseSettings
-from proxy.store import items
-from proxy.store.database import Database, is_full, oldest
-from proxy.store.items import Item
-from proxy.store.paging import rows_of
+from policies.sessions import ResponseSettings
+from proxy.store.database import Database, is_full, oldest, rows_of
 from proxy.store.records import Conversation, Page, Slice
-from proxy.store.response_quota import ResponseQuota
-from proxy.store.tables import CONVERSATIONS, ITEMS
+from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 OWN_BYTES = 10_000
-"""What a conversation counts for beside its items, whatever its metadata."""
+"""The bytes that a conversation counts for without its items, whatever its metadata."""
+Item = Mapping[str, Any]
+_Source = Literal["input", "output"]
+EXPIRED_AT_ONCE = 50
+"""The holders that a sweep deletes in one transaction, each with all its items."""
+_MAX_IDS = 1000
+"""The most ids in one statement: SQLite bounds its parameters."""
+_QUOTA_STEPS = 16
+"""An owner's bytes are counted whenever a 16th of the quota was added: counting takes time."""
+
+_ITEM_KEPT = ITEMS.c.deleted_at.is_(None)
+
+
+class ResponseQuota:
+    """Bounds the bytes of each owner's responses and conversations together."""
+
+    def __init__(self, quota: int) -> None:
+        self._quota = quota
+        self._added = defaultdict[str, int](lambda: quota)
+        """Bytes added by owner since the last count."""
+
+    def take(self, connection: Connection, owner: str, size: int, keep: str) -> None:
+        """Note `size` more bytes. If the owner exceeds the quota, delete its least recently used
+        holders, but not `keep`."""
+        self._added[owner] += size
+        if self._added[owner] < self._quota // _QUOTA_STEPS:
+            return
+        self._added[owner] = 0
+        both = union_all(
+            *(
+                select(table.c.id, table.c.bytes, table.c.expires_at, table.c.created_at).where(
+                    table.c.owner == owner
+                )
+                for table in (RESPONSES, CONVERSATIONS)
+            )
+        ).subquery()
+        latest = (both.c.expires_at.desc(), both.c.created_at.desc(), both.c.id)
+        total = func.sum(both.c.bytes).over(order_by=latest)
+        sizes = select(both.c.id, total.label("total")).subquery()
+        beyond = select(sizes.c.id).where(sizes.c.total > self._quota, sizes.c.id != keep)
+        if gone := connection.execute(beyond).scalars().all():
+            discard_holders(connection, RESPONSES, gone)
+            discard_holders(connection, CONVERSATIONS, gone)
 
 
 class ConversationShelf:
-    """Everybody's conversations; each owner sees its own."""
+    """The conversations of all owners; each owner sees its own only."""
 
     def __init__(
         self,
@@ -37,7 +91,7 @@ class ConversationShelf:
     async def create(
         self, owner: str, metadata: Mapping[str, str], begins_with: Sequence[Item]
     ) -> Conversation:
-        """Make a conversation."""
+        """Create a conversation with its first items."""
         now = int(self._now())
         made = Conversation(f"conv_{uuid.uuid4().hex}", now, metadata)
         row = {
@@ -51,14 +105,14 @@ class ConversationShelf:
 
         def work(connection: Connection) -> None:
             connection.execute(insert(CONVERSATIONS), row)
-            size = append(connection, owner, made.id, begins_with)
+            size = append_to_conversation(connection, owner, made.id, begins_with)
             self._quota.take(connection, owner, OWN_BYTES + size, made.id)
 
         await self._database.write(work)
         return made
 
     async def get(self, owner: str, conversation_id: str) -> Conversation | None:
-        """The owner's conversation, or None."""
+        """Return the owner's conversation, or None."""
         query = select(CONVERSATIONS).where(self._the(owner, conversation_id))
 
         def work(connection: Connection) -> Conversation | None:
@@ -70,7 +124,7 @@ class ConversationShelf:
     async def update(
         self, owner: str, conversation_id: str, metadata: Mapping[str, str]
     ) -> Conversation | None:
-        """Give the owner's conversation other metadata; None where there is none."""
+        """Replace the metadata of the owner's conversation; None if there is no such one."""
         change = (
             update(CONVERSATIONS)
             .where(self._the(owner, conversation_id))
@@ -85,30 +139,33 @@ class ConversationShelf:
         return await self._database.write(work)
 
     async def delete(self, owner: str, conversation_id: str) -> bool:
-        """Forget a conversation and its items; whether there was one."""
+        """Delete a conversation and its items; return True if there was one."""
         query = select(CONVERSATIONS.c.id).where(self._the(owner, conversation_id))
 
         def work(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
-            items.discard(connection, CONVERSATIONS, found)
+            discard_holders(connection, CONVERSATIONS, found)
             return bool(found)
 
         return await self._database.write(work)
 
     async def said(self, owner: str, conversation_id: str) -> tuple[list[Item], int] | None:
-        """All its items, and where it stands; None where there is no such conversation."""
+        """Return all items and the `seq` of the last; None if there is no such conversation."""
         query = select(CONVERSATIONS.c.id).where(self._the(owner, conversation_id))
+        last_seq = select(func.coalesce(func.max(ITEMS.c.seq), 0)).where(
+            ITEMS.c.holder == conversation_id
+        )
 
         def work(connection: Connection) -> tuple[list[Item], int] | None:
             if connection.execute(query).one_or_none() is None:
                 return None
-            stands = items.last_seq(connection, conversation_id)
-            return items.of(connection, conversation_id), stands
+            last = int(connection.execute(last_seq).scalar_one())
+            return list_items(connection, conversation_id), last
 
         return await self._database.read(work)
 
     async def add(self, owner: str, conversation_id: str, new: Sequence[Item]) -> bool:
-        """Append items to the owner's conversation; whether there is one."""
+        """Append items to the owner's conversation; return True if there is one."""
         now = int(self._now())
         used = update(CONVERSATIONS).where(self._the(owner, conversation_id))
         used = used.values(expires_at=self._settings.expiry(now))
@@ -116,37 +173,37 @@ class ConversationShelf:
         def work(connection: Connection) -> bool:
             if not connection.execute(used).rowcount:
                 return False
-            size = append(connection, owner, conversation_id, new)
+            size = append_to_conversation(connection, owner, conversation_id, new)
             self._quota.take(connection, owner, size, conversation_id)
             return True
 
         return await self._database.write(work)
 
     async def page(self, owner: str, conversation_id: str, asked: Page) -> Slice[Item]:
-        """A part of its items. Raises BadRequestError."""
+        """Return a page of a conversation's items. Raises BadRequestError."""
         mine = (ITEMS.c.owner == owner) & (ITEMS.c.holder == conversation_id)
 
         def work(connection: Connection) -> Slice[Item]:
-            rows, more = rows_of(connection, ITEMS, asked, mine=mine, wanted=items.kept)
-            return Slice(tuple(map(items.item, rows)), more)
+            rows, more = rows_of(connection, ITEMS, asked, mine=mine, wanted=_ITEM_KEPT)
+            return Slice(tuple(map(_item_of, rows)), more)
 
         return await self._database.read(work)
 
     async def item(self, owner: str, conversation_id: str, item_id: str) -> Item | None:
-        """One of its items, or None."""
-        query = select(ITEMS).where(_item(owner, conversation_id, item_id))
+        """Return an item of a conversation, or None."""
+        query = select(ITEMS).where(_is_item(owner, conversation_id, item_id))
 
         def work(connection: Connection) -> Item | None:
             row = connection.execute(query).mappings().one_or_none()
-            return items.item(row) if row else None
+            return _item_of(row) if row else None
 
         return await self._database.read(work)
 
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
-        """Take one of its items out; whether there was one."""
+        """Delete an item of a conversation; return True if there was one."""
         gone = (
             update(ITEMS)
-            .where(_item(owner, conversation_id, item_id))
+            .where(_is_item(owner, conversation_id, item_id))
             .values(deleted_at=int(self._now()), body="")
             .returning(ITEMS.c.bytes)
         )
@@ -159,8 +216,8 @@ class ConversationShelf:
         return await self._database.write(work)
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete what is past its time, and items that were deleted long ago."""
-        is_more = items.expire(connection, CONVERSATIONS, now)
+        """Delete expired conversations, and the rows of items deleted long ago. See Shelf."""
+        is_more = expire_holders(connection, CONVERSATIONS, now)
         long_ago = oldest(ITEMS, ITEMS.c.deleted_at < forget_before)
         return is_full(connection, delete(ITEMS).where(ITEMS.c.seq.in_(long_ago))) or is_more
 
@@ -169,15 +226,18 @@ class ConversationShelf:
         return mine & (CONVERSATIONS.c.expires_at > self._now())
 
 
-def append(connection: Connection, owner: str, conversation_id: str, new: Sequence[Item]) -> int:
-    """Add items to a conversation, if it is there yet; how many bytes they are."""
+def append_to_conversation(
+    connection: Connection, owner: str, conversation_id: str, new: Sequence[Item]
+) -> int:
+    """Append items to a conversation if it still exists; return how many bytes were added."""
     there = select(CONVERSATIONS.c.id).where(
         CONVERSATIONS.c.id == conversation_id, CONVERSATIONS.c.owner == owner
     )
     if connection.execute(there).one_or_none() is None:
         return 0
-    held = items.ids(connection, conversation_id)
-    size = items.add(connection, owner, conversation_id, new, held=held)
+    ids = select(ITEMS.c.id).where(ITEMS.c.holder == conversation_id)  # of deleted items too
+    held = set(connection.execute(ids).scalars())
+    size = add_items(connection, owner, conversation_id, new, held=held)
     _grow(connection, conversation_id, size)
     return size
 
@@ -187,10 +247,79 @@ def _grow(connection: Connection, conversation_id: str, size: int) -> None:
     connection.execute(grown.values(bytes=CONVERSATIONS.c.bytes + size))
 
 
-def _item(owner: str, conversation_id: str, item_id: str) -> ColumnElement[bool]:
+def _is_item(owner: str, conversation_id: str, item_id: str) -> ColumnElement[bool]:
     place = (ITEMS.c.owner == owner) & (ITEMS.c.holder == conversation_id)
-    return place & (ITEMS.c.id == item_id) & items.kept
+    return place & (ITEMS.c.id == item_id) & _ITEM_KEPT
 
 
 def _conversation(row: RowMapping) -> Conversation:
     return Conversation(row["id"], row["created_at"], json.loads(row["metadata"]))
+
+
+def add_items(
+    connection: Connection,
+    owner: str,
+    holder: str,
+    items: Iterable[Item],
+    source: _Source = "input",
+    held: Collection[str] = (),
+) -> int:
+    """Append items to a holder, each id once and none of those in `held`; return the bytes
+    added."""
+    new = {item["id"]: json.dumps(item) for item in items if item["id"] not in held}
+    place = {"owner": owner, "holder": holder, "source": source}
+    rows = [{"id": id, **place, "body": body, "bytes": len(body)} for id, body in new.items()]
+    if rows:
+        connection.execute(insert(ITEMS), rows)
+    return sum(map(len, new.values()))
+
+
+def list_items(connection: Connection, holder: str, *which: ColumnElement[bool]) -> list[Item]:
+    """Return a holder's items in order, or those that match `which`."""
+    query = select(ITEMS).where(ITEMS.c.holder == holder, _ITEM_KEPT, *which).order_by(ITEMS.c.seq)
+    return [_item_of(row) for row in connection.execute(query).mappings()]
+
+
+def items_by_holder(connection: Connection, holders: Collection[str]) -> dict[str, list[Item]]:
+    """Return the items of several holders, each in order."""
+    query = select(ITEMS).where(ITEMS.c.holder.in_(holders), _ITEM_KEPT).order_by(ITEMS.c.seq)
+    found: dict[str, list[Item]] = {holder: [] for holder in holders}
+    for row in connection.execute(query).mappings():
+        found[row["holder"]].append(_item_of(row))
+    return found
+
+
+def get_items(connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, Item]:
+    """Return the owner's items with these ids, of whatever holder."""
+    found: dict[str, Item] = {}
+    for some in _parts(ids):
+        query = select(ITEMS).where(ITEMS.c.owner == owner, ITEMS.c.id.in_(some), _ITEM_KEPT)
+        rows = connection.execute(query.order_by(ITEMS.c.seq)).mappings()
+        found |= {row["id"]: _item_of(row) for row in rows}
+    return found
+
+
+def discard_holders(connection: Connection, table: Table, ids: Sequence[str]) -> None:
+    """Delete holders with their items and streams."""
+    for some in _parts(ids):
+        connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(some)))
+        connection.execute(delete(STREAMS).where(STREAMS.c.response_id.in_(some)))
+        connection.execute(delete(table).where(table.c.id.in_(some)))
+
+
+def expire_holders(connection: Connection, table: Table, now: int) -> bool:
+    """Delete some expired holders; return True if there may be more."""
+    past = select(table.c.id).where(table.c.expires_at <= now).limit(EXPIRED_AT_ONCE)
+    ids = connection.execute(past).scalars().all()
+    discard_holders(connection, table, ids)
+    return len(ids) == EXPIRED_AT_ONCE
+
+
+def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(names), _MAX_IDS):
+        yield names[first : first + _MAX_IDS]
+
+
+def _item_of(row: RowMapping) -> Item:
+    found: Item = json.loads(row["body"])
+    return found

@@ -1,4 +1,4 @@
-"""How the database came to its present form, step by step; what is done is never changed."""
+"""The steps that bring a database to its present form. A released step is never changed."""
 
 from sqlalchemy import Connection
 

@@ -1,20 +1,21 @@
-"""What is kept, as values."""
+"""The values that the store keeps and returns, and parts of lists of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a list, as it is asked for."""
+    """The part of a list that a client asks for."""
 
     limit: int = 20
     newest_first: bool = True
     after: str | None = None
-    """The id that the part before ended with."""
+    """The id of the last item of the part before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,39 +28,39 @@ class Slice(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as clients can ask for it again."""
+    """A response that clients can retrieve."""
 
     id: str
     session: str
-    """The container that its run worked in."""
+    """The container of its run."""
     state: str
-    """What its files are kept as."""
+    """The name of the snapshot of its files."""
     record: Mapping[str, Any]
-    """OpenAI's object: of a run at work as it was at the beginning."""
+    """OpenAI's object; while the run is running, as it was at the beginning."""
     previous_id: str | None = None
     conversation_id: str | None = None
     seen_seq: int | None = None
-    """The last item that the conversation had when it began."""
+    """The `seq` of the conversation's last item when the response began."""
     worker: str | None = None
-    """The process that is at work on it; None once it has ended."""
+    """The process that runs it; None once it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A response, and what it went on from."""
+    """A response with all responses before it."""
 
     latest: StoredResponse
     ids: tuple[str, ...]
-    """Of all of them, latest first."""
+    """The ids of all these responses, latest first."""
     states: tuple[str, ...]
-    """Those that the files had in the container of the latest, latest first."""
+    """The snapshots of the latest response's container, latest first."""
     inputs: tuple[Mapping[str, Any], ...]
-    """All that had been said when it began, in order, its own request included."""
+    """All items before the latest response's output, in order, its own request included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Items under one name, to which responses can add theirs."""
+    """A conversation, to which responses can add their items."""
 
     id: str
     created_at: int
@@ -68,7 +69,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class StoredUpload:
-    """A file that a client has uploaded."""
+    """A file that a client has uploaded, as the store keeps it."""
 
     id: str
     filename: str
@@ -82,19 +83,44 @@ class StoredUpload:
 
 
 @dataclass(frozen=True, slots=True)
+class Upload:
+    """An uploaded file that a request names."""
+
+    file_id: str
+    filename: str
+    bytes: int
+    mime_type: str
+    path: Path
+
+
+class Uploads(Protocol):
+    """Finds the uploads that requests name."""
+
+    async def find(self, owner: str, file_id: str) -> Upload | None:
+        """Return the owner's upload of that id, or None."""
+
+
+class NoUploads:
+    """`Uploads` of a server without a store: finds nothing."""
+
+    async def find(self, owner: str, file_id: str) -> Upload | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerWish:
-    """A container as it is asked for."""
+    """A container that a client asks for."""
 
     name: str
     minutes: int
-    """How long it lives without being used."""
+    """How long it lives unused."""
     memory_limit: str | None = None
     network_policy: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a run produced, and what a client put beside it."""
+    """A container of files that runs and clients put into it."""
 
     id: str
     name: str
@@ -106,7 +132,7 @@ class Container:
 
 
 Maker = Literal["user", "assistant"]
-"""Of a container's file: the client or a run."""
+"""Who put a file into a container: the client or a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +155,22 @@ class ContainerFile:
 
 
 RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
-"""lost: its server died before it had ended."""
+"""lost: its server died before the run had ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run, and what came of it."""
+    """A run with its result."""
 
     id: str
     owner: str
     key: str | None
-    """The client's own name for the request."""
+    """The client's Idempotency-Key."""
     fingerprint: str
-    """Of the work that was asked for."""
+    """The hash of the request."""
     status: RunStatus
     model: str
     container_id: str
     created_at: int
     record: str = ""
-    """Once it has ended: what happened in it, as JSON."""
+    """The events of a run that has ended, as JSON."""

@@ -1,4 +1,4 @@
-"""Responses that clients may ask for again, or go on from."""
+"""Stored responses, which clients retrieve and continue, and which of the backend's are whose."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,25 +16,33 @@ from sqlalchemy import (
     update,
 )
 
-from policies.storage import ResponseSettings
-from proxy.store import items
-from proxy.store.conversations import append
+from policies.sessions import ResponseSettings
+from proxy.store.conversations import (
+    Item,
+    ResponseQuota,
+    add_items,
+    append_to_conversation,
+    discard_holders,
+    expire_holders,
+    get_items,
+    items_by_holder,
+    list_items,
+)
 from proxy.store.database import Database, is_full, oldest
-from proxy.store.items import Item
 from proxy.store.records import Chain, StoredResponse
-from proxy.store.response_quota import ResponseQuota
 from proxy.store.tables import BACKEND_RESPONSES, CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 MAX_CHAIN = 1000
-"""How many responses one may go on from, each from the one before."""
+"""The most responses before one, linked by `previous_response_id`."""
 MAX_BACKENDS = 10_000
-"""How many responses of the backend's are noted for one owner; beyond that the oldest goes."""
+"""The most responses kept by the backend that are noted for one owner; beyond that the oldest
+goes."""
 NO_MATTER_S = 60
-"""So much less time to live is not worth a write."""
+"""An expiry that is this little earlier is not worth a write."""
 
 
 class ResponseShelf:
-    """Everybody's responses; each owner sees its own."""
+    """The responses of all owners; each owner sees its own only."""
 
     def __init__(
         self,
@@ -51,7 +59,7 @@ class ResponseShelf:
     async def begin(
         self, owner: str, response: StoredResponse, inputs: Sequence[Item], chain: Sequence[str]
     ) -> None:
-        """Keep one that is being made; what it goes on from, `chain`, lives its time again."""
+        """Keep a response that begins, and extend the life of `chain`, the responses before it."""
         now = int(self._now())
         until = self.settings.expiry(now)
         record = json.dumps(response.record)
@@ -68,7 +76,7 @@ class ResponseShelf:
             before.append((CONVERSATIONS, [response.conversation_id]))
 
         def work(connection: Connection) -> None:
-            size = len(record) + items.add(connection, owner, response.id, inputs)
+            size = len(record) + add_items(connection, owner, response.id, inputs)
             connection.execute(insert(RESPONSES), {**row, "bytes": size})
             for table, ids in before:
                 used = update(table).where(table.c.id.in_(ids), table.c.owner == owner)
@@ -81,8 +89,8 @@ class ResponseShelf:
     async def end(
         self, owner: str, response_id: str, record: Mapping[str, Any], frames: str | None = None
     ) -> None:
-        """Keep what became of one, and of its stream, unless it was deleted meanwhile; its
-        conversation has its items if it came to an end of its own."""
+        """Keep the final response and its stream, unless it was deleted meanwhile. Its items join
+        its conversation if it was completed or is incomplete."""
         output = record["output"]
         written = json.dumps({**record, "output": []})
         this = (RESPONSES.c.owner == owner) & (RESPONSES.c.id == response_id)
@@ -94,20 +102,20 @@ class ResponseShelf:
             if row is None:
                 return
             size = len(written) + len(frames or "")
-            size += items.add(connection, owner, response_id, output, "output")
+            size += add_items(connection, owner, response_id, output, "output")
             connection.execute(change.values(bytes=RESPONSES.c.bytes + size))
             if frames:
                 stream = {"response_id": response_id, "frames": frames}
                 connection.execute(insert(STREAMS), stream)
             if row.conversation_id and record["status"] in ("completed", "incomplete"):
-                said = items.of(connection, response_id)
-                size += append(connection, owner, row.conversation_id, said)
+                said = list_items(connection, response_id)
+                size += append_to_conversation(connection, owner, row.conversation_id, said)
             self._quota.take(connection, owner, size, response_id)
 
         await self._database.write(work)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """The owner's response, or None."""
+        """Return the owner's response, or None."""
         query = select(RESPONSES).where(self._mine(owner), RESPONSES.c.id == response_id)
 
         def work(connection: Connection) -> StoredResponse | None:
@@ -117,14 +125,13 @@ class ResponseShelf:
         return await self._database.read(work)
 
     async def frames(self, owner: str, response_id: str) -> str | None:
-        """The stream of one that was made in the background, as `end` was given it."""
+        """Return the stream of a background response, as `end` got it, or None."""
         mine = select(RESPONSES.c.id).where(self._mine(owner), RESPONSES.c.id == response_id)
         query = select(STREAMS.c.frames).where(STREAMS.c.response_id.in_(mine))
         return await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
 
     async def chain(self, owner: str, response_id: str) -> Chain | None:
-        """The owner's response with all that was before it, or None. One that has more than
-        MAX_CHAIN before it is shown without the oldest."""
+        """Return the owner's response with at most MAX_CHAIN responses before it, or None."""
         mine = self._mine(owner)
         first = select(RESPONSES.c.id, RESPONSES.c.previous_id, literal(0).label("depth"))
         line = first.where(mine, RESPONSES.c.id == response_id).cte(recursive=True)
@@ -139,12 +146,12 @@ class ResponseShelf:
             if not rows:
                 return None
             ids = tuple(row["id"] for row in rows)
-            own = items.by_holder(connection, ids[1:])
-            own[ids[0]] = items.of(connection, ids[0], ITEMS.c.source == "input")
+            own = items_by_holder(connection, ids[1:])
+            own[ids[0]] = list_items(connection, ids[0], ITEMS.c.source == "input")
             inputs = [
                 item
                 for row in reversed(rows)
-                for item in (*_stood(connection, row), *own[row["id"]])
+                for item in (*_conversation_before(connection, row), *own[row["id"]])
             ]
             latest = _response(connection, rows[0])
             states = (row["state"] for row in rows if row["session"] == latest.session)
@@ -153,22 +160,22 @@ class ResponseShelf:
         return await self._database.read(work)
 
     async def items(self, owner: str, ids: Sequence[str]) -> dict[str, Item]:
-        """The owner's items of those names."""
-        return await self._database.read(lambda c: items.named(c, owner, ids))
+        """Return the owner's items with these ids."""
+        return await self._database.read(lambda c: get_items(c, owner, ids))
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        """Forget a response and its items; whether there was one."""
+        """Delete a response and its items; return True if there was one."""
         query = select(RESPONSES.c.id).where(self._mine(owner), RESPONSES.c.id == response_id)
 
         def work(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
-            items.discard(connection, RESPONSES, found)
+            discard_holders(connection, RESPONSES, found)
             return bool(found)
 
         return await self._database.write(work)
 
     async def note_the_backends(self, owner: str, response_id: str) -> None:
-        """Note a response that the backend keeps as the owner's."""
+        """Note that a response that the backend keeps belongs to the owner."""
         table, until = BACKEND_RESPONSES, self.settings.expiry(int(self._now()))
         row = {"owner": owner, "id": response_id, "expires_at": until}
         last = select(table.c.seq).where(table.c.owner == owner).order_by(table.c.seq.desc())
@@ -181,7 +188,7 @@ class ResponseShelf:
         await self._database.write(work)
 
     async def is_the_backends(self, owner: str, response_id: str) -> bool:
-        """Whether the backend keeps a response of that id for the owner."""
+        """Return True if the backend keeps a response of that id for the owner."""
         table = BACKEND_RESPONSES.c
         mine = (table.owner == owner) & (table.id == response_id) & (table.expires_at > self._now())
         query = select(table.seq).where(mine)
@@ -190,11 +197,11 @@ class ResponseShelf:
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete what is past its time."""
+        """Delete expired responses. See Shelf."""
         past = oldest(BACKEND_RESPONSES, BACKEND_RESPONSES.c.expires_at <= now)
         forgotten = delete(BACKEND_RESPONSES).where(BACKEND_RESPONSES.c.seq.in_(past))
         is_more = is_full(connection, forgotten)
-        return items.expire(connection, RESPONSES, now) or is_more
+        return expire_holders(connection, RESPONSES, now) or is_more
 
     def _mine(self, owner: str) -> ColumnElement[bool]:
         return (RESPONSES.c.owner == owner) & (RESPONSES.c.expires_at > self._now())
@@ -202,12 +209,12 @@ class ResponseShelf:
 
 def _response(connection: Connection, row: RowMapping) -> StoredResponse:
     fields = {name: row[name] for name in StoredResponse.__slots__}
-    output = items.of(connection, row["id"], ITEMS.c.source == "output")
+    output = list_items(connection, row["id"], ITEMS.c.source == "output")
     return StoredResponse(**{**fields, "record": {**json.loads(row["record"]), "output": output}})
 
 
-def _stood(connection: Connection, row: RowMapping) -> list[Item]:
-    """The conversation that a response went on from, as it stood then."""
+def _conversation_before(connection: Connection, row: RowMapping) -> list[Item]:
+    """Return the items of a response's conversation from before the response."""
     if not row["conversation_id"]:
         return []
-    return items.of(connection, row["conversation_id"], ITEMS.c.seq <= row["seen_seq"])
+    return list_items(connection, row["conversation_id"], ITEMS.c.seq <= row["seen_seq"])

@@ -1,5 +1,9 @@
-"""Runs that may be asked for again: those at work in any process, and what came of the others."""
+"""Runs: those that are running, the results of those that have ended, and suspended ones.
 
+A client finds them by id, by its Idempotency-Key or by repeating its request.
+"""
+
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,27 +20,30 @@ from sqlalchemy import (
     update,
 )
 
-from proxy.store.database import Database, is_full, oldest
-from proxy.store.quota import oldest_beyond
+from proxy.agent.parking import Parked
+from proxy.store.database import Database, is_full, oldest, oldest_beyond
 from proxy.store.records import StoredRun
-from proxy.store.tables import RUN_SUMMARIES, RUNS
+from proxy.store.tables import PARKED_RUNS, RUN_SUMMARIES, RUNS
 from sandbox_runtime.ownership import Owner
 
 MAX_RUNS = 256
 MAX_BYTES = 64_000_000
-"""How much of one owner's is kept; beyond that the oldest goes."""
+"""The most runs of one owner, and the most bytes, that are kept; beyond that the oldest goes.
+Suspended runs have as much again."""
 LOST_S = 600
-"""How long it is told of a run that its server has died."""
+"""How long a run is kept whose server has died."""
 SUMMARY_KEEP_S = 24 * 3600
 """How long a run's summary is kept."""
 MAX_SUMMARIES = 4096
-"""How many summaries of one owner are kept; beyond that the oldest goes."""
+"""The most summaries of one owner; beyond that the oldest goes."""
 MAX_ALL_SUMMARIES = 100_000
-"""How many summaries of all owners together outlive a sweep."""
+"""The most summaries of all owners together that outlive a sweep."""
+PARKED_KEEP_S = 7 * 24 * 3600
+"""How long a client may take to run its tools."""
 
 
 class RunShelf:
-    """Everybody's runs; each owner sees its own."""
+    """The runs of all owners; each owner sees its own only."""
 
     def __init__(self, database: Database, now: Callable[[], float], process: Owner) -> None:
         self._database = database
@@ -44,8 +51,8 @@ class RunShelf:
         self._process = process
 
     async def begin(self, run: StoredRun) -> StoredRun | None:
-        """Note a run that begins; unless its key has one already that can be joined, which is
-        returned."""
+        """Note a run that begins. If its key has one already that can be joined, return that one
+        instead."""
 
         def work(connection: Connection) -> StoredRun | None:
             if run.key and (found := self._first(connection, self._named(run.owner, run.key))):
@@ -56,8 +63,8 @@ class RunShelf:
         return await self._database.write(work)
 
     async def end(self, run: StoredRun, *, keep_s: float, for_retry: bool) -> None:
-        """Keep what came of a run for so long; `for_retry`: its client has not heard of it, and may
-        ask for the same once more."""
+        """Keep the result of a run for `keep_s` seconds. With `for_retry`, its client has not got
+        the result and may repeat the request."""
         row = {
             **self._row(run),
             "for_retry": for_retry,
@@ -74,7 +81,7 @@ class RunShelf:
         await self._database.write(work)
 
     async def find(self, owner: str, run_id: str) -> StoredRun | None:
-        """The owner's run of that id, if it is at work or kept."""
+        """Return the owner's run of that id if it is running or kept, or None."""
         query = select(RUNS).where(RUNS.c.owner == owner, RUNS.c.id == run_id, self._kept())
 
         def work(connection: Connection) -> StoredRun | None:
@@ -84,14 +91,16 @@ class RunShelf:
         return await self._database.read(work)
 
     async def named(self, owner: str, key: str) -> StoredRun | None:
-        """The run that the owner's key stands for: one with a result, or at work elsewhere."""
+        """Return the run of an Idempotency-Key, completed or running in another process, or
+        None."""
         query = self._named(owner, key)
         return await self._database.read(lambda connection: self._first(connection, query))
 
     async def take(
         self, owner: str, fingerprint: str, besides: Collection[str]
     ) -> StoredRun | None:
-        """A result whose client may ask for the same once more; from now on it is the caller's."""
+        """Return a result that was kept for a retry of this request, or None. The caller has it to
+        itself."""
         waiting = select(RUNS.c.seq).where(
             RUNS.c.owner == owner,
             RUNS.c.fingerprint == fingerprint,
@@ -109,24 +118,24 @@ class RunShelf:
         return await self._database.write(work)
 
     async def give_back(self, run_id: str) -> None:
-        """Nobody has heard what was taken."""
+        """Keep a result for a retry again: the client that took it has not got it."""
         waits = update(RUNS).where(RUNS.c.id == run_id).values(for_retry=True)
         await self._database.write(lambda connection: connection.execute(waits))
 
     async def forget(self, run_id: str) -> None:
-        """Keep it no more. Safe to call twice."""
+        """Delete a run. Safe to call twice."""
         gone = delete(RUNS).where(RUNS.c.id == run_id)
         await self._database.write(lambda connection: connection.execute(gone))
 
     async def drop(self, owner: str, run_id: str) -> None:
-        """Keep no more what came of the owner's run; one at work stays."""
+        """Delete the result of the owner's run; a running one stays."""
         this = (RUNS.c.owner == owner) & (RUNS.c.id == run_id)
         gone = delete(RUNS).where(this, RUNS.c.status != "running")
         await self._database.write(lambda connection: connection.execute(gone))
 
     async def summarize(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
-        """Keep the summaries of these runs, each in the place of an earlier one of the same run.
-        `runs` is called in the store's thread."""
+        """Keep the summaries of these runs, each in place of an earlier one of the same run. `runs`
+        is called in the store's thread."""
 
         def work(connection: Connection) -> None:
             rows = [self._summary(run) for run in runs()]
@@ -139,7 +148,7 @@ class RunShelf:
         await self._database.write(work)
 
     async def summary(self, owner: str, run_id: str) -> StoredRun | None:
-        """The summary of the owner's run of that id, if it is kept."""
+        """Return the summary of the owner's run of that id, or None."""
         table = RUN_SUMMARIES.c
         mine = (table.owner == owner) & (table.id == run_id) & (table.expires_at > self._now())
 
@@ -150,7 +159,7 @@ class RunShelf:
         return await self._database.read(work)
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete what is past its time, and note whose server has died."""
+        """Delete expired runs, and mark the runs of dead servers as lost. See Shelf."""
         at_work = select(RUNS.c.process).where(RUNS.c.status == "running").distinct()
         dead = list(filter(self._process.is_dead, connection.execute(at_work).scalars()))
         lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
@@ -168,7 +177,7 @@ class RunShelf:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
 
     def _named(self, owner: str, key: str) -> Select[tuple[object, ...]]:
-        # What is at work in this process need not be looked for here.
+        # The caller knows the runs of this process.
         elsewhere = (RUNS.c.status == "running") & (RUNS.c.process != self._process.id)
         joinable = elsewhere | (RUNS.c.status == "completed")
         mine = (RUNS.c.owner == owner) & (RUNS.c.key == key)
@@ -194,8 +203,51 @@ class RunShelf:
         return {**values, "process": self._process.id, "expires_at": expires_at}
 
 
+class ParkedShelf:
+    """The runs that wait for the results of their clients' tools. See `ParkedRuns`."""
+
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        self._database = database
+        self._now = now
+
+    async def save(self, owner: str, parked: Parked) -> None:
+        record = json.dumps(parked.to_json())
+        row = {
+            "owner": owner,
+            "name": parked.name,
+            "record": record,
+            "bytes": len(record),
+            "expires_at": int(self._now()) + PARKED_KEEP_S,
+        }
+
+        same = (PARKED_RUNS.c.owner == owner) & (PARKED_RUNS.c.name == parked.name)
+
+        def work(connection: Connection) -> None:
+            connection.execute(delete(PARKED_RUNS).where(same))
+            connection.execute(insert(PARKED_RUNS), row)
+            connection.execute(
+                oldest_beyond(PARKED_RUNS, owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
+            )
+
+        await self._database.write(work)
+
+    async def find(self, owner: str, name: str) -> Parked | None:
+        query = select(PARKED_RUNS.c.record).where(
+            PARKED_RUNS.c.owner == owner,
+            PARKED_RUNS.c.name == name,
+            PARKED_RUNS.c.expires_at > self._now(),
+        )
+        record = await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
+        return Parked.from_json(json.loads(record)) if record else None
+
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
+        """Delete expired runs. See Shelf."""
+        past = oldest(PARKED_RUNS, PARKED_RUNS.c.expires_at <= now)
+        return is_full(connection, delete(PARKED_RUNS).where(PARKED_RUNS.c.seq.in_(past)))
+
+
 def _newest_beyond(of: ColumnElement[bool], count: int) -> ScalarSelect[int]:
-    """The newest of these summaries that is not among the last `count`."""
+    """Select the newest of these summaries beyond the last `count`."""
     seq = RUN_SUMMARIES.c.seq
     return select(seq).where(of).order_by(seq.desc()).limit(1).offset(count).scalar_subquery()
 

@@ -1,4 +1,4 @@
-"""What each key has spent on which day."""
+"""The spending of each key on each day, against its daily budget."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from proxy.store.tables import SPENDING
 
 _AMOUNTS = [SPENDING.c[kind] for kind in KINDS]
 KEEP_DAYS = 1
-"""Beyond its own: what was begun before midnight is settled after it."""
+"""How long the row of a day is kept: runs begun before midnight are settled after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayAccount:
-    """See `Account`."""
+    """The account of one key. See `Account`."""
 
     shelf: "SpendingShelf"
     owner: str
@@ -33,7 +33,7 @@ class DayAccount:
 
     async def settle(self, receipt: Receipt, actual: Expense) -> None:
         adding = asyncio.ensure_future(self._add(receipt, actual))
-        with anyio.CancelScope(shield=True):  # a client that leaves now has spent it all the same
+        with anyio.CancelScope(shield=True):  # a client that disconnects now has spent it too
             try:
                 await asyncio.shield(adding)
             except asyncio.CancelledError:
@@ -55,19 +55,19 @@ class DayAccount:
 
 
 class SpendingShelf:
-    """A row for each key and day; to look and to take is one transaction, so that of several at
-    once, in several processes too, each sees what those before it have taken."""
+    """Keeps a row for each key and day. The check and the expense are one transaction, so that
+    concurrent requests, of several processes too, cannot exceed a budget together."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database
         self._now = now
 
     def account(self, owner: str, budget: DailyBudget) -> DayAccount:
-        """That key's."""
+        """Return the account of a key."""
         return DayAccount(self, owner, budget)
 
     def until_midnight_s(self) -> float:
-        """When every budget begins anew."""
+        """Return the seconds until all budgets begin anew."""
         return until_midnight_s(self._now())
 
     async def take(self, owner: str, budget: DailyBudget, expected: Expense) -> Receipt:
@@ -84,17 +84,17 @@ class SpendingShelf:
         return await self._database.write(work)
 
     async def add(self, owner: str, day: int, more: Expense) -> None:
-        """Count what is more, or less, than was expected."""
+        """Add the difference between the actual and the expected expense."""
         await self._database.write(lambda connection: _add(connection, owner, day, more))
 
     async def spent(self, owner: str) -> Expense:
-        """By that key today."""
+        """Return what a key has spent today."""
         return await self._database.read(
             lambda connection: _spent(connection, owner, day_of(self._now()))
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Forget the days that are over."""
+        """Delete the rows of past days. See Shelf."""
         connection.execute(delete(SPENDING).where(SPENDING.c.day < day_of(now) - KEEP_DAYS))
         return False  # a row for each key and day
 

@@ -1,4 +1,7 @@
-"""The store: everything that outlives a request, under one directory."""
+"""The store: everything that outlives a request, under one directory.
+
+Each kind of thing has a shelf with its queries. `Store` builds the shelves and sweeps them.
+"""
 
 import asyncio
 import logging
@@ -11,19 +14,14 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from policies.sessions import SessionSettings
-from policies.storage import ResponseSettings
+from policies.sessions import ResponseSettings, SessionSettings
 from proxy.store.blobs import Blobs
-from proxy.store.container_files import ContainerFileShelf
-from proxy.store.containers import ContainerShelf
-from proxy.store.conversations import ConversationShelf
-from proxy.store.database import SWEEP_ROWS, Database
+from proxy.store.containers import ContainerFileShelf, ContainerShelf
+from proxy.store.conversations import ConversationShelf, ResponseQuota
+from proxy.store.database import SWEEP_ROWS, Database, require_room
 from proxy.store.errors import StoreError
-from proxy.store.parked import ParkedShelf
-from proxy.store.quota import require_room
-from proxy.store.response_quota import ResponseQuota
 from proxy.store.responses import ResponseShelf
-from proxy.store.runs import RunShelf
+from proxy.store.runs import ParkedShelf, RunShelf
 from proxy.store.spending import SpendingShelf
 from proxy.store.tool_verdicts import ToolVerdictShelf
 from proxy.store.uploads import UploadShelf
@@ -34,30 +32,30 @@ log = logging.getLogger(__name__)
 
 SWEEP_EVERY_S = 300
 FORGET_AFTER_S = 3600
-"""How long a list can go on after something that was deleted."""
+"""How long a deleted row stays, so that a client can continue a list after it."""
 
 
 class Shelf(Protocol):
-    """Things of one kind, with an end."""
+    """Things of one kind that expire."""
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete some of what is past its time, and of the rows that were deleted long ago. Return
-        whether there may be more."""
+        """Delete some of the expired things, and some rows that were deleted before
+        `forget_before`. Return True if there may be more."""
 
 
 class BlobShelf(Shelf, Protocol):
-    """Things whose contents lie beside the database."""
+    """Things whose contents are files beside the database."""
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """The contents that are in use, and how long they are."""
+        """Return the blobs in use and their sizes."""
 
     def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Delete what has lost its content."""
+        """Delete the things whose blobs are missing."""
 
 
 class Store:
-    """Uploads, containers, workspaces, responses, what was spent; several processes may share one
-    directory."""
+    """Uploads, containers, workspaces, responses, runs, spending and tool verdicts. Several
+    processes may share one directory."""
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class Store:
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Opens what is there, or begins anew. Raises StoreError."""
+        """Open the store in a directory, or create it. Raises StoreError."""
         self.directory = directory
         self.now = now
         self._ends = ExitStack()
@@ -84,7 +82,7 @@ class Store:
         self.responses = ResponseShelf(self._database, now, responses, quota)
         self.conversations = ConversationShelf(self._database, now, responses, quota)
         self.worker = self._begin_work()
-        """This process, so that others see whether it is still there."""
+        """This process, as other processes see whether it is alive."""
         self.runs = RunShelf(self._database, now, self.worker)
         self._with_blobs: tuple[BlobShelf, ...] = (self.uploads, self.containers, self.workspaces)
         self._shelves: tuple[Shelf, ...] = (
@@ -98,18 +96,18 @@ class Store:
         )
 
     async def require_room(self, owner: str, size: int, quota: int) -> None:
-        """Raises QuotaError where a file of that size would be too much for its owner."""
+        """Raise QuotaError if a file of that size would exceed the owner's quota."""
         await self._database.read(
             lambda connection: require_room(connection, owner, size, quota, self.now())
         )
 
     async def sweep(self) -> None:
-        """Remove what is past its time, and what a crash has left without its other half."""
+        """Remove expired things, blobs without a row and rows without their blob."""
         now = int(self.now())
         for shelf in self._shelves:
             expire = partial(shelf.expire, now=now, forget_before=now - FORGET_AFTER_S)
             while await self._database.write(expire):
-                pass  # others have their turn in between
+                pass  # requests' transactions run in between
         known = await self._database.read_aside(self._known)
         missing = await asyncio.to_thread(self.blobs.sweep, known, now)
         while missing:
@@ -127,7 +125,7 @@ class Store:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     def close(self) -> None:
-        """Finish what was begun. Safe to call twice."""
+        """Finish the transactions begun and close the files. Safe to call twice."""
         self._database.close()
         self._ends.close()
 

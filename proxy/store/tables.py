@@ -1,4 +1,4 @@
-"""The tables as the code sees them; `migrations` makes them."""
+"""The tables, for queries. `migrations` creates them."""
 
 from sqlalchemy import (
     BigInteger,
@@ -14,8 +14,8 @@ from sqlalchemy import (
 
 
 class Text(types.TypeDecorator[str]):
-    """Text as clients write it: half a surrogate pair, which JSON can carry and no database takes,
-    is a question mark."""
+    """Text of clients. Half a surrogate pair, which JSON can contain but no database stores,
+    becomes a question mark."""
 
     impl = types.Text
     cache_ok = True
@@ -28,8 +28,8 @@ class Text(types.TypeDecorator[str]):
 
 METADATA = MetaData()
 
-# `seq` is the order of making. A deleted row stays for a while, so that a client that deletes
-# while it pages through a list can go on after what it has deleted.
+# `seq` is the order of creation. A deleted row stays for a while, so that a client that deletes
+# while it pages through a list can continue after the deleted row.
 FILES = Table(
     "files",
     METADATA,
@@ -106,7 +106,7 @@ RESPONSES = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
 )
-# Not beside the response: a row is written anew as a whole, and these are long.
+# A table of its own: streams are long, and SQLite rewrites a whole row.
 STREAMS = Table(
     "streams",
     METADATA,
@@ -124,7 +124,7 @@ CONVERSATIONS = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
 )
-# What was said to a model and by it, in order; `holder` is a response or a conversation.
+# The items of responses and conversations, in order; `holder` is the id of either.
 ITEMS = Table(
     "items",
     METADATA,
@@ -165,7 +165,7 @@ RUNS = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
 )
-# Every run, named or not: what a client may be told of it later, without its text.
+# The summary of every run: what a client may ask about later, without its text.
 RUN_SUMMARIES = Table(
     "run_summaries",
     METADATA,
@@ -180,7 +180,7 @@ RUN_SUMMARIES = Table(
     Column("record", Text, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
 )
-# Responses of `:plain` models, which the backend keeps under ids of its own.
+# Responses of `:plain` models, which the backend keeps under its own ids.
 BACKEND_RESPONSES = Table(
     "backend_responses",
     METADATA,
@@ -203,7 +203,7 @@ SPENDING = Table(
     Column("egress_bytes", BigInteger, nullable=False),
     Column("tool_output_chars", BigInteger, nullable=False),
 )
-# `reason` says why a model is given no tools; null where it is given them.
+# `reason` is why a model is given no tools; null if it is given tools.
 TOOL_VERDICTS = Table(
     "tool_verdicts",
     METADATA,

@@ -1,4 +1,4 @@
-"""Which models are given tools, as it was found out: known again after a restart."""
+"""Verdicts on the tool support of models, kept across restarts."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,18 +11,18 @@ from proxy.store.tables import TOOL_VERDICTS
 
 KEEP_S = 30 * 24 * 3600
 MAX_MODELS = 1024
-"""Of one backend; of more the oldest verdicts are not read again."""
+"""The most verdicts of one backend that are read, newest first."""
 
 
 class ToolVerdictShelf:
-    """A row for each backend, by its address, and model."""
+    """Keeps a verdict for each model of each backend, which is named by its address."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database
         self._now = now
 
     async def all(self, backend: str) -> dict[str, KnownVerdict]:
-        """The verdicts on a backend's models, by their names."""
+        """Return the verdicts on a backend's models, by name."""
         table = TOOL_VERDICTS.c
         newest_first = select(TOOL_VERDICTS).where(table.backend == backend)
         query = newest_first.order_by(table.found_at.desc()).limit(MAX_MODELS)
@@ -33,7 +33,7 @@ class ToolVerdictShelf:
         }
 
     async def save(self, backend: str, model: str, known: KnownVerdict) -> None:
-        """Keep a verdict in the place of an older one."""
+        """Keep a verdict in place of an older one."""
         row: Mapping[str, object] = {
             "backend": backend,
             "model": model,
@@ -53,6 +53,6 @@ class ToolVerdictShelf:
         await self._database.write(lambda connection: connection.execute(query))
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete verdicts that nobody has confirmed for long."""
+        """Delete verdicts that no probe has confirmed for long. See Shelf."""
         connection.execute(delete(TOOL_VERDICTS).where(TOOL_VERDICTS.c.found_at < now - KEEP_S))
         return False  # a row for each model

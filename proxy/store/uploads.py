@@ -6,16 +6,13 @@ from collections.abc import Callable, Collection
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
 from proxy.store.blobs import Blob, Blobs
-from proxy.store.database import Database, is_full, oldest
-from proxy.store.paging import rows_of
-from proxy.store.quota import require_room
-from proxy.store.records import Page, Slice, StoredUpload
+from proxy.store.database import Database, is_full, oldest, require_room, rows_of
+from proxy.store.records import Page, Slice, StoredUpload, Upload
 from proxy.store.tables import FILES
-from proxy.uploads import Upload
 
 
 class UploadShelf:
-    """Everybody's uploads; each owner sees its own."""
+    """The uploads of all owners; each owner sees its own only."""
 
     def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
         self._database = database
@@ -33,7 +30,7 @@ class UploadShelf:
         expires_at: Callable[[int], int],
         quota: int,
     ) -> StoredUpload:
-        """Keep an upload. `expires_at` is told when it was made. Raises QuotaError."""
+        """Keep an upload. `expires_at` computes its expiry from its creation. Raises QuotaError."""
         now = int(self._now())
         upload = StoredUpload(
             id=f"file-{uuid.uuid4().hex}",
@@ -56,7 +53,7 @@ class UploadShelf:
         return upload
 
     async def get(self, owner: str, file_id: str) -> StoredUpload | None:
-        """The owner's upload, or None."""
+        """Return the owner's upload, or None."""
         query = select(FILES).where(self._mine(owner), FILES.c.id == file_id, self._live())
 
         def work(connection: Connection) -> StoredUpload | None:
@@ -68,7 +65,7 @@ class UploadShelf:
         return await self._database.read(work)
 
     async def find(self, owner: str, file_id: str) -> Upload | None:
-        """The owner's upload as a request names it, or None."""
+        """See Uploads."""
         upload = await self.get(owner, file_id)
         if upload is None:
             return None
@@ -76,7 +73,7 @@ class UploadShelf:
         return Upload(upload.id, upload.filename, upload.bytes, upload.mime_type, path)
 
     async def page(self, owner: str, asked: Page, purpose: str | None) -> Slice[StoredUpload]:
-        """A part of the owner's uploads. Raises BadRequestError."""
+        """Return a page of the owner's uploads. Raises BadRequestError."""
         wanted = self._live()
         if purpose is not None:
             wanted &= FILES.c.purpose == purpose
@@ -88,7 +85,7 @@ class UploadShelf:
         return await self._database.read(work)
 
     async def delete(self, owner: str, file_id: str) -> bool:
-        """Forget the owner's upload; whether there was one."""
+        """Delete the owner's upload; return True if there was one."""
         change = (
             update(FILES)
             .where(self._mine(owner), FILES.c.id == file_id, self._live())
@@ -100,7 +97,7 @@ class UploadShelf:
         return bool(blobs)
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete what is past its time, and rows that were deleted long ago."""
+        """Delete expired uploads, and the rows of those deleted long ago. See Shelf."""
         past = oldest(FILES, (FILES.c.expires_at <= now) & _KEPT)
         long_ago = oldest(FILES, FILES.c.deleted_at < forget_before)
         return is_full(
@@ -110,12 +107,12 @@ class UploadShelf:
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """The contents that are in use, and how long they are."""
+        """Return the blobs in use and their sizes."""
         rows = connection.execute(select(FILES.c.blob, FILES.c.bytes).where(_KEPT))
         return {row.blob: row.bytes for row in rows}
 
     def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Delete what has lost its content."""
+        """Mark the uploads of missing blobs as deleted."""
         for blob in blobs:
             connection.execute(update(FILES).where(FILES.c.blob == blob, _KEPT).values(_gone(now)))
 

@@ -1,4 +1,4 @@
-"""The files of conversations as their runs have left them: a snapshot for each state."""
+"""Snapshots of the files of conversations, one for each state that a run has left."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
@@ -12,7 +12,7 @@ from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
 
 MAX_STATES = 8
-"""Of one conversation: it can branch so far back."""
+"""The most states of one conversation, which can branch so far back."""
 
 
 class WorkspaceShelf:
@@ -66,17 +66,17 @@ class WorkspaceShelf:
         await self._blobs.remove(blobs)
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete what is past its time; what lies in the blobs goes with the sweep."""
+        """Delete expired snapshots; the sweep removes their blobs. See Shelf."""
         past = oldest(WORKSPACES, WORKSPACES.c.expires_at <= now)
         return is_full(connection, delete(WORKSPACES).where(WORKSPACES.c.seq.in_(past)))
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """The contents that are in use, and how long they are."""
+        """Return the blobs in use and their sizes."""
         rows = connection.execute(select(WORKSPACES.c.blob, WORKSPACES.c.bytes))
         return {row.blob: row.bytes for row in rows}
 
     def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Delete what has lost its content."""
+        """Delete the snapshots of missing blobs."""
         for blob in blobs:
             connection.execute(delete(WORKSPACES).where(WORKSPACES.c.blob == blob))
 
@@ -116,10 +116,11 @@ class WorkspaceShelf:
         await self._blobs.remove(gone)
 
     def _make_room(self, connection: Connection, session: Session) -> list[str]:
-        """Delete the oldest states of a conversation, and of its owner, that are too many."""
+        """Delete the oldest states beyond the bounds of a conversation and of its owner; return
+        their blobs."""
         older = select(WORKSPACES.c.seq).where(_of(session)).order_by(_LATEST).offset(MAX_STATES)
-        # The newest is kept whatever its size.
-        # The same content under several names lies on the disk once.
+        # The newest is kept whatever its size. A content with several names counts once, since it
+        # is on the disk once.
         again = func.row_number().over(partition_by=WORKSPACES.c.sha256, order_by=_LATEST)
         once = (
             select(WORKSPACES.c.seq, case((again == 1, WORKSPACES.c.bytes), else_=0).label("bytes"))

@@ -1,1 +1,1 @@
-"""Pure: OpenAI's JSON to our values and back."""
+"""Requests and answers of OpenAI's and Anthropic's APIs: checks, translation, encoding. No I/O."""

@@ -1,12 +1,15 @@
-"""Chat completions towards the client: the whole one, and the chunks of a streamed one."""
+"""The answer of POST /v1/chat/completions, in one piece or streamed.
+
+`WholeCompletion` and `StreamedCompletion` turn the events of a run into the JSON object or the
+frames of the answer. `ChunkWriter` writes the chunks of a stream.
+"""
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict
 
-from policies.file_names import shown_name
-from policies.steps import Steps
+from policies.steps import Steps, is_shown
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
@@ -15,21 +18,25 @@ from proxy.agent.events import (
     Event,
     OfChoice,
     Refused,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
 )
-from proxy.agent.task import Artifact, Result
-from proxy.agent.usage import add
-from proxy.wire.efficiency import efficiency
-from proxy.wire.json_text import json_text
-from proxy.wire.step_events import StepEvents, named
-from proxy.wire.step_items import StepItems
-from proxy.wire.steps import StepText, extension
+from proxy.agent.result import Result
+from proxy.errors import ProxyError
+from proxy.wire.result_objects import annotations, images, json_text, sandbox_object, usage
+from proxy.wire.steps import (
+    EVENT_NAME,
+    StepEvents,
+    StepItems,
+    StepText,
+    call_item,
+    extension,
+    output_item,
+)
 
 _OURS = frozenset({"id", "object", "created", "model", "choices", "usage"})
-"""What a completion of ours says for itself."""
-MAX_LEFT_OUT = 100
-"""How many files are named that were not handed back."""
-_LARGEST = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
-"""What runs beside each other do not add up to."""
+"""Fields that the proxy sets itself; the backend's are dropped."""
 
 
 def completion(
@@ -41,7 +48,7 @@ def completion(
     reasoning: str,
     other_reasoning: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A `chat.completion` object."""
+    """Return a `chat.completion` object."""
     results = [result, *result.others]
     thoughts = [reasoning, *other_reasoning, *[""] * len(result.others)]
     choices = [
@@ -89,7 +96,7 @@ def _choice(result: Result, index: int, reasoning: str) -> dict[str, Any]:
 
 
 def _beside(result: Result) -> dict[str, Any]:
-    """What the backend said of the answer in fields of its own, such as vLLM's token ids."""
+    """Return the backend's own fields of the choice, such as vLLM's token ids."""
     return _without_nulls(result.choice, {"index", "logprobs"})
 
 
@@ -98,120 +105,14 @@ def _without_nulls(fields: Mapping[str, Any], names: Collection[str]) -> dict[st
 
 
 def _logprobs(logprobs: Any) -> Any:
-    """With both lists, of which vLLM knows one."""
+    """Return `logprobs` with both lists: vLLM sends one of them."""
     if not isinstance(logprobs, dict):
         return logprobs
     return {"content": None, "refusal": None, **logprobs}
 
 
-def usage(result: Result) -> dict[str, Any]:
-    """OpenAI's usage, summed over the runs, and ours beside it."""
-    counted: dict[str, Any] = {
-        "prompt_tokens": 0,
-        "completion_tokens": 0,
-        "total_tokens": 0,
-    }
-    tally = result.tally.counts()
-    largest = {key: tally[key] for key in _LARGEST}
-    for each in (result, *result.others):
-        counted = add(counted, each.usage)
-    for other in result.others:
-        more = other.tally.counts()
-        tally = add(tally, more)
-        largest = {key: max(largest[key], more[key]) for key in _LARGEST}
-    if any(each.tally.cost_usd is None for each in (result, *result.others)):
-        tally["cost_usd"] = None
-    known = {key: value for key, value in {**tally, **largest}.items() if value is not None}
-    return {**counted, "sandbox": efficiency(known)}
-
-
-def sandbox_object(result: Result) -> dict[str, Any]:
-    """What the run did and what it left, for clients that look."""
-    shown: dict[str, Any] = {
-        "v": 1,
-        "run_id": result.run_id,
-        "container_id": result.container_id,
-        "stop_reason": str(result.stop_reason),
-        "route": result.route,
-        "steps": result.steps,
-        "files": [file_object(artifact) for artifact in result.artifacts],
-    }
-    if result.origin == "restored":
-        shown["restored"] = True
-    if result.segments > 1:
-        shown["segments"] = result.segments
-        shown["compactions"] = [asdict(each) for each in result.compactions]
-    if result.notices:
-        shown["warnings"] = [asdict(notice) for notice in result.notices]
-    if result.left_out:
-        shown["files_left_out_count"] = len(result.left_out)
-        shown["files_left_out"] = [
-            {**asdict(file), "path": _printable(file.path)}
-            for file in result.left_out[:MAX_LEFT_OUT]
-        ]
-    return shown
-
-
-def file_object(artifact: Artifact) -> dict[str, Any]:
-    """One produced file."""
-    return {
-        "id": artifact.file_id,
-        "filename": filename(artifact),
-        "path": _printable(artifact.path),
-        "bytes": artifact.bytes,
-        "mime_type": artifact.mime_type,
-        "sha256": artifact.sha256,
-        "url": artifact.url,
-    }
-
-
-def annotations(result: Result, before: int = 0) -> list[dict[str, Any]]:
-    """One `url_citation` a file, placed where the answer links to it, else at its end; `before` the
-    answer the content has so many characters of narration."""
-    found = []
-    for artifact in result.artifacts:
-        start, end = place(result.answer, artifact.url)
-        citation = {
-            "url": artifact.url,
-            "title": filename(artifact),
-            "start_index": before + start,
-            "end_index": before + end,
-        }
-        found.append({"type": "url_citation", "url_citation": citation})
-    return found
-
-
-def images(result: Result) -> list[dict[str, Any]]:
-    """The pictures small enough to travel inside the message."""
-    urls = [artifact.data_url for artifact in result.artifacts if artifact.data_url]
-    return [
-        {"type": "image_url", "index": index, "image_url": {"url": url}}
-        for index, url in enumerate(urls)
-    ]
-
-
-def place(answer: str, url: str) -> tuple[int, int]:
-    """Where an answer speaks of a file: the words of the link, the bare URL, else the end."""
-    at = answer.find(url)
-    if at < 0:
-        return len(answer), len(answer)
-    label = answer.rfind("[", 0, at)
-    if label >= 0 and answer[label:at].endswith("]("):
-        return label + 1, at - 2
-    return at, at + len(url)
-
-
-def filename(artifact: Artifact) -> str:
-    """What the user is to see it called."""
-    return _printable(artifact.filename or shown_name(artifact.path))
-
-
-def _printable(path: str) -> str:
-    return path.encode(errors="replace").decode()
-
-
 class ChunkWriter:
-    """The frames of one streamed completion, as the JSON of each `data:` line."""
+    """Writes the chunks of one streamed completion, each as the JSON of a `data:` line."""
 
     def __init__(
         self,
@@ -252,18 +153,19 @@ class ChunkWriter:
         )[:-1]
 
     def role(self) -> str:
-        """The first frame, sent before anything is known."""
+        """Return the first chunk, which is sent before the run has begun."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def event(self, event: Event) -> list[str]:
-        """The frames of an event; none for most."""
+        """Return the chunks of an event, mostly none."""
         if isinstance(event, OfChoice):
             return self._other(event.index).event(event.event)
         frames = [frame] if (frame := self._spoken(event)) else []
         if self._items:
             frames += [self._beside(keys) for keys in self._items.of(event)]
         if self._events and (told := self._events.of(event)):
-            frames.append(named(self._beside({"sandbox": told})))
+            # As an event with a name, which clients that do not know it ignore.
+            frames.append(f"event: {EVENT_NAME}\ndata: {self._beside({'sandbox': told})}")
         return frames
 
     def _spoken(self, event: Event) -> str | None:
@@ -280,8 +182,8 @@ class ChunkWriter:
         return self._thought(text, extension(event, self._run_id)) if text else None
 
     def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> str | None:
-        """A piece of a call. Open WebUI is sent calls whole: it renders its message anew for each
-        piece of one, and pieces would shift its cards."""
+        """Return the chunk of a piece of a call. Open WebUI gets calls complete: it renders its
+        message anew for each piece, which would move its cards."""
         if self._items:
             return None
         if isinstance(event, ClientCallStarted):
@@ -297,12 +199,12 @@ class ChunkWriter:
 
     def _thought(self, text: str, sandbox: Mapping[str, Any] | None) -> str | None:
         if self._answer_began:
-            # Open WebUI would put thinking that follows the answer into the block before it.
+            # Open WebUI would put thinking after the answer into the block before the answer.
             return None
         return self._chunk({"reasoning": text, "reasoning_content": text}, sandbox=sandbox)
 
     def fail(self, error: Mapping[str, Any]) -> list[str]:
-        """What ends a run that failed: steps that were begun, then the error."""
+        """Return the chunks that end a failed run: the end of open steps, then the error."""
         text = self._steps.abandoned()
         ended = self._thought(text, None) if text else None
         open_items = self._items.abandoned() if self._items else []
@@ -310,13 +212,13 @@ class ChunkWriter:
         return [*([ended] if ended else []), *frames, json.dumps(error)]
 
     def finish(self, result: Result) -> list[str]:
-        """What follows the answer: pictures, the client's tool calls, and the frame with the
-        finish reason and the files."""
+        """Return the chunks after the answer: pictures, the client's tool calls, and the chunk with
+        the finish reason and the files."""
         frames = (
             [self._beside(keys) for keys in self._items.finished(result)] if self._items else []
         )
         if pictures := images(result):
-            # In a frame of their own: some clients drop text beside them.
+            # In a chunk of their own: some clients drop text beside them.
             frames.append(self._chunk({"images": pictures}))
         if result.finish_reason == "function_call":
             frames.append(self._chunk({"function_call": result.tool_calls[0]["function"]}))
@@ -326,7 +228,7 @@ class ChunkWriter:
                 frames.append(self._chunk({"tool_calls": missing}))
         delta: dict[str, Any] = {}
         if not self._items and (found := annotations(result, result.streamed_before)):
-            # Open WebUI would ask Google for the icon of each link, signature and all.
+            # Open WebUI would ask Google for the icon of each link, with its signature.
             delta["annotations"] = found
         frames.append(
             self._chunk(
@@ -341,14 +243,14 @@ class ChunkWriter:
         return frames
 
     def _unsent(self, call: Mapping[str, Any], index: int) -> dict[str, Any]:
-        """A client's call without what was sent of it before; its index stays in any case."""
+        """Return a client's call without the fields that were sent before, but with its index."""
         if call["id"] not in self._sent_calls:
             return {**call, "index": index}
         rest = {key: call[key] for key in call if key not in ("id", "type", "function", "custom")}
         return {"index": index, **rest}
 
     def _other(self, index: int) -> "ChunkWriter":
-        """Who writes the frames of a further choice."""
+        """Return the writer of a further choice."""
         if index not in self._others:
             # Open WebUI's cards are of one message.
             steps = "reasoning" if self._profile == "items" else self._profile
@@ -356,11 +258,11 @@ class ChunkWriter:
         return self._others[index]
 
     def usage(self, result: Result) -> str:
-        """The last frame, for clients that asked for it."""
+        """Return the usage chunk, for clients that asked for it."""
         return f'{self._head}, "choices": [], "usage": {json.dumps(usage(result))}}}'
 
     def _beside(self, keys: Mapping[str, Any]) -> str:
-        """A chunk that says nothing, for those who read what stands beside its choices."""
+        """Return a chunk with an empty delta and further keys beside `choices`."""
         return f"{self._chunk({})[:-1]}, {json_text(keys)[1:]}"
 
     def _chunk(
@@ -379,3 +281,112 @@ class ChunkWriter:
         choice |= beside or {}
         extra = f', "sandbox": {json.dumps(sandbox)}' if sandbox else ""
         return f'{self._head}, "choices": [{json.dumps(choice)}]{extra}}}'
+
+
+class _ChoiceSteps:
+    """The steps and the thinking of one choice of an answer in one piece."""
+
+    def __init__(self, steps: Steps, run_id: str) -> None:
+        self._steps = steps
+        self._run_id = run_id
+        self._text = StepText(steps)
+        self._events = StepEvents(run_id)
+        self._thinking: list[str] = []
+        self._shown: list[dict[str, Any]] = []
+
+    def take(self, event: Event) -> None:
+        """Record what the client sees of an event."""
+        self._thinking.append(self._text.of(event))
+        if self._steps == "items":
+            self._take_item(event)
+        elif self._steps == "events" and not isinstance(event, ToolOutput):
+            told = self._events.of(event)
+            self._shown += [told] if told else []
+
+    def _take_item(self, event: Event) -> None:
+        if isinstance(event, ToolCallStarted) and is_shown(event.name):
+            self._shown.append(call_item(event, self._run_id))
+        elif isinstance(event, ToolCallFinished) and is_shown(event.name):
+            self._shown.append(output_item(event.step, self._run_id, event.observation))
+
+    @property
+    def thinking(self) -> str:
+        """The `reasoning` of the message."""
+        return "".join(self._thinking)
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """The fields of the `sandbox` object, named after the profile."""
+        return {self._steps: self._shown} if self._steps in ("items", "events") else {}
+
+
+class Head(TypedDict):
+    """The fields at the top of a completion and of each chunk."""
+
+    response_id: str
+    created: int
+    model: str
+
+
+def head(run_id: str, created: int, model: str) -> Head:
+    """Return the head of a run's completion, the same for each of its subscribers."""
+    return Head(response_id=f"chatcmpl-{run_id}", created=created, model=model)
+
+
+class WholeCompletion:
+    """Builds the answer in one piece."""
+
+    def __init__(self, head: Head, run_id: str, steps: Steps) -> None:
+        self._head = head
+        self._choices = defaultdict[int, _ChoiceSteps](lambda: _ChoiceSteps(steps, run_id))
+
+    def event(self, event: Event) -> None:
+        """See Document."""
+        if isinstance(event, OfChoice):
+            self._choices[event.index].take(event.event)
+        else:
+            self._choices[0].take(event)
+
+    def finish(self, result: Result) -> dict[str, Any]:
+        """See Document."""
+        others = [self._choices[index].thinking for index, _ in enumerate(result.others, 1)]
+        reasoning = self._choices[0].thinking
+        content = completion(result, **self._head, reasoning=reasoning, other_reasoning=others)
+        content["sandbox"] |= self._choices[0].beside
+        for choice in content["choices"] if result.others else ():
+            choice["sandbox"] |= self._choices[choice["index"]].beside
+        return content
+
+    def fail(self, error: ProxyError) -> Mapping[str, Any]:
+        """See Document."""
+        return error.body()
+
+
+class StreamedCompletion:
+    """Writes the frames of a streamed answer."""
+
+    def __init__(self, head: Head, run_id: str, steps: Steps, *, wants_usage: bool) -> None:
+        self._chunks = ChunkWriter(**head, run_id=run_id, steps=steps)
+        self._wants_usage = wants_usage
+
+    def begin(self) -> str:
+        """See Frames."""
+        return _data(self._chunks.role())
+
+    def event(self, event: Event) -> str:
+        """See Frames."""
+        return "".join(map(_data, self._chunks.event(event)))
+
+    def finish(self, result: Result) -> str:
+        """See Frames."""
+        usages = [self._chunks.usage(result)] if self._wants_usage else []
+        return "".join(map(_data, [*self._chunks.finish(result), *usages, "[DONE]"]))
+
+    def fail(self, error: ProxyError) -> str:
+        """See Frames."""
+        return "".join(map(_data, [*self._chunks.fail(error.body()), "[DONE]"]))
+
+
+def _data(frame: str) -> str:
+    named = frame.startswith("event: ")
+    return f"{'' if named else 'data: '}{frame}\n\n"

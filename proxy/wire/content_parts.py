@@ -1,24 +1,99 @@
-"""The parts of messages that are files, in every form that clients write them."""
+"""The files among the parts of messages, in every form in which clients write them."""
 
+import binascii
 import re
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from policies.file_names import UNKNOWN_TYPE, clean_type, type_of
 from policies.workspace import Kind, Message
 from proxy.errors import BadRequestError
-from proxy.wire.inline_data import InlineData, data_url
-from proxy.wire.shapes import array, missing, text
+from proxy.wire.validation import array, missing, text
+
+# Bytes in a string: data URLs and bare base64, decoded in pieces
+
+_PIECE_CHARS = 1 << 18
+_MAX_HEAD_CHARS = 500
+_SPACE = b" \t\r\n"
+_ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
+_NOT_BASE64 = "it has characters that are not of base64"
+
+
+@dataclass(frozen=True, slots=True)
+class InlineData:
+    """A file inside a string of the request, which is neither copied nor decoded until needed."""
+
+    text: str
+    start: int
+    """The index in `text` at which the data begins."""
+    mime_type: str
+    """As the client wrote it, or empty."""
+    is_base64: bool = True
+
+    def measure(self) -> int:
+        """Return the number of bytes. Raises ValueError if the data is malformed."""
+        if not self.is_base64:
+            return sum(map(len, self.pieces()))
+        count = pads = 0
+        for piece in self._slices():
+            written = piece.translate(None, delete=_SPACE)
+            rest = written.translate(None, delete=_ALPHABET)
+            if (
+                rest.strip(b"=")
+                or not written.endswith(rest)
+                or (pads and len(rest) < len(written))
+            ):
+                raise ValueError(_NOT_BASE64)
+            pads += len(rest)
+            count += len(written) - len(rest)
+        if count % 4 == 1 or pads > 2 or (pads and (count + pads) % 4):
+            raise ValueError("it is cut off, or wrongly padded")
+        return count * 3 // 4
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes, after `measure` has found them well formed."""
+        if not self.is_base64:
+            yield unquote_to_bytes(self.text[self.start :])
+            return
+        rest = b""
+        for piece in self._slices():
+            digits = rest + piece.translate(None, delete=_SPACE + b"=")
+            whole = len(digits) & ~3
+            yield binascii.a2b_base64(digits[:whole])
+            rest = digits[whole:]
+        if rest:
+            yield binascii.a2b_base64(rest + b"=" * (4 - len(rest)))
+
+    def _slices(self) -> Iterator[bytes]:
+        for start in range(self.start, len(self.text), _PIECE_CHARS):
+            try:
+                yield self.text[start : start + _PIECE_CHARS].encode("ascii")
+            except UnicodeEncodeError as error:
+                raise ValueError(_NOT_BASE64) from error
+
+
+def data_url(url: str) -> InlineData:
+    """Return the file in a data URL. Raises ValueError."""
+    comma = url.find(",", 0, _MAX_HEAD_CHARS)
+    if comma < 0:
+        raise ValueError("it has no comma")
+    mime_type, *rest = url[len("data:") : comma].split(";")
+    is_base64 = any(word.strip().lower() == "base64" for word in rest)
+    return InlineData(url, comma + 1, mime_type or "text/plain", is_base64)
+
+
+# Parts
 
 _URL_PARTS: dict[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 _DRAWING = "image/svg+xml"
-"""Text, which no model takes in as a picture."""
+"""Text: no model accepts it as a picture."""
 _URL = re.compile(r"https?://[^/\s]|(?!https?:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 """How a URL begins: with a host, or with a scheme other than HTTP's."""
 _FETCHED = ("http://", "https://", "file:")
-"""Prefixes of URLs that never reach the backend, as some backends open local files: the proxy
+"""Prefixes of URLs that never reach the backend, because some backends open local files. The proxy
 fetches them, or tells the model why it does not."""
 MAX_SHOWN_URL_CHARS = 100
 _DETAILS = ("auto", "low", "high", "original")
@@ -27,14 +102,14 @@ _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A file somewhere on the web."""
+    """A file that a URL names."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A file that was sent beforehand."""
+    """A file that was uploaded before."""
 
     file_id: str
 
@@ -44,21 +119,21 @@ Source = InlineData | Remote | Uploaded
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file among the parts of the messages, or named beside them."""
+    """A file among the parts of the messages, or in `sandbox.file_ids`."""
 
     at: tuple[int, int] | None
-    """The message and its part; None: beside."""
+    """The indices of the message and of the part; None for `sandbox.file_ids`."""
     param: str
-    """The field, as errors name it."""
+    """The field's path in the request, for errors."""
     kind: Kind
     source: Source
     filename: str = ""
     part: Mapping[str, Any] | None = None
-    """As chat backends know it, where there are models that take it in."""
+    """The part as chat backends expect it, if some models accept it."""
 
     @property
     def identity(self) -> str:
-        """The same for the same file."""
+        """A string that is equal for parts that name the same file."""
         match self.source:
             case InlineData(text=data):
                 return data
@@ -69,15 +144,17 @@ class FilePart:
 
     @property
     def mime_type(self) -> str:
-        """What the client says it is, or its name does."""
+        """The MIME type by the client's words, else by the file name."""
         if isinstance(self.source, InlineData) and self.source.mime_type:
             return clean_type(self.source.mime_type)
         return type_of(self.filename)
 
 
 def read(messages: Sequence[Message]) -> tuple[list[Message], list[FilePart]]:
-    """The messages, each part under the name that chat completions have for it, and the files in
-    them. The model's own messages are left as they are. Raises BadRequestError."""
+    """Return the messages with the part types of chat completions, and the files in them.
+
+    Messages of the assistant are not read. Raises BadRequestError.
+    """
     files: list[FilePart] = []
     told: list[Message] = []
     for index, message in enumerate(messages):
@@ -92,7 +169,7 @@ def read(messages: Sequence[Message]) -> tuple[list[Message], list[FilePart]]:
 
 
 def beside(body: Mapping[str, Any]) -> list[FilePart]:
-    """The uploaded files that the extension `sandbox.file_ids` names. Raises BadRequestError."""
+    """Return the uploads that `sandbox.file_ids` names. Raises BadRequestError."""
     ours = body.get("sandbox")
     file_ids = ours.get("file_ids") if isinstance(ours, dict) else None
     if file_ids is None:
@@ -105,7 +182,7 @@ def beside(body: Mapping[str, Any]) -> list[FilePart]:
 
 
 def _renamed(part: dict[str, Any]) -> dict[str, Any]:
-    """The Responses API's parts as chat completions have them."""
+    """Return a part of the Responses API as a part of a chat completion."""
     if part.get("type") == "input_text":
         return {**part, "type": "text"}
     if part.get("type") == "input_image" and (url := _url(part.get("image_url"))):
@@ -115,7 +192,7 @@ def _renamed(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _file_part(part: Any, at: tuple[int, int]) -> FilePart | None:
-    """The file that a part is, if it is one."""
+    """Return the file that a part is, or None."""
     if not isinstance(part, dict):
         return None
     param = f"messages[{at[0]}].content[{at[1]}]"
@@ -160,7 +237,12 @@ def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) ->
     url = _url(part.get(kind))
     _check_detail(part.get(kind), param)
     if not _URL.match(url):
-        raise _no_url(url, param)
+        raise BadRequestError(
+            f"Invalid '{param}': expected a URL (https://...) or a data URL"
+            f" (data:image/png;base64,...), got {url[:MAX_SHOWN_URL_CHARS]!r}.",
+            param=param,
+            code="invalid_value",
+        )
     if not url.lower().startswith(("data:", *_FETCHED)):
         return None  # such as gs:, which only the backend may understand
     source = _source(url, param)
@@ -202,7 +284,7 @@ def _check_detail(value: Any, param: str) -> None:
 
 
 def _source(written: str, param: str) -> Source:
-    """What a string with data or a URL leads to. Raises BadRequestError."""
+    """Return the source that a string names, a URL or data. Raises BadRequestError."""
     scheme = written[: len("https://")].lower()
     if scheme.startswith(_FETCHED):
         return Remote(written)
@@ -215,20 +297,10 @@ def _source(written: str, param: str) -> Source:
 
 
 def malformed(param: str, error: ValueError) -> BadRequestError:
-    """What the client hears of data that cannot be read."""
+    """Return the error for file data that cannot be decoded."""
     return BadRequestError(
         f"Invalid file data: '{param}'. Expected a base64-encoded data URL (e.g."
         f" 'data:text/plain;base64,SGVsbG8='), but {error}.",
-        param=param,
-        code="invalid_value",
-    )
-
-
-def _no_url(written: str, param: str) -> BadRequestError:
-    """What the client hears of a URL without a scheme."""
-    return BadRequestError(
-        f"Invalid '{param}': expected a URL (https://...) or a data URL"
-        f" (data:image/png;base64,...), got {written[:MAX_SHOWN_URL_CHARS]!r}.",
         param=param,
         code="invalid_value",
     )
@@ -254,7 +326,7 @@ def _kind(mime_type: str) -> Kind:
 
 
 def _last_of(source: Source) -> str:
-    """The name at the end of a URL's path."""
+    """Return the last segment of a URL's path, decoded."""
     if not isinstance(source, Remote):
         return ""
     path = source.url.partition("#")[0].partition("?")[0].partition("://")[2]

@@ -1,34 +1,180 @@
-"""POST /v1/messages: Anthropic's request as the chat completion that asks for the same."""
+"""POST /v1/messages: Anthropic's request, checked, as the chat completion that asks for the same.
 
-from collections.abc import Mapping, Sequence
+messages_input translates its messages and tools; this module checks all fields and translates the
+others.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import BadRequestError, ProxyError
-from proxy.wire.messages_content import SYSTEM, talk_of
+from proxy.wire.chat_parameters import params_for
 from proxy.wire.messages_errors import LOST_THREAD
-from proxy.wire.messages_shapes import FIELDS, check_fields
-from proxy.wire.messages_tools import (
+from proxy.wire.messages_input import (
     CODE_EXECUTION,
-    Offered,
+    SYSTEM,
+    MessagesToolSet,
     Tool,
     chat_tool,
     chat_tool_choice,
-    offered,
+    read_tools,
+    to_chat_messages,
 )
-from proxy.wire.parameters import placed
+from proxy.wire.validation import (
+    Check,
+    anything,
+    array,
+    boolean,
+    discriminated,
+    fields,
+    integer,
+    mapping,
+    number,
+    object_with,
+    one_of,
+    require,
+    text,
+    text_or_object,
+    text_or_parts,
+)
+
+# Checks
+
+_TEXT = object_with({"text": text})
+_BASE64 = object_with({"media_type": text, "data": text})
+_URL = object_with({"url": text})
+_FILE = object_with({"file_id": text})
+_IMAGE = object_with({"source": discriminated({"base64": _BASE64, "url": _URL, "file": _FILE})})
+_TEXTS = discriminated({"text": _TEXT})
+_SEARCH_RESULT = object_with({"title": text, "source": text, "content": array(_TEXTS)})
+_DOCUMENT = object_with(
+    {
+        "source": discriminated(
+            {
+                "base64": _BASE64,
+                "text": object_with({"data": text}),
+                "url": _URL,
+                "file": _FILE,
+                "content": object_with(
+                    {"content": text_or_parts(discriminated({"text": _TEXT, "image": _IMAGE}))}
+                ),
+            }
+        )
+    },
+    {"title": text, "context": text},
+)
+_CONTENT_BLOCKS: Mapping[str, Check] = {
+    "text": _TEXT,
+    "image": _IMAGE,
+    "document": _DOCUMENT,
+    "search_result": _SEARCH_RESULT,
+}
+_RESULT_BLOCKS: Mapping[str, Check] = {
+    **_CONTENT_BLOCKS,
+    "tool_reference": object_with({"tool_name": text}),
+}
+_RESULT = object_with(
+    {"tool_use_id": text},
+    {
+        "is_error": boolean,
+        "content": text_or_parts(discriminated(_RESULT_BLOCKS)),
+    },
+)
+_USER_BLOCKS: Mapping[str, Check] = {
+    **_CONTENT_BLOCKS,
+    "tool_result": _RESULT,
+    "container_upload": _FILE,
+}
+_ASSISTANT_BLOCKS: Mapping[str, Check] = {
+    "text": _TEXT,
+    "tool_use": object_with({"id": text, "name": text, "input": mapping}),
+    "compaction": fields({"content": text}),
+}
+_SYSTEM = text_or_parts(_TEXTS)
+_CONTENTS: Mapping[str, Check] = {
+    "user": text_or_parts(discriminated(_USER_BLOCKS), minimum=1),
+    # Thinking and the results of server tools have many types; they are not read.
+    "assistant": text_or_parts(discriminated(_ASSISTANT_BLOCKS, others=anything)),
+    "system": _SYSTEM,
+}
+
+
+def _message(value: Any, param: str) -> None:
+    """Check one message."""
+    mapping(value, param)
+    require(value, "role", f"{param}.role")
+    one_of(*_CONTENTS)(value["role"], f"{param}.role")
+    require(value, "content", f"{param}.content")
+    _CONTENTS[value["role"]](value["content"], f"{param}.content")
+
+
+_THINKING = discriminated(
+    {
+        "enabled": fields({"budget_tokens": integer(1), "display": text}),
+        "adaptive": fields({"display": text}),
+        "between_tools": anything,
+        "disabled": anything,
+    }
+)
+_PARALLEL = fields({"disable_parallel_tool_use": boolean})
+_TOOL_CHOICE = discriminated(
+    {
+        "auto": _PARALLEL,
+        "any": _PARALLEL,
+        "tool": object_with({"name": text}, {"disable_parallel_tool_use": boolean}),
+        "none": anything,
+    }
+)
+_FORMAT = discriminated({"json_schema": object_with({"schema": mapping})})
+_EFFORTS = one_of("low", "medium", "high", "xhigh", "max")
+_FIELDS: Mapping[str, Check] = {
+    "model": text,
+    "max_tokens": integer(1),
+    "messages": array(_message, minimum=1),
+    "system": _SYSTEM,
+    "stop_sequences": array(text),
+    "stream": boolean,
+    "temperature": number(0, 1),
+    "top_p": number(0, 1),
+    "top_k": integer(0),
+    "metadata": fields({"user_id": text}),
+    "service_tier": one_of("auto", "standard_only"),
+    "thinking": _THINKING,
+    "tool_choice": _TOOL_CHOICE,
+    "tools": array(mapping),
+    "output_config": fields({"effort": _EFFORTS, "format": _FORMAT}),
+    "output_format": _FORMAT,
+    "container": text_or_object(fields({"id": text})),
+    "mcp_servers": array(mapping),
+    "thread": object_with({"type": one_of("create", "continue")}, {"previous_message_id": text}),
+    "compaction": mapping,
+    "sandbox": mapping,
+}
+
+
+def _check_fields(body: Mapping[str, Any], required: Collection[str]) -> None:
+    """Raise BadRequestError for the first field that is missing or invalid."""
+    for name in required:
+        require(body, name, name)
+    for name, of in _FIELDS.items():
+        if body.get(name) is not None or name in required:
+            of(body[name], name)
+
+
+# Translation
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
-"""Fields that chat completions and their backends have under the same name."""
+"""Fields that chat completions have under the same name."""
 _HINTS = (
     *("cache_control", "context_management", "diagnostics", "inference_geo", "speed"),
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token"),
 )
-"""What only Anthropic's own servers can do something with, and nobody misses in an answer."""
+"""Fields that only Anthropic's servers use and that no answer depends on; they are dropped."""
 _NOT_SERVED = {"mcp_servers": "MCP servers", "compaction": "Compactions"}
-"""What would be missed: whole messages, or all of the answer."""
+"""Fields that an answer depends on; they are refused."""
 _CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
-"""How vLLM and SGLang are asked to go on with a begun answer, which no loop could."""
+"""The fields by which vLLM and SGLang continue the answer that a last assistant message begins."""
 _TIERS = {"auto": "auto", "standard_only": "default"}
 
 
@@ -38,19 +184,19 @@ class AsChat:
 
     chat: Mapping[str, Any]
     names: Mapping[str, str]
-    """Places in it, and what the client calls them."""
+    """Paths in `chat`, and the paths of the same values in the request."""
     own_tools: Sequence[Tool]
-    """The client's, each with its schema."""
+    """The client's tools, each with its schema."""
     code_execution: bool
-    """Whether it names a computer of the server's among its tools."""
+    """Whether the request has the code execution tool, for which the sandbox stands."""
     tool_first: bool
-    """Whether the run is to begin with a tool, be it the computer."""
+    """Whether the run must begin with a tool call, which may be one of the sandbox's."""
     thinking: bool
-    """Whether it wants to see what the model thinks."""
+    """Whether the client wants to see the model's thinking."""
     stop_sequences: tuple[str, ...]
 
     def in_own_words(self, error: ProxyError) -> ProxyError:
-        """An error that names the client's own place."""
+        """Return an error with the path of the client's request instead of the path in `chat`."""
         param = error.param or ""
         for place, own in self.names.items():
             if param == place or param.startswith(f"{place}."):
@@ -61,17 +207,17 @@ class AsChat:
 
 
 def as_chat(body: Mapping[str, Any]) -> AsChat:
-    """The chat completion that answers it. Raises BadRequestError."""
+    """Return the chat completion for a request. Raises BadRequestError."""
     return _as_chat(body, ("model", "max_tokens", "messages"))
 
 
 def as_chat_to_count(body: Mapping[str, Any]) -> AsChat:
-    """The chat completion whose tokens are to be counted. Raises BadRequestError."""
+    """Return the chat completion for a request to count tokens. Raises BadRequestError."""
     return _as_chat(body, ("model", "messages"))
 
 
 def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> AsChat:
-    check_fields(body, required)
+    _check_fields(body, required)
     given = {name: value for name, value in body.items() if value is not None}
     for name, words in _NOT_SERVED.items():
         if given.get(name):
@@ -86,39 +232,37 @@ def _as_chat(body: Mapping[str, Any], required: tuple[str, ...]) -> AsChat:
         )
     if all(turn["role"] == SYSTEM for turn in given["messages"]):
         raise BadRequestError("At least one message of the user is needed.", param="messages")
-    tools = offered(given.get("tools", []))
-    talk = talk_of(given.get("system"), given["messages"])
+    tools = read_tools(given.get("tools", []))
+    translated = to_chat_messages(given.get("system"), given["messages"])
     thinking = given.get("thinking", {"type": "disabled"})
+    choice = given.get("tool_choice", {})
     return AsChat(
         chat={
             **{name: given[name] for name in _SAME if name in given},
-            **placed(_unknown(given), "every call"),
-            "messages": talk.messages,
+            **params_for(_unknown(given), "every call"),
+            "messages": translated.messages,
             **_parameters(given),
-            **(_CONTINUED if talk.messages[-1]["role"] == "assistant" else {}),
+            **(_CONTINUED if translated.messages[-1]["role"] == "assistant" else {}),
             **_tools(given, tools),
             **_extension(given),
         },
-        names=talk.places,
+        names=translated.places,
         own_tools=tools.own,
         code_execution=tools.code_execution,
-        tool_first=tools.code_execution and _calls_first(given.get("tool_choice", {})),
+        tool_first=tools.code_execution
+        and (choice.get("type") == "any" or choice.get("name") == CODE_EXECUTION),
         thinking=thinking["type"] != "disabled" and thinking.get("display") != "omitted",
         stop_sequences=tuple(given.get("stop_sequences", ())),
     )
 
 
-def _calls_first(choice: Mapping[str, Any]) -> bool:
-    return choice.get("type") == "any" or choice.get("name") == CODE_EXECUTION
-
-
 def _unknown(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the backend's own, which are carried."""
-    return {name: given[name] for name in given if name not in FIELDS and name not in _HINTS}
+    """Return the fields that the backend may know, which travel on unchanged."""
+    return {name: given[name] for name in given if name not in _FIELDS and name not in _HINTS}
 
 
 def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that have other names there."""
+    """Return the parameters that have another name in a chat completion."""
     told: dict[str, Any] = {}
     if given.get("stop_sequences"):
         told["stop"] = given["stop_sequences"]
@@ -135,7 +279,7 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _tools(given: Mapping[str, Any], tools: Offered) -> dict[str, Any]:
+def _tools(given: Mapping[str, Any], tools: MessagesToolSet) -> dict[str, Any]:
     told: dict[str, Any] = {"tools": [chat_tool(tool) for tool in tools.own]} if tools.own else {}
     if "tool_choice" in given:
         told |= chat_tool_choice(given["tool_choice"], tools)
@@ -143,7 +287,7 @@ def _tools(given: Mapping[str, Any], tools: Offered) -> dict[str, Any]:
 
 
 def _extension(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The proxy's own field, and the container, which is the same as one that it names."""
+    """Return the `sandbox` field, with `container` as its container_id."""
     ours = given.get("sandbox", {})
     container = given.get("container", {})
     named = container if isinstance(container, str) else container.get("id")
@@ -155,6 +299,6 @@ def _extension(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_be_counted(body: Mapping[str, Any], asked: AsChat) -> dict[str, Any]:
-    """The request as other servers of this dialect take it: every tool with its schema."""
+    """Return the request as other servers accept it: each tool with its schema."""
     others = {name: value for name, value in body.items() if name not in ("sandbox", "tools")}
     return {**others, "tools": list(asked.own_tools)} if asked.own_tools else others

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from policies.file_links import without_links
+from policies.artifacts import without_links
 from policies.routing import PLAIN_SUFFIX, plain_name
 
 _NAMING = frozenset({"id", "type"})

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import BadRequestError
-from proxy.wire.shapes import mapping, text
+from proxy.wire.validation import mapping, text
 
 PROFILE_HEADER, COMPUTER_HEADER, PROMPT_HEADER = (
     "x-sandbox-profile",

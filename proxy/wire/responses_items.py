@@ -1,49 +1,63 @@
-"""The items of a response's output while they are made, each change of theirs as an event."""
+"""The items of a response's output and the events that tell of their changes.
+
+`Thinking`, `Message` and `ClientCalls` write the model's output. `ShellItems` and
+`CodeInterpreterItems` write the sandbox's steps as calls of OpenAI's hosted tools (profile
+`items`).
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from proxy.agent.events import ClientCallDelta, ClientCallFinished, ClientCallStarted
-from proxy.wire.responses_builtin import PREFIXES, call_fields
+from policies.history import step_id
+from proxy.agent.events import (
+    ClientCallDelta,
+    ClientCallFinished,
+    ClientCallStarted,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+)
+from proxy.wire.responses_tools import PREFIXES, call_fields
+from proxy.wire.steps import MAX_OUTPUT_CHARS, UNFINISHED, command_line
 
-Told = dict[str, Any]
-"""An event of the stream, but for its number; or an item, or a part of one."""
+Json = dict[str, Any]
+"""An event of the stream without its sequence number, an item, or a part of an item."""
 
 
 class Output:
-    """The items so far. Their ids are made of the run's and of their places."""
+    """The items so far. Their ids consist of the run id and their index."""
 
     def __init__(self, run_id: str, container_id: str) -> None:
         self.run_id = run_id
         self.container_id = container_id
-        self.items: list[Told] = []
+        self.items: list[Json] = []
 
-    def begin(self, prefix: str, item: Told) -> tuple["Place", Told]:
-        """Begin an item."""
+    def begin(self, prefix: str, item: Json) -> tuple["Place", Json]:
+        """Add an item, and return its place and the event."""
         index = len(self.items)
         place = Place(index, f"{prefix}_{self.run_id}_{index}")
         self.items.append({"id": place.id, **item})
         return place, self._told("added", index)
 
-    def end(self, place: "Place", **changes: Any) -> Told:
-        """An item as it stays."""
+    def end(self, place: "Place", **changes: Any) -> Json:
+        """Complete an item, and return the event."""
         self.items[place.index] = {**self.items[place.index], **changes}
         return self._told("done", place.index)
 
-    def _told(self, what: str, index: int) -> Told:
+    def _told(self, what: str, index: int) -> Json:
         type = f"response.output_item.{what}"
         return {"type": type, "output_index": index, "item": self.items[index]}
 
 
 class Place:
-    """Where an item is."""
+    """The index and the id of an item."""
 
     def __init__(self, index: int, id: str) -> None:
         self.index = index
         self.id = id
 
-    def event(self, name: str, /, **fields: Any) -> Told:
-        """What happens to it."""
+    def event(self, name: str, /, **fields: Any) -> Json:
+        """Return an event about the item."""
         return {
             "type": f"response.{name}",
             "item_id": self.id,
@@ -53,19 +67,19 @@ class Place:
 
 
 class Thinking:
-    """Reasoning items: what is thought in a row is one, its text where every client looks."""
+    """Reasoning items: consecutive thinking is one item, with its text in `summary`."""
 
     def __init__(self, output: Output, *, encrypted: bool) -> None:
-        """`encrypted`: whether the client asked for thinking that it could send back."""
+        """`encrypted`: whether the client asked for `encrypted_content`."""
         self._output = output
         self._place: Place | None = None
         self._text: list[str] = []
-        # It is never looked at again, so there is none; but who asks for the field finds it.
-        self._fields: Told = {"encrypted_content": None} if encrypted else {}
+        # Null, because the proxy does not read it when it comes back.
+        self._fields: Json = {"encrypted_content": None} if encrypted else {}
 
-    def say(self, text: str) -> list[Told]:
-        """Think on."""
-        begun: list[Told] = []
+    def say(self, text: str) -> list[Json]:
+        """Add text."""
+        begun: list[Json] = []
         if self._place is None:
             item = {"type": "reasoning", "summary": [], **self._fields, "status": "in_progress"}
             self._place, added = self._output.begin("rs", item)
@@ -74,8 +88,8 @@ class Thinking:
         delta = self._place.event("reasoning_summary_text.delta", summary_index=0, delta=text)
         return [*begun, delta]
 
-    def end(self) -> list[Told]:
-        """Something else follows."""
+    def end(self) -> list[Json]:
+        """End the open item, if any."""
         place = self._place
         if place is None:
             return []
@@ -86,41 +100,41 @@ class Thinking:
         summary = [{"type": "summary_text", "text": text}]
         return [done, part, self._output.end(place, summary=summary, status="completed")]
 
-    def _part(self, what: str, text: str) -> Told:
+    def _part(self, what: str, text: str) -> Json:
         assert self._place is not None
         part = {"type": "summary_text", "text": text}
         return self._place.event(f"reasoning_summary_part.{what}", summary_index=0, part=part)
 
 
 class Message:
-    """The message: the answer as it is written, or how the model declined."""
+    """The message item: the answer, or the refusal."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
         self._place: Place | None = None
-        self._parts: list[Told] = []
+        self._parts: list[Json] = []
         self._pieces: list[str] = []
-        """The text of the last part."""
+        """Pieces of the text of the last part."""
 
     @property
     def began(self) -> bool:
-        """Whether anything of it was said."""
+        """Whether the message has an item yet."""
         return self._place is not None
 
-    def write(self, text: str, logprobs: Sequence[Told] = ()) -> list[Told]:
-        """Go on with the answer."""
+    def write(self, text: str, logprobs: Sequence[Json] = ()) -> list[Json]:
+        """Add text of the answer."""
         events = self._in_part("output_text")
         self._pieces.append(text)
         return [*events, self._event("output_text.delta", delta=text, logprobs=list(logprobs))]
 
-    def refuse(self, text: str) -> list[Told]:
-        """Decline."""
+    def refuse(self, text: str) -> list[Json]:
+        """Add text of the refusal."""
         events = self._in_part("refusal")
         self._pieces.append(text)
         return [*events, self._event("refusal.delta", delta=text)]
 
-    def end(self, annotations: Sequence[Told], logprobs: Sequence[Told], status: str) -> list[Told]:
-        """Nothing follows; one of which nothing was said is empty."""
+    def end(self, annotations: Sequence[Json], logprobs: Sequence[Json], status: str) -> list[Json]:
+        """End the message, which is empty if nothing was written."""
         opening = [] if self._place else self._in_part("output_text")
         assert self._place is not None
         cited = [] if self._is("refusal") else self._cite(annotations, logprobs)
@@ -132,9 +146,9 @@ class Message:
             self._output.end(self._place, content=self._parts, status=status),
         ]
 
-    def _in_part(self, kind: str) -> list[Told]:
-        """Be in a part of that kind."""
-        events: list[Told] = []
+    def _in_part(self, kind: str) -> list[Json]:
+        """Open a part of a type, unless it is open."""
+        events: list[Json] = []
         if self._place is None:
             item = {"type": "message", "role": "assistant", "content": [], "status": "in_progress"}
             self._place, added = self._output.begin("msg", item)
@@ -150,7 +164,7 @@ class Message:
     def _is(self, kind: str) -> bool:
         return bool(self._parts) and self._parts[-1]["type"] == kind
 
-    def _cite(self, annotations: Sequence[Told], logprobs: Sequence[Told]) -> list[Told]:
+    def _cite(self, annotations: Sequence[Json], logprobs: Sequence[Json]) -> list[Json]:
         cited = {"annotations": list(annotations), "logprobs": list(logprobs)}
         self._parts[-1] = {**self._parts[-1], **cited}
         return [
@@ -158,7 +172,7 @@ class Message:
             for n, annotation in enumerate(annotations)
         ]
 
-    def _end_part(self) -> list[Told]:
+    def _end_part(self) -> list[Json]:
         text = "".join(self._pieces)
         if self._is("refusal"):
             self._parts[-1] = part = {**self._parts[-1], "refusal": text}
@@ -168,22 +182,22 @@ class Message:
             done = self._event("output_text.done", text=text, logprobs=part["logprobs"])
         return [done, self._event("content_part.done", part=part)]
 
-    def _event(self, name: str, /, **fields: Any) -> Told:
+    def _event(self, name: str, /, **fields: Any) -> Json:
         assert self._place is not None
         return self._place.event(name, content_index=len(self._parts) - 1, **fields)
 
 
-def _empty_part(kind: str) -> Told:
+def _empty_part(kind: str) -> Json:
     if kind == "refusal":
         return {"type": "refusal", "refusal": ""}
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 class ClientCall:
-    """A call of a tool that the client runs, as it is made: its input is one text."""
+    """A call of a function or custom tool of the client's, while the model writes it."""
 
     def __init__(self, output: Output, call_id: str, tool: Mapping[str, Any]) -> None:
-        """`tool` is how the client has described it."""
+        """`tool` is the tool as the request has it."""
         self._output = output
         is_custom = tool["type"] == "custom"
         kind, prefix = ("custom_tool_call", "ctc") if is_custom else ("function_call", "fc")
@@ -195,35 +209,35 @@ class ClientCall:
         self._place, self.added = output.begin(prefix, {**item, "status": "in_progress"})
         self._pieces: list[str] = []
 
-    def write(self, text: str) -> list[Told]:
-        """Go on with the input."""
+    def write(self, text: str) -> list[Json]:
+        """Add a piece of the input."""
         self._pieces.append(text)
         return [self._place.event(f"{self._events}.delta", delta=text)]
 
-    def end(self) -> list[Told]:
-        """The call is whole."""
+    def end(self) -> list[Json]:
+        """End the complete call."""
         written = {self._field: "".join(self._pieces)}
         done = self._place.event(f"{self._events}.done", **self._named, **written)
         return [done, self._output.end(self._place, **written, status="completed")]
 
-    def abandon(self) -> list[Told]:
-        """The call breaks off."""
+    def abandon(self) -> list[Json]:
+        """End an incomplete call."""
         written = {self._field: "".join(self._pieces)}
         return [self._output.end(self._place, **written, status="incomplete")]
 
 
 class ClientCalls:
-    """The calls of the client's tools: as the model writes them, and the others whole."""
+    """The calls of the client's tools, streamed if their input is one text, else complete."""
 
     def __init__(self, output: Output, tools: Mapping[str, Mapping[str, Any]]) -> None:
-        """`tools` are the client's, by name."""
+        """`tools` are the client's tools by the name of their function."""
         self._output = output
         self._tools = tools
         self._open: dict[int, ClientCall] = {}
         self._sent = set[str]()
 
-    def event(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Told]:
-        """A piece of one; nothing of those that have more than one text."""
+    def event(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Json]:
+        """Return the events of a piece of a call."""
         match event:
             case ClientCallStarted(index, call_id, name) if self._is_text(name):
                 self._sent.add(call_id)
@@ -237,16 +251,16 @@ class ClientCalls:
 
     @property
     def began(self) -> bool:
-        """Whether any was sent as the model wrote it."""
+        """Whether a call was streamed."""
         return bool(self._sent)
 
-    def abandon(self) -> list[Told]:
-        """Nothing follows of the one that is being written."""
+    def abandon(self) -> list[Json]:
+        """End the calls that are still open."""
         left, self._open = self._open, {}
         return [told for call in left.values() for told in call.abandon()]
 
-    def whole(self, call: Mapping[str, Any]) -> list[Told]:
-        """All of one; nothing where it was sent before."""
+    def whole(self, call: Mapping[str, Any]) -> list[Json]:
+        """Return the events of a complete call, none if it was streamed."""
         if call["id"] in self._sent:
             return []
         made = call[call["type"]]
@@ -262,3 +276,184 @@ class ClientCalls:
 
     def _is_text(self, name: str) -> bool:
         return self._tools[name]["type"] not in PREFIXES
+
+
+# Steps as items of hosted tools
+
+
+class HostedToolItems(Protocol):
+    """The steps of one run as items of a hosted tool."""
+
+    def started(self, event: ToolCallStarted) -> list[Json]:
+        """Begin a step."""
+
+    def heard(self, event: ToolOutput) -> list[Json]:
+        """Add a piece of the step's output."""
+
+    def finished(self, event: ToolCallFinished) -> list[Json]:
+        """End the step."""
+
+    def abandoned(self) -> list[Json]:
+        """End the step of a failed run."""
+
+
+class _Streams:
+    """The output of one command, up to MAX_OUTPUT_CHARS."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._left = MAX_OUTPUT_CHARS
+
+    def take(self, event: ToolOutput) -> str:
+        """Add a piece, and return the part of it that is kept."""
+        text = event.text[: self._left]
+        self._left -= len(text)
+        self._pieces[event.stream].append(text)
+        return text
+
+    def written(self, observation: str) -> dict[str, str]:
+        """Return the output by stream; if there is none, the observation as stdout."""
+        found = {stream: "".join(pieces) for stream, pieces in self._pieces.items()}
+        return found if any(found.values()) else {"stdout": observation, "stderr": ""}
+
+
+class ShellItems:
+    """Each step as a `shell_call` and a `shell_call_output`."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._place: Place | None = None
+        """The place of the output item while the command runs."""
+        self._streams = _Streams()
+
+    def started(self, event: ToolCallStarted) -> list[Json]:
+        """See HostedToolItems."""
+        self._streams = _Streams()
+        command, call_id = _command(event), step_id(self._output.run_id, event.step)
+        item = {
+            "type": "shell_call",
+            "call_id": call_id,
+            "action": _action(""),
+            "environment": {
+                "type": "container_reference",
+                "container_id": self._output.container_id,
+            },
+            "status": "in_progress",
+        }
+        place, added = self._output.begin("sh", item)
+        result: Json = {
+            "type": "shell_call_output",
+            "call_id": call_id,
+            "output": [],
+            "max_output_length": None,
+            "status": "in_progress",
+        }
+        at = {"output_index": place.index, "command_index": 0}
+        events = [
+            added,
+            {"type": "response.shell_call_command.added", **at, "command": ""},
+            {"type": "response.shell_call_command.delta", **at, "delta": command},
+            {"type": "response.shell_call_command.done", **at, "command": command},
+            self._output.end(place, action=_action(command), status="completed"),
+        ]
+        self._place, begun = self._output.begin("sho", result)
+        return [*events, begun]
+
+    def heard(self, event: ToolOutput) -> list[Json]:
+        """See HostedToolItems."""
+        if self._place is None or not (text := self._streams.take(event)):
+            return []
+        delta = {event.stream: text}
+        return [self._place.event("shell_call_output_content.delta", command_index=0, delta=delta)]
+
+    def finished(self, event: ToolCallFinished) -> list[Json]:
+        """See HostedToolItems."""
+        return self._end(event.observation, _outcome(event), "completed")
+
+    def abandoned(self) -> list[Json]:
+        """See HostedToolItems."""
+        return self._end(UNFINISHED, {"type": "timeout"}, "incomplete")
+
+    def _end(self, observation: str, outcome: Json, status: str) -> list[Json]:
+        if self._place is None:
+            return []
+        place, self._place = self._place, None
+        content = [{**self._streams.written(observation), "outcome": outcome}]
+        return [
+            place.event("shell_call_output_content.done", command_index=0, output=content),
+            self._output.end(place, output=content, status=status),
+        ]
+
+
+class CodeInterpreterItems:
+    """Each step as a `code_interpreter_call`."""
+
+    def __init__(self, output: Output, *, with_outputs: bool) -> None:
+        """`with_outputs`: whether the client asked for the outputs of the calls."""
+        self._output = output
+        self._with_outputs = with_outputs
+        self._place: Place | None = None
+        self._code = ""
+        self._streams = _Streams()
+
+    def started(self, event: ToolCallStarted) -> list[Json]:
+        """See HostedToolItems."""
+        self._streams = _Streams()
+        code = _command(event)
+        item = {
+            "type": "code_interpreter_call",
+            "container_id": self._output.container_id,
+            "code": "",
+            "outputs": None,
+            "status": "in_progress",
+        }
+        place, added = self._output.begin("ci", item)
+        self._place, self._code = place, code
+        return [
+            added,
+            place.event("code_interpreter_call.in_progress"),
+            place.event("code_interpreter_call_code.delta", delta=code),
+            place.event("code_interpreter_call_code.done", code=code),
+            place.event("code_interpreter_call.interpreting"),
+        ]
+
+    def heard(self, event: ToolOutput) -> list[Json]:
+        """See HostedToolItems."""
+        self._streams.take(event)
+        return []
+
+    def finished(self, event: ToolCallFinished) -> list[Json]:
+        """See HostedToolItems."""
+        return self._end(event.observation, "completed")
+
+    def abandoned(self) -> list[Json]:
+        """See HostedToolItems."""
+        return self._end(UNFINISHED, "incomplete")
+
+    def _end(self, observation: str, status: str) -> list[Json]:
+        if self._place is None:
+            return []
+        place, self._place = self._place, None
+        written = "".join(self._streams.written(observation).values())
+        outputs = [{"type": "logs", "logs": written}] if self._with_outputs else None
+        ended = [place.event("code_interpreter_call.completed")] if status == "completed" else []
+        return [*ended, self._output.end(place, code=self._code, outputs=outputs, status=status)]
+
+
+def _command(event: ToolCallStarted) -> str:
+    """Return a step as a person would type it."""
+    arguments: Mapping[str, Any] = event.arguments
+    if event.name == "execute_bash" and "job_id" not in arguments:
+        return str(arguments.get("command") or "")
+    return command_line(event.name, arguments).removeprefix("$ ")
+
+
+def _action(command: str) -> Json:
+    return {"commands": [command], "timeout_ms": None, "max_output_length": None}
+
+
+def _outcome(event: ToolCallFinished) -> Json:
+    """Return one of OpenAI's two outcomes: the exit of the command, or a timeout."""
+    if event.exit_code is not None:
+        return {"type": "exit", "exit_code": event.exit_code}
+    return {"type": "exit", "exit_code": 0} if event.output_lines is None else {"type": "timeout"}

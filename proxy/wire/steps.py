@@ -1,40 +1,59 @@
-"""Steps as text a client can show as thinking (profile `reasoning`)."""
+"""Steps of a run, rendered in each way in which clients can ask for them (`sandbox.steps`).
+
+`StepText` writes them as text among the thinking (`reasoning`), `StepEvents` as JSON objects of
+server-sent events (`events`), `StepItems` as the cards of Open WebUI (`items`). The encoders of
+chat_response, messages_response and responses_response put these into their frames.
+"""
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from policies.steps import NOT_FINISHED, Steps, is_shown, outcome
+from policies.history import step_id
+from policies.observation import ObservationLimits, clip, readable
+from policies.steps import NOT_FINISHED, OUTPUT_LEFT_OUT, Steps, is_shown, outcome
 from proxy.agent.events import (
+    AnswerDelta,
+    AnswerRestarted,
+    EgressDecided,
     Event,
+    FileProduced,
     ReasoningDelta,
+    RuleMet,
+    RunFinished,
+    RunStarted,
     StepsOmitted,
     ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.wire.output_digest import OutputDigest
+from proxy.agent.result import Artifact, Result
+from proxy.wire.result_objects import json_text
+from sandbox_runtime.egress.decision import Decision
+
+# Text among the thinking
 
 MAX_COMMAND_CHARS = 2000
 FENCE = "````"
-"""Around a step: clients show thinking as Markdown, to which a shell's text is mathematics and
-headings. Longer than the fences that programs print as a rule."""
+"""Encloses a step, because clients render thinking as Markdown, which would take a shell's output
+for headings and formulas. It is longer than the fences that programs usually print."""
 _LIKE_FENCE = re.compile(rf"(^|\r)(?=[ \t]*{FENCE})", re.MULTILINE)
 _INDENT = " " * 4
-"""Before what would end the block: so far to the right it is text."""
+"""Goes before a fence in the output: with this indentation it does not end the block."""
 
 
 class StepText:
-    """The thinking of one run, piece by piece."""
+    """The thinking of one run, with its steps if the profile is `reasoning`."""
 
     def __init__(self, steps: Steps) -> None:
         self._shows_steps = steps == "reasoning"
         self._at_line_start = True
-        self._output: OutputDigest | None = None
-        """That of the call that runs."""
+        self._output: _OutputDigest | None = None
+        """The output of the tool call that is running."""
 
     def of(self, event: Event) -> str:
-        """What an event adds; "" for most."""
+        """Return the text that an event adds, mostly empty."""
         text = ""
         if isinstance(event, ReasoningDelta):
             text = event.text
@@ -43,15 +62,15 @@ class StepText:
         return self._said(text)
 
     def abandoned(self) -> str:
-        """What ends a step that nobody will finish; "" where none runs."""
+        """Return the text that closes the running step of a failed run, or an empty string."""
         unfinished, self._output = self._output, None
         return self._said(f"{NOT_FINISHED}\n{FENCE}\n" if unfinished else "")
 
     def _of_step(self, event: Event) -> str:
         match event:
             case ToolCallStarted(_, _, name, arguments) if is_shown(name):
-                self._output = OutputDigest()
-                begin = f"{FENCE}console\n{_inside(called(name, arguments))}\n"
+                self._output = _OutputDigest()
+                begin = f"{FENCE}console\n{_inside(command_line(name, arguments))}\n"
                 return begin if self._at_line_start else f"\n{begin}"
             case StepsOmitted(steps):
                 return f"[the first {steps} steps are not kept]\n"
@@ -71,7 +90,7 @@ class StepText:
 
 
 def extension(event: Event, run_id: str) -> dict[str, Any] | None:
-    """The `sandbox` object that rides on a step's frame."""
+    """Return the `sandbox` object of a chunk that carries a step's text."""
     match event:
         case ToolCallStarted(step, _, name, _):
             return {"v": 1, "run_id": run_id, "step": step, "kind": "tool_start", "tool": name}
@@ -83,8 +102,8 @@ def extension(event: Event, run_id: str) -> dict[str, Any] | None:
     return None
 
 
-def called(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as a person reads it."""
+def command_line(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return a tool call as a line that a person can read."""
     if name == "execute_bash":
         job = f"[job {_short(arguments['job_id'])}] " if "job_id" in arguments else ""
         return f"$ {job}{_short(arguments.get('command'))}"
@@ -93,10 +112,292 @@ def called(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _inside(text: str) -> str:
-    """Whole lines, so that none of them ends the block."""
+    """Return whole lines, changed so that none of them ends the block."""
     return _LIKE_FENCE.sub(rf"\1{_INDENT}", text) if FENCE in text else text
 
 
 def _short(value: object) -> str:
     text = str(value if value is not None else "")
     return text if len(text) <= MAX_COMMAND_CHARS else text[:MAX_COMMAND_CHARS] + " ..."
+
+
+HEAD_LINES, HEAD_CHARS = 20, 2000
+TAIL_LINES, TAIL_CHARS = 10, 1000
+_MAX_LINE_CHARS = 4000
+"""Characters that are kept of an incomplete line."""
+
+
+class _OutputDigest:
+    """Shortens the output of one command to its first lines, as they come, and its last lines."""
+
+    def __init__(self) -> None:
+        self._unfinished: dict[str, str] = {}
+        self._lines_left = HEAD_LINES
+        self._chars_left = HEAD_CHARS
+        self._kept_back: list[str] = []
+        self._is_long = False
+
+    def take(self, stream: str, text: str) -> str:
+        """Return the lines of the beginning that this piece completes."""
+        *lines, unfinished = (self._unfinished.get(stream, "") + text).split("\n")
+        self._unfinished[stream] = unfinished[-_MAX_LINE_CHARS:]
+        return "".join(map(self._shown, lines))
+
+    def end(self, observation: str) -> str:
+        """Return the rest of a short output, else the last lines of the observation."""
+        left = [text for text in self._unfinished.values() if text]
+        rest = "".join([*map(self._shown, left), *self._kept_back])
+        if not self._is_long:
+            return rest
+        tail = "\n".join(observation.split("\n")[-TAIL_LINES:])[-TAIL_CHARS:]
+        return f"{OUTPUT_LEFT_OUT}\n{tail}\n"
+
+    def _shown(self, line: str) -> str:
+        line = readable(line) + "\n"
+        if not self._kept_back and self._lines_left and len(line) <= self._chars_left:
+            self._lines_left -= 1
+            self._chars_left -= len(line)
+            return line
+        self._keep_back(line)
+        return ""
+
+    def _keep_back(self, line: str) -> None:
+        if self._is_long:
+            return
+        self._kept_back.append(line)
+        chars = sum(map(len, self._kept_back))
+        self._is_long = len(self._kept_back) > TAIL_LINES or chars > TAIL_CHARS
+
+
+# Server-sent events
+
+EVENT_NAME = "sandbox.step"
+MAX_OUTPUT_CHARS = 100_000
+"""Characters of one command's output. The observation at its end is always complete."""
+
+
+class StepEvents:
+    """The steps of one run as JSON objects."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._output_left = MAX_OUTPUT_CHARS
+
+    def of(self, event: Event) -> dict[str, Any] | None:
+        """Return the JSON object of an event, or None."""
+        told = self._told(event)
+        return {"v": 1, "run_id": self._run_id, **told} if told else None
+
+    def _told(self, event: Event) -> dict[str, Any] | None:
+        match event:
+            case ToolCallStarted() | ToolCallFinished() if not is_shown(event.name):
+                return None
+            case ToolCallStarted():
+                self._output_left = MAX_OUTPUT_CHARS
+                return self._started(event)
+            case ToolOutput():
+                return self._output(event)
+            case ToolCallFinished():
+                return _ended(event)
+        return _beside_calls(event)
+
+    def _started(self, event: ToolCallStarted) -> dict[str, Any]:
+        return {
+            "kind": "tool_start",
+            "step": event.step,
+            "call_id": step_id(self._run_id, event.step),
+            "tool": event.name,
+            "arguments": dict(event.arguments),
+        }
+
+    def _output(self, event: ToolOutput) -> dict[str, Any] | None:
+        text = event.text[: self._output_left]
+        self._output_left -= len(text)
+        if not text:
+            return None
+        return {"kind": "tool_output", "step": event.step, "stream": event.stream, "text": text}
+
+
+def _beside_calls(event: Event) -> dict[str, Any] | None:
+    match event:
+        case RunStarted():
+            return {"kind": "run_started"}
+        case StepsOmitted(steps):
+            return {"kind": "steps_omitted", "steps": steps}
+        case EgressDecided(decision):
+            return _egress(decision)
+        case RuleMet():
+            return {"kind": "rule", **asdict(event)}
+        case FileProduced(file_id, path, size):
+            return {"kind": "file", "id": file_id, "path": path, "bytes": size}
+        case RunFinished(stop_reason):
+            return {"kind": "run_finished", "stop_reason": str(stop_reason)}
+    return None
+
+
+def _ended(event: ToolCallFinished) -> dict[str, Any]:
+    return {
+        "kind": "tool_end",
+        "step": event.step,
+        "exit_code": event.exit_code,
+        "ms": round(event.duration_s * 1000),
+        "observation": event.observation,
+    }
+
+
+def _egress(decision: Decision) -> dict[str, Any]:
+    return {
+        "kind": "egress",
+        "verdict": decision.verdict,
+        "host": decision.host,
+        "port": decision.port,
+        "reason": decision.reason,
+        "bytes_up": decision.bytes_up,
+        "bytes_down": decision.bytes_down,
+    }
+
+
+# Open WebUI's tool cards, status line and files
+#
+# Each is a set of keys beside `choices` in a chunk with an empty delta, so that other clients
+# ignore it. Open WebUI reads `event` as its own, `type` and `item` as those of /v1/responses.
+
+Keys = dict[str, Any]
+MAX_STATUS_CHARS = 100
+_CARD_LIMITS = ObservationLimits(max_chars=10_000, max_lines=400)
+"""The bounds of a result in a card, which Open WebUI sends back with every turn."""
+UNFINISHED = "It was not finished."
+
+
+def call_item(event: ToolCallStarted, run_id: str) -> Keys:
+    """Return a tool call as an item of /v1/responses."""
+    return {
+        "type": "function_call",
+        "id": f"fc_{run_id}_{event.step}",
+        "call_id": step_id(run_id, event.step),
+        "name": event.name,
+        "arguments": json_text(dict(event.arguments)),
+        "status": "completed",
+    }
+
+
+def output_item(step: int, run_id: str, text: str, status: str = "completed") -> Keys:
+    """Return a tool call's result as an item of /v1/responses."""
+    return {
+        "type": "function_call_output",
+        "id": f"fco_{run_id}_{step}",
+        "call_id": step_id(run_id, step),
+        "output": [{"type": "input_text", "text": clip(text, _CARD_LIMITS)}],
+        "status": status,
+    }
+
+
+class StepItems:
+    """The cards of one run, numbered as Open WebUI numbers its items."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._last = ""
+        self._index = -1
+        self._running: int | None = None
+        """The step whose card has no result yet. Open WebUI would run such a call itself."""
+        self._called = ""
+        self._pieces = 0
+        self._steps = 0
+        self._answer_began = False
+
+    def of(self, event: Event) -> list[Keys]:
+        """Return the keys of each frame that an event makes."""
+        match event:
+            case ReasoningDelta(text) if text and not self._answer_began:
+                self._follow("reasoning")
+            case AnswerDelta():
+                self._answer_began = True
+                self._follow("message")
+            case AnswerRestarted():
+                self._answer_began = False  # what was sent was narration: thinking may follow it
+            case ToolCallStarted() if is_shown(event.name):
+                return self._started(event)
+            case ToolOutput(step, _, text) if step == self._running:
+                return self._heard(text)
+            case ToolCallFinished() if event.step == self._running:
+                ended = _status(f"Ran: {self._called}", done=False)
+                return [self._result(event.observation), ended]
+        return []
+
+    def abandoned(self) -> list[Keys]:
+        """Return the frames that close the open card and the status line of a failed run."""
+        pending = [] if self._running is None else [self._result(UNFINISHED, "incomplete")]
+        if not self._steps:
+            return pending
+        return [*pending, _status(f"Stopped after {_count(self._steps, 'step')}", done=True)]
+
+    def finished(self, result: Result) -> list[Keys]:
+        """Return the frames of the files that are not in the message, and of the last status."""
+        files = [_file(artifact) for artifact in result.artifacts if not artifact.data_url]
+        frames = [{"event": {"type": "files", "data": {"files": files}}}] if files else []
+        if self._steps:
+            told = [_count(self._steps, "step")]
+            told += [_count(len(result.artifacts), "file")] if result.artifacts else []
+            frames.append(_status(", ".join(told), done=True))
+        return frames
+
+    def _follow(self, kind: str) -> None:
+        """Count items as Open WebUI does, which makes one item of consecutive text of a kind."""
+        if kind != self._last:
+            self._index += 1
+            self._last = kind
+
+    def _started(self, event: ToolCallStarted) -> list[Keys]:
+        self._steps += 1
+        self._running = event.step
+        self._pieces = 0
+        self._called = _line(command_line(event.name, event.arguments).removeprefix("$ "))
+        item = call_item(event, self._run_id)
+        self._index += 1
+        self._last = "item"
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        return [
+            _status(f"Running: {self._called}", done=False),
+            {"type": "response.output_item.added", "output_index": self._index, "item": begun},
+            {"type": "response.output_item.done", "output_index": self._index, "item": item},
+        ]
+
+    def _heard(self, text: str) -> list[Keys]:
+        """Return a status with the output's last line for pieces 1, 2, 4, 8 and so on: Open WebUI
+        stores every status that it gets."""
+        self._pieces += 1
+        if self._pieces & (self._pieces - 1):
+            return []
+        lines = readable(text).strip().splitlines()
+        if not lines:
+            return []
+        return [_status(f"Running: {self._called} - {_line(lines[-1])}", done=False)]
+
+    def _result(self, text: str, status: str = "completed") -> Keys:
+        assert self._running is not None
+        item = output_item(self._running, self._run_id, text, status)
+        self._running = None
+        self._index += 1
+        return {"type": "response.output_item.added", "output_index": self._index, "item": item}
+
+
+def _status(description: str, *, done: bool) -> Keys:
+    data = {"action": "sandbox", "description": description, "done": done}
+    return {"event": {"type": "status", "data": data}}
+
+
+def _line(text: str) -> str:
+    lines = text.strip().splitlines() or [""]
+    more = len(lines) > 1 or len(lines[0]) > MAX_STATUS_CHARS
+    return lines[0][:MAX_STATUS_CHARS] + (" ..." if more else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _file(artifact: Artifact) -> Keys:
+    kind = "image" if artifact.mime_type.startswith("image/") else "file"
+    shown = {"type": kind, "url": artifact.url, "name": artifact.path.rpartition("/")[2]}
+    return {**shown, "size": artifact.bytes} if kind == "file" else shown

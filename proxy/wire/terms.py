@@ -1,5 +1,8 @@
-"""What a request in any dialect says of how it wants to be served: until when, and what becomes of
-its run when its client leaves or asks again."""
+"""Options of a request that every API shares, from the body's `sandbox` object and from headers.
+
+They set the deadline, what happens to the run when the client disconnects or retries, how steps and
+usage are shown, and whether documents may become files.
+"""
 
 import math
 import re
@@ -7,47 +10,46 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from policies.steps import PROFILES, Steps, is_profile
-from policies.usage import CHOICES, UsageOf, is_choice, suited_usage
+from policies.steps import CHOICES, PROFILES, Steps, UsageOf, is_choice, is_profile, suited_usage
 from proxy.errors import BadRequestError
-from proxy.wire.shapes import boolean, mapping
+from proxy.wire.validation import boolean, mapping
 
 OnDisconnect = Literal["cancel", "detach"]
 _COUNT = re.compile(r"[0-9]{1,9}")
 DOCUMENTS_HEADER = "x-sandbox-documents"
 PATIENCE_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
-"""How long OpenAI's SDKs wait for the next byte (Python), or for the first (Node)."""
+"""The timeouts of OpenAI's SDKs: for the next byte (Python), or for the first (Node)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """One request's."""
+    """The options of one request."""
 
     deadline_s: float | None = None
-    """When the client wants its answer, at the latest."""
+    """Seconds after which the client no longer wants an answer."""
     patience_s: float | None = None
-    """How long it waits in silence before it hangs up."""
+    """Seconds without a byte after which the client hangs up."""
     on_disconnect: OnDisconnect | None = None
     idempotency_key: str | None = None
     retry_count: int | None = None
-    """Which repetition this is, from 0; None where the client does not tell."""
+    """The number of earlier attempts, or None if the client does not send it."""
 
     @property
     def hangs_up_s(self) -> float | None:
-        """When a client that hears nothing is gone."""
+        """Seconds after which a client that receives nothing has hung up, or None."""
         ends = (end for end in (self.deadline_s, self.patience_s) if end is not None)
         return min(ends, default=None)
 
 
 def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> Terms:
-    """Read them; `headers` are found in lower case. Raises BadRequestError."""
+    """Return the options. `headers` have lower-case names. Raises BadRequestError."""
     ours = body.get("sandbox") or {}
     mapping(ours, "sandbox")
     deadlines = [
         _seconds(ours.get("deadline_s"), "sandbox.deadline_s"),
         _seconds(headers.get("x-sandbox-deadline"), "X-Sandbox-Deadline"),
     ]
-    # These two come from a library, not from a person: what cannot be read is left alone.
+    # A library sends these two, not a person: an unreadable value is ignored.
     patience = (_number(headers.get(name)) for name in PATIENCE_HEADERS)
     retries = headers.get("x-stainless-retry-count", "")
     return Terms(
@@ -61,7 +63,7 @@ def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> Terms:
 
 
 def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | None:
-    """The profile that the request names, in its body or by header. Raises BadRequestError."""
+    """Return how steps are to be shown, or None. Raises BadRequestError."""
     ours = body.get("sandbox")
     asked, param = ours.get("steps") if isinstance(ours, dict) else None, "sandbox.steps"
     if not asked:
@@ -74,7 +76,7 @@ def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | 
 
 
 def documents_wanted(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Whether documents in long texts may become files. Raises BadRequestError."""
+    """Return True if documents in long texts may become files. Raises BadRequestError."""
     ours = body.get("sandbox")
     asked = ours.get("documents") if isinstance(ours, dict) else None
     if asked is not None:
@@ -87,7 +89,7 @@ def documents_wanted(body: Mapping[str, Any], headers: Mapping[str, str]) -> boo
 
 
 def usage_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageOf:
-    """Which calls the usage is to be of. Raises BadRequestError."""
+    """Return which model calls the usage counts. Raises BadRequestError."""
     ours = body.get("sandbox")
     asked, param = ours.get("usage") if isinstance(ours, dict) else None, "sandbox.usage"
     if not asked:

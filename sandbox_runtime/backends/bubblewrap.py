@@ -23,7 +23,13 @@ from pathlib import Path
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.bubblewrap_check import PROBE, hindrance, observed, walls
-from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user, host_program
+from sandbox_runtime.backends.bubblewrap_command import (
+    PATH,
+    Chain,
+    as_user,
+    host_program,
+    mount_table,
+)
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
 from sandbox_runtime.backends.guest_user import guest_user
 from sandbox_runtime.backends.host_users import NOBODY, has_range, new_uid
@@ -149,7 +155,11 @@ class BubblewrapBackend:
             _require_host_python()
         root = await self._root(uid)
         id = secrets.token_hex(6)
-        with ExitStack() as undo, _seccomp_file() as seccomp:
+        with (
+            ExitStack() as undo,
+            _sealed("seccomp", _seccomp_code()) as seccomp,
+            _sealed("mounts", mount_table(self._disk(isolation))) as mounts,
+        ):
             cgroup = self._cgroups.create(id, isolation) if self._cgroups else None
             if cgroup:
                 undo.callback(cgroup.discard)
@@ -157,7 +167,7 @@ class BubblewrapBackend:
                 isolation,
                 cgroup_entrances=cgroup.entrances if cgroup else (),
                 host_uid=uid,
-                disk_options=self._disk(isolation),
+                mounts=mounts,
                 has_own_root=root is not None,
                 seccomp=seccomp,
                 inputs=self._inputs,
@@ -168,7 +178,7 @@ class BubblewrapBackend:
                 chain.command(payload),
                 cwd=root or Path("/"),
                 env={"PATH": PATH, "LC_ALL": "C"},
-                pass_fds=(seccomp, *descriptors),
+                pass_fds=(seccomp, mounts, *descriptors),
                 cgroup=cgroup,
             )
             undo.pop_all()
@@ -242,13 +252,17 @@ class BubblewrapBackend:
         return [Check("trial", True, "a sandbox starts"), *walls(observed(printed))]
 
 
-@contextmanager
-def _seccomp_file() -> Iterator[int]:
+def _seccomp_code() -> bytes:
+    """Return the filter of system calls. Raises SandboxStartError."""
     try:
-        code = seccomp_filter()
+        return seccomp_filter()
     except ValueError as error:
         raise SandboxStartError(f"bubblewrap cannot be used: {error}") from error
-    descriptor = sealed_copy("seccomp", code)
+
+
+@contextmanager
+def _sealed(name: str, content: bytes) -> Iterator[int]:
+    descriptor = sealed_copy(name, content)
     try:
         yield descriptor
     finally:

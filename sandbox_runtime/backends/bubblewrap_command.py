@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from policies.isolation import Isolation
@@ -25,14 +26,13 @@ shift
 exec "$@"
 """
 # The disk hides /sys: a directory that every host has and where no root file system lies. Nobody
-# else sees it, for this namespace of mounts ends with the sandbox.
+# else sees it, for this namespace of mounts ends with the sandbox. One process mounts all there is:
+# each takes 2 ms.
 _MAKE_DISK = f"""
 set -e
 umask 022
-mount -t tmpfs -o "$1" disk /sys
+mount --all --fstab "$1"
 shift
-mkdir /sys/pts
-mount -t devpts -o {TERMINALS} terminals /sys/pts
 mkdir -p /sys/testbed /sys/root /sys/home /sys/run /sys/etc /sys/tmp /sys/var/tmp /sys/shm
 chmod 1777 /sys/tmp /sys/var/tmp /sys/shm
 echo '127.0.0.1 localhost sandbox
@@ -58,16 +58,21 @@ mount -t overlay -o "$options" overlay /sys/rootfs
 unset PWD
 exec "$@"
 """
+_DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 _WALLS = (
     *("--unshare-all", "--unshare-user", "--hostname", "sandbox", "--cap-drop", "ALL"),
     # As process 1 nothing inside can kill the agent, and it collects the orphans.
     *("--new-session", "--die-with-parent", "--as-pid-1", "--clearenv"),
 )
-# Bubblewrap's own tmpfs at / and /dev have no size: nobody may write there.
+# Bubblewrap's own tmpfs at / and /dev have no size: nobody may write there. Its --dev would mount
+# terminals of its own, which have no bound.
 _DEVICES = (
-    *("--proc", "/proc", "--dev", "/dev", "--bind", "/sys/shm", "/dev/shm"),
-    # In place of bubblewrap's own terminals, which have no bound.
-    *("--dev-bind", "/sys/pts", "/dev/pts"),
+    *("--proc", "/proc", "--tmpfs", "/dev"),
+    *chain.from_iterable(("--dev-bind", name, name) for name in _DEVICE_FILES),
+    *("--symlink", "/proc/self/fd", "/dev/fd", "--symlink", "/proc/self/fd/0", "/dev/stdin"),
+    *("--symlink", "/proc/self/fd/1", "/dev/stdout", "--symlink", "/proc/self/fd/2", "/dev/stderr"),
+    *("--symlink", "/proc/kcore", "/dev/core", "--symlink", "pts/ptmx", "/dev/ptmx"),
+    *("--bind", "/sys/shm", "/dev/shm", "--dev-bind", "/sys/pts", "/dev/pts"),
 )
 _SEAL_DEVICES = ("--remount-ro", "/dev")
 _SEAL_ROOT = ("--remount-ro", "/")
@@ -91,7 +96,8 @@ class Chain:
     isolation: Isolation
     cgroup_entrances: tuple[str, ...]
     host_uid: int
-    disk_options: str
+    mounts: int
+    """The file descriptor of what `mount_table` returns."""
     has_own_root: bool
     """Its lower directory is then the one that the chain is started in."""
     seccomp: int
@@ -104,7 +110,7 @@ class Chain:
             *_script(_ENTER_CGROUPS, *self.cgroup_entrances, "--"),
             *as_user(self.host_uid),
             *("unshare", "--user", "--map-root-user", "--mount"),
-            *_script(_MAKE_DISK, self.disk_options),
+            *_script(_MAKE_DISK, f"/proc/self/fd/{self.mounts}"),
             *(_script(_MAKE_ROOT) if self.has_own_root else ()),
             *self._bwrap(),
             *payload,
@@ -132,6 +138,14 @@ class Chain:
     @property
     def _is_strict(self) -> bool:
         return self.isolation.level == "strict"
+
+
+def mount_table(disk_options: str) -> bytes:
+    """Return the disk and the terminals of a sandbox in the format of fstab(5)."""
+    return (
+        f"disk /sys tmpfs {disk_options} 0 0\n"
+        f"terminals /sys/pts devpts X-mount.mkdir,{TERMINALS} 0 0\n"
+    ).encode()
 
 
 @cache

@@ -1,1 +1,1 @@
-"""The way out of a sandbox: what programs inside ask for, decided and done on the host."""
+"""Egress: the host decides on, makes and relays the network connections of a sandbox."""

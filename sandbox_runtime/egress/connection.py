@@ -1,19 +1,20 @@
-"""A program's connection as the host sees it, and reading from it piece by piece."""
+"""The interface of a program's connection, and a buffered reader for it."""
 
 from typing import Protocol
 
-from sandbox_runtime.egress.errors import DeniedError
+from sandbox_runtime.egress.decision import DeniedError
 
 
 class Connection(Protocol):
-    """A byte stream that a program inside has opened."""
+    """A byte stream that a program inside the sandbox has opened."""
 
     async def receive(self) -> bytes:
-        """The next bytes; b"" when the program has finished writing. Raises ConnectionError."""
+        """Return the next bytes, or b"" once the program has finished writing. Raises
+        ConnectionError."""
         ...
 
     async def send(self, data: bytes) -> None:
-        """Send, as fast as the program reads. Raises ConnectionError."""
+        """Send, and wait while the program does not read. Raises ConnectionError."""
         ...
 
     async def finish(self, last: bytes = b"") -> None:
@@ -25,49 +26,50 @@ class Connection(Protocol):
         ...
 
 
-class Inbox:
-    """What a program sends, kept until it is taken."""
+class BufferedReader:
+    """Reads what a program sends by length, line or head, each within a bound."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._kept = bytearray()
+        self._buffer = bytearray()
         self._ended = False
 
     async def peek(self) -> int | None:
-        """The first byte, which stays; None when nothing more comes."""
-        if not self._kept:
+        """Return the first byte without consuming it, or None at the end."""
+        if not self._buffer:
             await self._more()
-        return self._kept[0] if self._kept else None
+        return self._buffer[0] if self._buffer else None
 
-    async def some(self, max_bytes: int) -> bytes:
-        """At least one byte; b"" when nothing more comes."""
-        if not self._kept:
+    async def read(self, max_bytes: int) -> bytes:
+        """Return at least one byte, or b"" at the end."""
+        if not self._buffer:
             await self._more()
         return self._take(max_bytes)
 
-    async def exactly(self, count: int) -> bytes:
-        """So many bytes. Raises DeniedError where the program stops before."""
-        while len(self._kept) < count:
+    async def read_exactly(self, count: int) -> bytes:
+        """Return exactly `count` bytes. Raises DeniedError if the stream ends before."""
+        while len(self._buffer) < count:
             await self._more_or_fail()
         return self._take(count)
 
-    async def line(self, max_bytes: int) -> bytes:
-        """Up to the next LF, with it. Raises DeniedError for a longer one."""
+    async def read_line(self, max_bytes: int) -> bytes:
+        """Return the bytes up to and with the next LF. Raises DeniedError beyond `max_bytes`."""
         return self._take(await self._end_of((b"\n",), max_bytes))
 
-    async def head(self, max_bytes: int) -> bytes:
-        """Up to the next empty line, with it. Raises DeniedError for a longer one."""
+    async def read_head(self, max_bytes: int) -> bytes:
+        """Return the bytes up to and with the next empty line. Raises DeniedError beyond
+        `max_bytes`."""
         return self._take(await self._end_of((b"\n\r\n", b"\n\n"), max_bytes))
 
     async def _end_of(self, marks: tuple[bytes, ...], max_bytes: int) -> int:
         start = 0
         while True:
-            found = ((self._kept.find(mark, start, max_bytes), len(mark)) for mark in marks)
+            found = ((self._buffer.find(mark, start, max_bytes), len(mark)) for mark in marks)
             if ends := [at + length for at, length in found if at >= 0]:
                 return min(ends)
-            if len(self._kept) >= max_bytes:
+            if len(self._buffer) >= max_bytes:
                 raise DeniedError(f"more than {max_bytes} bytes where a request was expected", 400)
-            start = max(0, len(self._kept) - 2)  # what was searched is not searched again
+            start = max(0, len(self._buffer) - 2)  # what was searched is not searched again
             await self._more_or_fail()
 
     async def _more_or_fail(self) -> None:
@@ -79,9 +81,9 @@ class Inbox:
         if not self._ended:
             data = await self._connection.receive()
             self._ended = not data
-            self._kept += data
+            self._buffer += data
 
     def _take(self, count: int) -> bytes:
-        taken = bytes(self._kept[:count])
-        del self._kept[:count]
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
         return taken

@@ -1,4 +1,11 @@
-"""What is told of each connection that a program tried to make."""
+"""The outcome of a connection that a program inside tried to make: its Decision, the callbacks
+around it, and the errors that end it.
+
+EgressError         its text is sent to the program
+├ DeniedError       denied by the rules or a limit, or malformed
+│ └ HelloError      the TLS ClientHello names another server, or none
+└ UnreachableError  allowed, but the host did not answer
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,20 +16,46 @@ from policies.hosts import Target
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One connection, when it is over. Holds no path, no header and no secret."""
+    """Report of one connection that has ended. It holds no path, header or secret."""
 
     host: str
-    """Empty where the program did not get to say it."""
+    """Empty if the connection ended before the program had named its target."""
     port: int
     verdict: Literal["allowed", "denied"]
     reason: str
-    """Why it was denied, or what went wrong with it; empty where all went well."""
+    """Why the connection was denied or failed; empty if it succeeded."""
     bytes_up: int
-    """From the program to the host."""
+    """Bytes from the program to the host."""
     bytes_down: int
     duration_s: float
 
 
 OnAsk = Callable[[Target], Awaitable[str | None]]
-"""Asked before a connection is made that the sandbox's rules allow: why not, if it shall not be."""
+"""Called before a connection that the sandbox's rules allow; returns why it is denied, or None."""
 OnDecision = Callable[[Decision], Awaitable[None] | None]
+
+
+class EgressError(Exception):
+    """A connection failed; `status` is the HTTP status for the program."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class DeniedError(EgressError):
+    """Forbidden by the rules (403), malformed (400), late (408) or one too many (503)."""
+
+    def __init__(self, reason: str, status: int = 403) -> None:
+        super().__init__(reason, status)
+
+
+class HelloError(DeniedError):
+    """A TLS ClientHello names another server than the connection's or none, or is malformed."""
+
+
+class UnreachableError(EgressError):
+    """An allowed host that cannot be resolved, reached or understood (502), or is late (504)."""
+
+    def __init__(self, reason: str, status: int = 502) -> None:
+        super().__init__(reason, status)

@@ -1,32 +1,51 @@
-"""From a target to a connection: resolved once, and only to an address that was checked."""
+"""Name resolution and connecting: a Dialer resolves a target once and connects only to an address
+that it has checked; SystemResolver resolves names as this host does.
+"""
 
 import asyncio
 import errno
 import ipaddress
-from collections.abc import Awaitable, Callable, Collection
+import socket
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
-from policies.addresses import is_public
+import anyio
+
 from policies.egress import Rules
-from policies.hosts import IPAddress, Target, address
-from sandbox_runtime.egress.errors import DeniedError, UnreachableError
-from sandbox_runtime.egress.resolver import Resolve
+from policies.hosts import IPAddress, Target, address, is_public
+from sandbox_runtime.egress.decision import DeniedError, UnreachableError
 
 BUFFER_BYTES = 64 << 10
 _LOOKUPS = 4
-"""Of one sandbox at a time, so that its slow names do not hold up another's."""
+"""Lookups of one sandbox at a time, so that its slow names do not delay another's."""
 _MAX_ADDRESSES = 4
+"""Addresses of one name that are dialed."""
+_LOOKUP_S = 10.0
+"""How long name servers are asked for one name; the caller mostly has less time."""
+_OTHER_FAMILY_S = 1.0
+"""How long a lookup with the addresses of one family waits for those of the other."""
+_MAX_RECORDS = 16
+"""Records of one family that are read of an answer."""
+HOSTS, RESOLV_CONF = Path("/etc/hosts"), Path("/etc/resolv.conf")
+DNS_PORT = 53
+_LOOPBACK = ("127.0.0.1", "::1")
 Server = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[str, int], Awaitable[Server]]
 """Open a connection to an address and a port. Raises OSError."""
 Endpoint = tuple[str, int | None]
 """An address and a port; None is every port."""
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+"""Return the addresses of a name, best first. Raises OSError."""
+_Stamp = tuple[int, int, int] | None
+"""A file's inode, size and modification time; None if it is missing."""
 _parsed = lru_cache(ipaddress.ip_address)
-"""Every sandbox has a dialer, and all of them the same forbidden addresses."""
+"""Cached, as the dialers of all sandboxes parse the same forbidden addresses."""
 
 
 async def open_connection(ip: str, port: int) -> Server:
-    """Connect from this host, but not to a public address of its own. Raises OSError."""
+    """Connect from this host, except to a public address of its own. Raises OSError."""
     reader, writer = await asyncio.open_connection(ip, port, limit=BUFFER_BYTES)
     here, there = (writer.get_extra_info(end)[0] for end in ("sockname", "peername"))
     if here == there and is_public(ipaddress.ip_address(ip)):
@@ -36,7 +55,7 @@ async def open_connection(ip: str, port: int) -> Server:
 
 
 class Dialer:
-    """Connects for one sandbox."""
+    """Resolves and connects for one sandbox."""
 
     def __init__(
         self,
@@ -68,12 +87,11 @@ class Dialer:
         raise UnreachableError(failure, status)
 
     async def check(self, target: Target) -> None:
-        """Raises DeniedError, UnreachableError for a target without an address that may be
-        dialed."""
+        """Raise DeniedError or UnreachableError if the target has no address that may be dialed."""
         await self._addresses(target)
 
     async def _addresses(self, target: Target) -> list[IPAddress]:
-        """Those of the target's addresses that may be dialed; at least one."""
+        """Return the addresses of the target that may be dialed, at least one."""
         found = [target.address] if target.address else await self._look_up(target.host)
         allowed = [
             ip
@@ -100,3 +118,144 @@ class Dialer:
         if not addresses:
             raise UnreachableError(f"cannot resolve {host}: it has no address")
         return addresses
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """The host's two files as they were read."""
+
+    stamps: tuple[_Stamp, _Stamp]
+    hosts: Mapping[str, Sequence[str]]
+    servers: "_NameServers"
+
+
+class SystemResolver:
+    """Resolves names by this host's hosts file and name servers; reads its files again when they
+    change.
+
+    A lookup holds no thread, only sockets of its own, and cancelling it closes them: a name whose
+    servers are silent delays no other lookup. The order is `/etc/hosts`, `localhost`, the name
+    servers of `/etc/resolv.conf` with its search domains. Other sources of `nsswitch.conf` (mDNS,
+    LDAP, NIS) are not asked.
+    """
+
+    def __init__(
+        self, hosts: Path = HOSTS, resolv_conf: Path = RESOLV_CONF, port: int = DNS_PORT
+    ) -> None:
+        self._hosts = hosts
+        self._resolv_conf = resolv_conf
+        self._port = port
+        self._config: _Config | None = None
+
+    async def __call__(self, host: str) -> Sequence[str]:
+        if address(host):
+            return [host]
+        config = await self._current()
+        name = host.lower().removesuffix(".")
+        if found := config.hosts.get(name):
+            return found
+        if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, section 6.3
+            return _LOOPBACK
+        return sorted(await config.servers.addresses(host), key=_rank)
+
+    async def _current(self) -> _Config:
+        stamps = (_stamp(self._hosts), _stamp(self._resolv_conf))
+        if self._config is None or self._config.stamps != stamps:
+            self._config = await asyncio.to_thread(self._read, stamps)
+        return self._config
+
+    def _read(self, stamps: tuple[_Stamp, _Stamp]) -> _Config:
+        return _Config(
+            stamps, _read_hosts(self._hosts), _NameServers(self._resolv_conf, self._port)
+        )
+
+
+def _rank(ip: str) -> int:
+    """Return the order in which to try an address, a short form of RFC 6724: an address without a
+    route comes last, IPv6 first if this host has a global address."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((ip, DNS_PORT))  # nothing is sent
+            source = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
+    except OSError:
+        return 3
+    if family == socket.AF_INET:
+        return 1
+    return 0 if source.is_global else 2
+
+
+def _read_hosts(path: Path) -> dict[str, list[str]]:
+    """Return the addresses of each name in a hosts file, in its order."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    hosts: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        ip, *names = line.partition("#")[0].split() or [""]
+        if address(ip):
+            for name in names:
+                hosts.setdefault(name.lower().removesuffix("."), []).append(ip)
+    return hosts
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+class _NameServers:
+    """The name servers and search domains of a resolv.conf.
+
+    dnspython is imported here and not above: its import is slow, happens in the thread that makes
+    the first instance, and a sandbox without network needs none.
+    """
+
+    def __init__(self, resolv_conf: Path, port: int) -> None:
+        from dns.asyncresolver import Resolver  # noqa: PLC0415 - as said above
+        from dns.exception import DNSException  # noqa: PLC0415 - as said above
+
+        self._resolver = resolver = Resolver(configure=False)
+        try:
+            resolver.read_resolv_conf(str(resolv_conf))
+        except (DNSException, ValueError):
+            resolver.nameservers = ["127.0.0.1"]  # as resolv.conf(5) has it
+        resolver.port, resolver.lifetime = port, _LOOKUP_S
+        resolver.use_search_by_default = True
+
+    async def addresses(self, host: str) -> list[str]:
+        """Return the addresses of a host, of both families. Raises gaierror."""
+        from dns.asyncbackend import get_backend  # noqa: PLC0415 - as said above
+        from dns.exception import DNSException, Timeout  # noqa: PLC0415 - as said above
+        from dns.resolver import NXDOMAIN, NoNameservers  # noqa: PLC0415 - as said above
+
+        found: list[str] = []
+        failures: list[DNSException] = []
+        async with anyio.create_task_group() as group:
+
+            async def ask(kind: str) -> None:
+                try:
+                    answer = await self._resolver.resolve(
+                        host, kind, backend=get_backend("asyncio")
+                    )
+                except DNSException as failure:
+                    failures.append(failure)
+                    if not isinstance(failure, NXDOMAIN):
+                        return
+                else:
+                    found.extend(str(record) for record in list(answer)[:_MAX_RECORDS])
+                # After NXDOMAIN too: some servers give it for an unknown family (RFC 4074).
+                group.cancel_scope.deadline = anyio.current_time() + _OTHER_FAMILY_S
+
+            group.start_soon(ask, "A")
+            group.start_soon(ask, "AAAA")
+        if found:
+            return found
+        is_late = any(isinstance(each, Timeout | NoNameservers) for each in failures)
+        if is_late and not any(isinstance(each, NXDOMAIN) for each in failures):
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -1,27 +1,44 @@
-"""The one way out of one sandbox."""
+"""The egress gateway of a leased sandbox decides on each connection of a program and serves it."""
 
 import asyncio
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 
 import anyio
 
-from policies.egress import Egress, Rules
+from policies.egress import HTTP_PORT, Egress, Rules
 from policies.hosts import Target
-from sandbox_runtime.egress.connection import Connection
-from sandbox_runtime.egress.decision import Decision, OnAsk, OnDecision
-from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, open_connection
-from sandbox_runtime.egress.meter import Meter
-from sandbox_runtime.egress.patience import Patience
-from sandbox_runtime.egress.request_head import Header
-from sandbox_runtime.egress.resolver import Resolve
-from sandbox_runtime.egress.visit import Visit
+from sandbox_runtime.egress.connection import BufferedReader, Connection
+from sandbox_runtime.egress.decision import (
+    Decision,
+    DeniedError,
+    EgressError,
+    HelloError,
+    OnAsk,
+    OnDecision,
+)
+from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, Resolve, open_connection
+from sandbox_runtime.egress.http1 import Header, exchange, read_tunnelled_request
+from sandbox_runtime.egress.limits import Meter, Timeouts
+from sandbox_runtime.egress.proxy_request import (
+    SOCKS_VERSION,
+    ErrorReply,
+    ProxyRequest,
+    http_error,
+    read_http,
+    read_socks,
+    socks_error,
+)
+from sandbox_runtime.egress.relay import PIECE_BYTES, Relay
+from sandbox_runtime.egress.tls_tunnel import ACCESS_DENIED, tunnel
 
-_LISTENER_S = 5.0
+_CALLBACK_S = 5.0
+"""How long the gateway waits for `on_event`."""
 
 
 class Gateway:
-    """Decides on and serves the connections of a sandbox that is lent."""
+    """Decides on and serves the connections of one leased sandbox."""
 
     def __init__(
         self,
@@ -33,74 +50,180 @@ class Gateway:
         secrets: Mapping[str, str] | None = None,
         on_ask: OnAsk | None = None,
         on_event: OnDecision | None = None,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
-        """`forbidden`: the proxy's own and its backends' addresses, which no rule opens; `secrets`:
-        values of the environment variables that `egress.headers` names. Raises ValueError."""
+        """`forbidden` are addresses that no rule allows: the proxy's own and its backends'.
+        `secrets` are the values of the environment variables that `egress.headers` names. Raises
+        ValueError."""
         self._egress = egress
         self._rules = Rules(egress)
-        self._patience = patience or Patience()
-        self._dialer = Dialer(self._rules, forbidden, resolve, connect, self._patience.connect_s)
+        self._timeouts = timeouts or Timeouts()
+        self._dialer = Dialer(self._rules, forbidden, resolve, connect, self._timeouts.connect_s)
         self.meter = Meter(egress)
         self._secrets = {
-            header.env: _checked(header.env, (secrets or {}).get(header.env))
+            header.env: _header_value(header.env, (secrets or {}).get(header.env))
             for header in egress.headers
         }
         self._on_ask = on_ask
         self._on_event = on_event
-        self._open: set[anyio.CancelScope] = set()
+        self._scopes: set[anyio.CancelScope] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._closed = False
 
     async def serve(self, connection: Connection) -> None:
-        """Serve one connection to its end; it is closed then, whatever happens."""
+        """Serve one connection to its end, and close it."""
         full = None
-        if len(self._open) >= self._egress.max_connections:
+        if len(self._scopes) >= self._egress.max_connections:
             full = f"this sandbox has {self._egress.max_connections} connections open, and no more"
-        visit = Visit(self._refusal, self._dialer, self.meter, self._bound, self._patience)
+        handler = _ConnectionHandler(
+            self._confirm, self._dialer, self.meter, self._headers_for, self._timeouts
+        )
         scope = anyio.CancelScope()
-        self._open.add(scope)
+        self._scopes.add(scope)
         self._none_open.clear()
         try:
             with scope:
                 if not self._closed:
-                    await visit.run(connection, full)
+                    await handler.run(connection, full)
         finally:
             connection.abort()
             try:
-                await self._tell(visit.decision())
+                await self._report(handler.decision())
             finally:
-                self._open.discard(scope)
-                if not self._open:
+                self._scopes.discard(scope)
+                if not self._scopes:
                     self._none_open.set()
 
     async def aclose(self) -> None:
-        """End all connections and take no more. Safe to call twice."""
+        """End all connections and accept no more. Safe to call twice."""
         self._closed = True
-        for scope in self._open:
+        for scope in self._scopes:
             scope.cancel()
         await self._none_open.wait()
 
-    async def _refusal(self, target: Target) -> str | None:
-        if refusal := self._rules.refusal(target):
-            return refusal
+    async def _confirm(self, target: Target) -> str | None:
+        """Return why the target is denied, or None."""
+        if reason := self._rules.refusal(target):
+            return reason
         return await self._on_ask(target) if self._on_ask else None
 
-    def _bound(self, target: Target) -> tuple[Header, ...]:
+    def _headers_for(self, target: Target) -> tuple[Header, ...]:
         headers = self._rules.headers(target)
         return tuple((header.name, self._secrets[header.env]) for header in headers)
 
-    async def _tell(self, decision: Decision) -> None:
-        if self._on_event and (told := self._on_event(decision)) is not None:
-            assert inspect.isawaitable(told)
-            with anyio.move_on_after(_LISTENER_S, shield=True):
-                await told
+    async def _report(self, decision: Decision) -> None:
+        if self._on_event and (waiting := self._on_event(decision)) is not None:
+            assert inspect.isawaitable(waiting)
+            with anyio.move_on_after(_CALLBACK_S, shield=True):
+                await waiting
 
 
-def _checked(variable: str, value: str | None) -> str:
+def _header_value(variable: str, value: str | None) -> str:
     if not value or not (value.isascii() and value.isprintable()):
         raise ValueError(
             f"the environment variable {variable} holds no value that a header can carry"
         )
     return value
+
+
+class _ConnectionHandler:
+    """Serves one connection of a program: reads its request, decides, and relays."""
+
+    def __init__(
+        self,
+        confirm: OnAsk,
+        dialer: Dialer,
+        meter: Meter,
+        headers_for: Callable[[Target], tuple[Header, ...]],
+        timeouts: Timeouts,
+    ) -> None:
+        self._confirm = confirm
+        self._dialer = dialer
+        self._meter = meter
+        self._headers_for = headers_for
+        self._timeouts = timeouts
+        self._started = asyncio.get_running_loop().time()
+        self._target: Target | None = None
+        self._relay: Relay | None = None
+        self._in_tunnel = False
+        self._error_reply: ErrorReply = http_error
+        self._denied = True
+        self._reason = "ended with the sandbox"
+
+    async def run(self, connection: Connection, full: str | None) -> None:
+        """Serve the connection; with `full`, the reason of a limit, only read and refuse its
+        request."""
+        reader = BufferedReader(connection)
+        try:
+            await self._serve(connection, reader, full)
+            self._reason = ""
+        except EgressError as error:
+            self._denied = isinstance(error, DeniedError)
+            self._reason = str(error)
+            await self._refuse(connection, reader, error)
+        except ConnectionError:
+            self._reason = "" if self._relay else "the program left before it had an answer"
+
+    def decision(self) -> Decision:
+        """Return the outcome so far."""
+        return Decision(
+            host=self._target.host if self._target else "",
+            port=self._target.port if self._target else 0,
+            verdict="denied" if self._denied else "allowed",
+            reason=self._reason,
+            bytes_up=self._relay.bytes_up if self._relay else 0,
+            bytes_down=self._relay.bytes_down if self._relay else 0,
+            duration_s=asyncio.get_running_loop().time() - self._started,
+        )
+
+    async def _serve(
+        self, connection: Connection, reader: BufferedReader, full: str | None
+    ) -> None:
+        request = await self._timeouts.for_head(self._read_request(connection, reader))
+        target = self._target = request.target
+        if full:
+            raise DeniedError(full, 503)
+        if reason := await self._confirm(target):
+            raise DeniedError(reason)
+        self._meter.check()
+        server = await self._dialer.dial(target)
+        self._denied = False
+        relay = self._relay = Relay(connection, reader, server, self._meter, self._timeouts)
+        try:
+            await connection.send(request.granted)
+            self._error_reply = http_error
+            await self._relay_request(relay, request)
+            await relay.close()
+        finally:
+            relay.abort()
+
+    async def _read_request(self, connection: Connection, reader: BufferedReader) -> ProxyRequest:
+        if await reader.peek() == SOCKS_VERSION:
+            self._error_reply = socks_error
+            return await read_socks(reader, connection)
+        return await read_http(reader)
+
+    async def _relay_request(self, relay: Relay, request: ProxyRequest) -> None:
+        target, head = request.target, request.head
+        if not head and target.port == HTTP_PORT:
+            # In a tunnel, too, the Host header must name the target that the rules allowed.
+            head = await self._timeouts.for_head(read_tunnelled_request(relay.from_program, target))
+        if head:
+            await exchange(relay, head, target, self._headers_for(target))
+        else:
+            self._in_tunnel = True
+            await tunnel(relay, target, self._timeouts)
+
+    async def _refuse(
+        self, connection: Connection, reader: BufferedReader, error: EgressError
+    ) -> None:
+        relay = self._relay
+        if relay and (relay.bytes_down or (relay.bytes_up and self._in_tunnel)):
+            return  # the program would take the reply for a part of the response
+        reply = ACCESS_DENIED if isinstance(error, HelloError) else self._error_reply(error)
+        # Closing with unread data would discard the reply: read on for a while.
+        with suppress(ConnectionError), anyio.move_on_after(self._timeouts.linger_s):
+            await connection.finish(reply)
+            while await reader.read(PIECE_BYTES):
+                pass

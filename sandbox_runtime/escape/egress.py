@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from policies.egress import Egress
 from sandbox_runtime.egress.dialer import Endpoint
-from sandbox_runtime.egress.patience import Patience
+from sandbox_runtime.egress.limits import Timeouts
 from sandbox_runtime.escape.asking import client_hello, connect, get, socks
 from sandbox_runtime.escape.ground import Computer, Ground, NotTriedError, python
 from sandbox_runtime.escape.internet import ALLOWED, OTHER, PUBLIC, Answers, Internet
@@ -21,7 +21,7 @@ _LISTED = Egress(mode="allowlist", allow=(ALLOWED,))
 _FEW = 4
 _FEW_CONNECTIONS = Egress(mode="open", max_connections=_FEW)
 _FEW_MIB = Egress(mode="open", max_mib=1)
-_PATIENCE = Patience(head_s=1.0, connect_s=1.0, idle_s=1.0, linger_s=0.2)
+_TIMEOUTS = Timeouts(head_s=1.0, connect_s=1.0, idle_s=1.0, linger_s=0.2)
 
 _ALLOWED_URL = f"http://{ALLOWED}/"
 _METADATA = "169.254.169.254"
@@ -75,7 +75,7 @@ async def _let_out(
         resolve=internet.resolve,
         connect=internet.connect,
         forbidden=forbidden,
-        patience=_PATIENCE,
+        timeouts=_TIMEOUTS,
     )
     async with internet.serving():
         sandbox.let_out(way_out.serve)

@@ -8,10 +8,9 @@ from typing import Protocol
 from policies.egress import Egress
 from policies.isolation import Isolation
 from sandbox_runtime.egress.connection import Connection
-from sandbox_runtime.egress.dialer import Connect, Endpoint
+from sandbox_runtime.egress.dialer import Connect, Endpoint, Resolve
 from sandbox_runtime.egress.gateway import Gateway
-from sandbox_runtime.egress.patience import Patience
-from sandbox_runtime.egress.resolver import Resolve
+from sandbox_runtime.egress.limits import Timeouts
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.sandbox import ExecResult, Sandbox, StreamName
 from sandbox_runtime.streams import OnConnection
@@ -56,7 +55,7 @@ class MakeWayOut(Protocol):
         resolve: Resolve,
         connect: Connect,
         forbidden: Collection[Endpoint],
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> WayOut: ...
 
 

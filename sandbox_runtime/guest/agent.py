@@ -358,6 +358,7 @@ def _code(error: Exception) -> str:
 
 def main(config: dict[str, Any]) -> None:
     """Prepare the sandbox as told and serve."""
+    os.closerange(3, 256)  # what was open for those who put the sandbox together
     if config["rlimits"]:
         import resource  # noqa: PLC0415 - not needed where the backend limits by cgroup
 

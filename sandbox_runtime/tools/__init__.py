@@ -1,26 +1,19 @@
-"""The tools a model is given: schema and doing side by side."""
+"""The tools that a model can call in a sandbox: `make_tools` returns those of a run."""
 
 from policies.profile import Profile
 from sandbox_runtime.tools.base import Tool
-from sandbox_runtime.tools.execute_bash import ExecuteBash
-from sandbox_runtime.tools.paper_bash import PaperBash
-from sandbox_runtime.tools.paper_editor import PaperEditor
-from sandbox_runtime.tools.paper_submit import PaperSubmit
-from sandbox_runtime.tools.str_replace_editor import StrReplaceEditor
-from sandbox_runtime.tools.submit import Submit
+from sandbox_runtime.tools.bash import ExecuteBash, ReferenceBash
+from sandbox_runtime.tools.editor import StrReplaceEditor
+from sandbox_runtime.tools.reference_editor import ReferenceEditor
+from sandbox_runtime.tools.submit import ReferenceSubmit, Submit
 
 
 def make_tools(profile: Profile = Profile()) -> tuple[Tool, ...]:
-    """The paper's three tools in its order, new for each run: the editor remembers what to undo."""
+    """Make a run's three tools, in the reference's order; each run has its own, for undo_edit."""
     shown = profile.observation
-    if profile.manner.kind == "paper":
-        return _papers(profile)
-    return (StrReplaceEditor(shown), ExecuteBash(shown, profile.limits), Submit())
-
-
-def _papers(profile: Profile) -> tuple[Tool, ...]:
-    """The same as the reference has them."""
+    if profile.manner.kind != "paper":
+        return (StrReplaceEditor(shown), ExecuteBash(shown, profile.limits), Submit())
     if not profile.manner.words.tools:
-        return (PaperEditor(), PaperBash(profile.observation), PaperSubmit())
+        return (ReferenceEditor(), ReferenceBash(shown), ReferenceSubmit())
     editor, bash, submit = map(dict, profile.manner.words.tools)
-    return (PaperEditor(editor), PaperBash(profile.observation, bash), PaperSubmit(submit))
+    return (ReferenceEditor(editor), ReferenceBash(shown, bash), ReferenceSubmit(submit))

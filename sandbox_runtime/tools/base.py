@@ -1,5 +1,11 @@
-"""What a tool is: a schema for the model, and the doing."""
+"""The Tool interface, the Observation that a call returns, and the parsing of a call's arguments.
 
+Open it when a tool is added, or when a model's arguments are refused or accepted wrongly.
+"""
+
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -7,27 +13,33 @@ from sandbox_runtime.sandbox import Lease, OnOutput
 
 ToolSchema = dict[str, Any]
 """An entry of `tools` in a chat-completions request."""
+_MAX_ARRAY_CHARS = 100
+"""Beyond what any range needs, and too few to nest deeper than the parser can."""
+_DIGITS = re.compile(r"\s*-?\d{1,18}\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the model is told of a tool call, and what the agent learns from it."""
+    """The result of a tool call: the text for the model, and figures for the agent loop."""
 
     text: str
     exit_code: int | None = None
-    """The command's, where one ran."""
+    """The command's exit code; None if no command has ended."""
     output_lines: int | None = None
-    """How many lines the command wrote, where one ran."""
+    """How many lines the command wrote; None if none ran."""
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
     finished: bool = False
-    """Whether the model has ended the run (submit only)."""
+    """True if the model has ended the run (submit only)."""
     answer: str | None = None
-    """The final answer, where the run is finished and has one."""
+    """The final answer, if the model gave one to submit."""
 
 
-class Mistake(Exception):
-    """What the model did wrong, in words that tell it how to mend it. Never leaves a tool."""
+class ToolInputError(Exception):
+    """The model called the tool wrongly; the text tells it how to correct the call.
+
+    Each tool turns the error into an Observation.
+    """
 
 
 class Tool(Protocol):
@@ -35,11 +47,11 @@ class Tool(Protocol):
 
     @property
     def name(self) -> str:
-        """As the model calls it."""
+        """The name by which the model calls the tool."""
 
     @property
     def schema(self) -> ToolSchema:
-        """As the model is told of it."""
+        """The tool as the model is told of it."""
 
     async def run(
         self,
@@ -49,9 +61,127 @@ class Tool(Protocol):
         timeout_s: float,
         on_output: OnOutput | None = None,
     ) -> Observation:
-        """Do it and say what came of it, also when the model did something wrong.
+        """Run the tool and return the observation, also when the model called the tool wrongly.
 
-        The sandbox is asked for only when there is something to do in it. `arguments` is what the
-        model wrote, parsed from JSON and not yet checked. Raises only SandboxStartError and
+        `arguments` is what the model wrote, parsed from JSON and not yet checked. The sandbox is
+        leased only once the arguments are right. Raises only SandboxStartError and
         SandboxLostError.
         """
+
+
+def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
+    """Return the arguments in the types of the schema; a null counts as absent.
+
+    A value with only one possible meaning is accepted: "3" for 3, "[1, 5]" for [1, 5]. Raises
+    ToolInputError, which names all problems at once.
+    """
+    properties = schema["function"]["parameters"]["properties"]
+    given = {} if arguments is None else arguments
+    if not isinstance(given, Mapping):
+        raise ToolInputError(_complaint(schema, [f"they are {_kind(given)}, not an object"]))
+    present = {name: value for name, value in given.items() if value is not None}
+    required = schema["function"]["parameters"].get("required", [])
+    problems = [f"{str(name)[:80]!r} is unknown" for name in present if name not in properties]
+    problems += [f"{name!r} is missing" for name in required if name not in present]
+    fitted: dict[str, Any] = {}
+    for name in properties:
+        if name in present:
+            try:
+                fitted[name] = _fitted(properties[name], present[name])
+            except ValueError as error:
+                problems.append(f"{name!r} {error}")
+    if problems:
+        raise ToolInputError(_complaint(schema, problems))
+    return fitted
+
+
+def parse_known_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those arguments that the schema knows, in its types. A required argument may be
+    missing, and an enum takes any string. Raises ToolInputError."""
+    function = schema["function"]
+    properties = {
+        name: {key: value for key, value in declared.items() if key != "enum"}
+        for name, declared in function["parameters"]["properties"].items()
+    }
+    lenient = {"function": {"name": function["name"], "parameters": {"properties": properties}}}
+    return parse_arguments(
+        lenient, {name: arguments[name] for name in properties if name in arguments}
+    )
+
+
+def expected_shape(schema: ToolSchema) -> str:
+    """Describe the arguments that a tool takes, in one line for the model."""
+    parameters = schema["function"]["parameters"]
+    required = parameters.get("required", [])
+    fields = [
+        f'"{name}": <{_type_words(declared)}{"" if name in required else ", optional"}>'
+        for name, declared in parameters["properties"].items()
+    ]
+    return "{" + ", ".join(fields) + "}"
+
+
+def _complaint(schema: ToolSchema, problems: list[str]) -> str:
+    name = schema["function"]["name"]
+    return (
+        f"Nothing was done: the arguments of {name} are wrong: {'; '.join(problems)}."
+        f" Expected {expected_shape(schema)}."
+    )
+
+
+def _type_words(declared: Mapping[str, Any]) -> str:
+    if "enum" in declared:
+        return " | ".join(declared["enum"])
+    if declared["type"] == "array":
+        return f"array of {declared['items']['type']}s"
+    return str(declared["type"])
+
+
+def _fitted(declared: Mapping[str, Any], value: object) -> object:
+    """Return the value in the declared type. The text of the ValueError it raises follows the
+    argument's name."""
+    if declared["type"] == "integer":
+        return _integer(value)
+    if declared["type"] == "array":
+        return _integers(value)
+    return _string(declared, value)
+
+
+def _string(declared: Mapping[str, Any], value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a string, not {_kind(value)}")
+    if "enum" in declared and value not in declared["enum"]:
+        raise ValueError(f"must be one of {', '.join(declared['enum'])}, not {value[:80]!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half of a surrogate pair, which is no text") from None
+    return value
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"must be an integer, not {_kind(value)}")
+    return value
+
+
+def _integers(value: object) -> list[int]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value[:_MAX_ARRAY_CHARS])
+        except ValueError:
+            raise ValueError("must be an array of integers, not a string") from None
+    if not isinstance(value, list):
+        raise ValueError(f"must be an array of integers, not {_kind(value)}")
+    return [_integer(item) for item in value]
+
+
+def _kind(value: object) -> str:
+    """Return the name of a value's type in JSON."""
+    names = {bool: "a boolean", str: "a string", list: "an array", dict: "an object"}
+    if value is None:
+        return "null"
+    return names.get(type(value), "a number")

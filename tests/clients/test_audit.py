@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from policies.profile import Profile
-from policies.watch import Rule
-from proxy.audit.verify import Finding, verify
+from policies.rules import Rule
+from proxy.audit.audit_log import Finding, verify
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.chat import PATH, ask, chunks
 from tests.clients.test_metrics import numbers

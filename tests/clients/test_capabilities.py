@@ -10,7 +10,7 @@ import httpx
 from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits
-from policies.storage import ResponseSettings
+from policies.sessions import ResponseSettings
 from proxy.agent.model import Model
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.backend import scripted_backend

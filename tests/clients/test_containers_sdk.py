@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from policies.storage import FileLimits
+from policies.sessions import FileLimits
 from proxy.models.scripted import call, tool_reply
 from tests.clients.test_files_sdk import KEY, MIB, sdk, served
 from tests.fakes.backend import by_history, scripted_backend

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from policies.storage import FileLimits
+from policies.sessions import FileLimits
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.server import EachKey, house, one_key
 

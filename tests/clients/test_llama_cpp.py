@@ -9,7 +9,7 @@ import anyio
 import openai
 import pytest
 
-from policies.token_estimate import estimate
+from policies.context import estimate
 from policies.workspace import INPUT_DIR
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.errors import ASKED, client_of, failed_stream, refused

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from aiohttp import web
 
+from policies.context import estimate
 from policies.profile import Profile
-from policies.token_estimate import estimate
 from policies.workspace import INPUT_DIR, InputLimits
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles

@@ -8,7 +8,7 @@ import anyio
 import openai
 import pytest
 
-from proxy.agent.toolbox import MAX_LOSSES
+from proxy.agent.tools import MAX_LOSSES
 from proxy.models.scripted import call, tool_reply
 from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
 from tests.clients.errors import ASKED, client_of, failed_stream, refused

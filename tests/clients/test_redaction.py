@@ -9,8 +9,8 @@ import pytest
 
 from policies.profile import Profile
 from policies.redaction import Redaction
+from policies.rules import Rule, Watch
 from policies.steps import PROFILES
-from policies.watch import Rule, Watch
 from proxy.models.scripted import call, tool_reply
 from tests.clients.chat import PATH, answer, ask
 from tests.clients.watching import PATIENCE_S, audited, observations, watched

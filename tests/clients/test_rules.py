@@ -10,7 +10,7 @@ import pytest
 from policies.egress import Egress
 from policies.isolation import Isolation
 from policies.profile import Profile
-from policies.watch import Action, Rule, Watch
+from policies.rules import Action, Rule, Watch
 from proxy.models.scripted import call, tool_reply
 from tests.clients.chat import ask
 from tests.clients.test_metrics import numbers

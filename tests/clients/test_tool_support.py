@@ -15,10 +15,9 @@ from policies.profile import Profile
 from policies.tool_support import CHECK_EVERY_S, EVIDENCE_HOLDS_S
 from proxy.agent.model import Model
 from proxy.models.scripted import call, tool_reply
-from proxy.models.tool_probe import ToolProbe
+from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts
 from proxy.profiles import Profiles
 from proxy.store.store import Store
-from proxy.tool_support import ToolSettings, ToolVerdicts
 from tests.clients.chat import answer, ask, client
 from tests.fakes.backend import Item, Refusal, scripted_backend
 from tests.fakes.engine import NO_PARSER, Engine
@@ -74,7 +73,7 @@ async def served(
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     said = (record for record in caplog.records if record.levelno == logging.WARNING)
-    return [record.getMessage() for record in said if record.name == "proxy.tool_support"]
+    return [record.getMessage() for record in said if record.name == "proxy.models.tool_support"]
 
 
 @pytest.mark.parametrize("tokenizes", ["with tools", "no"])

@@ -10,10 +10,9 @@ from typing import Any
 import anyio
 import httpx
 
-from policies.audit import Audit
-from policies.profile import Profile
-from policies.watch import Rule, Watch
-from proxy.audit.ledger import Ledger
+from policies.profile import Audit, Profile
+from policies.rules import Rule, Watch
+from proxy.audit.audit import Ledger
 from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
 from tests.clients.chat import ask, client

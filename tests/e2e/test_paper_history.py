@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import httpx
 
-from policies.paper_words import PaperWords
+from policies.reference_style import PaperWords
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from sandbox_runtime.tools import make_tools

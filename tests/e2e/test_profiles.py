@@ -11,8 +11,8 @@ import anyio
 import httpx
 
 from policies.egress import PRESETS
-from proxy.audit.ledger import Ledger
-from proxy.audit.verify import verify
+from proxy.audit.audit import Ledger
+from proxy.audit.audit_log import verify
 from proxy.config import parse
 from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, tool_reply

@@ -18,7 +18,7 @@ from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.image_check import MODULES, PROGRAMS, installed
 from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation
-from sandbox_runtime.tools.execute_bash import SCHEMA as BASH
+from sandbox_runtime.tools.bash import SCHEMA as BASH
 from tests.fakes.server import REAL_KINDS, Kind, open_sandboxes
 
 in_every_sandbox = pytest.mark.parametrize("kind", REAL_KINDS)

@@ -5,7 +5,7 @@ from contextlib import aclosing
 import pytest
 
 from proxy.models.openai_http import OpenAIHTTPModel
-from proxy.models.tool_probe import MAX_TOKENS, ToolProbe
+from proxy.models.tool_support import MAX_TOKENS, ToolProbe
 from tests.engines.conftest import Served
 from tests.engines.engine import MODEL
 

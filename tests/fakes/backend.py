@@ -6,7 +6,7 @@
     assert backend.requests[0].body["messages"] == [...]
 
 Each request takes the next item of the script, in order of arrival:
-a scripted reply (a dict as `proxy.models.script` reads it), or one of the items below.
+a scripted reply (a dict as `proxy.models.scripted` reads it), or one of the items below.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from proxy.models.script import ScriptedError, ScriptedReply, chunks_of, completion_of, sse
+from proxy.models.scripted import ScriptedError, ScriptedReply, chunks_of, completion_of, sse
 
 Style = Literal["vllm", "sglang", "llama.cpp"]
 

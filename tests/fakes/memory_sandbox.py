@@ -17,7 +17,7 @@ from dataclasses import replace
 from policies.isolation import Isolation
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 from sandbox_runtime.egress.decision import OnAsk, OnDecision
-from sandbox_runtime.egress.meter import Meter
+from sandbox_runtime.egress.limits import Meter
 from sandbox_runtime.errors import (
     FileMissingError,
     FileThereError,

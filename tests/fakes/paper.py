@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from policies.manner import Manner
-from policies.paper_words import PaperWords
-from policies.profile import Profile
+from policies.profile import Manner, Profile
+from policies.reference_style import PaperWords
 from proxy.profiles import overlaid, shipped
 
 

@@ -1,7 +1,7 @@
 """What came of a run, for tests of what is told of it."""
 
 from policies.limits import StopReason
-from proxy.agent.task import Result, Tally
+from proxy.agent.result import Result, Tally
 
 SPENT = Tally(
     llm_calls=2,

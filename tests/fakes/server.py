@@ -26,7 +26,7 @@ from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from policies.profile import Profile
-from policies.storage import FileLimits
+from policies.sessions import FileLimits
 from proxy.__main__ import listen
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
@@ -39,13 +39,13 @@ from proxy.keys import ANYONE, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
+from proxy.models.tool_support import ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
 from proxy.services import Services
 from proxy.store.runs import RunShelf
 from proxy.store.store import Store
 from proxy.text_lengths import TextLengths
-from proxy.tool_support import ToolVerdicts, WatchedModel
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend

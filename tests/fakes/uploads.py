@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from policies.file_names import type_of
-from proxy.uploads import Upload
+from proxy.store.records import Upload
 
 
 class DirectoryUploads:

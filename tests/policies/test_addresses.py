@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from policies.addresses import is_public, parse_network
+from policies.hosts import is_public, parse_network
 
 
 @pytest.mark.parametrize(

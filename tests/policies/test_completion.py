@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.completion import is_answer
+from policies.answer_form import is_answer
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.container_paths import MAX_NAME_BYTES, ArchiveNames, input_path
+from policies.workspace import MAX_NAME_BYTES, ArchiveNames, input_path
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from policies.deadline import TimePlan, time_plan
-from policies.limits import StopReason
+from policies.limits import StopReason, TimePlan, time_plan
 
 WALL_TIME, DEADLINE = StopReason.WALL_TIME, StopReason.DEADLINE
 

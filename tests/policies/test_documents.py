@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from policies.documents import MAX_DOCUMENTS, divided
-from policies.moved_text import stand_in
+from policies.documents import MAX_DOCUMENTS, divided, stand_in
 
 ONE = "".join(f"Line {number} of the first.\n" for number in range(300))
 TWO = "".join(f"Line {number} of the second.\n" for number in range(300))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from policies.echo import EchoCheck, OwnTexts
 from policies.limits import StopReason
 from policies.prompts import INSTRUCTIONS, final_request, sum_up_request, system_prompt
+from policies.reply_checks import EchoCheck, OwnTexts
 
 PROMPT = system_prompt()
 OWN = OwnTexts([PROMPT], INSTRUCTIONS)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.large_json import LARGE_BYTES, decoded, encoded, has_infinity
+from policies.json_bounds import LARGE_BYTES, decoded, encoded, has_infinity
 
 BLANKS = b" " * LARGE_BYTES
 TREES = st.recursive(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.paper_edits import Edited, created, inserted, listed, replaced, viewed
+from policies.reference_style import Edited, created, inserted, listed, replaced, viewed
 
 CLIPPED = (
     "<response clipped><NOTE>To save on context only part of this file has been shown to you."

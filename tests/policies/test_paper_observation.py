@@ -3,7 +3,7 @@
 import pytest
 
 from policies.observation import CommandOutcome, ObservationLimits
-from policies.paper_observation import (
+from policies.reference_style import (
     FINISHED,
     NO_COMMAND,
     bash_words,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.paper_words import PaperWords
+from policies.reference_style import PaperWords
 from sandbox_runtime.tools import make_tools
 from tests.fakes.paper import paper
 

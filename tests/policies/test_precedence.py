@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from policies.egress import Egress
-from policies.orders import ORDERS
-from policies.precedence import Allowed, get, settings, with_value
-from policies.profile import Profile
-from policies.watch import Rule
+from policies.profile import ORDERS, Allowed, Profile, get, settings, with_value
+from policies.rules import Rule
 
 PROFILE = Profile()
 PYPI = Egress("allowlist", allow=("pypi",))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.quoted import MAX_SEARCHED_CHARS, is_quoted
+from policies.reply_checks import MAX_SEARCHED_CHARS, is_quoted
 
 WORDS = "tools are not supported"
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from policies.budgets import DailyBudget, Expense
+from policies.budgets import DailyBudget, Expense, Left, little_left, little_left_today, reminder
 from policies.limits import Limits, Spent
-from policies.remaining import Left, little_left, little_left_today, reminder
 
 LIMITS = Limits(
     max_turns=100, wall_time_s=1000, max_tokens=100_000, max_cost_usd=1.0, max_commands=100

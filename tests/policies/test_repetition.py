@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.repetition import CHECK_EVERY_CHARS, RepetitionCheck, repeated_suffix
+from policies.reply_checks import CHECK_EVERY_CHARS, RepetitionCheck, repeated_suffix
 from tests.policies.legitimate_texts import legitimate_texts
 
 LEGITIMATE = dict(legitimate_texts())

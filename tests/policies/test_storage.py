@@ -1,6 +1,6 @@
 """What clients may keep, and how long."""
 
-from policies.storage import FileLimits
+from policies.sessions import FileLimits
 
 
 def test_a_file_lives_as_long_as_its_client_asks_and_no_longer_than_all() -> None:

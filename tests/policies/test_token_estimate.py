@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.token_estimate import estimate, is_near
+from policies.context import estimate, is_near
 
 # The counts are cl100k's and o200k's.
 COUNTED = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from policies.watch import Rule, Watch, subject
+from policies.rules import Rule, Watch, subject
 
 RULES = Watch(
     (

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from policies.moved_text import KEPT_CHARS
-from policies.token_estimate import estimate
+from policies.context import estimate
+from policies.documents import KEPT_CHARS
 from policies.workspace import INPUT_DIR, Given, Placed, Workspace, long_texts, plan
 
 CSV = Given((0, 1), "file", "YSxi", "a.csv", "text/csv", 3)

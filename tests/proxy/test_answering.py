@@ -12,15 +12,15 @@ from starlette.responses import Response
 
 from policies.steps import Steps
 from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
-from proxy.agent.first_call import StatusHold
-from proxy.agent.task import Result
+from proxy.agent.result import Result
+from proxy.agent.task import StatusHold
 from proxy.api.answering import Frames, streamed
 from proxy.app import routed
 from proxy.errors import ProxyError, internal_error
 from proxy.models.scripted import ScriptedModel
 from proxy.runs.claim import Claim
 from proxy.runs.run import Head, Run
-from proxy.wire.chat_answer import StreamedCompletion, head
+from proxy.wire.chat_response import StreamedCompletion, head
 from proxy.wire.terms import Terms
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from policies.artifacts import ArtifactLimits, Produced
-from proxy.agent.task import Artifact
+from proxy.agent.result import Artifact
 from proxy.files import FileStore, StoredFile
 from proxy.store.store import Store
 from sandbox_runtime.errors import FileTooLargeError, SandboxFileError, SandboxLostError

@@ -8,15 +8,15 @@ from typing import Any
 import anyio
 import pytest
 
-from policies.storage import ResponseSettings
+from policies.sessions import ResponseSettings
 from proxy.api.kept_response import KeptResponse
 from proxy.errors import RunCancelledError
 from proxy.runs.recording import Recording
+from proxy.store.conversations import ResponseQuota
 from proxy.store.database import Database
 from proxy.store.records import StoredResponse
-from proxy.store.response_quota import ResponseQuota
 from proxy.store.responses import ResponseShelf
-from proxy.wire.responses_answer import Asked
+from proxy.wire.responses_response import Asked
 from proxy.wire.responses_tools import AskedTools
 
 BODY = {"model": "fake-model", "input": "Hello."}

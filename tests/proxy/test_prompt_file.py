@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from policies.paper_words import NO_CALL
+from policies.reference_style import NO_CALL
 from proxy.config import ConfigError, parse
 from proxy.profiles import build_profiles
 from proxy.prompt_file import read_words

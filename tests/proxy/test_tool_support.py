@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from policies.tool_support import EVIDENCE_HOLDS_S, SUPPORTED
-from proxy.agent.task import Result, Tally, ToolTrouble
-from proxy.tool_support import MAX_MODELS, ToolSettings, ToolVerdicts
+from proxy.agent.result import Result, Tally, ToolTrouble
+from proxy.models.tool_support import MAX_MODELS, ToolSettings, ToolVerdicts
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.results import SUBMITTED
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 import yaml
 
-from policies.paper_words import PaperWords
 from policies.profile import Profile
+from policies.reference_style import PaperWords
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from proxy.prompt_file import read_words

@@ -33,7 +33,7 @@ from sandbox_runtime.protocol import (
 )
 from sandbox_runtime.sandbox import OutputCap, SandboxRef
 from sandbox_runtime.streams import Connection
-from sandbox_runtime.tools.contents import write
+from sandbox_runtime.tools.editor import write_file as write
 from tests.fakes.hand_clock import HandClock
 from tests.sandbox_runtime.puppet_guest import (
     REPORT,

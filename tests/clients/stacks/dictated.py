@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.models.script import sse
+from proxy.models.scripted import sse
 from tests.fakes.backend import Held, Item, Raw, Refusal
 
 JSON = {"content-type": "application/json"}

@@ -10,6 +10,7 @@ from policies.artifacts import Produced
 from policies.limits import Limits
 from policies.profile import Profile
 from proxy.agent.agent import Agent
+from proxy.agent.context_windows import Windows
 from proxy.agent.events import (
     AnswerDelta,
     Event,
@@ -19,8 +20,8 @@ from proxy.agent.events import (
     ToolCallFinished,
 )
 from proxy.agent.model import Model, Reply
-from proxy.agent.task import Artifact, Result, Task
-from proxy.agent.windows import Windows
+from proxy.agent.result import Artifact, Result
+from proxy.agent.task import Task
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel, call, tool_reply
 from proxy.workspaces import Workspaces

@@ -8,9 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from proxy.agent import choices
-from proxy.agent.agent import Agent
-from proxy.agent.choices import several
+from proxy.agent import agent as choices
+from proxy.agent.agent import Agent, several
 from proxy.agent.events import AnswerDelta, Event, OfChoice, OnDelta, RunFinished
 from proxy.agent.model import Reply
 from proxy.agent.task import Task

@@ -13,8 +13,7 @@ import pytest
 
 from policies.budgets import DailyBudget
 from policies.limits import Limits, StopReason
-from policies.manner import Manner
-from policies.profile import Profile
+from policies.profile import Manner, Profile
 from policies.prompts import FINAL_ANSWER, SUM_UP
 from policies.sessions import Session, State
 from proxy.agent.events import Event, ToolCallFinished

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from policies.limits import Limits
-from proxy.agent.efficiency import times
-from proxy.agent.stopwatch import Stopwatch
-from proxy.agent.task import Tally
+from proxy.agent.result import Stopwatch, Tally, times
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.hand_clock import HandClock
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, answered, bash

@@ -7,9 +7,9 @@ import pytest
 
 from policies.hosts import Target
 from policies.profile import Profile
-from policies.watch import Rule, Watch
-from proxy.agent.egress_watch import MAX_TOLD, PERIOD_S, STILL_OPEN, EgressWatch
+from policies.rules import Rule, Watch
 from proxy.agent.events import EgressDecided, RuleMet
+from proxy.agent.guard import MAX_TOLD, PERIOD_S, STILL_OPEN, EgressWatch
 from proxy.agent.task import Task
 from sandbox_runtime.egress.decision import Decision
 from tests.proxy.agent.runs import USER, Events, MemoryOutbox

@@ -12,17 +12,18 @@ from policies.limits import Limits, StopReason
 from policies.profile import Profile
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.budget import Budget, Paying
+from proxy.agent.context import ObservationFiles
+from proxy.agent.context_windows import Window, Windows
 from proxy.agent.conversation import Conversation
 from proxy.agent.events import Event, OnDelta, Refused
-from proxy.agent.final import Final, FinalCall, in_form
-from proxy.agent.first_call import FirstCall
+from proxy.agent.final_answer import Final, FinalCall, in_form
 from proxy.agent.guard import Guard
 from proxy.agent.model import Reply
-from proxy.agent.observation_files import ObservationFiles
 from proxy.agent.prose import ProseRules
-from proxy.agent.task import Result, Task
-from proxy.agent.toolbox import Toolbox
-from proxy.agent.windows import Window, Windows
+from proxy.agent.result import Result
+from proxy.agent.task import Task
+from proxy.agent.tools import Toolbox
+from proxy.agent.turn_stream import FirstCall
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes

@@ -14,7 +14,8 @@ from policies.limits import Limits, StopReason
 from policies.profile import Profile
 from policies.sessions import GoesOn, Session, State
 from proxy.agent.agent import Agent
-from proxy.agent.task import Result, Task
+from proxy.agent.result import Result
+from proxy.agent.task import Task
 from proxy.models.scripted import ScriptedModel, tool_reply
 from proxy.workspaces import Workspaces
 from sandbox_runtime.egress.decision import OnAsk, OnDecision

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from proxy.agent.links import LinkWriter
+from proxy.agent.answer import LinkWriter
 from tests.proxy.agent.cuts import cuts
 
 OUT = "/testbed/output"

@@ -8,7 +8,7 @@ from policies.artifacts import ArtifactLimits, LeftOut
 from policies.limits import Limits, StopReason
 from policies.profile import Profile
 from proxy.agent.events import AnswerDelta, Event, FileProduced
-from proxy.agent.task import Artifact
+from proxy.agent.result import Artifact
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.proxy.agent.runs import SUBMIT, Events, Run, answered, bash

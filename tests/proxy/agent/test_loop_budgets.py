@@ -13,13 +13,12 @@ from policies.limits import Limits, StopReason
 from policies.prices import Price
 from policies.prompts import NO_BUDGET, WHY_NO_MORE_TOOLS, final_request
 from policies.sessions import Session, State
-from proxy.agent.budget import Budget
-from proxy.agent.day import Day
+from proxy.agent.budget import Budget, Day
 from proxy.agent.events import Event, ToolOutput
 from proxy.agent.task import Task
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from proxy.store.store import Store
-from sandbox_runtime.egress.errors import DeniedError
+from sandbox_runtime.egress.decision import DeniedError
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Events, Run, bash, valid
 

@@ -12,7 +12,7 @@ from policies.limits import StopReason
 from policies.prompts import final_request
 from proxy.agent.events import Event, OnDelta, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.model import Reply
-from proxy.agent.toolbox import MAX_LOSSES
+from proxy.agent.tools import MAX_LOSSES
 from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from sandbox_runtime.egress.decision import OnAsk, OnDecision

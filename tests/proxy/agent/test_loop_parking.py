@@ -8,7 +8,7 @@ import pytest
 from policies.limits import Limits, StopReason
 from policies.sessions import GoesOn, Session, State
 from proxy.agent.parking import NO_RESULT, Parked, names
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots

@@ -2,7 +2,7 @@
 
 from policies.artifacts import LeftOut
 from policies.workspace import OUTPUT_DIR
-from proxy.agent.outputs import Outputs
+from proxy.agent.artifacts import Outputs
 from tests.fakes.memory_sandbox import MemorySandbox
 
 MAX_FILE_BYTES = 1 << 20

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from proxy.agent.text_argument import TextArgument, recovered_answer
+from proxy.agent.tool_calls import TextArgument, recovered_answer
 from tests.proxy.agent.cuts import cuts
 
 ALPHABET = [

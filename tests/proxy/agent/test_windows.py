@@ -7,7 +7,7 @@ import anyio.lowlevel
 import pytest
 
 from policies.context import ContextSizes
-from proxy.agent.windows import MAX_LEARNT, Windows
+from proxy.agent.context_windows import MAX_LEARNT, Windows
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel
 

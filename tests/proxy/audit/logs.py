@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.audit.book import Book
-from proxy.audit.chain import LAST
-from proxy.audit.day import day_of
-from proxy.audit.verify import Finding, verify
+from proxy.audit.audit_log import LAST, Book, Finding, day_of, verify
 
 NOW = 4_000_000_000.0
 """So late that no day before is older than days are kept."""

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from proxy.agent.events import Emit, Event
-from proxy.agent.task import Result, Task
-from proxy.audit.ledger import Ledger
+from proxy.agent.result import Result
+from proxy.agent.task import Task
+from proxy.audit.audit import Ledger
 from tests.fakes.results import SUBMITTED
 from tests.proxy.agent.runs import USER, MemoryOutbox
 from tests.proxy.audit.logs import NOW, found, states, write

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.audit.book import Book
-from proxy.audit.chain import LAST, Chain
-from proxy.audit.day import Index, log_path
+from proxy.audit.audit_log import LAST, Book, Chain, Index, log_path
 from tests.proxy.audit.logs import DAY, NOW, found, states, write, wrong
 
 A_DAY_S = 86_400.0

@@ -12,11 +12,9 @@ import pytest
 
 from proxy.agent.model import MAX_CALLS
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly
-from proxy.models.merging import MAX_FIELD_CHARS
+from proxy.models.assembly import MAX_ARGUMENTS_CHARS, MAX_FIELD_CHARS, Assembly
 from proxy.models.openai_http import OpenAIHTTPModel
-from proxy.models.sse import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
-from proxy.models.tool_call_assembly import MAX_ARGUMENTS_CHARS
+from proxy.models.streamed_reply import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
 from tests.fakes.backend import Frames, Item, Raw, chunk, frames, scripted_backend
 from tests.proxy.agent.runs import USER
 from tests.proxy.models.heard import Heard

@@ -16,8 +16,7 @@ from aiohttp import web
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta
 from proxy.errors import BackendError
-from proxy.models.litellm_dialect import as_openai, call_arguments
-from proxy.models.litellm_model import LiteLLMModel
+from proxy.models.litellm_model import LiteLLMModel, as_openai, call_arguments
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import (
     Backend,

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from policies.large_json import encoded
+from policies.json_bounds import encoded
 from proxy.agent.events import ReasoningDelta, TextDelta
 from proxy.errors import BackendError
 from proxy.models.openai_http import OpenAIHTTPModel

@@ -6,8 +6,7 @@ import pytest
 
 from policies.context import ContextSizes
 from proxy.errors import ContextOverflowError
-from proxy.models.backend_errors import backend_error
-from proxy.models.overflow import sizes_in
+from proxy.models.backend_errors import backend_error, sizes_in
 
 NONE = ContextSizes()
 LLAMA_CPP = {

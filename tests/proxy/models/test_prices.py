@@ -8,8 +8,7 @@ import pytest
 
 from policies.prices import Price, Tariff, cost_usd, counted
 from proxy.models.litellm_model import _imported
-from proxy.models.litellm_prices import read_tariffs
-from proxy.models.prices import Prices
+from proxy.models.prices import Prices, read_tariffs
 
 OWN = Price(1.0, 2.0)
 
@@ -41,7 +40,7 @@ async def test_a_model_is_found_with_its_provider_before_it_or_without() -> None
 
 def test_the_table_is_read_without_importing_litellm() -> None:
     program = (
-        "import sys; from proxy.models.litellm_prices import read_tariffs;"
+        "import sys; from proxy.models.prices import read_tariffs;"
         "assert len(read_tariffs()) > 1000; assert 'litellm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -11,7 +11,7 @@ from proxy.errors import BackendError
 from proxy.models.assembly import COUNT_EVERY, Assembly
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import text_reply
-from proxy.models.streamed_reply import Streaming, refuses_streams
+from proxy.models.streamed_reply import StreamSupport, refuses_streams
 from tests.fakes.backend import Refusal, chunk, scripted_backend
 from tests.proxy.agent.runs import USER, MemoryOutbox
 from tests.proxy.models.heard import Heard
@@ -50,7 +50,7 @@ async def test_refusal_for_another_parameter_is_not_remembered() -> None:
 
 def test_refusal_to_stream_holds_for_ten_minutes() -> None:
     now = 0.0
-    streaming = Streaming(lambda: now)
+    streaming = StreamSupport(lambda: now)
     streaming.note_refusal("m", BackendError("cannot stream", status=400))
     assert (streaming.is_supported("m"), streaming.is_supported("other")) == (False, True)
     now = 601.0
@@ -86,7 +86,7 @@ def test_refusal_to_stream_is_told_from_other_refusals(message: str, refuses: bo
 def test_running_counts_are_asked_for_where_the_server_has_them(
     owner: str, asked: dict[str, object]
 ) -> None:
-    streaming = Streaming()
+    streaming = StreamSupport()
     streaming.learn([{"id": "m", "owned_by": owner}])
     assert streaming.request(BODY) == {**BODY, "stream": True, **asked}
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.prices import Counted, counted
-from proxy.models.usage_reader import MAX_BYTES, UsageReader
+from proxy.models.streamed_reply import MAX_USAGE_BYTES, UsageReader
 
 JSON, EVENTS = "application/json; charset=utf-8", "text/event-stream"
 
@@ -61,7 +61,7 @@ def test_a_stream_that_tells_no_usage_is_known_by_its_events() -> None:
     assert (reader.usage, reader.made) == ({}, 3)
 
 
-LONG = "x" * (MAX_BYTES + 1)
+LONG = "x" * (MAX_USAGE_BYTES + 1)
 TOLD = {"prompt_tokens": 7, "completion_tokens": 3}
 
 
@@ -110,7 +110,7 @@ def test_an_answer_that_tells_no_usage_is_known_by_what_was_made() -> None:
         (JSON, b'{"usage": 7}'),
         (JSON, b"[" * 100_000),
         (EVENTS, b'data: {"usage": \n\n'),
-        (JSON, b'{"usage": {"prompt_tokens": 7}}' + b" " * (MAX_BYTES + 1)),
+        (JSON, b'{"usage": {"prompt_tokens": 7}}' + b" " * (MAX_USAGE_BYTES + 1)),
     ],
 )
 def test_what_tells_none_is_no_hindrance(content_type: str, body: bytes) -> None:

@@ -26,7 +26,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.task import Artifact, Compaction, Notice, Result, Tally
+from proxy.agent.result import Artifact, Compaction, Notice, Result, Tally
 from proxy.errors import BackendError, ProxyError, RunCancelledError, RunLostError
 from proxy.runs.record import Record
 from proxy.store.records import RunStatus

@@ -8,7 +8,7 @@ import pytest
 
 from policies.limits import StopReason
 from proxy.agent.events import Emit, Event, TurnStarted
-from proxy.agent.task import Result
+from proxy.agent.result import Result
 from proxy.errors import RunCancelledError
 from proxy.runs.claim import Claim
 from proxy.runs.run import MAX_BEHIND, Head, Listener, Run

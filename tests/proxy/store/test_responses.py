@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.storage import ResponseSettings
+from policies.sessions import ResponseSettings
 from proxy.errors import BadRequestError
 from proxy.store.conversations import OWN_BYTES
 from proxy.store.records import Conversation, Page, StoredResponse

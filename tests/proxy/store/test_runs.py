@@ -12,7 +12,6 @@ import pytest
 from proxy.agent.parking import Parked
 from proxy.store.database import SWEEP_ROWS
 from proxy.store.migrations import STEPS
-from proxy.store.parked import MAX_BYTES as MAX_PARKED_BYTES
 from proxy.store.records import StoredRun
 from proxy.store.runs import LOST_S, MAX_BYTES, MAX_RUNS, MAX_SUMMARIES, SUMMARY_KEEP_S
 from proxy.store.store import Store
@@ -110,7 +109,7 @@ async def test_the_newest_result_is_kept_whatever_its_size(store: Store) -> None
 
 
 async def test_the_oldest_runs_that_wait_go_where_they_are_too_large(store: Store) -> None:
-    said = {"role": "user", "content": "x" * (MAX_PARKED_BYTES * 2 // 5)}
+    said = {"role": "user", "content": "x" * (MAX_BYTES * 2 // 5)}
     for name in ("1", "2", "3"):
         calls = [(f"call_{name}_1", "c", "weather")]
         await store.parked.save(OWNER, Parked([said], 0, calls, as_text=False, goes_on=None))

@@ -17,9 +17,9 @@ from proxy.config import ConfigError, parse
 from proxy.errors import QuotaError
 from proxy.joining import build_store
 from proxy.store.blobs import GRACE_S, Blob
+from proxy.store.database import MAX_FILES
 from proxy.store.errors import StoreError
 from proxy.store.migrations import STEPS
-from proxy.store.quota import MAX_FILES
 from proxy.store.records import ContainerWish, Page, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA

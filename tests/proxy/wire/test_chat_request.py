@@ -7,11 +7,11 @@ import pytest
 from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm
 from policies.artifacts import Produced
 from policies.sessions import function_call_id, states
-from proxy.agent.task import Artifact, Task
+from proxy.agent.result import Artifact
+from proxy.agent.task import Task
 from proxy.errors import BadRequestError
-from proxy.wire.chat_request import check_messages, choice_count, to_task, wants_usage
-from proxy.wire.legacy_functions import with_ids
-from proxy.wire.shapes import request_body, text
+from proxy.wire.chat_request import check_messages, choice_count, to_task, wants_usage, with_ids
+from proxy.wire.validation import request_body, text
 from sandbox_runtime.sandbox import Sandbox
 
 MESSAGES = [{"role": "user", "content": "Hi", "name": "ada", "x_unknown": [1]}]

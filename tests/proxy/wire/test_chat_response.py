@@ -20,7 +20,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.task import Artifact, Compaction, Result
+from proxy.agent.result import Artifact, Compaction, Result
 from proxy.wire.chat_response import ChunkWriter, completion
 from tests.fakes.results import SPENT, SPENT_TOLD
 

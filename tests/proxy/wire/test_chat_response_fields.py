@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from proxy.agent.events import AnswerDelta, OfChoice, ReasoningDelta, Refused
-from proxy.agent.task import Notice
-from proxy.wire.chat_answer import WholeCompletion, head
-from proxy.wire.chat_response import completion, usage
+from proxy.agent.result import Notice
+from proxy.wire.chat_response import WholeCompletion, completion, head
+from proxy.wire.result_objects import usage
 from tests.proxy.wire.test_chat_response import (
     CALL,
     NOTHING,

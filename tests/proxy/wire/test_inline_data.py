@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from proxy.wire.inline_data import InlineData, data_url
+from proxy.wire.content_parts import InlineData, data_url
 
 
 def bare(text: str) -> InlineData:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import BadRequestError
-from proxy.wire.parameters import OPENAI, check_parameters, shapes
+from proxy.wire.chat_parameters import OPENAI, check_parameters, has_effect
 from tests.openapi.description import described, field_names
 
 HELLO = {"role": "user", "content": "Hello."}
@@ -284,4 +284,4 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
     ],
 )
 def test_false_and_zero_shape_the_answer_where_they_are_no_default(name: str, value: int) -> None:
-    assert shapes(name, value)
+    assert has_effect(name, value)

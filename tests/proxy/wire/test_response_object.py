@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from proxy.agent.task import Tally
-from proxy.wire.response_object import begun, ended
+from proxy.agent.result import Tally
+from proxy.wire.responses_response import begun, ended
 from tests.fakes.results import SUBMITTED
 
 RESULT = replace(SUBMITTED, tally=Tally(wall_ms=2500))

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from proxy.errors import BadRequestError, NotFoundError
-from proxy.wire.responses_input import input_items
-from proxy.wire.responses_request import FIELDS, as_chat
-from proxy.wire.shapes import request_body, text
+from proxy.wire.responses_request import as_chat, input_items
+from proxy.wire.responses_shapes import FIELDS
+from proxy.wire.validation import request_body, text
 from tests.openapi.description import described, field_names
 
 PICTURE = {"type": "input_image", "image_url": "https://example.com/a.png", "detail": "low"}

@@ -14,7 +14,7 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.wire.chat_response import ChunkWriter
-from proxy.wire.step_events import MAX_OUTPUT_CHARS
+from proxy.wire.steps import MAX_OUTPUT_CHARS
 
 STARTED = ToolCallStarted(1, "the-models-own", "execute_bash", {"command": "ls"})
 

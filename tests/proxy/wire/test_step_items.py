@@ -15,7 +15,7 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.agent.task import Artifact
+from proxy.agent.result import Artifact
 from proxy.wire.chat_response import ChunkWriter
 from tests.fakes.open_webui import OpenWebUI
 from tests.fakes.results import SUBMITTED

@@ -16,8 +16,15 @@ from proxy.agent.events import (
     ToolCallStarted,
     ToolOutput,
 )
-from proxy.wire.output_digest import HEAD_CHARS, HEAD_LINES, TAIL_CHARS, TAIL_LINES
-from proxy.wire.steps import MAX_COMMAND_CHARS, StepText, extension
+from proxy.wire.steps import (
+    HEAD_CHARS,
+    HEAD_LINES,
+    MAX_COMMAND_CHARS,
+    TAIL_CHARS,
+    TAIL_LINES,
+    StepText,
+    extension,
+)
 
 
 def started(name: str, arguments: Mapping[str, Any]) -> ToolCallStarted:

@@ -10,7 +10,7 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 
-from sandbox_runtime.egress.resolver import SystemResolver
+from sandbox_runtime.egress.dialer import SystemResolver
 
 SILENT = "silent.example."
 """Names below it are never answered."""

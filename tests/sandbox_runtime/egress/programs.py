@@ -7,10 +7,9 @@ from typing import Any
 
 from policies.egress import Egress
 from sandbox_runtime.egress.decision import Decision
-from sandbox_runtime.egress.dialer import Connect, Endpoint
+from sandbox_runtime.egress.dialer import Connect, Endpoint, Resolve
 from sandbox_runtime.egress.gateway import Gateway
-from sandbox_runtime.egress.patience import Patience
-from sandbox_runtime.egress.resolver import Resolve
+from sandbox_runtime.egress.limits import Timeouts
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer, end, trusting
 
@@ -126,7 +125,7 @@ async def inside(
     connect: Connect | None = None,
     forbidden: Collection[Endpoint] = (),
     secrets: Mapping[str, str] | None = None,
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
 ) -> AsyncIterator[Inside]:
     """A sandbox's way out to stand-ins, with programs that may connect to it."""
     decisions: list[Decision] = []
@@ -137,7 +136,7 @@ async def inside(
         forbidden=forbidden,
         secrets=secrets,
         on_event=decisions.append,
-        patience=patience,
+        timeouts=timeouts,
     )
     async with ways_in(gateway, decisions) as sandbox:
         yield sandbox

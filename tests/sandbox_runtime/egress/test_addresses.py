@@ -9,10 +9,9 @@ import pytest
 from anyio import fail_after
 
 from policies.egress import Egress
-from sandbox_runtime.egress.dialer import Server
+from sandbox_runtime.egress.dialer import Server, SystemResolver
 from sandbox_runtime.egress.gateway import Gateway
-from sandbox_runtime.egress.patience import Patience
-from sandbox_runtime.egress.resolver import SystemResolver
+from sandbox_runtime.egress.limits import Timeouts
 from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Origin, echo
 from tests.sandbox_runtime.egress.programs import Inside, allowing, inside, ways_in
 
@@ -138,24 +137,24 @@ async def test_the_next_address_is_tried_where_one_is_silent() -> None:
             await asyncio.Event().wait()
         return await internet.connect(ip, port)
 
-    patience = Patience(connect_s=0.05)
+    timeouts = Timeouts(connect_s=0.05)
     async with (
         internet.server(origin),
-        inside(OPEN, internet, connect=drops, patience=patience) as sandbox,
+        inside(OPEN, internet, connect=drops, timeouts=timeouts) as sandbox,
     ):
         assert (await get(sandbox, "two.example")).startswith(b"HTTP/1.1 200 ")
     assert dialed == [OTHER, PUBLIC]
 
 
 async def test_silence_of_all_addresses_and_of_the_resolver_is_a_timeout() -> None:
-    internet, patience = Internet({"silent.example": [PUBLIC]}), Patience(connect_s=0.05)
+    internet, timeouts = Internet({"silent.example": [PUBLIC]}), Timeouts(connect_s=0.05)
 
     async def silence(*_: object) -> Any:
         await asyncio.Event().wait()
 
-    async with inside(OPEN, internet, connect=silence, patience=patience) as sandbox:
+    async with inside(OPEN, internet, connect=silence, timeouts=timeouts) as sandbox:
         assert (await get(sandbox, "silent.example")).startswith(b"HTTP/1.1 504 Gateway Timeout: ")
-    async with inside(OPEN, internet, resolve=silence, patience=patience) as sandbox:
+    async with inside(OPEN, internet, resolve=silence, timeouts=timeouts) as sandbox:
         assert b"cannot resolve silent.example: no answer" in await get(sandbox, "silent.example")
 
 

@@ -7,9 +7,8 @@ import pytest
 from anyio import fail_after, move_on_after
 
 from policies.egress import Egress
-from sandbox_runtime.egress.errors import DeniedError
-from sandbox_runtime.egress.meter import Meter
-from sandbox_runtime.egress.patience import Patience
+from sandbox_runtime.egress.decision import DeniedError
+from sandbox_runtime.egress.limits import Meter, Timeouts
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet, Origin, Reader, Writer, echo
 from tests.sandbox_runtime.egress.programs import allowing, inside
@@ -134,8 +133,8 @@ async def test_what_is_too_fast_waits(rate: float) -> None:
 @pytest.mark.parametrize("sent", [b"", b"G", GET[:-2], GET.replace(b"GET", b"POST")[:-1]], ids=repr)
 async def test_a_request_that_does_not_come_ends_the_connection(sent: bytes) -> None:
     internet = Internet()
-    patience = Patience(head_s=0.05)
-    async with inside(allowing("allowed.example"), internet, patience=patience) as sandbox:
+    timeouts = Timeouts(head_s=0.05)
+    async with inside(allowing("allowed.example"), internet, timeouts=timeouts) as sandbox:
         with fail_after(5):
             answer = await sandbox.say(sent)
             decision = await sandbox.decided()
@@ -145,8 +144,8 @@ async def test_a_request_that_does_not_come_ends_the_connection(sent: bytes) -> 
 
 
 async def test_a_request_that_comes_byte_by_byte_has_no_more_time() -> None:
-    patience = Patience(head_s=0.1)
-    async with inside(allowing("allowed.example"), Internet(), patience=patience) as sandbox:
+    timeouts = Timeouts(head_s=0.1)
+    async with inside(allowing("allowed.example"), Internet(), timeouts=timeouts) as sandbox:
         reader, writer = await sandbox.open()
 
         async def dribble() -> None:
@@ -165,7 +164,7 @@ async def test_a_tunnel_in_which_nothing_passes_is_closed() -> None:
     internet = Internet()
     async with (
         internet.server(echo, port=7),
-        inside(allowing(HOST), internet, patience=Patience(idle_s=0.1)) as sandbox,
+        inside(allowing(HOST), internet, timeouts=Timeouts(idle_s=0.1)) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.connect(HOST)
@@ -193,7 +192,7 @@ async def test_bytes_in_one_direction_keep_a_tunnel_open() -> None:
         internet.server(trickle, port=7),
         internet.server(count, port=9),
         inside(
-            allowing(HOST, "allowed.example:9"), internet, patience=Patience(idle_s=1.0)
+            allowing(HOST, "allowed.example:9"), internet, timeouts=Timeouts(idle_s=1.0)
         ) as sandbox,
     ):
         with fail_after(10):
@@ -213,7 +212,7 @@ async def test_a_program_that_does_not_read_is_left() -> None:
     internet = Internet()
     async with (
         internet.server(pour, port=7),
-        inside(allowing(HOST), internet, patience=Patience(idle_s=0.1)) as sandbox,
+        inside(allowing(HOST), internet, timeouts=Timeouts(idle_s=0.1)) as sandbox,
     ):
         with fail_after(5):
             await sandbox.connect(HOST)
@@ -230,7 +229,7 @@ async def test_a_server_that_does_not_answer_is_left() -> None:
 
     async with (
         internet.server(mute),
-        inside(allowing("allowed.example"), internet, patience=Patience(idle_s=0.1)) as sandbox,
+        inside(allowing("allowed.example"), internet, timeouts=Timeouts(idle_s=0.1)) as sandbox,
     ):
         with fail_after(5):
             answer = await sandbox.say(GET)
@@ -241,7 +240,7 @@ async def test_a_program_that_stays_after_its_answer_is_left() -> None:
     internet, origin = Internet(), Origin()
     async with (
         internet.server(origin),
-        inside(allowing("allowed.example"), internet, patience=Patience(linger_s=0.05)) as sandbox,
+        inside(allowing("allowed.example"), internet, timeouts=Timeouts(linger_s=0.05)) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.open()

@@ -6,8 +6,8 @@ import h11
 import pytest
 from anyio import fail_after
 
-from sandbox_runtime.egress.errors import DeniedError
-from sandbox_runtime.egress.request_head import CHUNKED, parse
+from sandbox_runtime.egress.decision import DeniedError
+from sandbox_runtime.egress.http1 import CHUNKED, parse_request_head
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet, Origin
 from tests.sandbox_runtime.egress.programs import allowing, inside
@@ -182,7 +182,7 @@ def test_whatever_passes_the_parser_another_reader_takes_for_the_same_request() 
             head[at:end] = dice.choice((*PIECES, bytes((dice.randrange(256),)), b""))
         head = head[: head.find(b"\r\n\r\n") + 4]
         try:
-            parsed = parse(bytes(head))
+            parsed = parse_request_head(bytes(head))
             target = parsed.target()
             parsed.check_host(target)
         except DeniedError:

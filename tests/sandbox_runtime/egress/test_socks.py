@@ -7,7 +7,7 @@ import pytest
 from anyio import fail_after
 
 from policies.egress import Egress
-from sandbox_runtime.egress.patience import Patience
+from sandbox_runtime.egress.limits import Timeouts
 from tests.sandbox_runtime.egress.internet import PUBLIC, Internet, Reader, Writer, echo, trusting
 from tests.sandbox_runtime.egress.programs import allowing, inside
 
@@ -132,7 +132,7 @@ async def test_only_no_authentication_is_offered() -> None:
     "sent", [b"\x05", b"\x05\x02\x00", HELLO, HELLO + b"\x05\x01\x00\x03\x09a"]
 )
 async def test_a_greeting_that_does_not_end_ends_the_connection(sent: bytes) -> None:
-    async with inside(Egress(mode="open"), Internet(), patience=Patience(head_s=0.05)) as sandbox:
+    async with inside(Egress(mode="open"), Internet(), timeouts=Timeouts(head_s=0.05)) as sandbox:
         with fail_after(5):
             assert (await sandbox.say(sent)).endswith(reply(1))
             decision = await sandbox.decided()

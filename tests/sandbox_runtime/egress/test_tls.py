@@ -10,10 +10,10 @@ from anyio import fail_after
 
 from policies.egress import Egress
 from policies.hosts import Target
-from sandbox_runtime.egress.client_hello import read_hello, server_name
-from sandbox_runtime.egress.connection import Inbox
-from sandbox_runtime.egress.errors import DeniedError
-from sandbox_runtime.egress.patience import Patience
+from sandbox_runtime.egress.connection import BufferedReader
+from sandbox_runtime.egress.decision import DeniedError
+from sandbox_runtime.egress.limits import Timeouts
+from sandbox_runtime.egress.tls_tunnel import read_client_hello, server_name
 from tests.sandbox_runtime.egress.internet import CERTIFICATE, Internet, Reader, Writer, echo
 from tests.sandbox_runtime.egress.programs import Pieces, allowing, inside
 
@@ -200,7 +200,7 @@ async def test_a_hello_that_does_not_come_ends_the_connection(sent: bytes) -> No
     internet = Internet()
     async with (
         internet.server(echo, port=443),
-        inside(Egress(mode="open"), internet, patience=Patience(head_s=0.05)) as sandbox,
+        inside(Egress(mode="open"), internet, timeouts=Timeouts(head_s=0.05)) as sandbox,
     ):
         with fail_after(5):
             reader, writer = await sandbox.connect("allowed.example:443")
@@ -228,15 +228,18 @@ CUTS: dict[str, Callable[[bytes], list[bytes]]] = {
 async def test_a_hello_is_read_however_it_is_cut(cut: Callable[[bytes], list[bytes]]) -> None:
     pieces = cut(client_hello("allowed.example"))
     whole = b"".join(pieces)
-    inbox = Inbox(Pieces([*pieces, b"more"]))
-    assert await read_hello(inbox, Target("allowed.example", 443)) == whole
-    assert await inbox.some(10) == b"more"
+    reader = BufferedReader(Pieces([*pieces, b"more"]))
+    assert await read_client_hello(reader, Target("allowed.example", 443)) == whole
+    assert await reader.read(10) == b"more"
 
 
 async def test_a_hello_of_many_kilobytes_is_read() -> None:
     hello = client_hello("allowed.example", alpn=900)
     assert len(hello) > 10_000
-    assert await read_hello(Inbox(Pieces([hello])), Target("allowed.example", 443)) == hello
+    assert (
+        await read_client_hello(BufferedReader(Pieces([hello])), Target("allowed.example", 443))
+        == hello
+    )
 
 
 def name_that_openssl_sees(hello: bytes) -> str | None:
@@ -274,4 +277,4 @@ async def test_random_bytes_are_denied_and_nothing_worse() -> None:
         body = dice.randbytes(dice.randint(0, 60))
         sent = [dice.choice((record(body), record(message(body)), b"\x16" + body))]
         with pytest.raises(DeniedError):
-            await read_hello(Inbox(Pieces(sent)), Target("allowed.example", 443))
+            await read_client_hello(BufferedReader(Pieces(sent)), Target("allowed.example", 443))

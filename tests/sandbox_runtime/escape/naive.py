@@ -9,9 +9,8 @@ from typing import Any
 
 from policies.egress import Egress
 from sandbox_runtime.egress.connection import Connection
-from sandbox_runtime.egress.dialer import Connect, Endpoint
-from sandbox_runtime.egress.patience import Patience
-from sandbox_runtime.egress.resolver import Resolve
+from sandbox_runtime.egress.dialer import Connect, Endpoint, Resolve
+from sandbox_runtime.egress.limits import Timeouts
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import DATA, END, MAX_REPORT_BYTES, Decoder, parse_object
@@ -115,7 +114,7 @@ class NaiveWayOut:
         resolve: Resolve,
         connect: Connect,
         forbidden: Collection[Endpoint],
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> None:
         self._resolve = resolve
         self._connect = connect

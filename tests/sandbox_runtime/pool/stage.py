@@ -9,7 +9,7 @@ import anyio
 
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
-from sandbox_runtime.pool.keeper import BEAT_S
+from sandbox_runtime.pool.lifecycle import BEAT_S
 from sandbox_runtime.pool.pool import Pool, PoolStats
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.puppet_backend import PuppetBackend

@@ -8,7 +8,7 @@ import pytest
 
 from policies.pool import PoolSettings
 from sandbox_runtime.errors import SandboxUnavailableError
-from sandbox_runtime.pool.keeper import BEAT_S
+from sandbox_runtime.pool.lifecycle import BEAT_S
 from sandbox_runtime.sweeper import SWEEP_S, sweep_forever
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.puppet_backend import PuppetBackend

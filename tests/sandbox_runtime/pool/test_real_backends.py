@@ -15,7 +15,7 @@ import pytest
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.pool.keeper import BEAT_S
+from sandbox_runtime.pool.lifecycle import BEAT_S
 from sandbox_runtime.pool.pool import Pool
 from tests.e2e.leftovers import Engine, cgroups_of, descendants, open_files, tasks
 from tests.fakes.hand_clock import HandClock

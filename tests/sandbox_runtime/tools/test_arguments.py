@@ -2,9 +2,8 @@
 
 import pytest
 
-from sandbox_runtime.tools.arguments import checked, expected_shape
-from sandbox_runtime.tools.base import Mistake, ToolSchema
-from sandbox_runtime.tools.execute_bash import SCHEMA as BASH
+from sandbox_runtime.tools.base import ToolInputError, ToolSchema, expected_shape, parse_arguments
+from sandbox_runtime.tools.bash import SCHEMA as BASH
 
 SCHEMA: ToolSchema = {
     "type": "function",
@@ -31,11 +30,13 @@ SHAPE = (
 
 def test_right_arguments_pass_as_they_are() -> None:
     given = {"mode": "read", "count": 3, "range": [1, -1], "note": " as\nit is "}
-    assert checked(SCHEMA, given) == given
+    assert parse_arguments(SCHEMA, given) == given
 
 
 def test_a_null_is_as_good_as_absent() -> None:
-    assert checked(SCHEMA, {"mode": "read", "count": None, "range": None}) == {"mode": "read"}
+    assert parse_arguments(SCHEMA, {"mode": "read", "count": None, "range": None}) == {
+        "mode": "read"
+    }
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_a_null_is_as_good_as_absent() -> None:
 def test_what_can_only_mean_one_thing_is_accepted(
     given: dict[str, object], taken: dict[str, object]
 ) -> None:
-    assert checked(SCHEMA, {"mode": "read", **given}) == {"mode": "read", **taken}
+    assert parse_arguments(SCHEMA, {"mode": "read", **given}) == {"mode": "read", **taken}
 
 
 @pytest.mark.parametrize(
@@ -75,15 +76,15 @@ def test_what_can_only_mean_one_thing_is_accepted(
 def test_a_wrong_argument_is_named_with_what_was_expected(
     given: dict[str, object], problem: str
 ) -> None:
-    with pytest.raises(Mistake) as caught:
-        checked(SCHEMA, {"mode": "read", **given})
+    with pytest.raises(ToolInputError) as caught:
+        parse_arguments(SCHEMA, {"mode": "read", **given})
     assert problem in str(caught.value)
     assert str(caught.value).endswith(f"Expected {SHAPE}.")
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
-    with pytest.raises(Mistake) as caught:
-        checked(BASH, {"cmd": "ls"})
+    with pytest.raises(ToolInputError) as caught:
+        parse_arguments(BASH, {"cmd": "ls"})
     assert str(caught.value) == (
         "Nothing was done: the arguments of execute_bash are wrong: 'cmd' is unknown;"
         " 'command' is missing. Expected {\"command\": <string>,"
@@ -96,14 +97,14 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     [("ls", "a string"), (["ls"], "an array"), (3, "a number"), (True, "a boolean")],
 )
 def test_arguments_that_are_no_object_are_refused(arguments: object, kind: str) -> None:
-    with pytest.raises(Mistake, match=f"they are {kind}, not an object") as caught:
-        checked(BASH, arguments)
+    with pytest.raises(ToolInputError, match=f"they are {kind}, not an object") as caught:
+        parse_arguments(BASH, arguments)
     assert '{"command": <string>, "timeout_s"' in str(caught.value)
 
 
 def test_no_arguments_are_an_empty_object() -> None:
-    with pytest.raises(Mistake, match="'mode' is missing"):
-        checked(SCHEMA, None)
+    with pytest.raises(ToolInputError, match="'mode' is missing"):
+        parse_arguments(SCHEMA, None)
 
 
 def test_the_expected_shape_is_one_line() -> None:

@@ -6,7 +6,7 @@ import pytest
 from policies.observation import ObservationLimits
 from sandbox_runtime.sandbox import Sink
 from sandbox_runtime.tools.base import Observation
-from sandbox_runtime.tools.str_replace_editor import MAX_FILE_BYTES, StrReplaceEditor
+from sandbox_runtime.tools.editor import MAX_FILE_BYTES, StrReplaceEditor
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, output, read, write
 

@@ -9,7 +9,7 @@ from policies.observation import ObservationLimits
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation
-from sandbox_runtime.tools.execute_bash import ExecuteBash
+from sandbox_runtime.tools.bash import ExecuteBash
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, Heard, read
 

@@ -1,0 +1,302 @@
+"""The paper's manner: the prompts, observations and file edits of the reference implementation.
+
+Observations and edits are the reference's texts, byte for byte. The prompts are in our own words,
+laid out as the reference's are, unless the reference's own file is supplied.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from policies.observation import CommandOutcome, ObservationLimits
+from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
+
+_SYSTEM = """\
+You solve demanding problems by programming, and you are very good at it.
+
+<TASK>
+Carry out the task you are given, exactly as it asks.
+</TASK>
+
+<DIRECTORIES>
+- You work in: {working_dir}
+- What the user gave you lies in: {input_dir}
+- Everything you produce belongs in: {output_dir}
+</DIRECTORIES>
+
+<WORKFLOW>
+1. Study the problem until you know what is asked.
+2. If it speaks of files, look into {input_dir}.
+3. Choose a way to the solution.
+4. **You must write a program to a file and run it.** Reasoning alone, a bare print of a result and
+a result written into the code do not count.
+5. Leave all results in {output_dir}.
+</WORKFLOW>
+
+<IMPORTANT_NOTES>
+- execute_bash runs commands and programs.
+- str_replace_editor shows, makes and changes files.
+- submit ends your work; call it when all is done.
+</IMPORTANT_NOTES>
+
+<ENCOURAGED_APPROACHES>
+- The computer is yours alone: make files, experiment, install packages where its network lets you.
+- Try different ways: libraries, programs, data, simulation, search, calculation.
+- Prefer a thorough computation to a quick guess.
+</ENCOURAGED_APPROACHES>
+
+<ANTI_HARDCODING>
+Do not think in comments or in print statements, and do not write an answer into the program as a
+constant, such as the letter of a choice. Let the program derive the result from the problem.
+</ANTI_HARDCODING>"""
+_INSTANCE = """\
+<problem>
+{problem_statement}
+</problem>
+
+Solve it.
+
+<OUTPUT_INSTRUCTIONS>
+- Where one answer is asked for (a number, a word, a text): write it to {output_dir}/answer.txt, as
+plain text and with nothing beside it.
+- Where files are asked for (a program, a document, a project): put them into {output_dir}/.
+</OUTPUT_INSTRUCTIONS>
+
+You work in: {working_dir}
+Given files, if any: {input_dir}
+Results: {output_dir}"""
+NO_CALL = (
+    "\nNo tool was called.\nEVERY REPLY MUST CALL A TOOL.\n\nNobody can help you or answer"
+    " questions: go on by yourself, and call submit when you are done.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperWords:
+    """The prompts, with the reference's placeholders in `system` and `instance`."""
+
+    system: str = _SYSTEM
+    instance: str = _INSTANCE
+    no_call: str = NO_CALL
+    """The answer to a reply that calls no tool."""
+    output_dir: str = OUTPUT_DIR
+    """The directory that the prompts name for results."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """The tools' descriptions for the model; none: our own."""
+
+    def system_prompt(self) -> str:
+        """Return the system prompt. Raises KeyError, IndexError or ValueError for an unknown
+        placeholder."""
+        return self._placed(self.system).format(command_docs="", demo="")
+
+    def problem(self, text: str) -> str:
+        """Return the user's message as a problem. Raises what `system_prompt` does."""
+        return self._placed(self.instance).format(problem_statement=text)
+
+    def _placed(self, template: str) -> str:
+        places = {"working_dir": WORKING_DIR, "input_dir": INPUT_DIR, "output_dir": self.output_dir}
+        for name, path in places.items():
+            template = template.replace(f"{{{name}}}", path)
+        return template
+
+
+# Observations
+
+FINISHED = "<<< Finished >>>"
+NO_COMMAND = "Error: No command provided."
+_TIMED_OUT = 124
+"""The exit code of a command that was stopped. A command that exits so by itself is treated as
+stopped."""
+_NOT_SHOWN = re.compile(r"\x1b\[[0-9;]*m|\r")
+_RULE = "-" * 50
+_CUT = f"{_RULE}\n<Observation truncated in middle for saving context>\n{_RULE}"
+
+
+def bash_words(outcome: CommandOutcome, limits: ObservationLimits) -> str:
+    """Return the observation of a command: how it ended and what it printed."""
+    if outcome.timed_out or outcome.exit_code == _TIMED_OUT:
+        late = f"The command took too long to execute (>{outcome.timeout_s:g}s)"
+        return _bash_words("-1", late, "")
+    ended = f"Error: Exit code {outcome.exit_code}" if outcome.exit_code else "0"
+    shown = (_cut(_as_terminal(text), limits) for text in (outcome.stdout, outcome.stderr))
+    return _bash_words(ended, *shown)
+
+
+def _bash_words(ended: str, stdout: str, stderr: str) -> str:
+    printed = f"\\[STDOUT]\n{stdout if stdout.strip() else ''}"
+    if stderr.strip():
+        printed = f"{printed}\n\\[STDERR]\n{stderr}"
+    return f"Exit code: {ended}\n{tool_words('execute_bash', printed)}"
+
+
+def nothing_run_words() -> str:
+    """Return the observation of a command whose arguments are no object."""
+    return f"Exit code: 0\n{tool_words('execute_bash', '')}"
+
+
+def tool_words(name: str, text: str) -> str:
+    """Return a tool's observation. The reference escapes the bracket for its own console."""
+    return f"Execution output of \\[{name}]:\n{text}"
+
+
+def unknown_words(name: str) -> str:
+    """Return the observation of a call of an unknown tool."""
+    return f"Unknown action: {name}"
+
+
+def steps_words(left: int) -> str:
+    """Return the line that ends the last message before each model call."""
+    return f"\nSteps Remaining: {left}"
+
+
+def _as_terminal(text: str) -> str:
+    """Return the text without colours and carriage returns."""
+    return _NOT_SHOWN.sub("", text)
+
+
+def _cut(text: str, limits: ObservationLimits) -> str:
+    """Return the text, or its first and last lines if it has too many; no line is cut."""
+    lines, half = text.splitlines(), max(1, limits.max_lines // 2)
+    if len(lines) <= 2 * half:
+        return text
+    return "\n".join([*lines[:half], _CUT, *lines[-half:]])
+
+
+# Views and edits. A file is read as a terminal shows it, so that an edit turns its tabs into
+# spaces, and each write ends in one more newline. Bytes that are not UTF-8 (surrogate escapes here)
+# pass through unchanged.
+
+_CLIP_CHARS = 10_000
+_CLIPPED = (
+    "<response clipped><NOTE>To save on context only part of this file has been shown to you. You"
+    " should retry this tool after you have searched inside the file with `grep -n` in order to"
+    " find the line numbers of what you are looking for.</NOTE>"
+)
+_AROUND = 4
+"""Lines shown before and after an edit."""
+NEEDS_COMMAND_AND_PATH = "Error: command and path are required."
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """The file's new text, and the observation for the model."""
+
+    text: str
+    words: str
+
+
+def viewed(path: str, content: str, view_range: Sequence[int] | None) -> str:
+    """Return a file's lines with their numbers, or those of the range."""
+    if not content:
+        return f"(empty file: {path})"
+    lines = _tabless(content).split("\n")
+    first, last = 1, len(lines)
+    if view_range and len(view_range) == 2:
+        first, last = view_range
+        shown = list(view_range)
+        if not 1 <= first <= len(lines):
+            return f"Error: Invalid view_range {shown}: start line must be in [1, {len(lines)}]"
+        if last != -1 and not first <= last <= len(lines):
+            return (
+                f"Error: Invalid view_range {shown}: end must be >= start and <= {len(lines)}, or"
+                " -1 to view until end."
+            )
+        last = len(lines) if last == -1 else last
+    return _clipped(_numbered(path, lines[first - 1 : last], first))
+
+
+def listed(path: str, names: str) -> str:
+    """Return the observation of a directory."""
+    if not names:
+        return f"(empty directory: {path})"
+    heading = f"Here's the files and directories up to 2 levels deep in {path}, excluding hidden"
+    return f"{heading}:\n{names}"
+
+
+def not_viewed(path: str) -> str:
+    """Return the observation of a file that is neither Python nor reStructuredText."""
+    return (
+        "ERROR: Viewing non-Python files is disallowed for saving context. File"
+        f" '{path}' is not a .py or .rst file."
+    )
+
+
+def not_found(path: str) -> str:
+    """Return the observation of a path where nothing is."""
+    return f"Error: Path not found: {path}"
+
+
+def created(path: str, text: str) -> Edited:
+    """Return a file with the given text, new or in the place of another."""
+    return Edited(
+        f"{text}\n",
+        f"File created at {path}. {_snippet(path, text, 1)}"
+        "Review the file and make sure that it is as expected. Edit the file if necessary.",
+    )
+
+
+def replaced(path: str, content: str | None, old: str, new: str) -> Edited | str:
+    """Return the file with `new` in the one place of `old`, or why that cannot be; `content` is
+    None if there is no file."""
+    if not old:
+        return "Error: old_str is required for str_replace."
+    if content == "":
+        return f"Error: Could not read file {path}"
+    old, new = old.expandtabs(), new.expandtabs()
+    before, *after = _tabless(content or "").split(old)
+    if not after:
+        return f"Error: No occurrences of old_str found in {path} for replacement."
+    if len(after) > 1:
+        return (
+            f"Error: Multiple occurrences ({len(after)}) of old_str found in {path}. Please ensure"
+            " it is unique before using str_replace."
+        )
+    text = before + new + after[0]
+    line = before.count("\n")
+    first = max(0, line - _AROUND)
+    shown = "\n".join(text.split("\n")[first : line + _AROUND + new.count("\n") + 1])
+    return Edited(
+        f"{text}\n",
+        f"The file {path} has been edited. {_snippet(f'a snippet of {path}', shown, first + 1)}"
+        "Review the changes and make sure they are as expected. Edit the file again if necessary.",
+    )
+
+
+def inserted(path: str, content: str | None, line: int, new: str) -> Edited | str:
+    """Return the file with `new` after that line, or why that cannot be; `content` is None if
+    there is no file."""
+    if not new:
+        return "Error: new_str is required for insert."
+    if content is None:
+        return f"Error: Could not read file {path}"
+    lines = _tabless(content).split("\n") if content else []
+    if not 0 <= line <= len(lines):
+        return f"Error: Invalid insert_line {line}. Must be in [0, {len(lines)}]."
+    put_in = new.expandtabs().split("\n")
+    before, after = lines[:line], lines[line:]
+    shown = "\n".join([*before[-_AROUND:], *put_in, *after[:_AROUND]])
+    first = max(1, line - _AROUND + 1)
+    return Edited(
+        "\n".join([*before, *put_in, *after, ""]),
+        f"The file {path} has been edited. {_snippet('a snippet of the edited file', shown, first)}"
+        "Review the changes and make sure they are as expected (correct indentation, no duplicate"
+        " lines, etc). Edit the file again if necessary.",
+    )
+
+
+def _tabless(content: str) -> str:
+    return _as_terminal(content).expandtabs()
+
+
+def _snippet(what: str, text: str, first: int) -> str:
+    return _numbered(what, _clipped(text).expandtabs().split("\n"), first) + "\n"
+
+
+def _numbered(what: str, lines: Sequence[str], first: int) -> str:
+    shown = "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, first))
+    return f"Here's the result of running `cat -n` on {what}:\n{shown}"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _CLIP_CHARS else text[:_CLIP_CHARS] + _CLIPPED

@@ -1,0 +1,389 @@
+"""Audit logs on the disk: lines chained by their hashes, a file for each run, and an index for each
+day, which chains the files of the day.
+
+Whatever touches a file blocks, and raises OSError. `verify` does the work of `audit verify`.
+"""
+
+import errno
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+VERSION = "llm-sandbox-proxy audit 1"
+LAST = "last"
+"""The field that only the last line has."""
+Fields = Mapping[str, Any]
+INDEX = "index"
+TAIL_BYTES = 65_536
+"""More than the length of an index's last line."""
+UNREADABLE = "the last line of the day's index cannot be read"
+State = Literal["ok", "unfinished", "WRONG"]
+
+
+class Chain:
+    """Makes the lines of one log: each has the hash of the line before, and its own."""
+
+    def __init__(self, seed: str, key: bytes | None, *, at: Fields | None = None) -> None:
+        """`seed` names the log. With `at`, its last line, the chain continues after that."""
+        self._key = key
+        self.head: str = at["hash"] if at else _digest(f"{VERSION}\n{seed}".encode(), key)
+        self.lines: int = at["seq"] + 1 if at else 0
+
+    def line(self, time: str, fields: Fields) -> bytes:
+        """Return the next line."""
+        entry = {**fields, "seq": self.lines, "time": time, "prev": self.head}
+        self.head = _digest(_canonical(entry), self._key)
+        self.lines += 1
+        return _canonical({**entry, "hash": self.head}) + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The entries of a log, and its first fault."""
+
+    entries: tuple[Fields, ...]
+    """The entries before the fault."""
+    fault: str = ""
+    """The fault, or an empty text."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the log has its last line."""
+        return bool(self.entries) and LAST in self.entries[-1]
+
+
+def read_chain(data: bytes, seed: str, key: bytes | None) -> Reading:
+    """Check a log against its own hashes. A log that breaks off within a line has no fault, if
+    that can be the beginning of a line."""
+    *lines, torn = data.split(b"\n")
+    chain = Chain(seed, key)
+    entries: list[Fields] = []
+    for number, line in enumerate(lines, 1):
+        entry = _parsed(line)
+        if entries and LAST in entries[-1]:
+            return Reading(tuple(entries), f"line {number} comes after the last")
+        if fault := _fault(entry, line, chain):
+            return Reading(tuple(entries), f"line {number} {fault}")
+        assert entry is not None
+        chain = Chain(seed, key, at=entry)
+        entries.append(entry)
+    if torn and not _is_torn(torn):
+        return Reading(tuple(entries), f"line {len(lines) + 1} is not as it was written")
+    return Reading(tuple(entries))
+
+
+def _is_torn(tail: bytes) -> bool:
+    """Return True if a killed process can have left this beginning of a line."""
+    try:
+        json.JSONDecoder().raw_decode(tail.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return tail.startswith(b"{")
+    return False
+
+
+def _canonical(value: Fields) -> bytes:
+    """Return the only JSON that a line of these fields may have."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _digest(data: bytes, key: bytes | None) -> str:
+    """Return the hash, or with a key the HMAC."""
+    if key is None:
+        return hashlib.sha256(data).hexdigest()
+    return hmac.new(key, data, hashlib.sha256).hexdigest()
+
+
+def _fault(entry: Fields | None, line: bytes, chain: Chain) -> str:
+    if entry is None or _canonical(entry) != line:
+        return "is not as it was written"
+    if entry.get("seq") != chain.lines:
+        return f"has the number {entry.get('seq')}, and {chain.lines} was due"
+    if entry.get("prev") != chain.head:
+        return "does not go on from what is before it"
+    written = {name: value for name, value in entry.items() if name not in ("hash", "time")}
+    if chain.line(entry.get("time", ""), written) != line + b"\n":
+        return "is not what its hash was made of (with this key)"
+    return ""
+
+
+def _parsed(line: bytes) -> Fields | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("hash"), str) else None
+
+
+def day_of(seconds: float) -> str:
+    """Return the day of a time, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+def time_of(seconds: float) -> str:
+    """Return a time as logs write it, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+def oldest_kept(now: float, keep_days: float) -> str:
+    """Return the first day that is kept."""
+    return day_of(max(0.0, now - keep_days * 86_400))
+
+
+def log_path(directory: Path, run_id: str) -> Path:
+    """Return the path of a run's log, or of a day's index."""
+    return directory / f"{run_id}.jsonl"
+
+
+def days(root: Path) -> list[Path]:
+    """Return the directories of all days, oldest first."""
+    return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+
+
+class Index:
+    """The index of a day: which logs were begun, and how they ended. Several processes write it."""
+
+    def __init__(self, directory: Path, key: bytes | None) -> None:
+        self._directory = directory
+        self._key = key
+
+    def append(self, time: str, fields: Fields) -> None:
+        """Append a line that outlives a power cut."""
+        with self._locked() as file:
+            last = _last_line(file)
+            chain = Chain(self._directory.name, self._key, at=last)
+            first = b"" if last else chain.line(time, {"kind": "day", "after": self._before()})
+            _write_all(file, first + chain.line(time, fields))
+            os.fsync(file)
+
+    def _before(self) -> Fields | None:
+        """Return the day before, and the last hash of its index."""
+        earlier = [day for day in days(self._directory.parent) if day < self._directory]
+        if not earlier:
+            return None
+        path = log_path(earlier[-1], INDEX)
+        written = path.read_bytes() if path.exists() else b""
+        entries = read_chain(written, earlier[-1].name, self._key).entries
+        return {"day": earlier[-1].name, "head": entries[-1]["hash"] if entries else ""}
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        file = os.open(log_path(self._directory, INDEX), flags, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+        finally:
+            os.close(file)
+
+
+def _last_line(file: int) -> Fields | None:
+    """Return the last whole line. The rest of one, left by a killed process, is removed."""
+    size = os.fstat(file).st_size
+    tail = os.pread(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
+    whole = tail[: tail.rfind(b"\n") + 1]
+    torn = tail[len(whole) :]
+    if torn and not _is_torn(torn):  # to remove it would hide that somebody changed it
+        raise OSError(errno.EIO, UNREADABLE)
+    last = _place(whole) if whole else None
+    if torn:
+        os.ftruncate(file, size - len(torn))
+    return last
+
+
+def _place(whole: bytes) -> Fields:
+    try:
+        entry = json.loads(whole.splitlines()[-1])
+        return {"seq": int(entry["seq"]), "hash": str(entry["hash"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError(errno.EIO, UNREADABLE) from error
+
+
+def _write_all(file: int, data: bytes) -> None:
+    """Write all the data."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
+
+
+class Book:
+    """The log of one run, with its entries in the day's index."""
+
+    def __init__(
+        self, directory: Path, run_id: str, key: bytes | None, now: Callable[[], float]
+    ) -> None:
+        self._directory = directory
+        self._run_id = run_id
+        self._now = now
+        self._chain = Chain(run_id, key)
+        self._index = Index(directory, key)
+        self._file: int | None = None
+
+    def line(self, fields: Fields) -> bytes:
+        """Return the next line, to be appended."""
+        return self._chain.line(time_of(self._now()), fields)
+
+    def begin(self) -> None:
+        """Create the file, and note in the day's index that it was begun."""
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = log_path(self._directory, self._run_id)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._index.append(time_of(self._now()), {"kind": "begun", "run": self._run_id})
+
+    def append(self, line: bytes) -> None:
+        """Append a line."""
+        assert self._file is not None
+        _write_all(self._file, line)
+
+    def finish(self) -> None:
+        """Note the log's last hash in the index. Both outlive a power cut then."""
+        assert self._file is not None
+        os.fsync(self._file)
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        told = {"run": self._run_id, "lines": self._chain.lines, "head": self._chain.head}
+        self._index.append(time_of(self._now()), {"kind": "ended", **told})
+
+    def close(self) -> None:
+        """Close the file, if there is one."""
+        if self._file is not None:
+            os.close(self._file)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The state of one log or index."""
+
+    state: State
+    name: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.state:<10}  {self.name}  {self.words}"
+
+
+def verify(
+    root: Path, key: bytes | None, names: Sequence[str], keep_days: float
+) -> Iterator[Finding]:
+    """Check all logs, or those of the named runs or files. Days older than `keep_days` may be
+    missing."""
+    if names:
+        for name in names:
+            yield from _named(root, key, name)
+        return
+    oldest = oldest_kept(time.time(), keep_days)
+    before: dict[str, list[str]] = {}
+    for directory in days(root):
+        index = _FoundIndex(directory, key)
+        yield index.finding(before, oldest)
+        before[directory.name] = [str(entry["hash"]) for entry in index.reading.entries]
+        for run_id in index.runs():
+            yield index.log(run_id)
+
+
+def _named(root: Path, key: bytes | None, name: str) -> Iterator[Finding]:
+    if name.endswith(".jsonl"):
+        path = Path(name)
+        yield _FoundIndex(path.parent, key).log(path.stem)
+        return
+    found = [day for day in days(root) if name in _FoundIndex(day, key).runs()]
+    if not found:
+        yield Finding("WRONG", name, "there is no such log")
+    for day in found:
+        yield _FoundIndex(day, key).log(name)
+
+
+class _FoundIndex:
+    """The index of a day as it was found, and the checks against it."""
+
+    def __init__(self, directory: Path, key: bytes | None) -> None:
+        self._directory = directory
+        self._key = key
+        self._path = log_path(directory, INDEX)
+        data = self._path.read_bytes() if self._path.exists() else b""
+        self.reading: Reading = read_chain(data, directory.resolve().name, key)
+        self._begun = set(self._told("begun"))
+        self._ended = self._told("ended")
+
+    def _told(self, kind: str) -> dict[str, Fields]:
+        entries = self.reading.entries
+        return {str(entry.get("run")): entry for entry in entries if entry.get("kind") == kind}
+
+    def runs(self) -> list[str]:
+        """Return all runs in the index or the directory."""
+        found = {path.stem for path in self._directory.glob("*.jsonl")} - {INDEX}
+        return sorted(found | self._begun)
+
+    def finding(self, before: dict[str, list[str]], oldest: str) -> Finding:
+        """Return the state of the index; `before` has the hashes of the days before."""
+        name = f"{self._directory.name}/{INDEX}"
+        entries = self.reading.entries
+        if self.reading.fault:
+            return Finding("WRONG", name, self.reading.fault)
+        if not entries:
+            return Finding("WRONG", name, "it is missing, or empty")
+        if fault := _gap(entries[0].get("after"), before, oldest):
+            return Finding("WRONG", name, fault)
+        return Finding("ok", name, f"{len(entries)} lines, head {entries[-1]['hash']}")
+
+    def log(self, run_id: str) -> Finding:
+        """Return the state of a run's log."""
+        name = f"{self._directory.name}/{run_id}"
+        path = log_path(self._directory, run_id)
+        if not path.exists():
+            return Finding("WRONG", name, "the log is missing")
+        data = path.read_bytes()
+        log = read_chain(data, run_id, self._key)
+        lines = f"{len(log.entries)} lines"
+        if fault := log.fault or self._mismatch(run_id, log, data):
+            return Finding("WRONG", name, fault)
+        if not log.is_over:
+            return Finding("unfinished", name, f"{lines}: the run is at work, or was killed")
+        if run_id not in self._ended:
+            return Finding("unfinished", name, f"{lines}: its end is not in the index")
+        return Finding("ok", name, f"{lines}, {_ending(log.entries[-1])}")
+
+    def _mismatch(self, run_id: str, log: Reading, data: bytes) -> str:
+        if run_id not in self._begun:
+            # The file is created first: the process may have been killed before its index entry.
+            return "it is not in the index" if data else ""
+        ended = self._ended.get(run_id)
+        if ended is None:
+            fault = self.reading.fault
+            return f"its end may have been in the index, where {fault}" if fault else ""
+        head = log.entries[-1]["hash"] if log.entries else ""
+        if (len(log.entries), head) != (ended.get("lines"), ended.get("head")):
+            return f"it is not as it ended, with {ended.get('lines')} lines"
+        if not data.endswith(b"\n"):
+            return "something follows its last line"
+        return ""
+
+
+def _gap(after: Fields | None, before: dict[str, list[str]], oldest: str) -> str:
+    """Return what is wrong with the link to the day before, or an empty text."""
+    latest = max(before, default=None)
+    if after is None:
+        return "" if latest is None else f"it does not go on from {latest}"
+    day, head = str(after.get("day")), after.get("head")
+    if day not in before:
+        return "" if day < oldest else f"the logs of {day} are missing"
+    if latest != day:
+        return f"it does not go on from {latest}"
+    return "" if not head or head in before[day] else f"the index of {day} is another"
+
+
+def _ending(last: Fields) -> str:
+    if last.get("kind") == "failure":
+        return f"failed: {last.get('error')}"
+    return ", ".join(str(each.get("stop_reason")) for each in last.get("choices", ()))

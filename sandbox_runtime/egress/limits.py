@@ -1,0 +1,78 @@
+"""Limits of a sandbox's egress: the timeouts of a connection, and the traffic of all of them."""
+
+import asyncio
+import math
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from policies.egress import Egress
+from sandbox_runtime.egress.decision import DeniedError
+
+T = TypeVar("T")
+_BURST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Timeouts of one connection, in seconds."""
+
+    head_s: float = 10.0
+    """For a whole request head, SOCKS greeting or ClientHello."""
+    connect_s: float = 5.0
+    """For resolving a name, and for each of its addresses."""
+    idle_s: float = 120.0
+    """Without a byte in either direction."""
+    linger_s: float = 2.0
+    """For the other side to close too, once everything was sent."""
+
+    async def for_head(self, head: Awaitable[T]) -> T:
+        """Await a head that the program sends. Raises DeniedError after `head_s`."""
+        try:
+            async with asyncio.timeout(self.head_s):
+                return await head
+        except TimeoutError as error:
+            raise DeniedError(f"no complete request within {self.head_s:g} s", 408) from error
+
+
+class Meter:
+    """Counts and limits the traffic of one sandbox, both directions together."""
+
+    def __init__(self, egress: Egress = Egress()) -> None:
+        self.bytes = 0
+        """Traffic so far."""
+        self._life_bytes = egress.max_mib << 20
+        self._bytes_per_s = egress.max_mib_per_s * (1 << 20)
+        self._allowed_bytes: int | None = None
+        self._paid_until = -math.inf
+        """The time by which all traffic so far would have passed at the allowed rate."""
+
+    def allow(self, count: int) -> None:
+        """Limit the traffic from now on to `count` bytes, until the next call."""
+        self._allowed_bytes = self.bytes + max(0, count)
+
+    def check(self) -> None:
+        """Raise DeniedError if the traffic is used up."""
+        if self.bytes >= self._life_bytes:
+            mib = self._life_bytes >> 20
+            raise DeniedError(f"this sandbox has used up its {mib} MiB of network traffic")
+        if self._allowed_bytes is not None and self.bytes >= self._allowed_bytes:
+            raise DeniedError("the budget for network traffic is used up")
+
+    def pay(self, count: int, now: float) -> float:
+        """Count the bytes and return after how many seconds they may pass. Raises DeniedError."""
+        most = self._life_bytes
+        if self._allowed_bytes is not None:
+            most = min(most, self._allowed_bytes)
+        if self.bytes + count > most:
+            self.bytes = max(self.bytes, most)
+        self.check()
+        self.bytes += count
+        start = max(self._paid_until, now - _BURST_S)
+        self._paid_until = start + count / self._bytes_per_s
+        return max(0.0, self._paid_until - now)
+
+    async def take(self, count: int) -> None:
+        """Return when `count` bytes may pass. Raises DeniedError."""
+        if wait_s := self.pay(count, asyncio.get_running_loop().time()):
+            await asyncio.sleep(wait_s)

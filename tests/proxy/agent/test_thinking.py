@@ -1,0 +1,21 @@
+"""What a model says is told from what it thinks beside it."""
+
+import pytest
+
+from proxy.agent.context import spoken
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ""),
+        ("said", "said"),
+        ("<think>a</think>\n\nsaid", "said"),
+        ("a</think>said", "said"),  # the chat template has opened it
+        ("<think>a", ""),  # cut off
+        ("one <think>a</think>two<think>b", "one two"),
+        ("<think>a<think>b</think>c</think>said", "said"),
+    ],
+)
+def test_thinking_is_no_part_of_what_is_said(text: str, said: str) -> None:
+    assert spoken(text) == said
