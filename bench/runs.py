@@ -41,6 +41,7 @@ TIMES_REFERENCE: Mapping[Kind, float] = {"docker": 5, "bubblewrap": 30}
 SHARE_OF_ENGINE = 0.85
 EACH_MIB = 2
 LOOK_S = 0.1
+POOL_STATE = r'^llm_sandbox_pool_sandboxes\{state="(\w+)"\} ([0-9.]+)$'
 
 
 async def measure(plan: Plan) -> list[Part]:
@@ -134,11 +135,11 @@ async def _watch(server: Server, mib: list[float]) -> None:
 
 async def settled(server: Server) -> None:
     """Until so many sandboxes are ready as are to be, and there is no other."""
-    wanted = {"starting": 0, "idle": POOL.idle, "lent": 0, "ending": 0}
+    wanted = {"starting": 0, "idle": POOL.idle, "in_use": 0, "ending": 0}
     while True:
         told = (await got(server.port, "/metrics")).decode()
-        states = re.findall(r'^sandbox_pool_sandboxes\{state="(\w+)"\} (\d+)$', told, re.MULTILINE)
-        if {state: int(number) for state, number in states} == wanted:
+        states = re.findall(POOL_STATE, told, re.MULTILINE)
+        if {state: float(number) for state, number in states} == wanted:
             return
         await asyncio.sleep(LOOK_S)
 

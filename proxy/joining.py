@@ -31,6 +31,7 @@ from proxy.fetch import Fetcher
 from proxy.files import FileStore, NamedFiles
 from proxy.inputs import Inputs
 from proxy.keys import Key, Keyring
+from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.operator_proxies import proxy_for, proxy_urls
 from proxy.models.prices import Prices
@@ -218,15 +219,16 @@ def build_services(
     forbidden = own_addresses(config, listener)
     way_out = _build_way_out(profiles, forbidden)
     pool = Pool(backend, config.sandbox.pool, [profiles.default.isolation], on_lend=way_out.open)
+    metrics = _metrics(config, pool)
     store = build_store(config)
     workspaces = _workspaces(config, profiles.default.isolation, pool, store)
     verdicts = _tool_verdicts(config, model, store)
-    agent = _agent(config, WatchedModel(model, verdicts), workspaces, software)
+    agent = _agent(config, WatchedModel(model, verdicts, metrics), workspaces, software)
     inputs = _inputs(config, profiles, forbidden, store, agent)
     keyring = build_keyring(config)
     services = Services(
         model=model,
-        runs=Runs(agent, store.parked, store.runs, ledger=_ledger(config), tool_verdicts=verdicts),
+        runs=Runs(agent, store.parked, store.runs, _ledger(config), verdicts, metrics),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,
@@ -235,7 +237,6 @@ def build_services(
         profiles=profiles,
         prices=Prices(config.backend.prices),
         tool_verdicts=verdicts,
-        pool_stats=pool.stats,
         keyring=keyring,
         client_keys=ClientKeys(model) if config.backend.forward_client_key else None,
         passthrough=passthrough(config),
@@ -246,6 +247,12 @@ def build_services(
         nonstream_keep_alive_s=config.server.nonstream_keep_alive_s,
     )
     return services, pool
+
+
+def _metrics(config: Config, pool: Pool) -> Metrics:
+    metrics = Metrics([*config.backend.models, *config.models])
+    metrics.follow_pool(pool)
+    return metrics
 
 
 def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory:

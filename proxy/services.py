@@ -1,6 +1,5 @@
 """What the HTTP surfaces are given to work with."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +20,6 @@ from proxy.runs.runs import Runs
 from proxy.store.store import Store
 from proxy.wire.terms import OnDisconnect
 from proxy.workspaces import Workspaces
-from sandbox_runtime.pool.pool import PoolStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +40,6 @@ class Services:
     prices: Prices = field(default_factory=Prices)
     tool_verdicts: ToolVerdicts = field(default_factory=ToolVerdicts)
     """Which models are given tools."""
-    pool_stats: Callable[[], PoolStats] | None = None
-    """How the pool stands, where there is one."""
     keyring: Keyring = field(default_factory=Keyring)
     """What clients must send as bearer token."""
     client_keys: ClientKeys | None = None

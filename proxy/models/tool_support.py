@@ -35,6 +35,7 @@ from proxy.agent.events import OnDelta
 from proxy.agent.model import Credentials, Model, Passage, Passing, Relayed, Reply
 from proxy.agent.result import Result, tokens
 from proxy.errors import BackendError, ToolsRefusedError
+from proxy.metrics import Metrics
 from proxy.models.backend_errors import parsed
 from proxy.models.relay import read_at_most
 from proxy.store.tool_verdicts import ToolVerdictShelf
@@ -423,17 +424,18 @@ def _put(kept: dict[K, V], key: K, value: V) -> None:
 
 
 class WatchedModel:
-    """Notes the refusals of tools of a model's backend, and raises them in the words of the
-    verdict."""
+    """Measures the model calls of runs. Notes the refusals of tools of a model's backend, and
+    raises them in the words of the verdict."""
 
-    def __init__(self, model: Model, verdicts: ToolVerdicts) -> None:
+    def __init__(self, model: Model, verdicts: ToolVerdicts, metrics: Metrics) -> None:
         self._model = model
         self._verdicts = verdicts
+        self._metrics = metrics
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         """See Model."""
         try:
-            return await self._model.complete(body, on_delta)
+            return await self._metrics.model_call(self._model.complete, body, on_delta)
         except ToolsRefusedError as error:
             if is_quoted(error.words, body):
                 raise  # the client's own words decide nothing for others
@@ -446,11 +448,11 @@ class WatchedModel:
 
     def for_client(self, credentials: Credentials) -> "WatchedModel":
         """See Model."""
-        return WatchedModel(self._model.for_client(credentials), self._verdicts)
+        return WatchedModel(self._model.for_client(credentials), self._verdicts, self._metrics)
 
     def with_timeout(self, timeout_s: float) -> "WatchedModel":
         """See Model."""
-        return WatchedModel(self._model.with_timeout(timeout_s), self._verdicts)
+        return WatchedModel(self._model.with_timeout(timeout_s), self._verdicts, self._metrics)
 
     async def count_tokens(self, model: str, text: str) -> int | None:
         """See Model."""

@@ -30,8 +30,8 @@ from proxy.errors import (
     SandboxUnavailableError,
     internal_error,
 )
+from proxy.metrics import Metrics
 from proxy.models.tool_support import ToolVerdicts
-from proxy.run_counts import RunCounts
 from proxy.runs.claim import Claim
 from proxy.runs.kept import KeptRuns
 from proxy.runs.record import Record
@@ -61,15 +61,18 @@ class Runs:
         agent: Agent,
         parked: ParkedRuns,
         shelf: RunShelf,
-        *,
         ledger: Ledger | None = None,
         tool_verdicts: ToolVerdicts | None = None,
+        metrics: Metrics | None = None,
+        *,
         grace_s: float = GRACE_S,
         keep_s: float = KEEP_S,
     ) -> None:
         self.agent = agent
-        self.counts = RunCounts()
+        self.metrics = metrics or Metrics()
         self.ledger = ledger
+        if ledger:
+            self.metrics.read_audit_failures(lambda: ledger.failures)
         self._tool_verdicts = tool_verdicts or ToolVerdicts()
         self._parked = parked
         self._kept = KeptRuns(shelf, keep_s)
@@ -251,7 +254,7 @@ class Runs:
     async def _work(self, task: Task, run: Run, emit: Emit) -> Result:
         log.info("run %s started, model %s", run.id, run.model)
         try:
-            result = await self.counts.of(self._act(task, run.claim, emit))
+            result = await self.metrics.follow(task, partial(self._act, task, run.claim), emit)
             for each in (*result.others, result):
                 if each.parked:
                     await self._parked.save(run.claim.owner, each.parked)
@@ -279,12 +282,11 @@ class Runs:
 
     async def _act(self, task: Task, claim: Claim, emit: Emit) -> Result:
         """Do it, under the eyes that its profile wants."""
-        hear = self.counts.hearing(emit) if task.profile.watch.rules else emit
         work = partial(choices.run, self.agent, task)
         if not task.profile.audit.enabled:
-            return await work(hear)
+            return await work(emit)
         assert self.ledger, "a server whose profiles want a log has a place for it"
-        return await self.ledger.follow(task, claim.owner, claim.fingerprint, work, hear)
+        return await self.ledger.follow(task, claim.owner, claim.fingerprint, work, emit)
 
     # Ending
 

@@ -57,6 +57,10 @@ OnFull = Callable[[Callable[[], bool]], None]
 """Called when a lease waits for room and no sandbox is ending for it; its argument tells whether
 that is still so."""
 
+OnAcquired = Callable[[float, float], None]
+"""Called when a lease has got its sandbox, with the seconds until one was assigned to it and the
+seconds until that one answered."""
+
 IDLE_PATIENCE_S = 5.0
 """How long a sandbox without a command may take to answer a ping."""
 GUESSED_LEND_S = 30.0
@@ -131,6 +135,7 @@ class Pool:
             idle_patience_s=idle_patience_s,
             replaced_at_once=starts_ahead(self._cores),
         )
+        self._on_acquired: OnAcquired | None = None
 
     def start(self) -> None:
         """Begin to start the sandboxes that are kept ready."""
@@ -139,6 +144,10 @@ class Pool:
     def when_full(self, give_back: OnFull) -> None:
         """Have `give_back` called when a lease waits for room, to end a sandbox kept in use."""
         self._on_full = give_back
+
+    def when_acquired(self, observe: OnAcquired) -> None:
+        """Call `observe` for each lease as soon as its sandbox can be used."""
+        self._on_acquired = observe
 
     @asynccontextmanager
     async def lease(
@@ -197,7 +206,7 @@ class Pool:
         self._registry.counts["hits" if waiter.entry else "misses"] += 1
         if refusal := self._refused(waiter):
             raise refusal
-        return Allocation(waiter, asyncio.create_task(self._acquire(waiter)))
+        return Allocation(waiter, asyncio.create_task(self._acquire(waiter, self._clock.time())))
 
     def take(self, waiter: Waiter, on_decision: OnDecision | None, on_ask: OnAsk | None) -> None:
         """Bind egress to the waiter's sandbox, which is used from now on, and replace it as one
@@ -237,15 +246,20 @@ class Pool:
 
     # Acquiring
 
-    async def _acquire(self, waiter: Waiter) -> GuestSandbox:
+    async def _acquire(self, waiter: Waiter, began: float) -> GuestSandbox:
         wait_s = self._settings.wait_s
+        is_prepared = False
         try:
             async with asyncio.timeout(wait_s):
-                while not await self._prepare(waiter, entry := await waiter.wait()):
-                    pass
+                while not is_prepared:
+                    entry = await waiter.wait()
+                    assigned = self._clock.time()
+                    is_prepared = await self._prepare(waiter, entry)
         except TimeoutError:
             self._release(waiter)
             raise self._refusal(f"no sandbox came free in {wait_s:g} s") from None
+        if self._on_acquired:
+            self._on_acquired(assigned - began, self._clock.time() - began)
         return entry.sandbox
 
     async def _prepare(self, waiter: Waiter, entry: PoolEntry) -> bool:

@@ -118,27 +118,29 @@ async def test_what_all_runs_have_cost_is_counted(tmp_path: Path) -> None:
             one = (await http.post("/v1/chat/completions", json=asked)).json()
             two = (await http.post("/v1/chat/completions", json={**asked, "n": 2})).json()
             after = numbers(await http.get("/metrics"))
-    counted = {name: after[name] for name, value in before.items() if after[name] != value}
+    ours = {name: value for name, value in before.items() if name.startswith("llm_sandbox_")}
+    counted = {name: after[name] for name, value in ours.items() if after[name] != value}
     times = {name: counted.pop(name) for name in list(counted) if "run_seconds" in name}
     assert counted == {
-        'sandbox_runs_total{stop_reason="answered"}': 2,
-        "sandbox_turns_total": 6,
-        "sandbox_llm_calls_total": 6,
-        "sandbox_tool_calls_total": 6,
-        "sandbox_prompt_tokens_total": 780,
-        "sandbox_cached_tokens_total": 360,
-        "sandbox_env_tokens_total": 120,
-        "sandbox_completion_tokens_total": 120,
-        "sandbox_reasoning_tokens_total": 30,
-        "sandbox_trajectory_tokens_total": 540,
-        'sandbox_capability_turns_total{capability="file_management"}': 3,
-        'sandbox_capability_turns_total{capability="computation"}': 3,
+        'llm_sandbox_runs_total{stop_reason="answered"}': 2,
+        "llm_sandbox_turns_total": 6,
+        "llm_sandbox_llm_calls_total": 6,
+        "llm_sandbox_tool_calls_total": 6,
+        "llm_sandbox_prompt_tokens_total": 780,
+        "llm_sandbox_cached_tokens_total": 360,
+        "llm_sandbox_env_tokens_total": 120,
+        "llm_sandbox_completion_tokens_total": 120,
+        "llm_sandbox_reasoning_tokens_total": 30,
+        "llm_sandbox_trajectory_tokens_total": 540,
+        'llm_sandbox_capability_turns_total{capability="file_management"}': 3,
+        'llm_sandbox_capability_turns_total{capability="computation"}': 3,
     }
     spent = [each["usage"]["sandbox"] for each in (one, two)]
     for name in ("model", "sandbox", "own"):
         told_s = sum(each[f"{name}_ms"] for each in spent) / 1000
-        assert times.get(f'sandbox_run_seconds_total{{spent="{name}"}}', 0) == pytest.approx(told_s)
-    assert before['sandbox_capability_turns_total{capability="external_resources"}'] == 0
+        counter = f'llm_sandbox_run_seconds_total{{spent="{name}"}}'
+        assert times.get(counter, 0) == pytest.approx(told_s)
+    assert before['llm_sandbox_capability_turns_total{capability="external_resources"}'] == 0
 
 
 async def test_the_models_own_answer_is_one_turn(tmp_path: Path) -> None:

@@ -1,88 +1,75 @@
-"""GET /metrics: the backend's numbers and ours, for a Prometheus that knows neither."""
+"""The proxy's own metrics in GET /metrics, read as Prometheus reads them."""
 
 import asyncio
-import re
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import pytest
-from aiohttp import web
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.keys import Key, Keyring
+from proxy.metrics import MAX_LABEL_CHARS, MAX_MODELS, Metrics
 from proxy.models.scripted import call, text_reply, tool_reply
-from sandbox_runtime.pool.pool import Pool
-from tests.fakes.backend import Handler, Held, Refusal, scripted_backend
-from tests.fakes.server import door_to, house, join, one_key, open_sandboxes, serve
+from tests.fakes.backend import Held, Item, Refusal, scripted_backend
+from tests.fakes.server import Kind, house, one_key
 
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Work."}]}
-THEIRS = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 2.0'
-LINE = re.compile(r'(?:# (?:HELP|TYPE) \w.*|[\w:]+(?:\{\w+="[^"]*"\})? [0-9.]+)')
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+OLD_NAMES = {
+    *("sandbox_runs_in_flight", "sandbox_runs_total", "sandbox_turns_total"),
+    *("sandbox_llm_calls_total", "sandbox_tool_calls_total", "sandbox_prompt_tokens_total"),
+    *("sandbox_cached_tokens_total", "sandbox_env_tokens_total"),
+    *("sandbox_completion_tokens_total", "sandbox_reasoning_tokens_total"),
+    *("sandbox_trajectory_tokens_total", "sandbox_run_seconds_total"),
+    *("sandbox_capability_turns_total", "sandbox_rules_met_total", "sandbox_audit_failures_total"),
+    *("sandbox_pool_sandboxes", "sandbox_pool_waiting", "sandbox_pool_hits_total"),
+    *("sandbox_pool_misses_total", "sandbox_pool_refused_total", "sandbox_pool_replaced_total"),
+    *("sandbox_pool_started_total", "sandbox_pool_failed_total"),
+}
+
+
+def families(answer: httpx.Response) -> list[Metric]:
+    assert answer.status_code == 200
+    if answer.headers["content-type"] == TEXT:
+        return list(text_string_to_metric_families(answer.text))
+    assert answer.headers["content-type"] == OPENMETRICS
+    return list(openmetrics.text_string_to_metric_families(answer.text))
+
+
+def named(name: str, labels: Mapping[str, str]) -> str:
+    """A sample as it is written."""
+    told = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+    return f"{name}{{{told}}}" if told else name
 
 
 def numbers(answer: httpx.Response) -> dict[str, float]:
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    lines = answer.text.splitlines()
-    assert all(LINE.fullmatch(line) for line in lines), answer.text
-    samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
-    assert len(dict(samples)) == len(samples)
-    return {name: float(value) for name, value in samples}
+    """The value of each sample, by its name and labels."""
+    samples = [sample for family in families(answer) for sample in family.samples]
+    found = {named(sample.name, sample.labels): sample.value for sample in samples}
+    assert len(found) == len(samples)
+    return found
 
 
-async def test_the_backends_numbers_come_with_ours(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    async def metrics(request: web.Request) -> web.Response:
-        asked.append(f"{request.path} {request.headers['accept']}")
-        return web.Response(text=THEIRS)
-
+async def scraped(
+    script: list[Item], tmp_path: Path, *bodies: Mapping[str, Any], **changes: Any
+) -> httpx.Response:
+    """The metrics after these requests, one after the other."""
+    kind: Kind = changes.pop("kind", "memory")
     async with (
-        scripted_backend([], elsewhere=metrics) as backend,
-        house(backend, "memory", tmp_path) as url,
-        httpx.AsyncClient(headers={"accept": "application/openmetrics-text"}) as client,
+        scripted_backend(script) as backend,
+        house(backend, kind, tmp_path, **changes) as url,
+        httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
-        found = numbers(await client.get(f"{url}/metrics"))
-    assert found['vllm:num_requests_running{engine="0"}'] == 2
-    assert found["sandbox_runs_in_flight"] == 0
-    assert asked == ["/metrics text/plain; version=0.0.4"]
-
-
-async def missing(request: web.Request) -> web.Response:
-    return web.Response(status=404, text="vllm:lines 1\n")
-
-
-async def of_another_kind(request: web.Request) -> web.Response:
-    return web.json_response({"a": 1})
-
-
-async def broken(request: web.Request) -> web.StreamResponse:
-    answer = web.StreamResponse(headers={"content-type": "text/plain"})
-    await answer.prepare(request)
-    await answer.write(b"vllm:half 1\nvllm:ha")
-    assert request.transport is not None
-    request.transport.close()
-    return answer
-
-
-async def endless(request: web.Request) -> web.StreamResponse:
-    answer = web.StreamResponse(headers={"content-type": "text/plain"})
-    await answer.prepare(request)
-    while True:
-        await answer.write(b"vllm:line 1\n" * 10_000)
-
-
-@pytest.mark.parametrize("handler", [missing, of_another_kind, broken, endless])
-async def test_a_backend_that_gives_none_leaves_ours(handler: Handler, tmp_path: Path) -> None:
-    async with (
-        scripted_backend([], elsewhere=handler) as backend,
-        house(backend, "memory", tmp_path) as url,
-        httpx.AsyncClient(timeout=20) as client,
-    ):
-        found = numbers(await client.get(f"{url}/metrics"))
-    assert found["sandbox_runs_in_flight"] == 0
-    assert all(name.startswith("sandbox_") for name in found)
+        for body in bodies:
+            await client.post("/v1/chat/completions", json={**ASKED, **body})
+        return await client.get("/metrics")
 
 
 async def test_runs_are_counted_by_how_they_end(tmp_path: Path) -> None:
@@ -113,35 +100,174 @@ async def test_runs_are_counted_by_how_they_end(tmp_path: Path) -> None:
             await staying
             await seen.gone.wait()
             await asyncio.wait([leaving])
-            while (after := numbers(await client.get(f"{url}/metrics")))["sandbox_runs_in_flight"]:
+            in_flight = "llm_sandbox_runs_in_flight"
+            while (after := numbers(await client.get(f"{url}/metrics")))[in_flight]:
                 pass
-    assert during["sandbox_runs_in_flight"] == 2
+    assert during[in_flight] == during["sandbox_runs_in_flight"] == 2
     ended = {name: value for name, value in after.items() if "runs_total" in name and value}
+    expected = {"submitted": 1, "answered": 2, "failed": 1, "client_left": 1}
     assert ended == {
-        'sandbox_runs_total{stop_reason="submitted"}': 1,
-        'sandbox_runs_total{stop_reason="answered"}': 2,
-        'sandbox_runs_total{stop_reason="failed"}': 1,
-        'sandbox_runs_total{stop_reason="client_left"}': 1,
+        f'{name}_runs_total{{stop_reason="{reason}"}}': count
+        for name in ("llm_sandbox", "sandbox")
+        for reason, count in expected.items()
+    }
+    assert sum(value for name, value in after.items() if "run_duration_seconds_count" in name) == 5
+
+
+TURNS: list[Item] = [tool_reply(call("execute_bash", command="true")), text_reply("done")]
+
+
+def told(answer: httpx.Response, suffix: str) -> dict[str, float]:
+    """The samples of the histograms whose names end so and that are not 0."""
+    return {
+        name.removeprefix("llm_sandbox_"): value
+        for name, value in numbers(answer).items()
+        if name.partition("{")[0].endswith(suffix) and value
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_histograms_count_what_a_run_did(stream: bool, tmp_path: Path) -> None:
+    answer = await scraped(TURNS, tmp_path, {"stream": stream}, kind="bubblewrap")
+    assert told(answer, "_count") == {
+        'run_duration_seconds_count{model="m",profile="default"}': 1,
+        'turn_duration_seconds_count{model="m",profile="default"}': 2,
+        'model_call_duration_seconds_count{model="m"}': 2,
+        'command_duration_seconds_count{profile="default",tool="execute_bash"}': 1,
+        'time_to_first_token_seconds_count{model="m"}': 2,
+        "pool_queue_wait_seconds_count": 1,
+        "pool_acquire_seconds_count": 1,
+    }
+    found = numbers(answer)
+    for name, count in told(answer, "_count").items():
+        labels = name.partition("{")[2].removesuffix("}")
+        family = f"llm_sandbox_{name.partition('_count')[0]}"
+        last = f"{labels}," if labels else ""
+        assert found[f'{family}_bucket{{{last}le="+Inf"}}'] == count
+    sums = told(answer, "_sum")
+    run_s = sums['run_duration_seconds_sum{model="m",profile="default"}']
+    turns_s = sums['turn_duration_seconds_sum{model="m",profile="default"}']
+    command_s = sums['command_duration_seconds_sum{profile="default",tool="execute_bash"}']
+    assert run_s >= turns_s >= sums['model_call_duration_seconds_sum{model="m"}']
+    assert turns_s >= command_s >= sums["pool_acquire_seconds_sum"]
+
+
+async def test_each_choice_has_its_own_turns(tmp_path: Path) -> None:
+    script = [text_reply("one"), text_reply("two"), text_reply("three")]
+    counts = told(await scraped([*script], tmp_path, {"n": 3}), "_count")
+    assert counts == {
+        'run_duration_seconds_count{model="m",profile="default"}': 1,
+        'turn_duration_seconds_count{model="m",profile="default"}': 3,
+        'model_call_duration_seconds_count{model="m"}': 3,
+        'time_to_first_token_seconds_count{model="m"}': 3,
+    }
+
+
+async def test_a_call_of_no_tool_of_ours_is_counted_under_other(tmp_path: Path) -> None:
+    script: list[Item] = [tool_reply(call("made_up", a=1)), text_reply("done")]
+    counts = told(await scraped(script, tmp_path, {}), "_count")
+    assert counts['command_duration_seconds_count{profile="default",tool="other"}'] == 1
+
+
+def models_in(answer: httpx.Response) -> dict[str, float]:
+    """How many runs each model had."""
+    return {
+        sample.labels["model"]: sample.value
+        for family in families(answer)
+        for sample in family.samples
+        if sample.name == "llm_sandbox_run_duration_seconds_count"
+    }
+
+
+async def test_only_so_many_models_have_a_label_value(tmp_path: Path) -> None:
+    asked = [{"model": f"m{number}"} for number in range(MAX_MODELS + 2)]
+    asked += [{"model": "configured"}, {"model": "m0"}]
+    script: list[Item] = [text_reply("done")] * len(asked)
+    answer = await scraped(script, tmp_path, *asked, metrics=Metrics(["configured"]))
+    assert models_in(answer) == {
+        "m0": 2,
+        **{f"m{number}": 1 for number in range(1, MAX_MODELS)},
+        "other": 2,
+        "configured": 1,
+    }
+
+
+@pytest.mark.parametrize("model", ["x" * (MAX_LABEL_CHARS + 1), "a\nb", "\ud800", ""])
+async def test_a_model_whose_name_cannot_be_told_is_counted_under_other(
+    model: str, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend([text_reply("done")]) as backend,
+        house(backend, "memory", tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=20) as client,
+    ):
+        body = json.dumps({**ASKED, "model": model}).encode()
+        status = (await client.post("/v1/chat/completions", content=body)).status_code
+        answer = await client.get("/metrics")
+    assert models_in(answer) == ({"other": 1} if status == 200 else {})
+
+
+async def test_a_name_that_the_backend_does_not_serve_takes_no_label_value(tmp_path: Path) -> None:
+    script: list[Item] = [Refusal(404, "no such model"), text_reply("done")]
+    answer = await scraped(script, tmp_path, {"model": "made up"}, {"model": "m"})
+    assert models_in(answer) == {"other": 1, "m": 1}
+
+
+@pytest.mark.parametrize("claimed", [-5, 10**400])
+async def test_counts_that_cannot_be_of_a_backend_harm_nobody(claimed: int, tmp_path: Path) -> None:
+    usage = {"prompt_tokens": claimed, "completion_tokens": claimed, "total_tokens": claimed}
+    answer = await scraped([{**text_reply("done"), "usage": usage}], tmp_path, {})
+    found = numbers(answer)
+    assert found['llm_sandbox_runs_total{stop_reason="answered"}'] == 1
+    assert found["llm_sandbox_prompt_tokens_total"] >= 0
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
+async def test_the_names_of_the_last_release_have_the_values_of_the_new(
+    accept: str, tmp_path: Path
+) -> None:
+    async with (
+        scripted_backend(TURNS) as backend,
+        house(backend, "bubblewrap", tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=20, headers={"accept": accept}) as client,
+    ):
+        await client.post("/v1/chat/completions", json=ASKED)
+        answer = await client.get("/metrics")
+    deprecated = [each for each in families(answer) if each.name.startswith("sandbox_")]
+    told_in = {
+        f"{each.name}_total" if each.type == "counter" else each.name: each.documentation
+        for each in deprecated
+    }
+    assert told_in == {name: f"Deprecated: use llm_{name}." for name in OLD_NAMES}
+    found = numbers(answer)
+    samples = [
+        (sample, named(sample.name, sample.labels)) for f in deprecated for sample in f.samples
+    ]
+    for sample, name in samples:
+        assert sample.value == found["llm_" + name.replace('"lent"', '"in_use"')]
+    assert found["sandbox_turns_total"] == 2
+
+
 async def test_the_pool_is_counted(tmp_path: Path) -> None:
-    script = [tool_reply(call("execute_bash", command="true")), text_reply("done")]
+    rest = asyncio.Event()
+    script: list[Item] = [TURNS[0], Held(text_reply("done"), rest)]
     async with (
         scripted_backend(script) as backend,
-        open_sandboxes("bubblewrap", tmp_path) as pool,
-        httpx.AsyncClient(timeout=20) as client,
+        house(backend, "bubblewrap", tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
-        assert isinstance(pool, Pool)
-        model = door_to(backend)
-        async with serve(join(model, pool, tmp_path, pool_stats=pool.stats)) as url:
-            await client.post(f"{url}/v1/chat/completions", json=ASKED)
-            found = numbers(await client.get(f"{url}/metrics"))
-        await model.aclose()
-    assert found["sandbox_pool_started_total"] == 1
-    assert found["sandbox_pool_misses_total"] == 1
-    assert found['sandbox_pool_sandboxes{state="lent"}'] == 0
-    assert found["sandbox_pool_waiting"] == 0
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=ASKED))
+        await backend.arrived(2)
+        during = numbers(await client.get("/metrics"))
+        rest.set()
+        await asking
+        after = numbers(await client.get("/metrics"))
+    assert during['llm_sandbox_pool_sandboxes{state="in_use"}'] == 1
+    assert during['sandbox_pool_sandboxes{state="lent"}'] == 1
+    assert after["llm_sandbox_pool_started_total"] == 1
+    assert after["llm_sandbox_pool_misses_total"] == 1
+    assert after['llm_sandbox_pool_sandboxes{state="in_use"}'] == 0
+    assert after["llm_sandbox_pool_waiting"] == 0
 
 
 async def test_the_numbers_are_for_who_has_the_key(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from policies.profile import Profile
 from policies.rules import Action, Rule, Watch
 from proxy.models.scripted import call, tool_reply
 from tests.clients.chat import ask
+from tests.clients.test_metrics import numbers
 from tests.clients.watching import PATIENCE_S, answered, observations, ruled, watched
 from tests.fakes.backend import Held, scripted_backend
 
@@ -71,13 +72,13 @@ async def test_what_is_flagged_is_done_recorded_and_counted(tmp_path: Path) -> N
         async with watched(backend, tmp_path, ruled(*rules)) as http:
             with anyio.fail_after(PATIENCE_S):
                 response = await ask(http, sandbox={"steps": "events"})
-                metrics = (await http.get("/metrics")).text
+                found = numbers(await http.get("/metrics"))
         heard, denied = observations(backend)
     assert heard == "Exit code: 0\n[stdout]\nhello"
     assert denied == "Nothing was done: rule all forbids this."
     assert [event["rule"] for event in rules_in(response)] == ["shouting", "all"]
-    assert 'sandbox_rules_met_total{rule="shouting",action="flag"} 1' in metrics
-    assert 'sandbox_rules_met_total{rule="all",action="deny"} 1' in metrics
+    assert found['llm_sandbox_rules_met_total{action="flag",rule="shouting"}'] == 1
+    assert found['llm_sandbox_rules_met_total{action="deny",rule="all"}'] == 1
 
 
 async def test_what_is_typed_into_a_job_is_a_command(tmp_path: Path) -> None:
@@ -155,5 +156,5 @@ async def test_each_choice_is_held_to_the_rules(tmp_path: Path) -> None:
     ):
         with anyio.fail_after(PATIENCE_S):
             await ask(http, n=2)
-            metrics = (await http.get("/metrics")).text
-    assert 'sandbox_rules_met_total{rule="notes",action="deny"} 2' in metrics
+            found = numbers(await http.get("/metrics"))
+    assert found['llm_sandbox_rules_met_total{action="deny",rule="notes"}'] == 2

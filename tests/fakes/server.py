@@ -36,6 +36,7 @@ from proxy.files import FileStore, NamedFiles
 from proxy.http_protocol import HTTPProtocol, OpenConnections
 from proxy.inputs import Inputs
 from proxy.keys import ANYONE, Key, Keyring
+from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.models.tool_support import ToolVerdicts, WatchedModel
@@ -120,8 +121,8 @@ async def house(
     connections: OpenConnections | None = None,
     **changes: Any,
 ) -> AsyncIterator[str]:
-    """The whole of it before a scripted backend; `changes` are fields of Services, and `make_runs`
-    and `make_verdicts` where they are not to be as usual. Nobody looks at the backend's models
+    """The whole of it before a scripted backend; `changes` are fields of Services, and `make_runs`,
+    `make_verdicts` and `metrics` where they are not to be as usual. Nobody looks at the backend's models
     else (`tool_support: always`)."""
     model = door_to(backend)
     try:
@@ -161,6 +162,7 @@ def join(
     isolation: Isolation = Isolation(),
     make_runs: Callable[[Agent, ParkedRuns, RunShelf], Runs] | None = None,
     make_verdicts: Callable[[Model, Store], ToolVerdicts] | None = None,
+    metrics: Metrics | None = None,
     **changes: Any,
 ) -> Services:
     """The parts in their places."""
@@ -168,8 +170,11 @@ def join(
     store = files.store
     workspaces = Workspaces(sandboxes, store.workspaces, keep_s=KEEP_S, max_kept=MAX_KEPT)
     verdicts = make_verdicts(model, store) if make_verdicts else ToolVerdicts()
-    agent = Agent(WatchedModel(model, verdicts), workspaces, make_tools)
-    make_runs = make_runs or partial(Runs, tool_verdicts=verdicts)
+    metrics = metrics or Metrics()
+    if isinstance(sandboxes, Pool):
+        metrics.follow_pool(sandboxes)
+    agent = Agent(WatchedModel(model, verdicts, metrics), workspaces, make_tools)
+    make_runs = make_runs or partial(Runs, tool_verdicts=verdicts, metrics=metrics)
     services = Services(
         model=model,
         runs=make_runs(agent, store.parked, store.runs),

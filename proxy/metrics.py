@@ -1,0 +1,331 @@
+"""The proxy's Prometheus metrics: their definitions, and what observes runs, model calls and the
+pool of sandboxes."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from policies.capabilities import Capability
+from policies.limits import StopReason
+from proxy.agent.events import (
+    Emit,
+    Event,
+    ModelDelta,
+    OfChoice,
+    OnDelta,
+    ReasoningDelta,
+    RuleMet,
+    RunFinished,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFinished,
+    TurnStarted,
+)
+from proxy.agent.model import Reply
+from proxy.agent.result import Result, Tally
+from proxy.agent.task import Task
+from sandbox_runtime.pool.pool import Pool, PoolStats
+from sandbox_runtime.tools import make_tools
+
+NAMESPACE, NEW_PREFIX = "llm_sandbox", "llm_"
+"""The prefix of all names; the names without `llm_` are deprecated."""
+OTHER = "other"
+"""The label value of models, profiles and tools that have no value of their own."""
+MAX_MODELS = 32
+"""The most models with a label value of their own, beside those that are configured."""
+MAX_PROFILES = 32
+MAX_LABEL_CHARS = 128
+MAX_AMOUNT = 2**53
+"""The most that one run adds to a counter: the token counts are the backend's claims."""
+
+RUN_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200, 1800, 3600)
+TURN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
+"""Of turns and of model calls."""
+FIRST_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60)
+COMMAND_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+POOL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+CLIENT_LEFT, FAILED = "client_left", "failed"
+ENDINGS = (*(str(reason) for reason in StopReason), CLIENT_LEFT, FAILED)
+SPENT = {
+    "turns": "Model calls with tools.",
+    "llm_calls": "Model calls.",
+    "tool_calls": "Calls of the sandbox's tools.",
+    "prompt_tokens": "Tokens sent to the model.",
+    "cached_tokens": "Tokens sent to the model that it had in its cache.",
+    "env_tokens": "Tokens of tool output, each counted when it is first sent to the model.",
+    "completion_tokens": "Tokens that the model wrote.",
+    "reasoning_tokens": "Tokens of reasoning that the model wrote.",
+    "trajectory_tokens": "Tokens sent and written, each counted once.",
+}
+"""Fields of a run's Tally, each a counter."""
+SECONDS = ("model", "sandbox", "own")
+POOL_COUNTS = {
+    "hits": "Leases that found a sandbox ready.",
+    "misses": "Leases that found no sandbox ready.",
+    "refused": "Leases that were refused with a Retry-After.",
+    "replaced": "Ready sandboxes given up: dead, expired, of an old image, or with other limits.",
+    "started": "Sandboxes started.",
+    "failed": "Sandbox starts that failed.",
+}
+"""Fields of PoolStats, each a counter."""
+OBSERVED = frozenset({OfChoice, TurnStarted, RunFinished, ToolCallFinished, RuleMet})
+"""The events that are looked at; there is one event or more for each token."""
+PIECES = (ReasoningDelta, TextDelta, ToolCallDelta)
+
+Complete = Callable[[Mapping[str, Any], OnDelta | None], Awaitable[Reply]]
+
+
+class Metrics(Collector):
+    """The metrics of one proxy, in a registry of their own."""
+
+    def __init__(self, models: Iterable[str] = ()) -> None:
+        """`models` are the configured names: each has a label value of its own."""
+        self._registry = CollectorRegistry()
+        self._durations = _Durations(self._registry)
+        self._counts = _Counts(self._registry)
+        self._readings = _Readings()
+        self._registry.register(self._readings)
+        self._models = _LabelValues(MAX_MODELS, models)
+        self._profiles = _LabelValues(MAX_PROFILES)
+        self._tools = _LabelValues(0, (tool.name for tool in make_tools()))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics, those of the last release under their old names as well. When a series
+        was created is left out: it would double the counters."""
+        for family in self._registry.collect():
+            family.samples = [each for each in family.samples if not each.name.endswith("_created")]
+            yield family
+            if family.type != "histogram":
+                yield _under_old_name(family)
+
+    # Runs
+
+    async def follow(
+        self, task: Task, work: Callable[[Emit], Awaitable[Result]], emit: Emit
+    ) -> Result:
+        """Await a run whose events go to `emit`. Raises what it raises."""
+        began, ending = time.monotonic(), FAILED
+        self._profiles.add(task.profile.name)
+        self._counts.runs_in_flight.inc()
+        try:
+            result = await work(self._observing(task, emit))
+            ending = str(result.stop_reason)
+            for each in (result, *result.others):
+                self._counts.add(each.tally)
+            return result
+        except asyncio.CancelledError:
+            ending = CLIENT_LEFT
+            raise
+        finally:
+            self._counts.runs_in_flight.dec()
+            self._counts.runs.labels(ending).inc()
+            self._durations.run.labels(*self._labels(task)).observe(time.monotonic() - began)
+
+    def _observing(self, task: Task, emit: Emit) -> Emit:
+        turns: dict[int, float] = {}
+
+        def observing(event: Event) -> Awaitable[None]:
+            if type(event) in OBSERVED:
+                self._observe(task, turns, event)
+            return emit(event)
+
+        return observing
+
+    def _observe(self, task: Task, turns: dict[int, float], event: Event) -> None:
+        """Observe an event; `turns` has when the current turn of each choice began."""
+        index = 0
+        if isinstance(event, OfChoice):
+            index, event = event.index, event.event
+        match event:
+            case TurnStarted() | RunFinished():
+                now = time.monotonic()
+                if index in turns:
+                    turn = self._durations.turn.labels(*self._labels(task))
+                    turn.observe(now - turns.pop(index))
+                if isinstance(event, TurnStarted):
+                    turns[index] = now
+            case ToolCallFinished(name=name, duration_s=duration_s):
+                labels = self._tools.label(name), self._profiles.label(task.profile.name)
+                self._durations.command.labels(*labels).observe(duration_s)
+            case RuleMet(rule=rule, action=action):
+                self._counts.rules_met.labels(rule, action).inc()
+
+    def _labels(self, task: Task) -> tuple[str, str]:
+        return self._models.label(task.model), self._profiles.label(task.profile.name)
+
+    # Model calls
+
+    async def model_call(
+        self, complete: Complete, body: Mapping[str, Any], on_delta: OnDelta | None
+    ) -> Reply:
+        """Await a model call of a run. Raises what it raises. From the first answered call on, the
+        model's name is a label value."""
+        model, began = str(body.get("model")), time.monotonic()
+        first: float | None = None
+
+        def hear(delta: ModelDelta) -> Awaitable[None]:
+            nonlocal first
+            if first is None and isinstance(delta, PIECES):
+                first = time.monotonic()
+            assert on_delta
+            return on_delta(delta)
+
+        try:
+            reply = await complete(body, hear if on_delta else None)
+            self._models.add(model)
+            return reply
+        finally:
+            label = self._models.label(model)
+            self._durations.model_call.labels(label).observe(time.monotonic() - began)
+            if first is not None:
+                self._durations.first_token.labels(label).observe(first - began)
+
+    # What is read when the metrics are asked for
+
+    def follow_pool(self, pool: Pool) -> None:
+        """Observe the leases of a pool, and read its counts."""
+        self._readings.pool_stats = pool.stats
+        pool.when_acquired(self._acquired)
+
+    def _acquired(self, queued_s: float, acquired_s: float) -> None:
+        self._durations.queue_wait.observe(queued_s)
+        self._durations.acquire.observe(acquired_s)
+
+    def read_audit_failures(self, failures: Callable[[], int]) -> None:
+        """Read from there how many audit logs broke off."""
+        self._readings.audit_failures = failures
+
+
+class _LabelValues:
+    """The values that a label may have; all others are told as `other`."""
+
+    def __init__(self, room: int, known: Iterable[str] = ()) -> None:
+        """`room` is how many values may be added to those known."""
+        self._known = set(known)
+        self._most = room + len(self._known)
+
+    def add(self, value: str) -> None:
+        """Add a value, if there is room for it and it can be printed."""
+        has_room = len(self._known) < self._most
+        if has_room and 0 < len(value) <= MAX_LABEL_CHARS and value.isprintable():
+            self._known.add(value)
+
+    def label(self, value: str) -> str:
+        """Return the value, or `other` where it is not known."""
+        return value if value in self._known else OTHER
+
+
+class _Durations:
+    """The histograms."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def seconds(name: str, words: str, buckets: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(
+                name, words, labels, NAMESPACE, unit="seconds", registry=registry, buckets=buckets
+            )
+
+        words = "Time from the start of a run to its end, however it ended."
+        self.run = seconds("run_duration", words, RUN_BUCKETS_S, "model", "profile")
+        words = "Time from the start of a turn to the next turn's, or to the end of the run."
+        self.turn = seconds("turn_duration", words, TURN_BUCKETS_S, "model", "profile")
+        words = "Time of a run's model call, retries and the client's reading of a stream included."
+        self.model_call = seconds("model_call_duration", words, TURN_BUCKETS_S, "model")
+        words = "Time from a run's streamed model call to the first piece of the reply."
+        self.first_token = seconds("time_to_first_token", words, FIRST_TOKEN_BUCKETS_S, "model")
+        words = "Time of a tool call, the wait for its sandbox included."
+        self.command = seconds("command_duration", words, COMMAND_BUCKETS_S, "tool", "profile")
+        words = "Time until a lease was assigned its sandbox, of leases that got one."
+        self.queue_wait = seconds("pool_queue_wait", words, POOL_BUCKETS_S)
+        words = "Time until a lease's sandbox could be used, the wait in the queue included."
+        self.acquire = seconds("pool_acquire", words, POOL_BUCKETS_S)
+
+
+class _Counts:
+    """What is counted of the runs, from the start of the process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, words: str, *labels: str, unit: str = "") -> Counter:
+            return Counter(name, words, labels, NAMESPACE, unit=unit, registry=registry)
+
+        self.runs_in_flight = Gauge(
+            "runs_in_flight", "Runs under way.", namespace=NAMESPACE, registry=registry
+        )
+        self.runs = counter("runs", "Runs that have ended, by how.", "stop_reason")
+        self.spent = {name: counter(name, words) for name, words in SPENT.items()}
+        self.run_seconds = counter("run", "What the runs' time went to.", "spent", unit="seconds")
+        self.capability_turns = counter(
+            "capability_turns", "Turns that used a meta-capability.", "capability"
+        )
+        self.rules_met = counter("rules_met", "Rules that were met.", "rule", "action")
+        for labelled, values in (
+            (self.runs, ENDINGS),
+            (self.run_seconds, SECONDS),
+            (self.capability_turns, Capability),
+        ):
+            for value in values:  # a series that begins at 0 has a rate from its first event on
+                labelled.labels(value)
+
+    def add(self, tally: Tally) -> None:
+        """Add what a run that came to a result has cost."""
+        for name, counter in self.spent.items():
+            counter.inc(_amount(getattr(tally, name)))
+        for name in SECONDS:
+            self.run_seconds.labels(name).inc(_amount(getattr(tally, f"{name}_ms")) / 1000)
+        for capability, turns in tally.capability_turns.items():
+            self.capability_turns.labels(capability).inc(_amount(turns))
+
+
+def _amount(number: int) -> int:
+    return min(max(number, 0), MAX_AMOUNT)
+
+
+class _Readings(Collector):
+    """Numbers that are kept elsewhere, read when the metrics are asked for."""
+
+    def __init__(self) -> None:
+        self.pool_stats: Callable[[], PoolStats] | None = None
+        self.audit_failures: Callable[[], int] | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        failures = self.audit_failures() if self.audit_failures else 0
+        yield CounterMetricFamily(
+            f"{NAMESPACE}_audit_failures", "Audit logs that broke off.", failures
+        )
+        if self.pool_stats:
+            yield from _pool(self.pool_stats())
+
+
+def _pool(stats: PoolStats) -> Iterator[Metric]:
+    sandboxes = GaugeMetricFamily(
+        f"{NAMESPACE}_pool_sandboxes", "Sandboxes, by state.", labels=["state"]
+    )
+    sandboxes.add_metric(["starting"], stats.starting)
+    sandboxes.add_metric(["idle"], stats.idle)
+    sandboxes.add_metric(["in_use"], stats.lent)
+    sandboxes.add_metric(["ending"], stats.ending)
+    yield sandboxes
+    yield GaugeMetricFamily(
+        f"{NAMESPACE}_pool_waiting", "Leases without a sandbox yet.", stats.waiting
+    )
+    for name, words in POOL_COUNTS.items():
+        yield CounterMetricFamily(f"{NAMESPACE}_pool_{name}", words, getattr(stats, name))
+
+
+def _under_old_name(family: Metric) -> Metric:
+    """Return a metric as the last release named it."""
+    new = f"{family.name}_total" if family.type == "counter" else family.name
+    old = Metric(
+        family.name.removeprefix(NEW_PREFIX), f"Deprecated: use {new}.", family.type, family.unit
+    )
+    for sample in family.samples:
+        labels = sample.labels
+        if labels.get("state") == "in_use":
+            labels = {"state": "lent"}
+        old.add_sample(sample.name.removeprefix(NEW_PREFIX), labels, sample.value)
+    return old
