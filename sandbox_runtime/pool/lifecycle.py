@@ -77,13 +77,10 @@ class SandboxLifecycle:
         return self._resting is not None
 
     def start(self, isolation: Isolation, recipe: Recipe) -> None:
-        """Begin to start a sandbox. It is in the registry before the backend hears of it.
-
-        The first call begins the monitoring, too.
-        """
+        """Begin to start a sandbox. It is in the registry before the backend hears of it."""
         entry = PoolEntry(unbound(isolation), recipe)
         self._registry.add(entry)
-        self._monitoring = self._monitoring or asyncio.create_task(self._monitor())
+        self.monitor()
         starting = self._starts[entry] = asyncio.create_task(self._start(entry))
         starting.add_done_callback(partial(self._on_start_done, entry, self._clock.time()))
 
@@ -141,6 +138,10 @@ class SandboxLifecycle:
             self.end(entry)
 
     # Monitoring
+
+    def monitor(self) -> None:
+        """Begin to monitor the sandboxes, if that has not begun."""
+        self._monitoring = self._monitoring or asyncio.create_task(self._monitor())
 
     async def _monitor(self) -> None:
         # The loop never waits for a sandbox or the backend, so that every ping is sent in time.

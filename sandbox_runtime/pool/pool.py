@@ -138,7 +138,8 @@ class Pool:
         self._on_acquired: OnAcquired | None = None
 
     def start(self) -> None:
-        """Begin to start the sandboxes that are kept ready."""
+        """Begin to start the sandboxes that are kept ready, and to monitor all."""
+        self._lifecycle.monitor()
         self._schedule()
 
     def when_full(self, give_back: OnFull) -> None:
