@@ -7,10 +7,10 @@ import pytest
 
 from policies.isolation import Isolation, Level
 from sandbox_runtime.backends.base import Backend
-from sandbox_runtime.escape.ground import Ground
-from sandbox_runtime.escape.probe import Attack, Finding
+from sandbox_runtime.escape.context import EscapeContext
+from sandbox_runtime.escape.context import Attack, Finding
 from sandbox_runtime.escape.run import refusal, run_attack, run_probes
-from sandbox_runtime.escape.suite import ATTACKS, PROBES
+from sandbox_runtime.escape.run import ATTACKS, PROBES
 from sandbox_runtime.lending import start_sandbox
 from tests.sandbox_runtime.conformance.backends import backend_of
 
@@ -25,7 +25,7 @@ AGAINST_EACH = [
     pytest.param(kind, attack, marks=marks_of(kind), id=f"{kind}-{attack.name}")
     for kind in KINDS
     for attack in ATTACKS
-    if attack.wall == "protocol" or not kind.endswith("-python")  # only the agent is another there
+    if attack.boundary == "protocol" or not kind.endswith("-python")  # only the agent is another there
 ]
 
 
@@ -39,8 +39,8 @@ async def backend(
 
 
 @pytest.fixture(scope="module")
-async def ground(backend: Backend) -> AsyncIterator[Ground]:
-    made = Ground(partial(start_sandbox, backend), Isolation())
+async def context(backend: Backend) -> AsyncIterator[EscapeContext]:
+    made = EscapeContext(partial(start_sandbox, backend), Isolation())
     yield made
     await made.aclose()
 
@@ -60,6 +60,6 @@ async def test_every_wall_holds_from_inside(backend: Backend, level: Level) -> N
 
 
 @pytest.mark.parametrize(("backend", "attack"), AGAINST_EACH, indirect=["backend"])
-async def test_the_wall_holds_against(attack: Attack, ground: Ground) -> None:
-    finding = await run_attack(ground, attack)
-    assert finding == Finding(attack.name, attack.wall, "held", finding.detail)
+async def test_the_wall_holds_against(attack: Attack, context: EscapeContext) -> None:
+    finding = await run_attack(context, attack)
+    assert finding == Finding(attack.name, attack.boundary, "held", finding.detail)
