@@ -14,7 +14,7 @@ from proxy.errors import BackendError
 from proxy.models.tool_support import ToolProbe, ToolSettings
 from sandbox_runtime.backends.base import Backend, Check
 from sandbox_runtime.errors import SandboxError, SandboxStartError
-from sandbox_runtime.escape.probe import Finding
+from sandbox_runtime.escape.context import Finding
 from sandbox_runtime.escape.run import refusal, run_batch, run_probes, untried
 from sandbox_runtime.escape.run import self_test as try_everything
 from sandbox_runtime.host_check import terminal_check

@@ -1,20 +1,19 @@
-"""Programs that use up what a sandbox has: they must end there, and the sandbox beside it must not
-notice. Each stops by itself at a few times the limit, should there be no wall."""
+"""Attacks that use up a sandbox's limits: each must be stopped, without effect on the neighbour. If
+nothing stops it, it ends by itself at a few times the limit."""
 
 from dataclasses import replace
 
 from policies.isolation import Isolation
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.escape.ground import DisturbedError, Ground, python, running
-from sandbox_runtime.escape.probe import Attack
+from sandbox_runtime.escape.context import Attack, DisturbedError, EscapeContext, python, running
 
 _PIDS, _MEMORY_MIB, _DISK_MIB, _OPEN_FILES, _DISK_MIB_PER_S = 64, 256, 64, 256, 8
-"""What the sandbox has."""
+"""Limits of the sandbox."""
 _MANY_PIDS, _MUCH_MEMORY_MIB, _MUCH_DISK_MIB, _MANY_OPEN_FILES = 512, 640, 256, 1024
 _MANY_FILES = 20_000
 _MANY_INOTIFY = 1024
 _MANY_MIB_PER_S = 48
-"""What they take, should nothing stop them."""
+"""What the programs take if nothing stops them."""
 
 _FORKS = f"""
 import os, signal
@@ -190,21 +189,21 @@ def _bomb(
     disk_mib_per_s: int | None = None,
     own_kernel_holds: bool = False,
 ) -> Attack:
-    """A program that prints at last how much it took, set off in a small sandbox.
+    """Make an attack of a program that prints last how much it took, run in a small sandbox.
 
-    Without `disk_mib_per_s` its disk is as fast as it can be.
+    Without `disk_mib_per_s` the speed of its disk is not limited.
     """
 
-    async def set_off(ground: Ground) -> str | None:
-        await ground.neighbour()
-        isolation = replace(_small(ground.isolation), disk_mib_per_s=disk_mib_per_s)
-        async with ground.victim(isolation) as sandbox:
+    async def set_off(context: EscapeContext) -> str | None:
+        await context.neighbour()
+        isolation = replace(_small(context.isolation), disk_mib_per_s=disk_mib_per_s)
+        async with context.victim(isolation) as sandbox:
             try:
-                result = await python(sandbox, f"STAY_S = {ground.watch_s}\n{program}")
+                result = await python(sandbox, f"STAY_S = {context.watch_s}\n{program}")
                 printed = result.stdout.split()
             except SandboxLostError:
-                printed = []  # it has ended with the sandbox
-            if disturbed := await ground.disturbed():
+                printed = []  # the program ended with its sandbox
+            if disturbed := await context.disturbed():
                 raise DisturbedError(disturbed)
         if printed and printed[-1].isdigit() and int(printed[-1]) >= much:
             return f"it took {printed[-1]} {unit}"
@@ -223,10 +222,10 @@ def _small(isolation: Isolation) -> Isolation:
     )
 
 
-async def _watch_files(ground: Ground) -> str | None:
-    neighbour = await ground.neighbour()
+async def _watch_files(context: EscapeContext) -> str | None:
+    neighbour = await context.neighbour()
     before = (await python(neighbour, _ONE_INOTIFY)).stdout
-    async with ground.victim() as sandbox, running(sandbox, _INOTIFY):
+    async with context.victim() as sandbox, running(sandbox, _INOTIFY):
         after = (await python(neighbour, _ONE_INOTIFY)).stdout
     return "the sandbox beside it cannot watch files any more" if before != after else None
 

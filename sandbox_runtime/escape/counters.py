@@ -1,19 +1,25 @@
-"""Programs that take what the kernel counts for a user or for the whole host.
+"""Attacks that use up what the kernel counts per user or for the whole host.
 
-Each takes a few times of what one sandbox may have and holds it, while the sandbox beside it does
-something that needs the same: nothing is to come of that but what came of it before.
+Each program takes a few times what one sandbox may have and holds it. Meanwhile the neighbour does
+something that needs the same resource, with the same result as before.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from sandbox_runtime.escape.ground import Computer, DisturbedError, Ground, python, running
+from sandbox_runtime.escape.context import (
+    Attack,
+    DisturbedError,
+    EscapeContext,
+    EscapeSandbox,
+    python,
+    running,
+)
 from sandbox_runtime.escape.inside.attempt import NUMBERS
-from sandbox_runtime.escape.probe import Attack
 
 _MANY_TERMINALS, _MANY_TIMERS, _MANY_QUEUES, _MANY_CONTEXTS = 128, 8192, 4, 16
 _MANY_IN_FLIGHT = 8192
-"""What they take, should nothing stop them."""
+"""What the programs take if nothing stops them."""
 _HOLD_S = 60
 _ANSWER_S = 20.0
 
@@ -93,21 +99,21 @@ call(IO_DESTROY, context)
 """
 
 
-async def _with_a_terminal(sandbox: Computer) -> str:
+async def _with_a_terminal(sandbox: EscapeSandbox) -> str:
     command = "test -t 0 && echo well"
     result = await sandbox.exec(command, timeout_s=_ANSWER_S, stdin=None, shell_state="none")
     return result.stdout
 
 
-def _command(text: str) -> Callable[[Computer], Awaitable[str]]:
-    async def run(sandbox: Computer) -> str:
+def _command(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
+    async def run(sandbox: EscapeSandbox) -> str:
         return (await sandbox.exec(text, timeout_s=_ANSWER_S, shell_state="none")).stdout
 
     return run
 
 
-def _program(text: str) -> Callable[[Computer], Awaitable[str]]:
-    async def run(sandbox: Computer) -> str:
+def _program(text: str) -> Callable[[EscapeSandbox], Awaitable[str]]:
+    async def run(sandbox: EscapeSandbox) -> str:
         return (await python(sandbox, text)).stdout
 
     return run
@@ -115,39 +121,38 @@ def _program(text: str) -> Callable[[Computer], Awaitable[str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Bomb:
-    """A program that says how much it took and holds it, and what its neighbour does meanwhile."""
+    """A program that prints how much it took and holds it; the neighbour then needs one more."""
 
     name: str
     what: str
     program: str
     much: int
-    needs_one: Callable[[Computer], Awaitable[str]]
+    needs_one: Callable[[EscapeSandbox], Awaitable[str]]
 
     def attack(self) -> Attack:
-        async def set_off(ground: Ground) -> str | None:
-            neighbour = await ground.neighbour()
-            async with ground.victim() as sandbox:
+        async def set_off(context: EscapeContext) -> str | None:
+            neighbour = await context.neighbour()
+            async with context.victim() as sandbox:
                 return await self._set_off(sandbox, neighbour)
 
         return self._attack(set_off)
 
     def attack_at_strict(self) -> Attack:
-        """Make the attack where each sandbox is a user of its own, also where others have root
-        inside, who is one user for all."""
+        """Make the attack at level strict, where each sandbox is a user of its own."""
 
-        async def set_off(ground: Ground) -> str | None:
-            strict = replace(ground.isolation, level="strict")
-            async with ground.victim(strict) as neighbour, ground.victim(strict) as sandbox:
+        async def set_off(context: EscapeContext) -> str | None:
+            strict = replace(context.isolation, level="strict")
+            async with context.victim(strict) as neighbour, context.victim(strict) as sandbox:
                 return await self._set_off(sandbox, neighbour)
 
         return self._attack(set_off)
 
-    def _attack(self, set_off: Callable[[Ground], Awaitable[str | None]]) -> Attack:
+    def _attack(self, set_off: Callable[[EscapeContext], Awaitable[str | None]]) -> Attack:
         tries = f"Takes {self.what} and keeps them."
-        # A kernel of the sandbox's own counts none of the host's.
+        # A kernel of the sandbox's own has its own counters.
         return Attack(self.name, "bombs", tries, set_off, own_kernel_holds=True)
 
-    async def _set_off(self, sandbox: Computer, neighbour: Computer) -> str | None:
+    async def _set_off(self, sandbox: EscapeSandbox, neighbour: EscapeSandbox) -> str | None:
         before = await self.needs_one(neighbour)
         async with running(sandbox, self.program) as printed:
             after = await self.needs_one(neighbour)

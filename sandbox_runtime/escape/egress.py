@@ -1,7 +1,7 @@
-"""The way out: what a program says to it to get where the rules do not lead.
+"""Attacks on the egress gateway: requests from inside that try to reach what the rules deny.
 
-All is said over a real connection from inside. The internet beyond is a stand-in: whatever is found
-open, no address outside hears of it.
+The requests come over a real connection from inside. The internet is a fake, so an attack that
+succeeds reaches no address outside.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,10 +10,24 @@ from contextlib import asynccontextmanager
 from policies.egress import Egress
 from sandbox_runtime.egress.dialer import Endpoint
 from sandbox_runtime.egress.limits import Timeouts
-from sandbox_runtime.escape.asking import client_hello, connect, get, socks
-from sandbox_runtime.escape.ground import Computer, Ground, NotTriedError, python
-from sandbox_runtime.escape.internet import ALLOWED, OTHER, PUBLIC, Answers, Internet
-from sandbox_runtime.escape.probe import Attack
+from sandbox_runtime.escape.context import (
+    Attack,
+    EscapeContext,
+    EscapeSandbox,
+    NotTriedError,
+    python,
+)
+from sandbox_runtime.escape.internet import (
+    ALLOWED,
+    OTHER,
+    PUBLIC,
+    Answers,
+    FakeInternet,
+    client_hello,
+    connect_request,
+    get_request,
+    socks_request,
+)
 from sandbox_runtime.guest.agent import EGRESS_PORT
 
 _OPEN = Egress(mode="open")
@@ -28,10 +42,10 @@ _METADATA = "169.254.169.254"
 _SAY = f"""
 import socket
 for words in {{said}}:
-    with socket.create_connection(("127.0.0.1", {EGRESS_PORT}), 5) as way_out:
+    with socket.create_connection(("127.0.0.1", {EGRESS_PORT}), 5) as proxy:
         try:
-            way_out.sendall(words)
-            while way_out.recv(65536):
+            proxy.sendall(words)
+            while proxy.recv(65536):
                 pass
         except OSError:
             pass
@@ -46,31 +60,34 @@ for _ in range({{count}}):
 _ASK_MEANWHILE = f"""
 end = time.monotonic() + 3
 while time.monotonic() < end:
-    with socket.create_connection(("127.0.0.1", {EGRESS_PORT}), 1) as way_out:
+    with socket.create_connection(("127.0.0.1", {EGRESS_PORT}), 1) as proxy:
         try:
-            way_out.sendall({{request!r}})
-            if b"reached" in way_out.makefile("rb").read():
+            proxy.sendall({{request!r}})
+            if b"reached" in proxy.makefile("rb").read():
                 print("reached")
                 break
         except OSError:
             pass
 """
 _READ_ALL = """
-for way_out in held:
+for proxy in held:
     try:
-        way_out.recv(100)
+        proxy.recv(100)
     except OSError:
         pass
 """
 
 
 @asynccontextmanager
-async def _let_out(
-    ground: Ground, egress: Egress, internet: Internet, forbidden: Sequence[Endpoint] = ()
-) -> AsyncIterator[Computer]:
-    """A sandbox with this way out."""
-    sandbox = await ground.neighbour()
-    way_out = ground.make_way_out(
+async def _with_gateway(
+    context: EscapeContext,
+    egress: Egress,
+    internet: FakeInternet,
+    forbidden: Sequence[Endpoint] = (),
+) -> AsyncIterator[EscapeSandbox]:
+    """Attach a gateway with these rules to the neighbour."""
+    sandbox = await context.neighbour()
+    gateway = context.make_gateway(
         egress,
         resolve=internet.resolve,
         connect=internet.connect,
@@ -78,37 +95,37 @@ async def _let_out(
         timeouts=_TIMEOUTS,
     )
     async with internet.serving():
-        sandbox.let_out(way_out.serve)
+        sandbox.let_out(gateway.serve)
         try:
             yield sandbox
         finally:
             sandbox.let_out(None)
-            await way_out.aclose()
+            await gateway.aclose()
 
 
-async def _heard(
-    ground: Ground,
+async def _send_each(
+    context: EscapeContext,
     egress: Egress,
     said: Sequence[bytes],
     names: Mapping[str, Answers] | None = None,
     forbidden: Sequence[Endpoint] = (),
-) -> Internet:
-    """What the internet has heard when all this was said, each on a connection of its own."""
-    internet = Internet(names)
-    async with _let_out(ground, egress, internet, forbidden) as sandbox:
-        await _ask(sandbox, _SAY.format(said=list(said)))
+) -> FakeInternet:
+    """Send each of `said` on a connection of its own; return the fake internet afterwards."""
+    internet = FakeInternet(names)
+    async with _with_gateway(context, egress, internet, forbidden) as sandbox:
+        await _run(sandbox, _SAY.format(said=list(said)))
     return internet
 
 
-async def _ask(sandbox: Computer, program: str) -> str:
-    """What a program prints that got as far as asking. Raises NotTriedError."""
+async def _run(sandbox: EscapeSandbox, program: str) -> str:
+    """Run a program inside and return its output. Raises NotTriedError if it failed."""
     result = await python(sandbox, program)
     if result.exit_code != 0:
         raise NotTriedError(f"nothing could be asked: {result.stderr[-100:]!r}")
     return result.stdout
 
 
-def _nowhere(
+def _must_not_dial(
     name: str,
     tries: str,
     *said: bytes,
@@ -116,72 +133,80 @@ def _nowhere(
     names: Mapping[str, Answers] | None = None,
     forbidden: Sequence[Endpoint] = (),
 ) -> Attack:
-    """None of this may lead anywhere."""
+    """Make an attack that is open if any of `said` makes the gateway dial an address."""
 
-    async def make(ground: Ground) -> str | None:
-        internet = await _heard(ground, egress, said, names, forbidden)
+    async def make(context: EscapeContext) -> str | None:
+        internet = await _send_each(context, egress, said, names, forbidden)
         return "{}:{} was dialed".format(*internet.dialed[0]) if internet.dialed else None
 
     return Attack(name, "egress", tries, make)
 
 
-def _unheard(name: str, tries: str, words: bytes, *said: bytes) -> Attack:
-    """No server may hear these words."""
+def _must_not_arrive(name: str, tries: str, words: bytes, *said: bytes) -> Attack:
+    """Make an attack that is open if a server receives `words`."""
 
-    async def make(ground: Ground) -> str | None:
-        internet = await _heard(ground, _LISTED, said)
+    async def make(context: EscapeContext) -> str | None:
+        internet = await _send_each(context, _LISTED, said)
         return f"a server has heard {words!r}" if words in internet.received else None
 
     return Attack(name, "egress", tries, make)
 
 
-async def _rebinding(ground: Ground) -> str | None:
+async def _rebinding(context: EscapeContext) -> str | None:
     names = {"rebound.example": [[PUBLIC], ["127.0.0.1"]]}
-    internet = await _heard(ground, _OPEN, [connect("rebound.example:8000")] * 2, names)
+    internet = await _send_each(
+        context, _OPEN, [connect_request("rebound.example:8000")] * 2, names
+    )
     return "127.0.0.1 was dialed" if ("127.0.0.1", 8000) in internet.dialed else None
 
 
-async def _no_server_name(ground: Ground) -> str | None:
-    tunnel = connect(f"{ALLOWED}:443")
-    internet = await _heard(ground, _LISTED, [tunnel + client_hello(None), tunnel + b"SSH-2.0-x"])
+async def _no_server_name(context: EscapeContext) -> str | None:
+    tunnel = connect_request(f"{ALLOWED}:443")
+    internet = await _send_each(
+        context, _LISTED, [tunnel + client_hello(None), tunnel + b"SSH-2.0-x"]
+    )
     return f"{len(internet.received)} bytes went through" if internet.received else None
 
 
-async def _lookups(ground: Ground) -> str | None:
+async def _lookups(context: EscapeContext) -> str | None:
     host = f"secret.{OTHER}"
-    said = [connect(f"{host}:443"), get(f"http://{host}/", host), socks(host, 53)]
-    internet = await _heard(ground, _LISTED, said)
+    said = [
+        connect_request(f"{host}:443"),
+        get_request(f"http://{host}/", host),
+        socks_request(host, 53),
+    ]
+    internet = await _send_each(context, _LISTED, said)
     return f"{internet.lookups[0]} was asked for" if internet.lookups else None
 
 
-async def _slow(ground: Ground) -> str | None:
+async def _slow(context: EscapeContext) -> str | None:
     hold = _HOLD.format(count=_FEW, words=b"GET http://")
-    ask = _ASK_MEANWHILE.format(request=get(_ALLOWED_URL, ALLOWED))
-    async with _let_out(ground, _FEW_CONNECTIONS, Internet()) as sandbox:
-        printed = await _ask(sandbox, hold + ask)
+    ask = _ASK_MEANWHILE.format(request=get_request(_ALLOWED_URL, ALLOWED))
+    async with _with_gateway(context, _FEW_CONNECTIONS, FakeInternet()) as sandbox:
+        printed = await _run(sandbox, hold + ask)
     return None if "reached" in printed else "slow requests keep all others out"
 
 
-async def _many(ground: Ground) -> str | None:
-    internet = Internet()
-    hold = _HOLD.format(count=3 * _FEW, words=connect(f"{ALLOWED}:8000"))
-    async with _let_out(ground, _FEW_CONNECTIONS, internet) as sandbox:
-        await _ask(sandbox, hold + _READ_ALL)
+async def _many(context: EscapeContext) -> str | None:
+    internet = FakeInternet()
+    hold = _HOLD.format(count=3 * _FEW, words=connect_request(f"{ALLOWED}:8000"))
+    async with _with_gateway(context, _FEW_CONNECTIONS, internet) as sandbox:
+        await _run(sandbox, hold + _READ_ALL)
     count = len(internet.dialed)
     return f"{count} connections were made, {_FEW} allowed" if count > _FEW else None
 
 
-async def _much(ground: Ground) -> str | None:
-    internet = Internet()
-    said = f"[{connect(f'{ALLOWED}:8000')!r} + bytes(8 << 20)]"
-    async with _let_out(ground, _FEW_MIB, internet) as sandbox:
-        await _ask(sandbox, _SAY.format(said=said))
+async def _much(context: EscapeContext) -> str | None:
+    internet = FakeInternet()
+    said = f"[{connect_request(f'{ALLOWED}:8000')!r} + bytes(8 << 20)]"
+    async with _with_gateway(context, _FEW_MIB, internet) as sandbox:
+        await _run(sandbox, _SAY.format(said=said))
     mib = len(internet.received) >> 20
     return f"{mib} MiB went out, {_FEW_MIB.max_mib} allowed" if mib > _FEW_MIB.max_mib else None
 
 
 def _to(hosts: Sequence[str], port: int = 8000) -> list[bytes]:
-    return [connect(f"{host}:{port}") for host in hosts]
+    return [connect_request(f"{host}:{port}") for host in hosts]
 
 
 _LOOPBACK = ("127.0.0.1", "127.8.8.8", "localhost", "0.0.0.0", "[::1]", "[::]")
@@ -206,125 +231,127 @@ _CONTRADICTIONS = (
     ("Transfer-Encoding: \vchunked",),
     ("Transfer-Encoding : chunked", _LENGTH),
 )
-_SMUGGLED = b"0\r\n\r\n" + get("/smuggled", OTHER)
+_SMUGGLED = b"0\r\n\r\n" + get_request("/smuggled", OTHER)
 
 ATTACKS = (
-    _nowhere(
+    _must_not_dial(
         "metadata_by_proxy",
         "Asks for a cloud's metadata.",
         *_to((_METADATA, "[fd00:ec2::254]"), 80),
-        get(f"http://{_METADATA}/latest/meta-data/", _METADATA),
-        get("http://metadata.internal/", "metadata.internal"),
-        socks(_METADATA, 80),
+        get_request(f"http://{_METADATA}/latest/meta-data/", _METADATA),
+        get_request("http://metadata.internal/", "metadata.internal"),
+        socks_request(_METADATA, 80),
         names={"metadata.internal": [[_METADATA]]},
     ),
-    _nowhere(
+    _must_not_dial(
         "loopback_by_proxy",
         "Asks for the host's loopback.",
         *_to(_LOOPBACK),
         names={"localhost": [["127.0.0.1", "::1"]]},
     ),
-    _nowhere(
+    _must_not_dial(
         "disguised_loopback", "Spells the loopback otherwise.", *_to((*_MAPPED, *_ODD_NUMBERS))
     ),
-    _nowhere(
+    _must_not_dial(
         "private_by_proxy",
         "Asks for private networks, by address and by name.",
         *_to((*_PRIVATE, *_PRIVATE_NAMES), 443),
         names=_PRIVATE_NAMES,
     ),
     Attack("dns_rebinding", "egress", "Asks for a name that becomes the loopback.", _rebinding),
-    _nowhere(
+    _must_not_dial(
         "host_not_listed",
         "Asks for a host that no rule allows.",
         *_to((OTHER, PUBLIC), 443),
-        get(f"http://{OTHER}/", OTHER),
-        socks(OTHER, 443),
+        get_request(f"http://{OTHER}/", OTHER),
+        socks_request(OTHER, 443),
         egress=_LISTED,
     ),
-    _nowhere(
+    _must_not_dial(
         "lookalike_hosts",
         "Asks for names that resemble an allowed one.",
         *_to(_LOOKALIKES, 443),
         egress=_LISTED,
         names={host: [[PUBLIC]] for host in _LOOKALIKES},
     ),
-    _nowhere(
+    _must_not_dial(
         "credentials",
         "Hides another host behind an allowed one's name.",
-        connect(f"{ALLOWED}@{OTHER}:443"),
-        get(f"http://{ALLOWED}@{OTHER}/", OTHER),
-        get(f"http://{ALLOWED}:80@{OTHER}/", ALLOWED),
-        get(f"http://{OTHER}#@{ALLOWED}/", ALLOWED),
-        get(f"http://{OTHER}\\@{ALLOWED}/", ALLOWED),
+        connect_request(f"{ALLOWED}@{OTHER}:443"),
+        get_request(f"http://{ALLOWED}@{OTHER}/", OTHER),
+        get_request(f"http://{ALLOWED}:80@{OTHER}/", ALLOWED),
+        get_request(f"http://{OTHER}#@{ALLOWED}/", ALLOWED),
+        get_request(f"http://{OTHER}\\@{ALLOWED}/", ALLOWED),
         egress=_LISTED,
     ),
-    _nowhere(
+    _must_not_dial(
         "other_ports",
         "Asks for other ports of an allowed host.",
-        connect(f"{ALLOWED}:22"),
-        get(f"http://{ALLOWED}:25/", f"{ALLOWED}:25"),
-        socks(ALLOWED, 53),
+        connect_request(f"{ALLOWED}:22"),
+        get_request(f"http://{ALLOWED}:25/", f"{ALLOWED}:25"),
+        socks_request(ALLOWED, 53),
         egress=_LISTED,
     ),
-    _nowhere(
+    _must_not_dial(
         "no_network",
         "Asks for anything where nothing is allowed.",
-        connect(f"{ALLOWED}:443"),
-        get(_ALLOWED_URL, ALLOWED),
-        socks(ALLOWED, 443),
+        connect_request(f"{ALLOWED}:443"),
+        get_request(_ALLOWED_URL, ALLOWED),
+        socks_request(ALLOWED, 443),
         egress=Egress(),
     ),
-    _nowhere(
+    _must_not_dial(
         "own_address",
         "Asks for the proxy's own public address.",
         *_to((PUBLIC, ALLOWED), 8080),
         forbidden=[(PUBLIC, 8080)],
     ),
-    _nowhere(
+    _must_not_dial(
         "socks_commands",
         "Asks to be called, and for datagrams.",
-        *(socks(ALLOWED, 443, command=kind) for kind in (2, 3, 0, 9)),
+        *(socks_request(ALLOWED, 443, command=kind) for kind in (2, 3, 0, 9)),
     ),
-    _nowhere(
+    _must_not_dial(
         "injected_lines",
         "Hides headers in headers.",
-        *(get(_ALLOWED_URL, ALLOWED, line) for line in _ODD_LINES),
+        *(get_request(_ALLOWED_URL, ALLOWED, line) for line in _ODD_LINES),
         egress=_LISTED,
     ),
-    _nowhere(
+    _must_not_dial(
         "endless_head",
         "Sends a head of a megabyte.",
-        get(_ALLOWED_URL, ALLOWED, *["X: " + "a" * 8000] * 128),
+        get_request(_ALLOWED_URL, ALLOWED, *["X: " + "a" * 8000] * 128),
         egress=_LISTED,
     ),
-    _nowhere(
+    _must_not_dial(
         "request_smuggling",
         "Contradicts itself about the length of a body, with a request in it.",
-        *(get(_ALLOWED_URL, ALLOWED, *lines, body=_SMUGGLED) for lines in _CONTRADICTIONS),
+        *(get_request(_ALLOWED_URL, ALLOWED, *lines, body=_SMUGGLED) for lines in _CONTRADICTIONS),
         egress=_LISTED,
     ),
-    _unheard(
+    _must_not_arrive(
         "second_request",
         "Appends a request to another host.",
         b"/appended",
-        get(_ALLOWED_URL, ALLOWED) + get(f"http://{OTHER}/appended", OTHER),
-        connect(f"{ALLOWED}:80") + get("/", ALLOWED) + get("/appended", OTHER),
+        get_request(_ALLOWED_URL, ALLOWED) + get_request(f"http://{OTHER}/appended", OTHER),
+        connect_request(f"{ALLOWED}:80")
+        + get_request("/", ALLOWED)
+        + get_request("/appended", OTHER),
     ),
-    _unheard(
+    _must_not_arrive(
         "domain_fronting",
         "Names another host in the request than the rules saw.",
         OTHER.encode(),
-        get(_ALLOWED_URL, OTHER),
-        get(_ALLOWED_URL, ALLOWED, f"Host: {OTHER}"),
-        connect(f"{ALLOWED}:80") + get("/", OTHER),
-        connect(f"{ALLOWED}:80") + get(f"http://{OTHER}/", ALLOWED),
+        get_request(_ALLOWED_URL, OTHER),
+        get_request(_ALLOWED_URL, ALLOWED, f"Host: {OTHER}"),
+        connect_request(f"{ALLOWED}:80") + get_request("/", OTHER),
+        connect_request(f"{ALLOWED}:80") + get_request(f"http://{OTHER}/", ALLOWED),
     ),
-    _unheard(
+    _must_not_arrive(
         "sni_mismatch",
         "Names another server in TLS than the rules saw.",
         OTHER.encode(),
-        connect(f"{ALLOWED}:443") + client_hello(OTHER),
+        connect_request(f"{ALLOWED}:443") + client_hello(OTHER),
     ),
     Attack("no_sni", "egress", "Names no server in TLS, or speaks no TLS.", _no_server_name),
     Attack("dns_tunnel", "egress", "Asks for names that carry secrets.", _lookups),

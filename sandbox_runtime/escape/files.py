@@ -1,12 +1,11 @@
-"""Races and tricks with paths while files go in and out: nothing but the file that was meant may be
-written or read, and nothing endless."""
+"""Attacks on file transfers: races, links and odd paths must not make the host read or write
+another file than the one named, or read without end."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from sandbox_runtime.errors import SandboxFileError
-from sandbox_runtime.escape.ground import Computer, Ground, python, running
-from sandbox_runtime.escape.probe import Attack
+from sandbox_runtime.escape.context import Attack, EscapeContext, EscapeSandbox, python, running
 
 _ROUNDS = 100
 _PLENTY_S = 30.0
@@ -27,7 +26,7 @@ while True:
     os.{link}("secret", "next")
     os.replace("next", "file")
 """
-"""Lets one name be by turns a file of its own and another name of the secret."""
+"""Makes `file` in turn a plain file and a link to `secret`."""
 _MANY_FILES = """
 import os, time
 os.makedirs("/testbed/many")
@@ -40,24 +39,24 @@ for number in range(1_000_000):
 """
 
 
-async def _symlink_get(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox, running(sandbox, _SWAP.format(link="symlink")):
+async def _symlink_get(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox, running(sandbox, _SWAP.format(link="symlink")):
         for _ in range(_ROUNDS):
             if await _read(sandbox, "/testbed/race/file") == b"secret":
                 return "what a link points to was read in the file's place"
     return None
 
 
-async def _symlink_put(ground: Ground) -> str | None:
-    return await _put_in_race(ground, "symlink")
+async def _symlink_put(context: EscapeContext) -> str | None:
+    return await _put_in_race(context, "symlink")
 
 
-async def _hard_link_put(ground: Ground) -> str | None:
-    return await _put_in_race(ground, "link")
+async def _hard_link_put(context: EscapeContext) -> str | None:
+    return await _put_in_race(context, "link")
 
 
-async def _put_in_race(ground: Ground, link: str) -> str | None:
-    async with ground.victim() as sandbox, running(sandbox, _SWAP.format(link=link)):
+async def _put_in_race(context: EscapeContext, link: str) -> str | None:
+    async with context.victim() as sandbox, running(sandbox, _SWAP.format(link=link)):
         for _ in range(_ROUNDS):
             await _write(sandbox, "/testbed/race/file", b"written")
             if await _read(sandbox, "/testbed/race/secret") != b"secret":
@@ -65,8 +64,8 @@ async def _put_in_race(ground: Ground, link: str) -> str | None:
     return None
 
 
-async def _link_out(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox:
+async def _link_out(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox:
         await _shell(sandbox, "ln -s /etc/passwd /testbed/link && ln -s / /testbed/all")
         if await _read(sandbox, "/testbed/link"):
             return "a link was followed"
@@ -75,8 +74,8 @@ async def _link_out(ground: Ground) -> str | None:
         return None if kinds.get("all") == "other" else f"a link is taken for a {kinds.get('all')}"
 
 
-async def _no_regular_file(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox:
+async def _no_regular_file(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox:
         await _shell(sandbox, "mkfifo /testbed/fifo && ln -s /dev/zero /testbed/zero")
         for path in (
             "/testbed/fifo",
@@ -90,24 +89,24 @@ async def _no_regular_file(ground: Ground) -> str | None:
     return None
 
 
-async def _huge_file(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox:
+async def _huge_file(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox:
         await _shell(sandbox, f"truncate -s {_LARGE_BYTES} /testbed/huge")
         size = len(await _read(sandbox, "/testbed/huge"))
     return f"{size} bytes of a file came out" if size > _MAX_BYTES else None
 
 
-async def _growing_file(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox:
-        # It grows as fast as it is read, but not for ever.
+async def _growing_file(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox:
+        # The file grows while it is read, up to _LARGE_BYTES.
         await _shell(sandbox, f"head -c {_LARGE_BYTES} /dev/zero > /testbed/growing 2>&1 &")
         sizes = [len(await _read(sandbox, "/testbed/growing")) for _ in range(5)]
     largest = max(sizes)
     return f"{largest} bytes of a growing file came out" if largest > _MAX_BYTES else None
 
 
-async def _million_files(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox:
+async def _million_files(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox:
         program = _MANY_FILES.format(enough=2 * _MAX_ENTRIES)
         await python(sandbox, program, timeout_s=_PLENTY_S)
         listing = await sandbox.list("/testbed/many", max_entries=_MAX_ENTRIES)
@@ -117,8 +116,8 @@ async def _million_files(ground: Ground) -> str | None:
     return f"{count} names came out, truncated: {listing.truncated}"
 
 
-async def _read(sandbox: Computer, path: str) -> bytes:
-    """What comes out, also of what is then refused."""
+async def _read(sandbox: EscapeSandbox, path: str) -> bytes:
+    """Return the bytes that came out, also if the transfer then failed."""
     received = bytearray()
 
     async def sink(piece: bytes) -> None:
@@ -129,7 +128,7 @@ async def _read(sandbox: Computer, path: str) -> bytes:
     return bytes(received)
 
 
-async def _write(sandbox: Computer, path: str, data: bytes) -> None:
+async def _write(sandbox: EscapeSandbox, path: str, data: bytes) -> None:
     async def source() -> AsyncIterator[bytes]:
         yield data
 
@@ -137,7 +136,7 @@ async def _write(sandbox: Computer, path: str, data: bytes) -> None:
         await sandbox.put(path, source())
 
 
-async def _shell(sandbox: Computer, command: str) -> None:
+async def _shell(sandbox: EscapeSandbox, command: str) -> None:
     result = await sandbox.exec(command, timeout_s=_PLENTY_S, shell_state="none")
     if result.exit_code != 0:
         raise SandboxFileError(f"{command!r} failed: {result.stderr[:200]}")

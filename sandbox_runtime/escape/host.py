@@ -1,5 +1,5 @@
-"""What belongs to the host or to the proxy: namespaces, files, sockets. Each attack compares what
-is inside with what really is outside, or offers a stand-in on the host's own loopback."""
+"""Attacks on the host and the proxy: their namespaces, files and sockets. Each compares what is
+inside with what really is outside, or tries to reach a service on the host's loopback."""
 
 import asyncio
 import itertools
@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sandbox_runtime.escape.ground import Ground, python
-from sandbox_runtime.escape.probe import Attack
+from sandbox_runtime.escape.context import Attack, EscapeContext, python
 
 _DIVIDED = ("ipc", "mnt", "net", "pid", "uts")
 """User namespaces an engine may share: root inside is then root outside, less its capabilities."""
@@ -37,11 +36,11 @@ for address in {addresses!r}:
         except OSError:
             pass
 """
-"""Sends nothing: connecting a datagram socket only looks for a route."""
+"""Sends nothing: connecting a datagram socket only looks up a route."""
 
 
-async def _namespaces(ground: Ground) -> str | None:
-    result = await python(await ground.neighbour(), _NAMESPACES)
+async def _namespaces(context: EscapeContext) -> str | None:
+    result = await python(await context.neighbour(), _NAMESPACES)
     if result.exit_code != 0:
         return None  # a kernel of its own that has none
     inside = json.loads(result.stdout)
@@ -50,34 +49,34 @@ async def _namespaces(ground: Ground) -> str | None:
     return f"shared with the proxy: {', '.join(shared)}" if shared else None
 
 
-async def _loopback(ground: Ground) -> str | None:
+async def _loopback(context: EscapeContext) -> str | None:
     visitors = _Visitors()
     server = await asyncio.start_server(visitors.greet, "127.0.0.1", 0)
     async with server:
         address = server.sockets[0].getsockname()
-        await python(await ground.neighbour(), _CONNECT.format(family="AF_INET", address=address))
+        await python(await context.neighbour(), _CONNECT.format(family="AF_INET", address=address))
     return f"a service at {address[0]} of the host is reached" if visitors.count else None
 
 
-async def _abstract_socket(ground: Ground) -> str | None:
+async def _abstract_socket(context: EscapeContext) -> str | None:
     visitors = _Visitors()
     address = f"\0sandbox-{secrets.token_hex(8)}"
     async with await asyncio.start_unix_server(visitors.greet, address):
-        await python(await ground.neighbour(), _CONNECT.format(family="AF_UNIX", address=address))
+        await python(await context.neighbour(), _CONNECT.format(family="AF_UNIX", address=address))
     return "an abstract socket of the host is reached" if visitors.count else None
 
 
-async def _addresses(ground: Ground) -> str | None:
+async def _addresses(context: EscapeContext) -> str | None:
     program = _ROUTES.format(addresses=list(_own_addresses()))
-    routes = (await python(await ground.neighbour(), program)).stdout.split()
+    routes = (await python(await context.neighbour(), program)).stdout.split()
     return f"there is a route to the host's address {routes[0]}" if routes else None
 
 
-async def _files(ground: Ground) -> str | None:
+async def _files(context: EscapeContext) -> str | None:
     with tempfile.NamedTemporaryFile(prefix="sandbox-") as file:
         roots = ("", "/proc/*/root", "/proc/*/cwd/..", "/proc/*/cwd/../..", "/host", "/mnt")
         places = " ".join(f"{root}{file.name}" for root in roots)
-        result = await (await ground.neighbour()).exec(
+        result = await (await context.neighbour()).exec(
             f"ls {places} 2>/dev/null", timeout_s=10, shell_state="none"
         )
     found = result.stdout.split()
@@ -85,7 +84,7 @@ async def _files(ground: Ground) -> str | None:
 
 
 class _Visitors:
-    """Who has come to a service of the host's."""
+    """Counts the connections to a service on the host."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -97,7 +96,7 @@ class _Visitors:
 
 
 def _own_addresses() -> Iterator[str]:
-    """The host's, less those that every machine has."""
+    """Return the addresses of the host, except loopback and link-local ones."""
     lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
     for address, kind in itertools.pairwise(lines):
         name = address.rpartition(" ")[2]

@@ -1,23 +1,27 @@
-"""A stand-in for the internet: names and addresses of our own making, whose every connection ends
-at a server on the host's loopback. What was asked, dialed and sent is kept."""
+"""A fake internet for the egress attacks, and the requests that a program sends to a proxy.
+
+The names and addresses are made up, and every connection ends at a server on the host's loopback.
+Lookups, dialed addresses and received bytes are recorded.
+"""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from sandbox_runtime.egress.dialer import Server
 
 PUBLIC = "93.184.215.14"
 ALLOWED, OTHER = "allowed.example", "other.example"
 Answers = Sequence[Sequence[str]]
-"""A name's addresses, each time that it is asked for; the last ones stay."""
+"""A name's addresses at each lookup; the last ones repeat."""
 _BOTH: Mapping[str, Answers] = {ALLOWED: [[PUBLIC]], OTHER: [[PUBLIC]]}
 _RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\nConnection: close\r\n\r\nreached\n"
-_PATIENCE_S = 0.3
+_IDLE_S = 0.3
 
 
-class Internet:
-    """Resolves and connects for a way out; nothing leaves the host."""
+class FakeInternet:
+    """Resolves and connects for a gateway; nothing leaves the host."""
 
     def __init__(self, names: Mapping[str, Answers] | None = None) -> None:
         self.lookups: list[str] = []
@@ -27,45 +31,74 @@ class Internet:
         self._port = 0
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """Raises OSError for a name that there is not."""
-        asked_before = self.lookups.count(host)
+        """Return the addresses of a name. Raises OSError for an unknown one."""
+        earlier = self.lookups.count(host)
         self.lookups.append(host)
         if host not in self._names:
             raise OSError(-2, "Name or service not known")
         answers = self._names[host]
-        return answers[min(asked_before, len(answers) - 1)]
+        return answers[min(earlier, len(answers) - 1)]
 
     async def connect(self, ip: str, port: int) -> Server:
-        """Whatever the address, it is our server that answers."""
+        """Note the address and connect to the fake server."""
         self.dialed.append((ip, port))
         return await asyncio.open_connection("127.0.0.1", self._port)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """While its server is there."""
+        """Run the fake server."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self._port = server.sockets[0].getsockname()[1]
         async with server:
             try:
                 yield
             finally:
-                await self._all_let_in()
+                await self._accept_pending()
 
-    async def _all_let_in(self) -> None:
-        """Return when whoever has called is let in: asyncio loses those whom it accepts while a
+    async def _accept_pending(self) -> None:
+        """Wait until pending connections are accepted: asyncio loses those that it accepts while a
         server closes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         writer.write_eof()
-        await reader.read()  # nothing, but not before its turn has come
+        await reader.read()  # returns b"" once the server has come to this connection
         writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while data := await asyncio.wait_for(reader.read(1 << 16), _PATIENCE_S):
+            while data := await asyncio.wait_for(reader.read(1 << 16), _IDLE_S):
                 self.received += data
                 if b"\r\n\r\n" in data:
                     writer.write(_RESPONSE)
         except (TimeoutError, ConnectionError):
-            pass  # whoever came has said all that he had to say
+            pass  # the client is silent or gone
         finally:
             writer.close()
+
+
+def connect_request(authority: str) -> bytes:
+    """Return a CONNECT request."""
+    return f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode("latin-1")
+
+
+def get_request(url: str, host: str, *lines: str, body: bytes = b"") -> bytes:
+    """Return a plain GET request with these additional header lines."""
+    head = "\r\n".join((f"GET {url} HTTP/1.1", f"Host: {host}", *lines))
+    return f"{head}\r\n\r\n".encode("latin-1") + body
+
+
+def socks_request(host: str, port: int, *, command: int = 1) -> bytes:
+    """Return a SOCKS 5 greeting and request; command 1 is CONNECT. The host is sent as a name."""
+    name = host.encode()
+    request = bytes([5, command, 0, 3, len(name)]) + name + port.to_bytes(2, "big")
+    return b"\x05\x01\x00" + request
+
+
+def client_hello(server_name: str | None) -> bytes:
+    """Return a TLS ClientHello."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    outgoing = ssl.MemoryBIO()
+    connection = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=server_name)
+    with suppress(ssl.SSLWantReadError):
+        connection.do_handshake()
+    return outgoing.read()

@@ -1,17 +1,22 @@
-"""The conversation between host and agent: it cannot be forged, flooded or silenced so that the
-host believes what is not so."""
+"""Attacks on the protocol between host and agent: forged frames, floods and a killed agent must
+not give the host a wrong result."""
 
 import os
 from pathlib import Path
 
 from sandbox_runtime.errors import SandboxGoneError, SandboxLostError
-from sandbox_runtime.escape.ground import NO_SUCH_COMMAND, Ground, NotTriedError, python
-from sandbox_runtime.escape.probe import Attack
+from sandbox_runtime.escape.context import (
+    NO_SUCH_COMMAND,
+    Attack,
+    EscapeContext,
+    NotTriedError,
+    python,
+)
 from sandbox_runtime.protocol import DATA, END, frame, json_frame
 from sandbox_runtime.sandbox import ExecResult, OutputCap
 
 _STREAM = 1
-"""The one of a sandbox's first command."""
+"""The stream of a sandbox's first command."""
 _FORGED_REPORT = {
     **dict.fromkeys(("exit_code", "duration_s", "cpu_s", "peak_memory_bytes", "reading"), 0),
     **dict.fromkeys(("stdout_bytes", "stderr_bytes", "oom_kills", "pids_refused"), 0),
@@ -48,40 +53,40 @@ _FLOOD_BYTES = 64 << 20
 _FLOOD_CAP = OutputCap(max_bytes=64 << 10, max_lines=1000)
 _FLOOD = f"head -c {_FLOOD_BYTES} /dev/zero | tee /dev/stderr"
 _HOST_BYTES = 64 << 20
-"""What the proxy's memory may grow by meanwhile; others work in it too."""
+"""How much the proxy's memory may grow meanwhile."""
 
 
-async def _forged_frames(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox:
+async def _forged_frames(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox:
         try:
             result = await python(sandbox, _FORGE)
         except SandboxGoneError:
-            return None  # it was noticed
+            return None  # the host noticed
         return _differs(result, "true\n", 7)
 
 
-async def _frames_as_output(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox:
+async def _frames_as_output(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox:
         result = await python(sandbox, _SAY)
         return _differs(result, _FORGED.decode(errors="replace"), 7)
 
 
-async def _agent_killed(ground: Ground) -> str | None:
-    return await _signalled(ground, "kill -KILL 1 $PPID")
+async def _agent_killed(context: EscapeContext) -> str | None:
+    return await _signalled(context, "kill -KILL 1 $PPID")
 
 
-async def _agent_stopped(ground: Ground) -> str | None:
-    return await _signalled(ground, "kill -STOP 1 $PPID", timeout_s=3)
+async def _agent_stopped(context: EscapeContext) -> str | None:
+    return await _signalled(context, "kill -STOP 1 $PPID", timeout_s=3)
 
 
-async def _agent_signalled(ground: Ground) -> str | None:
-    return await _signalled(ground, f"for signal in {_SIGNALS}; do kill -$signal 1 $PPID; done")
+async def _agent_signalled(context: EscapeContext) -> str | None:
+    return await _signalled(context, f"for signal in {_SIGNALS}; do kill -$signal 1 $PPID; done")
 
 
-async def _signalled(ground: Ground, command: str, *, timeout_s: float = 10) -> str | None:
-    """The agent either does not care, or is gone and the host knows."""
-    await ground.neighbour()
-    async with ground.victim() as sandbox:
+async def _signalled(context: EscapeContext, command: str, *, timeout_s: float = 10) -> str | None:
+    """The agent must either survive the signal, or be gone and the host report it."""
+    await context.neighbour()
+    async with context.victim() as sandbox:
         try:
             for line in (f"{command} 2>/dev/null; echo alive; exit 7", "echo alive; exit 7"):
                 result = await sandbox.exec(line, timeout_s=timeout_s, shell_state="none")
@@ -89,15 +94,15 @@ async def _signalled(ground: Ground, command: str, *, timeout_s: float = 10) -> 
                     return found
         except SandboxLostError:
             pass
-    return await ground.disturbed()
+    return await context.disturbed()
 
 
-async def _everything_killed(ground: Ground) -> str | None:
-    return await _signalled(ground, "kill -KILL -1")
+async def _everything_killed(context: EscapeContext) -> str | None:
+    return await _signalled(context, "kill -KILL -1")
 
 
-async def _terminal(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox:
+async def _terminal(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox:
         result = await sandbox.exec(
             f"python3 -I -S -c '{_TYPE}'", timeout_s=5, stdin=None, shell_state="none"
         )
@@ -106,8 +111,8 @@ async def _terminal(ground: Ground) -> str | None:
         return "a program types into its own terminal" if "typed" in result.stdout else None
 
 
-async def _endless_output(ground: Ground) -> str | None:
-    async with ground.victim() as sandbox:
+async def _endless_output(context: EscapeContext) -> str | None:
+    async with context.victim() as sandbox:
         before = _own_memory()
         result = await sandbox.exec(_FLOOD, timeout_s=40, cap=_FLOOD_CAP, shell_state="none")
         grown = _own_memory() - before

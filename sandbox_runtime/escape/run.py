@@ -1,32 +1,104 @@
-"""Makes attempts and says what they found."""
+"""Runs the attempts to escape from a sandbox, and judges their findings.
+
+PROBES run inside one sandbox, all in one program; a server runs them at its start. ATTACKS need the
+host's side as well and run one by one, in `doctor --self-test`.
+"""
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import resources
+from types import ModuleType
 
 from policies.isolation import Isolation
 from sandbox_runtime.errors import SandboxError
-from sandbox_runtime.escape import batch
-from sandbox_runtime.escape.ground import (
+from sandbox_runtime.escape import bombs, counters, egress, files, host, protocol
+from sandbox_runtime.escape.context import (
     NO_SUCH_COMMAND,
+    PYTHON,
+    Attack,
+    Boundary,
     DisturbedError,
-    Ground,
+    EscapeContext,
+    Finding,
     NotTriedError,
+    Probe,
     Start,
+    Verdict,
 )
-from sandbox_runtime.escape.probe import Attack, Finding, Probe, Verdict
-from sandbox_runtime.escape.suite import ATTACKS, PROBES
+from sandbox_runtime.escape.inside import (
+    devices,
+    namespaces,
+    network,
+    privileges,
+    processes,
+    settings,
+    sockets,
+    system_calls,
+)
+from sandbox_runtime.escape.inside.batch import attempts
 from sandbox_runtime.sandbox import ExecResult, Sandbox
 
 _BATCH_TIMEOUT_S = 60.0
 _MAX_DETAIL_CHARS = 200
 _VERDICTS: dict[str, Verdict] = {"held": "held", "open": "open", "not tried": "not tried"}
+_INSIDE = "sandbox_runtime.escape.inside"
+_LOADER = """
+import sys, types, json
+for name, source in json.loads({modules!r}):
+    package = name
+    while "." in package:
+        package = package.rpartition(".")[0]
+        sys.modules.setdefault(package, types.ModuleType(package))
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+module.main(json.loads({names!r}))
+"""
+"""Modules as one Python program, which calls `main` of the last one."""
+_MODULES: tuple[tuple[ModuleType, Boundary, bool], ...] = (
+    (system_calls, "system calls", True),
+    (namespaces, "namespaces", True),
+    (sockets, "sockets", True),
+    (settings, "settings", True),
+    (devices, "devices", True),
+    (privileges, "privileges", False),
+    (network, "network", False),
+    (processes, "processes", False),
+)
+"""Each module's boundary, and whether a kernel of the sandbox's own makes its attempts harmless."""
+_OWN_KERNEL_HOLDS = frozenset(
+    {"agent_descriptors", "agent_environment", "killed_last", "priority", "realtime"}
+)
+"""Attempts of the other modules that such a kernel makes harmless. gVisor lets root inside see the
+agent's descriptors and environment, with which root can deceive nobody else; and among the host's
+processes gVisor has a low priority, whatever a program sets inside."""
+
+
+def _probes() -> Iterator[Probe]:
+    for module, boundary, own_kernel_holds in _MODULES:
+        for attempt in attempts(module):
+            assert attempt.__doc__
+            name = attempt.__name__
+            yield Probe(
+                name, boundary, attempt.__doc__, own_kernel_holds or name in _OWN_KERNEL_HOLDS
+            )
+
+
+PROBES: tuple[Probe, ...] = tuple(_probes())
+ATTACKS: tuple[Attack, ...] = (
+    *host.ATTACKS,
+    *files.ATTACKS,
+    *protocol.ATTACKS,
+    *egress.ATTACKS,
+    *bombs.ATTACKS,
+    *counters.ATTACKS,
+)
 
 
 async def run_probes(start: Start, isolation: Isolation) -> list[Finding]:
-    """Try the walls from inside one sandbox; it takes little longer than starting it.
+    """Start a sandbox and run the probes in it, which takes little longer than the start.
 
-    Raises SandboxError where there is no sandbox to try.
+    Raises SandboxError if no sandbox starts.
     """
     sandbox = await start(isolation)
     try:
@@ -36,23 +108,22 @@ async def run_probes(start: Start, isolation: Isolation) -> list[Finding]:
 
 
 async def run_batch(sandbox: Sandbox) -> list[Finding]:
-    """The same in a sandbox that is there. Raises SandboxLostError."""
-    result = await _run(sandbox, batch.program())
-    said = _said(result)
-    by_name = {line.get("probe", ""): line for line in said}
+    """Run the probes in a running sandbox. Raises SandboxLostError."""
+    result = await _run(sandbox, [module.__name__ for module, _, _ in _MODULES])
+    lines = _parse_lines(result)
+    by_name = {line.get("probe", ""): line for line in lines}
     missing = {"verdict": "not tried", "detail": _why_missing(result)}
-    return [
-        _finding(probe, by_name.get(probe.name, missing), _has_own_kernel(said)) for probe in PROBES
-    ]
+    own_kernel = _has_own_kernel(lines)
+    return [_finding(probe, by_name.get(probe.name, missing), own_kernel) for probe in PROBES]
 
 
-async def run_attack(ground: Ground, attack: Attack) -> Finding:
-    """Make one attack."""
+async def run_attack(context: EscapeContext, attack: Attack) -> Finding:
+    """Make one attack and return its finding."""
     verdict: Verdict = "held"
     try:
         async with asyncio.timeout(attack.timeout_s):
-            found = await attack.make(ground)
-            if found and not (attack.own_kernel_holds and await _on_own_kernel(ground)):
+            found = await attack.make(context)
+            if found and not (attack.own_kernel_holds and await _on_own_kernel(context)):
                 verdict = "open"
     except DisturbedError as error:
         verdict, found = "open", str(error)
@@ -60,39 +131,29 @@ async def run_attack(ground: Ground, attack: Attack) -> Finding:
         verdict, found = "open", f"no end within {attack.timeout_s:g} s"
     except (SandboxError, NotTriedError) as error:
         verdict, found = "not tried", f"{type(error).__name__}: {error}"
-    return Finding(attack.name, attack.wall, verdict, _shown(found or ""))
+    return Finding(attack.name, attack.boundary, verdict, _printable(found or ""))
 
 
 async def self_test(start: Start, isolation: Isolation, tell: Callable[[Finding], None]) -> None:
-    """Try everything, and tell of each finding when there is one: this takes half a minute.
+    """Run all probes and attacks, which takes half a minute, and call `tell` with each finding.
 
-    Raises SandboxError where there is no sandbox to try.
+    Raises SandboxError if no sandbox starts.
     """
     for finding in await run_probes(start, isolation):
         tell(finding)
-    ground = Ground(start, isolation)
+    context = EscapeContext(start, isolation)
     try:
         for attack in ATTACKS:
-            tell(await run_attack(ground, attack))
+            tell(await run_attack(context, attack))
     finally:
-        await ground.aclose()
-
-
-async def _on_own_kernel(ground: Ground) -> bool:
-    return _has_own_kernel(_said(await _run(await ground.neighbour(), batch.kernel_program())))
-
-
-async def _run(sandbox: Sandbox, program: bytes) -> ExecResult:
-    return await sandbox.exec(
-        "exec python3 -I -S -", timeout_s=_BATCH_TIMEOUT_S, stdin=program, shell_state="none"
-    )
+        await context.aclose()
 
 
 def refusal(findings: Sequence[Finding]) -> str | None:
-    """Why nothing may run behind these walls; None where all held.
+    """Return why a server must not use this backend, or None.
 
-    What could not be tried is a reason too, unless nothing could: an image without python3 has the
-    walls of its backend all the same, and whoever starts there is to be told by `untried`.
+    A probe that could not be tried is a reason too, unless none could: an image without python3 has
+    its backend's isolation all the same, and `untried` reports that case.
     """
     bad = [finding for finding in findings if finding.verdict != "held"]
     if untried(findings) or not bad:
@@ -102,27 +163,54 @@ def refusal(findings: Sequence[Finding]) -> str | None:
 
 
 def untried(findings: Sequence[Finding]) -> str | None:
-    """Why no wall could be tried at all; None where any was."""
+    """Return why no probe could be tried at all, or None if one was."""
     if findings and all(finding.verdict == "not tried" for finding in findings):
         return f"the walls could not be tried: {findings[0].detail}"
     return None
 
 
-def _said(result: ExecResult) -> list[dict[str, str]]:
-    """The lines that the batch printed. It runs inside: what it says is compared or cut short."""
-    said = []
+async def _on_own_kernel(context: EscapeContext) -> bool:
+    return _has_own_kernel(_parse_lines(await _run(await context.neighbour(), [])))
+
+
+async def _run(sandbox: Sandbox, names: list[str]) -> ExecResult:
+    """Run the attempts of these modules in a Python inside; it prints its kernel's name first."""
+    return await sandbox.exec(
+        PYTHON,
+        timeout_s=_BATCH_TIMEOUT_S,
+        stdin=_program(names),
+        shell_state="none",
+    )
+
+
+def _program(names: Sequence[str]) -> bytes:
+    """Return the modules of that name, and what runs their attempts, as one Python program."""
+    package = resources.files("sandbox_runtime.escape.inside")
+    modules = []
+    for name in (f"{_INSIDE}.attempt", *names, f"{_INSIDE}.batch"):
+        path = package / f"{name.rpartition('.')[2]}.py"
+        modules.append((name, path.read_text(encoding="utf-8")))
+    return _LOADER.format(modules=json.dumps(modules), names=json.dumps(names)).encode()
+
+
+def _parse_lines(result: ExecResult) -> list[dict[str, str]]:
+    """Parse the lines that the batch printed.
+
+    They come from inside: their words are only compared with known ones, or cut short and shown.
+    """
+    lines = []
     for line in result.stdout.splitlines():
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            said.append({key: str(words) for key, words in value.items()})
-    return said
+            lines.append({key: str(words) for key, words in value.items()})
+    return lines
 
 
-def _has_own_kernel(said: list[dict[str, str]]) -> bool:
-    return any(line.get("kernel") == "gVisor" for line in said)
+def _has_own_kernel(lines: list[dict[str, str]]) -> bool:
+    return any(line.get("kernel") == "gVisor" for line in lines)
 
 
 def _why_missing(result: ExecResult) -> str:
@@ -132,16 +220,16 @@ def _why_missing(result: ExecResult) -> str:
     return f"python3 ended with {result.exit_code} and said {last[:_MAX_DETAIL_CHARS]!r}"
 
 
-def _finding(probe: Probe, said: dict[str, str], own_kernel: bool) -> Finding:
-    verdict = _VERDICTS.get(said.get("verdict", ""), "not tried")
-    detail = _shown(said.get("detail", ""))
+def _finding(probe: Probe, line: dict[str, str], own_kernel: bool) -> Finding:
+    verdict = _VERDICTS.get(line.get("verdict", ""), "not tried")
+    detail = _printable(line.get("detail", ""))
     if verdict == "open" and own_kernel and probe.own_kernel_holds:
         verdict, detail = "held", f"{detail}, in a kernel of the sandbox's own"
-    return Finding(probe.name, probe.wall, verdict, detail)
+    return Finding(probe.name, probe.boundary, verdict, detail)
 
 
-def _shown(text: str) -> str:
-    """What may come from inside, fit for a terminal and a log."""
+def _printable(text: str) -> str:
+    """Make text from inside safe for a terminal and a log."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[
         :_MAX_DETAIL_CHARS
     ]

@@ -72,7 +72,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotTriedError(Exception):
-    """The attempt cannot be made here, and says nothing about a wall."""
+    """The attempt cannot be made here, and says nothing about a boundary."""
 
 
 def call(name: str, *arguments: object, reached: tuple[int, ...] = ()) -> int:

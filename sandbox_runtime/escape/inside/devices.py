@@ -1,6 +1,6 @@
 """Devices of the host, and terminals.
 
-A kernel of the sandbox's own is wall enough: its devices are not the host's.
+A kernel of the sandbox's own makes these attempts harmless: its devices are not the host's.
 """
 
 from __future__ import annotations

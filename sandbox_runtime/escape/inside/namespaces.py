@@ -1,6 +1,7 @@
 """Namespaces and mounts, in which a process is root again and finds the kernel's weakest code.
 
-A kernel of the sandbox's own is wall enough: what it lets pass never reaches the host's.
+A kernel of the sandbox's own makes these attempts harmless: what it lets pass never reaches the
+host's.
 """
 
 from __future__ import annotations

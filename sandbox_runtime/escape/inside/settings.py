@@ -1,6 +1,6 @@
 """The host kernel's settings and secrets in /proc and /sys: files are opened, never written.
 
-A kernel of the sandbox's own is wall enough: its settings are not the host's.
+A kernel of the sandbox's own makes these attempts harmless: its settings are not the host's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Kinds of sockets other than those that programs need: unix and internet.
 
-A kernel of the sandbox's own is wall enough: what it lets pass never reaches the host's.
+A kernel of the sandbox's own makes these attempts harmless: what it lets pass never reaches the
+host's.
 """
 
 from __future__ import annotations

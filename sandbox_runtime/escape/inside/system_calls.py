@@ -1,6 +1,7 @@
 """System calls that only attacks and administrators need: each is a way into the host's kernel.
 
-A kernel of the sandbox's own is wall enough: what it lets pass never reaches the host's.
+A kernel of the sandbox's own makes these attempts harmless: what it lets pass never reaches the
+host's.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.escape.ground import running
+from sandbox_runtime.escape.context import running
 from sandbox_runtime.guest.agent import GuestConfig
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox

@@ -17,7 +17,7 @@ from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.backends.host_users import has_range
 from sandbox_runtime.backends.kernel_limits import PENDING_SIGNALS
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.escape.ground import running
+from sandbox_runtime.escape.context import running
 from sandbox_runtime.forking import fork
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.lending import start_sandbox

@@ -104,7 +104,7 @@ class NaiveOutput(GuestSandbox):
         return await super().exec(command, **{**options, "cap": PLENTY})
 
 
-class NaiveWayOut:
+class NaiveGateway:
     """Goes wherever it is told to, and resolves a name once to look at it and once to dial it."""
 
     def __init__(
@@ -171,7 +171,7 @@ class NaiveWayOut:
         return (await self._resolve(host))[0]
 
 
-class NaiveRoom(NaiveWayOut):
+class NaiveRoom(NaiveGateway):
     """Has room for so many connections, and waits for each as long as it likes."""
 
     def __init__(self, egress: Egress, **options: Any) -> None:

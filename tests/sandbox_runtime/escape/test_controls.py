@@ -8,10 +8,8 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.egress.gateway import Gateway
-from sandbox_runtime.escape.ground import Ground, MakeWayOut
-from sandbox_runtime.escape.probe import Attack
-from sandbox_runtime.escape.run import run_attack, run_batch
-from sandbox_runtime.escape.suite import ATTACKS, PROBES
+from sandbox_runtime.escape.context import Attack, EscapeContext, MakeGateway
+from sandbox_runtime.escape.run import ATTACKS, PROBES, run_attack, run_batch
 from sandbox_runtime.guest.agent import GuestConfig
 from tests.sandbox_runtime.conformance.backends import docker_backend
 from tests.sandbox_runtime.escape.absent import ABSENT
@@ -19,9 +17,9 @@ from tests.sandbox_runtime.escape.naive import (
     NaiveCommands,
     NaiveFiles,
     NaiveFrames,
+    NaiveGateway,
     NaiveOutput,
     NaiveRoom,
-    NaiveWayOut,
 )
 from tests.sandbox_runtime.escape.places import NO_WALLS, Places, add_stand_ins, opened
 
@@ -38,18 +36,20 @@ class Control:
     """What is missing."""
 
     places: Places
-    make_way_out: MakeWayOut = Gateway
+    make_gateway: MakeGateway = Gateway
 
-    def ground(self) -> Ground:
-        return Ground(self.places.start, Isolation(), make_way_out=self.make_way_out, watch_s=0.1)
+    def context(self) -> EscapeContext:
+        return EscapeContext(
+            self.places.start, Isolation(), make_gateway=self.make_gateway, watch_s=0.1
+        )
 
 
 NOTHING_THERE = Control(Places(*NO_WALLS))
-OF_A_WALL: Mapping[str, Control] = {
+OF_A_BOUNDARY: Mapping[str, Control] = {
     "host": Control(Places("--network=host", config=GuestConfig(egress_port=0))),
     "files": Control(Places(NO_NETWORK, kind=NaiveFiles)),
     "protocol": Control(Places(*NO_WALLS, kind=NaiveCommands)),
-    "egress": Control(Places(NO_NETWORK), NaiveWayOut),
+    "egress": Control(Places(NO_NETWORK), NaiveGateway),
     "bombs": NOTHING_THERE,
 }
 OF_AN_ATTACK: Mapping[str, Control] = {
@@ -77,13 +77,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="module")
-async def grounds() -> AsyncIterator[dict[int, Ground]]:
+async def contexts() -> AsyncIterator[dict[int, EscapeContext]]:
     """Those that have been used, by control: each is used for several attacks."""
-    made: dict[int, Ground] = {}
+    made: dict[int, EscapeContext] = {}
     yield made
-    for ground in made.values():
-        await ground.aclose()
-    for control in (*OF_A_WALL.values(), *OF_AN_ATTACK.values()):
+    for context in made.values():
+        await context.aclose()
+    for control in (*OF_A_BOUNDARY.values(), *OF_AN_ATTACK.values()):
         await control.places.aclose()
 
 
@@ -99,8 +99,10 @@ async def test_without_walls_every_attempt_from_inside_succeeds() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_without_its_wall_it_succeeds(attack: Attack, grounds: dict[int, Ground]) -> None:
-    control = OF_AN_ATTACK.get(attack.name) or OF_A_WALL[attack.wall]
-    ground = grounds.setdefault(id(control), control.ground())
-    finding = await run_attack(ground, attack)
+async def test_without_its_wall_it_succeeds(
+    attack: Attack, contexts: dict[int, EscapeContext]
+) -> None:
+    control = OF_AN_ATTACK.get(attack.name) or OF_A_BOUNDARY[attack.boundary]
+    context = contexts.setdefault(id(control), control.context())
+    finding = await run_attack(context, attack)
     assert finding.verdict == "open", finding

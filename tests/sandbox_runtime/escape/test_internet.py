@@ -3,11 +3,11 @@
 import asyncio
 import socket
 
-from sandbox_runtime.escape.internet import PUBLIC, Internet
+from sandbox_runtime.escape.internet import PUBLIC, FakeInternet
 
 
 async def test_whoever_has_called_is_let_in_before_it_closes() -> None:
-    internet = Internet()
+    internet = FakeInternet()
     async with internet.serving():
         _, writer = await internet.connect(PUBLIC, 80)
         late = socket.create_connection(writer.get_extra_info("peername"))

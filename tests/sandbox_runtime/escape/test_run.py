@@ -14,10 +14,8 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.escape.ground import DisturbedError, Ground
-from sandbox_runtime.escape.probe import Attack, Finding, Verdict
-from sandbox_runtime.escape.run import refusal, run_attack, run_batch, untried
-from sandbox_runtime.escape.suite import PROBES
+from sandbox_runtime.escape.context import Attack, DisturbedError, EscapeContext, Finding, Verdict
+from sandbox_runtime.escape.run import PROBES, refusal, run_attack, run_batch, untried
 from sandbox_runtime.lending import start_sandbox
 from sandbox_runtime.streams import OnConnection
 from tests.fakes.memory_sandbox import MemorySandbox
@@ -66,10 +64,10 @@ async def memory_sandbox(isolation: Isolation) -> Shut:
 
 
 async def made(attack: Attack) -> Finding:
-    ground = Ground(memory_sandbox, Isolation())
+    context = EscapeContext(memory_sandbox, Isolation())
     with anyio.fail_after(5):
-        found = await run_attack(ground, attack)
-        await ground.aclose()
+        found = await run_attack(context, attack)
+        await context.aclose()
     return found
 
 
@@ -77,17 +75,17 @@ async def made(attack: Attack) -> Finding:
 async def test_no_kernel_of_its_own_excuses_what_a_neighbour_feels(tmp_path: Path) -> None:
     """An attack that takes all of its own kernel's is nothing, one that is felt elsewhere is."""
 
-    async def takes(ground: Ground) -> str | None:
+    async def takes(context: EscapeContext) -> str | None:
         return "it took all"
 
-    async def is_felt(ground: Ground) -> str | None:
+    async def is_felt(context: EscapeContext) -> str | None:
         raise DisturbedError("the sandbox beside it has none")
 
     backend = backend_of("docker-runsc", tmp_path)
-    ground = Ground(partial(start_sandbox, backend), Isolation())
+    context = EscapeContext(partial(start_sandbox, backend), Isolation())
     attacks = (Attack("made", "bombs", "Tries.", make, True) for make in (takes, is_felt))
-    findings = [await run_attack(ground, attack) for attack in attacks]
-    await ground.aclose()
+    findings = [await run_attack(context, attack) for attack in attacks]
+    await context.aclose()
     await backend.aclose()
     assert [finding.verdict for finding in findings] == ["held", "open"]
 
@@ -154,7 +152,7 @@ def test_doctor_is_told_of_anything_but_held_in_capitals() -> None:
 
 
 async def test_an_attack_without_an_end_counts_as_open() -> None:
-    async def endless(ground: Ground) -> None:
+    async def endless(context: EscapeContext) -> None:
         await anyio.sleep_forever()
 
     found = await made(Attack("endless", "bombs", "", endless, timeout_s=0.01))
@@ -162,7 +160,7 @@ async def test_an_attack_without_an_end_counts_as_open() -> None:
 
 
 async def test_an_attack_that_could_not_be_made_counts_as_not_tried() -> None:
-    async def nowhere(ground: Ground) -> None:
+    async def nowhere(context: EscapeContext) -> None:
         raise SandboxStartError("there is no engine")
 
     found = await made(Attack("nowhere", "bombs", "", nowhere))
@@ -173,11 +171,11 @@ async def test_an_attack_that_could_not_be_made_counts_as_not_tried() -> None:
 
 
 async def test_a_lost_neighbour_is_noticed_and_replaced_for_the_next_attack() -> None:
-    ground = Ground(memory_sandbox, Isolation())
-    neighbour = await ground.neighbour()
-    assert await ground.disturbed() is None
+    context = EscapeContext(memory_sandbox, Isolation())
+    neighbour = await context.neighbour()
+    assert await context.disturbed() is None
     await neighbour.close()
-    assert "the sandbox beside it is lost" in str(await ground.disturbed())
-    assert await ground.neighbour() is not neighbour
-    assert await ground.disturbed() is None
-    await ground.aclose()
+    assert "the sandbox beside it is lost" in str(await context.disturbed())
+    assert await context.neighbour() is not neighbour
+    assert await context.disturbed() is None
+    await context.aclose()

@@ -7,10 +7,8 @@ import pytest
 
 from policies.isolation import Isolation, Level
 from sandbox_runtime.backends.base import Backend
-from sandbox_runtime.escape.ground import Ground
-from sandbox_runtime.escape.probe import Attack, Finding
-from sandbox_runtime.escape.run import refusal, run_attack, run_probes
-from sandbox_runtime.escape.suite import ATTACKS, PROBES
+from sandbox_runtime.escape.context import Attack, EscapeContext, Finding
+from sandbox_runtime.escape.run import ATTACKS, PROBES, refusal, run_attack, run_probes
 from sandbox_runtime.lending import start_sandbox
 from tests.sandbox_runtime.conformance.backends import backend_of
 
@@ -38,8 +36,8 @@ async def backend(
 
 
 @pytest.fixture(scope="module")
-async def ground(backend: Backend) -> AsyncIterator[Ground]:
-    made = Ground(partial(start_sandbox, backend), Isolation())
+async def context(backend: Backend) -> AsyncIterator[EscapeContext]:
+    made = EscapeContext(partial(start_sandbox, backend), Isolation())
     yield made
     await made.aclose()
 
@@ -59,6 +57,6 @@ async def test_every_wall_holds_from_inside(backend: Backend, level: Level) -> N
 
 
 @pytest.mark.parametrize(("backend", "attack"), AGAINST_EACH, indirect=["backend"])
-async def test_the_wall_holds_against(attack: Attack, ground: Ground) -> None:
-    finding = await run_attack(ground, attack)
-    assert finding == Finding(attack.name, attack.wall, "held", finding.detail)
+async def test_the_wall_holds_against(attack: Attack, context: EscapeContext) -> None:
+    finding = await run_attack(context, attack)
+    assert finding == Finding(attack.name, attack.boundary, "held", finding.detail)

@@ -1,18 +1,39 @@
-"""What a process may do because of who it is, whichever kernel it runs on."""
+"""Attempts to use more privileges: capabilities, set-user-id programs, priority over the host."""
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
 from sandbox_runtime.escape.inside.attempt import call, some
 
 _ALLOWED = frozenset({0, 1, 3, 4, 5, 6, 7})
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID: what installing packages takes."""
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID: installing packages needs them."""
 _SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _NEWER_SETS = frozenset({"CapAmb"})
-"""Not every kernel has these."""
+"""Sets that old kernels lack."""
 _GET_NO_NEW_PRIVILEGES = 39
+
+
+def killed_last() -> str | None:
+    """Asks to outlive the host's processes where memory runs out."""
+    Path("/proc/self/oom_score_adj").write_text("-1", encoding="ascii")
+    return "it is killed after the host's processes"
+
+
+def priority() -> str | None:
+    """Asks for more of the processor than others."""
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 1)
+    return "its priority can be raised"
+
+
+def realtime() -> str | None:
+    """Asks to run before all others, for a moment."""
+    usual = os.sched_param(0)
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    os.sched_setscheduler(0, os.SCHED_OTHER, usual)
+    return "it can keep the processor"
 
 
 def capabilities() -> str | None:

@@ -1,0 +1,232 @@
+"""What every attempt to escape from a sandbox needs: the types Probe, Attack and Finding, and the
+EscapeContext that starts the sandboxes.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from policies.egress import Egress
+from policies.isolation import Isolation
+from sandbox_runtime.backends.base import Check
+from sandbox_runtime.egress.connection import Connection
+from sandbox_runtime.egress.dialer import Connect, Endpoint, Resolve
+from sandbox_runtime.egress.gateway import Gateway
+from sandbox_runtime.egress.limits import Timeouts
+from sandbox_runtime.errors import SandboxLostError
+from sandbox_runtime.sandbox import ExecResult, Sandbox, StreamName
+from sandbox_runtime.streams import OnConnection
+
+_ANSWER_S = 10.0
+PYTHON = "exec python3 -I -S -"
+NO_SUCH_COMMAND = 127
+_FAULTS = ("AttributeError", "ImportError", "NameError", "SyntaxError", "TypeError", "ValueError")
+"""Errors that an old or incomplete Python raises; no boundary has stopped the program then."""
+Boundary = Literal[
+    "system calls",
+    "namespaces",
+    "sockets",
+    "settings",
+    "devices",
+    "privileges",
+    "network",
+    "processes",
+    "host",
+    "files",
+    "bombs",
+    "protocol",
+    "egress",
+]
+Verdict = Literal["held", "open", "not tried"]
+
+
+class NotTriedError(Exception):
+    """An attack cannot be made here, which says nothing about a boundary."""
+
+
+class DisturbedError(Exception):
+    """An attack affected the neighbour sandbox, which is a fault in any kernel."""
+
+
+class EscapeSandbox(Sandbox, Protocol):
+    """A sandbox whose connections to the outside can be given a handler."""
+
+    def let_out(self, on_connection: OnConnection | None) -> None:
+        """Set the handler of the connections that programs inside open; None refuses them."""
+
+
+class EgressGateway(Protocol):
+    """Serves connections of a sandbox: a Gateway, or a fake of it."""
+
+    async def serve(self, connection: Connection) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class MakeGateway(Protocol):
+    """Makes an EgressGateway."""
+
+    def __call__(
+        self,
+        egress: Egress,
+        *,
+        resolve: Resolve,
+        connect: Connect,
+        forbidden: Collection[Endpoint],
+        timeouts: Timeouts,
+    ) -> EgressGateway: ...
+
+
+Start = Callable[[Isolation], Awaitable[EscapeSandbox]]
+"""Start a sandbox. Raises SandboxStartError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An attempt from inside a sandbox."""
+
+    name: str
+    boundary: Boundary
+    tries: str
+    """What the attempt does, in one sentence."""
+    own_kernel_holds: bool
+    """True if a kernel of the sandbox's own (gVisor) makes the attempt harmless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """An attempt that needs the host's side, or more than one sandbox."""
+
+    name: str
+    boundary: Boundary
+    tries: str
+    make: Callable[["EscapeContext"], Awaitable[str | None]]
+    """Returns what was found open, or None if the boundary held.
+
+    Raises DisturbedError if another sandbox was affected, SandboxError if the attempt could not be
+    made.
+    """
+    own_kernel_holds: bool = False
+    """As in Probe."""
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one attempt."""
+
+    probe: str
+    boundary: Boundary
+    verdict: Verdict
+    """`not tried` never counts as held."""
+    detail: str
+
+    def check(self) -> Check:
+        """Return the finding as a Check of `doctor`."""
+        detail = self.detail or "closed"
+        said = detail if self.verdict == "held" else f"{self.verdict.upper()}: {detail}"
+        return Check(f"{self.boundary}: {self.probe}", self.verdict == "held", said)
+
+
+class EscapeContext:
+    """Starts the sandboxes of attacks: victims, and one neighbour that no attack may affect.
+
+    `isolation` is that of a sandbox unless an attack needs another. An attack on the disk waits
+    `watch_s` for the disk watch to see what was written.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        isolation: Isolation,
+        *,
+        make_gateway: MakeGateway = Gateway,
+        watch_s: float = 12.0,
+    ) -> None:
+        self.isolation = isolation
+        self.make_gateway = make_gateway
+        self.watch_s = watch_s
+        self._start = start
+        self._neighbour: EscapeSandbox | None = None
+
+    async def neighbour(self) -> EscapeSandbox:
+        """Return the neighbour, a new one if the last is disturbed. Raises SandboxStartError."""
+        if self._neighbour and await self.disturbed():
+            await self.aclose()
+        self._neighbour = self._neighbour or await self._start(self.isolation)
+        return self._neighbour
+
+    @asynccontextmanager
+    async def victim(self, isolation: Isolation | None = None) -> AsyncIterator[EscapeSandbox]:
+        """Start a sandbox to attack, with `isolation` if it is given. Raises SandboxStartError."""
+        sandbox = await self._start(isolation or self.isolation)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    async def disturbed(self) -> str | None:
+        """Return what has happened to the neighbour, or None."""
+        neighbour = self._neighbour
+        if neighbour is None:
+            return None
+        try:
+            result = await neighbour.exec("echo well", timeout_s=_ANSWER_S, shell_state="none")
+        except SandboxLostError as error:
+            return f"the sandbox beside it is lost: {error}"
+        if result.stdout != "well\n":
+            return f"the sandbox beside it says {(result.stdout + result.stderr)[:80]!r}"
+        return None
+
+    async def aclose(self) -> None:
+        """End the neighbour."""
+        if self._neighbour:
+            await self._neighbour.close()
+            self._neighbour = None
+
+
+async def python(sandbox: Sandbox, program: str, *, timeout_s: float = 20.0) -> ExecResult:
+    """Run a Python program inside. Raises SandboxLostError and NotTriedError."""
+    result = await sandbox.exec(
+        PYTHON, timeout_s=timeout_s, stdin=program.encode(), shell_state="none"
+    )
+    last = (result.stderr.splitlines() or [""])[-1]
+    if result.exit_code == NO_SUCH_COMMAND or last.startswith(_FAULTS):
+        raise NotTriedError(f"python3 inside ended with {result.exit_code} and said {last!r}")
+    return result
+
+
+@asynccontextmanager
+async def running(sandbox: Sandbox, program: str, *, timeout_s: float = 30.0) -> AsyncIterator[str]:
+    """Run a Python program inside until the block ends; yield its first output.
+
+    Raises SandboxLostError and NotTriedError.
+    """
+    ready = asyncio.Event()
+    printed: list[str] = []
+
+    async def on_output(stream: StreamName, text: str) -> None:
+        printed.append(text)
+        ready.set()
+
+    program_run = asyncio.create_task(
+        sandbox.exec(
+            PYTHON,
+            timeout_s=timeout_s,
+            stdin=program.encode(),
+            on_output=on_output,
+            shell_state="none",
+        )
+    )
+    waiting = asyncio.create_task(ready.wait())
+    try:
+        await asyncio.wait((program_run, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not ready.is_set():
+            raise NotTriedError(f"python3 inside said {program_run.result().stderr[-100:]!r}")
+        yield "".join(printed)
+    finally:
+        program_run.cancel()
+        waiting.cancel()
+        await asyncio.wait((program_run, waiting))
