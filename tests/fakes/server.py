@@ -121,9 +121,11 @@ async def house(
     connections: OpenConnections | None = None,
     **changes: Any,
 ) -> AsyncIterator[str]:
-    """The whole of it before a scripted backend; `changes` are fields of Services, and `make_runs`,
-    `make_verdicts` and `metrics` where they are not to be as usual. Nobody looks at the backend's models
-    else (`tool_support: always`)."""
+    """Yield the URL of a whole server before a scripted backend.
+
+    `changes` are fields of Services, and `make_runs`, `make_verdicts` and `metrics` in place of the
+    usual ones. Unless they say otherwise, the backend's models count as able to use tools.
+    """
     model = door_to(backend)
     try:
         async with open_sandboxes(kind, state_dir) as sandboxes:
