@@ -33,19 +33,21 @@ set -e
 umask 022
 mount --all --fstab "$1"
 shift
-mkdir -p /sys/testbed /sys/root /sys/home /sys/run /sys/etc /sys/tmp /sys/var/tmp /sys/shm
-chmod 1777 /sys/tmp /sys/var/tmp /sys/shm
+tree=/sys/tree
+mkdir -p $tree/testbed $tree/root $tree/home $tree/run $tree/etc $tree/tmp \\
+  $tree/var/tmp $tree/dev/shm
+chmod 1777 $tree/tmp $tree/var/tmp $tree/dev/shm
 echo '127.0.0.1 localhost sandbox
-::1 localhost' > /sys/etc/hosts
+::1 localhost' > $tree/etc/hosts
 echo 'root:x:0:0:root:/root:/bin/bash
 {SANDBOX.name}:x:{SANDBOX.uid}:{SANDBOX.uid}::{SANDBOX.home}:/bin/bash
-nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin' > /sys/etc/passwd
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin' > $tree/etc/passwd
 echo 'root:x:0:
 {SANDBOX.name}:x:{SANDBOX.uid}:
-nogroup:x:65534:' > /sys/etc/group
+nogroup:x:65534:' > $tree/etc/group
 echo 'passwd: files
 group: files
-hosts: files' > /sys/etc/nsswitch.conf
+hosts: files' > $tree/etc/nsswitch.conf
 exec "$@"
 """
 # The lower directory is the current one: reached without its path, which the user may be unable to
@@ -64,17 +66,21 @@ _WALLS = (
     # As process 1 nothing inside can kill the agent, and it collects the orphans.
     *("--new-session", "--die-with-parent", "--as-pid-1", "--clearenv"),
 )
-# Bubblewrap's own tmpfs at / and /dev have no size: nobody may write there. Its --dev would mount
-# terminals of its own, which have no bound.
+# Each bind costs bubblewrap a reading of all mounts there are, the host's included. Its --dev would
+# mount terminals of its own, which have no bound.
 _DEVICES = (
-    *("--proc", "/proc", "--tmpfs", "/dev"),
+    *("--proc", "/proc"),
     *chain.from_iterable(("--dev-bind", name, name) for name in _DEVICE_FILES),
     *("--symlink", "/proc/self/fd", "/dev/fd", "--symlink", "/proc/self/fd/0", "/dev/stdin"),
     *("--symlink", "/proc/self/fd/1", "/dev/stdout", "--symlink", "/proc/self/fd/2", "/dev/stderr"),
     *("--symlink", "/proc/kcore", "/dev/core", "--symlink", "pts/ptmx", "/dev/ptmx"),
-    *("--bind", "/sys/shm", "/dev/shm", "--dev-bind", "/sys/pts", "/dev/pts"),
+    *("--dev-bind", "/sys/pts", "/dev/pts"),
 )
-_SEAL_DEVICES = ("--remount-ro", "/dev")
+# Bubblewrap's own tmpfs, here at /dev and at / for `strict`, have no size: nobody may write there.
+_SEALED_DEVICES = (
+    *("--tmpfs", "/dev", *_DEVICES, "--bind", "/sys/tree/dev/shm", "/dev/shm"),
+    *("--remount-ro", "/dev"),
+)
 _SEAL_ROOT = ("--remount-ro", "/")
 _HOST_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _HOST_DATA = (
@@ -85,7 +91,6 @@ _HOST_DATA = (
 )
 _OWN_PROGRAMS = "/var/local/bin"
 """Inside, behind all others: names that the host's /usr has not."""
-_WRITABLE = ("/testbed", "/root", "/run", "/tmp", "/var/tmp")  # and /etc
 _WRITABLE_STRICT = ("/testbed", "/home", "/tmp")
 
 
@@ -129,10 +134,10 @@ class Chain:
 
     def _own_files(self) -> Iterator[str]:
         yield from ("--bind", "/sys/rootfs", "/", "--dir", "/root", "--dir", "/tmp")
-        yield from ("--bind", "/sys/etc/hosts", "/etc/hosts", *_DEVICES, *_SEAL_DEVICES)
+        yield from ("--bind", "/sys/tree/etc/hosts", "/etc/hosts", *_SEALED_DEVICES)
         if self._is_strict:
             for name in _WRITABLE_STRICT:
-                yield from ("--bind", f"/sys{name}", name)
+                yield from ("--bind", f"/sys/tree{name}", name)
             yield from _SEAL_ROOT
 
     @property
@@ -150,25 +155,31 @@ def mount_table(disk_options: str) -> bytes:
 
 @cache
 def _host_files(is_strict: bool) -> tuple[str, ...]:
-    """The part of the command for the host's own files, as they are when it is first needed."""
-    command = ["--ro-bind", "/usr", "/usr"]
+    """Return the part of the command for the host's own files, as they are at the first call.
+
+    At `standard` the disk is the root, so that each directory of it needs no bind of its own.
+    """
+    data = chain.from_iterable(("--ro-bind-try", name, name) for name in _HOST_DATA)
+    if not is_strict:
+        return ("--bind", "/sys/tree", "/", *_host_programs(), *data, *_DEVICES)
+    disk = chain.from_iterable(
+        ("--bind", f"/sys/tree{name}", name) for name in (*_WRITABLE_STRICT, "/etc")
+    )
+    seals = (*_SEAL_ROOT, "--remount-ro", "/etc")
+    return (*_host_programs(), *disk, *data, *_SEALED_DEVICES, *seals)
+
+
+def _host_programs() -> Iterator[str]:
+    yield from ("--ro-bind", "/usr", "/usr")
     for name in _HOST_LINKS:
         path = Path(name)
         if path.is_symlink():
-            command += ["--symlink", str(path.readlink()), name]
+            yield from ("--symlink", str(path.readlink()), name)
         elif path.is_dir():
-            command += ["--ro-bind", name, name]
-    command += ["--perms", "0755", "--dir", "/var", "--bind", "/sys/etc", "/etc"]
+            yield from ("--ro-bind", name, name)
+    yield from ("--perms", "0755", "--dir", "/var")
     if (python3 := _host_program("python3")) and not _host_program("python"):
-        command += ["--symlink", python3, f"{_OWN_PROGRAMS}/python"]
-    for name in _WRITABLE_STRICT if is_strict else _WRITABLE:
-        command += ["--bind", f"/sys{name}", name]
-    for name in _HOST_DATA:
-        command += ["--ro-bind-try", name, name]
-    command += [*_DEVICES, *_SEAL_DEVICES, *_SEAL_ROOT]
-    if is_strict:
-        command += ["--remount-ro", "/etc"]
-    return tuple(command)
+        yield from ("--symlink", python3, f"{_OWN_PROGRAMS}/python")
 
 
 def _host_program(name: str) -> str | None:
