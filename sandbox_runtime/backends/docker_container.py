@@ -61,7 +61,7 @@ def image_of(facts: Facts) -> Image:
     """An image, from what the engine says of it."""
     config = facts["Config"]
     env = {name: value for name, _, value in (e.partition("=") for e in config.get("Env") or ())}
-    architecture = facts.get("Architecture", "")
+    architecture: str = facts.get("Architecture") or ""
     machine = _MACHINES.get(architecture, architecture)
     volumes = tuple(config.get("Volumes") or ())
     return Image(facts["Id"], machine, volumes, env.get("PATH") or _PATH)
