@@ -1,5 +1,6 @@
 """config.yaml as one frozen tree; unknown keys are refused with their path."""
 
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -33,8 +34,14 @@ from policies.tool_support import ToolSupport
 from policies.workspace import InputLimits, Modality
 from proxy.body_memory import DEFAULT_MIB
 
+log = logging.getLogger(__name__)
+
 OPENAI_KEY = "OPENAI_API_KEY"
 _OPENAI = "api.openai.com"
+
+
+REMOVED = {"sandbox.agent": "there is one agent, in C"}
+"""Settings of the last release that do nothing any more, and why. They are still accepted."""
 
 
 class ConfigError(Exception):
@@ -260,9 +267,9 @@ def load(path: Path | None) -> Config:
 
 
 def parse(tree: Any, source: str) -> Config:
-    """A tree as configuration. Raises ConfigError."""
+    """Return a tree as configuration; settings in REMOVED are logged. Raises ConfigError."""
     try:
-        config = Config.model_validate(tree)
+        config = Config.model_validate(_without_removed(tree, source))
     except ValidationError as error:
         lines = (
             f"{source}: {'.'.join(str(part) for part in mistake['loc']) or 'top'}: {mistake['msg']}"
@@ -272,6 +279,16 @@ def parse(tree: Any, source: str) -> Config:
     if wrong := list(no_amounts(config.model_dump())):
         raise ConfigError("\n".join(f"{source}: {path}: {NO_AMOUNT}" for path in wrong))
     return config
+
+
+def _without_removed(tree: Any, source: str) -> Any:
+    for path, why in REMOVED.items():
+        section, _, key = path.partition(".")
+        inner = tree.get(section) if isinstance(tree, dict) else None
+        if isinstance(inner, dict) and key in inner:
+            log.warning("%s: %s is ignored, %s: remove it", source, path, why)
+            tree = {**tree, section: {name: inner[name] for name in inner if name != key}}
+    return tree
 
 
 NO_AMOUNT = "must not be negative, and not without end"

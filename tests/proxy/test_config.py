@@ -51,6 +51,15 @@ def test_a_key_that_is_left_out_keeps_its_default(tmp_path: Path) -> None:
     assert config.limits.wall_time_s == Config().limits.wall_time_s
 
 
+def test_a_setting_of_the_last_release_is_ignored_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tree = {"sandbox": {"agent": "python", "self_test": False}}
+    assert parse(tree, "c.yaml") == parse({"sandbox": {"self_test": False}}, "c.yaml")
+    assert "c.yaml: sandbox.agent is ignored" in caplog.text
+    assert tree["sandbox"] == {"agent": "python", "self_test": False}
+
+
 def test_prices_are_given_by_model() -> None:
     given = {"input_per_mtok": 0.2, "output_per_mtok": 0.8, "cached_per_mtok": 0.02}
     config = parse({"backend": {"prices": {"mine": given}}, "per_day": {"cost_usd": 5}}, "c.yaml")
