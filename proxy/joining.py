@@ -27,6 +27,7 @@ from proxy.config import (
     secret,
     state_dir,
 )
+from proxy.errors import StoreError
 from proxy.fetch import Fetcher
 from proxy.files import FileStore, NamedFiles
 from proxy.inputs import Inputs
@@ -41,7 +42,6 @@ from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts, Wat
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.runs import Runs
 from proxy.services import Services
-from proxy.store.errors import StoreError
 from proxy.store.store import Store
 from proxy.text_lengths import TextLengths
 from proxy.workspaces import Workspaces
