@@ -172,8 +172,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
     from proxy.app import create_app
     from proxy.doctor import announce, check_model, require_sound
-    from proxy.http_protocol import OpenConnections, is_this_machine, most_connections
-    from proxy.http_server import HTTPServer
+    from proxy.http_server import HTTPServer, OpenConnections, is_this_machine, most_connections
     from proxy.joining import build_services
     from proxy.profiles import build_profiles
     from sandbox_runtime.clock import SystemClock

@@ -33,7 +33,7 @@ from proxy.agent.model import Model
 from proxy.agent.parking import ParkedRuns
 from proxy.app import create_app
 from proxy.files import FileStore, NamedFiles
-from proxy.http_protocol import HTTPProtocol, OpenConnections
+from proxy.http_server import HTTPProtocol, OpenConnections
 from proxy.inputs import Inputs
 from proxy.keys import ANYONE, Key, Keyring
 from proxy.metrics import Metrics
