@@ -33,11 +33,10 @@ from policies.workspace import (
 from proxy.agent.model import Message
 from proxy.agent.task import InputFile, Task
 from proxy.errors import BadRequestError, FileTooLargeError
-from proxy.fetch import Fetched, Fetcher, FetchError, Room
+from proxy.fetch import Fetched, Fetcher, FetchError, Room, refuse_private_urls
 from proxy.shown_files import ShownFiles
 from proxy.store.records import NoUploads, Uploads
 from proxy.text_lengths import TextLengths
-from proxy.url_checks import check_urls
 from proxy.wire.content_parts import (
     FilePart,
     InlineData,
@@ -229,11 +228,10 @@ class Inputs:
     # On the web
 
     async def refuse_private(self, urls: Sequence[str], owner: str) -> None:
-        """Check URLs that the backend is about to fetch. Raises BadRequestError as `check_urls`
-        does."""
+        """See `refuse_private_urls`. Nothing is checked if the backend may be given any URL."""
         if self.backend_fetches:
             return
-        await check_urls(self._fetcher or Fetcher(), urls, owner)
+        await refuse_private_urls(self._fetcher or Fetcher(), urls, owner)
 
     async def _shown(self, part: FilePart, fetched: _Content, shown: ShownFiles) -> _Content:
         """Return what was fetched with what the model is shown of it: its bytes, never its URL,
