@@ -30,7 +30,7 @@ from proxy.config import (
 from proxy.errors import StoreError
 from proxy.fetch import Fetcher
 from proxy.files import FileStore, NamedFiles
-from proxy.inputs import Inputs
+from proxy.inputs import Inputs, TextLengths
 from proxy.keys import Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -43,7 +43,6 @@ from proxy.profiles import Profiles, build_profiles
 from proxy.runs.runs import Runs
 from proxy.services import Services
 from proxy.store.store import Store
-from proxy.text_lengths import TextLengths
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.egress.dialer import Endpoint
