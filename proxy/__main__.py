@@ -254,12 +254,13 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def profiles(arguments: argparse.Namespace) -> int:
     """Show all profiles, in Markdown."""
-    from proxy.profile_table import table
-    from proxy.profiles import build_profiles
+    from proxy.profiles import build_profiles, profile_table
 
     there = build_profiles(_config(arguments))
     about = [f"**{name}**: {each.about}\n" for name, each in there.named.items()]
-    sys.stdout.writelines(f"{line}\n" for line in (*about, *table(there.named, there.default)))
+    sys.stdout.writelines(
+        f"{line}\n" for line in (*about, *profile_table(there.named, there.default))
+    )
     return 0
 
 
