@@ -17,7 +17,6 @@ from proxy.agent.context_windows import Windows
 from proxy.agent.model import Model
 from proxy.audit.audit import Ledger
 from proxy.body_memory import COPIES, BodyMemory
-from proxy.client_keys import ClientKeys
 from proxy.config import (
     Config,
     ConfigError,
@@ -31,7 +30,7 @@ from proxy.errors import StoreError
 from proxy.fetch import Fetcher
 from proxy.files import FileStore, NamedFiles
 from proxy.inputs import Inputs, TextLengths
-from proxy.keys import Key, Keyring
+from proxy.keys import ClientKeys, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.operator_proxies import proxy_for, proxy_urls
