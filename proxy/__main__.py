@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return its exit code."""
     arguments = _parser().parse_args(argv)
 
     from proxy.config import ConfigError
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_options(name: str, command: argparse.ArgumentParser) -> None:
-    """What one command has beside what all have."""
+    """Add the options that only one command has."""
     if name == "serve":
         command.add_argument("--host", help="address to listen on")
         command.add_argument("--port", type=int, help="port to listen on; 0: a free one")
@@ -107,7 +107,7 @@ def _add_options(name: str, command: argparse.ArgumentParser) -> None:
 
 
 def _config(arguments: argparse.Namespace) -> "Config":
-    """The file, with what the command line says put over it."""
+    """Return the configuration of the file, with the options of the command line over it."""
     from proxy.config import load, parse
 
     tree = load(arguments.config).model_dump()
@@ -144,7 +144,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def listen(host: str, port: int) -> "socket":
-    """Where clients will be heard. Raises ConfigError."""
+    """Return the socket that clients connect to. Raises ConfigError."""
     import socket
 
     from proxy.config import ConfigError
@@ -172,8 +172,7 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
 
     from proxy.app import create_app
     from proxy.doctor import announce, check_model, require_sound
-    from proxy.http_protocol import OpenConnections, is_this_machine, most_connections
-    from proxy.http_server import HTTPServer
+    from proxy.http_server import HTTPServer, OpenConnections, is_this_machine, most_connections
     from proxy.joining import build_services
     from proxy.profiles import build_profiles
     from sandbox_runtime.clock import SystemClock
@@ -184,13 +183,13 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     check = await check_model(model, _about_key(config), services.runs.agent.windows)
     announce(listener, backend.name, check)
     app = create_app(services, _lifespan(services, pool, backend))
-    # What is there by now stays: to look it through again and again, 0.08 s each time, took a
+    # Objects that exist by now stay: to collect them again and again, 0.08 s each time, took a
     # fifth of the processor time of plain requests.
     gc.collect()
     gc.freeze()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = most_connections(config.server.max_connections, files)
-    # The proxies whose X-Forwarded-For uvicorn believes: many clients come from each.
+    # The reverse proxies whose X-Forwarded-For uvicorn trusts: each has many clients.
     trusted = os.environ.get("FORWARDED_ALLOW_IPS", "")
     proxies = ProxyHeadersMiddleware(app, trusted).trusted_hosts  # type: ignore[arg-type]  # ASGI
     connections = OpenConnections(
@@ -231,7 +230,7 @@ def _lifespan(
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Say what works here and what isolation is in force."""
+    """Report what works on this machine and which isolation is in force."""
     import asyncio
 
     from proxy.doctor import diagnose
@@ -254,18 +253,19 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def profiles(arguments: argparse.Namespace) -> int:
-    """Show all profiles, in Markdown."""
-    from proxy.profile_table import table
-    from proxy.profiles import build_profiles
+    """Print all profiles as Markdown."""
+    from proxy.profiles import build_profiles, profile_table
 
     there = build_profiles(_config(arguments))
     about = [f"**{name}**: {each.about}\n" for name, each in there.named.items()]
-    sys.stdout.writelines(f"{line}\n" for line in (*about, *table(there.named, there.default)))
+    sys.stdout.writelines(
+        f"{line}\n" for line in (*about, *profile_table(there.named, there.default))
+    )
     return 0
 
 
 def gc(arguments: argparse.Namespace) -> int:
-    """Remove what dead proxies have left behind, on every backend that is there."""
+    """Remove the sandboxes of dead proxies from every backend that is available."""
     import asyncio
 
     from proxy.doctor import collect_garbage
@@ -274,7 +274,7 @@ def gc(arguments: argparse.Namespace) -> int:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Say of each audit log how it stands; 1 where anything is wrong."""
+    """Verify each audit log; return 1 if any is wrong."""
     from proxy.audit.audit_log import verify
     from proxy.config import state_dir
     from proxy.joining import audit_key, audit_place
@@ -306,7 +306,7 @@ def build_rootfs(arguments: argparse.Namespace) -> int:
 
 
 def _about_key(config: "Config") -> str:
-    """Where the backend's key comes from, for whom the backend refuses."""
+    """Return where the backend's key comes from, in words for an operator whose key is refused."""
     from proxy.config import backend_key_variable
     from proxy.doctor import CLIENTS_KEY
 
@@ -321,8 +321,8 @@ def _about_key(config: "Config") -> str:
 
 
 def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], Backend]]":
-    """What makes each kind of sandbox that the configuration allows, as `build_backend` takes them.
-    `need_image`: whether one without its image is none, if another can be had."""
+    """Return a builder for each sandbox backend that the configuration allows, in the order of
+    `build_backend`. With `need_image`, Docker without its image fails if there is a fallback."""
     from proxy.joining import build_bubblewrap, build_docker, engine_named
 
     asked = config.sandbox.backend
@@ -336,7 +336,7 @@ def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], 
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """One request from end to end, through a server of its own."""
+    """Answer one request from end to end, with a server of its own."""
     import asyncio
     import tempfile
 

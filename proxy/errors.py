@@ -1,43 +1,50 @@
-"""What the client hears of.
+"""The errors that clients receive, and the error bodies of OpenAI's and Anthropic's APIs.
 
-ProxyError(status, type, code)        rendered as OpenAI's error body
+ProxyError(status, type, code)
 ├ BadRequestError          400        the request is wrong; `param` names the field
 ├ UnauthorizedError        401        the key is missing or wrong
-├ ForbiddenError           403        a policy forbids it; `param` names the rule
-├ NotFoundError            404        no such route, model or file
-├ FileTooLargeError        413        a file is larger than may be sent
-├ BodyTooLargeError        413        a request is larger than may be sent
-├ QuotaError               400        the key's files fill all the room it has
-├ BudgetError              429        the key has spent what it may in a day; Retry-After midnight
-├ BackendError             its own    the model's server refused or failed; status kept
-│ ├ ContextOverflowError   400        the conversation no longer fits the model
-│ ├ ToolsRefusedError      its own    the model, or its server, takes no tools at all
-│ └ OutOfTimeError         504        no answer by the deadline; to ask again would end the same way
-├ IdempotencyError         422        an Idempotency-Key that came before, with another body
-├ RunCancelledError        409        somebody else ended the run
-├ RunElsewhereError        409        only the process that the run is at work in can end or tell it
-├ RunLostError             503        the run's server ended before the run had a result
-├ BusyError                503        other requests leave no room for this one; Retry-After
-├ ServerStopsError         503        the server ends before there is an answer; Retry-After
-├ TooManyConnectionsError  503        as many connections as may be are being answered; Retry-After
-├ AuditError               503        what the run does cannot be written down, and must be
-└ SandboxUnavailableError  503        no sandbox can be had, or it was lost; Retry-After
+├ ForbiddenError           403        a policy forbids the request; `param` names the setting
+├ NotFoundError            404        there is no such route, model or file
+├ FileTooLargeError        413        a file exceeds a size limit
+├ BodyTooLargeError        413        the request exceeds a size limit
+├ QuotaError               400        the key's stored files exceed its quota
+├ BudgetError              429        the key's daily budget is used up; Retry-After: midnight, UTC
+├ BackendError             its own    the backend refused or failed; keeps the backend's status
+│ ├ ContextOverflowError   400        the conversation no longer fits the model's context window
+│ ├ ToolsRefusedError      its own    the model, or its server, accepts no tools at all
+│ └ OutOfTimeError         504        no answer by the deadline; a retry would end the same way
+├ IdempotencyError         422        the Idempotency-Key was used before, with another body
+├ RunCancelledError        409        another request cancelled the run
+├ RunElsewhereError        409        only the process of the run can cancel or stream it
+├ RunLostError             503        the run's server stopped before the run had a result
+├ BusyError                503        other requests take all of a shared resource; Retry-After
+├ ServerStopsError         503        the server stops before it has an answer; Retry-After
+├ TooManyConnectionsError  503        the connection limit is reached; Retry-After
+├ AuditError               503        the audit log is required and cannot be written
+└ SandboxUnavailableError  503        no sandbox is available, or the sandbox was lost; Retry-After
+
+`StoreError` is not for clients: it stops the server's start.
 """
 
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from policies.context import ContextSizes
 
 RESTART_S = 5
-"""In how long a server that ends may be there again."""
+"""Retry-After of a server that stops or is busy."""
 FULL_S = 2
-"""In how long a server whose connections are all in use may have room."""
+"""Retry-After of a server that has reached its connection limit."""
+
+
+class StoreError(Exception):
+    """The state on disk cannot be used."""
 
 
 class ProxyError(Exception):
-    """An error the client is told of, in OpenAI's words."""
+    """An error that the client receives as an error body with an HTTP status."""
 
     def __init__(
         self,
@@ -58,10 +65,10 @@ class ProxyError(Exception):
         self.param = param
         self.headers = dict(headers or {})
         self.beside = dict(beside or {})
-        """Numbers that a backend's error has beside OpenAI's fields."""
+        """Numbers that a backend's error has in addition to OpenAI's fields."""
 
     def body(self) -> dict[str, dict[str, str | int | None]]:
-        """OpenAI's error body."""
+        """Return OpenAI's error body."""
         return {
             "error": {
                 "message": self.message,
@@ -94,7 +101,7 @@ class UnauthorizedError(ProxyError):
 
 
 class ForbiddenError(ProxyError):
-    """A policy forbids what is asked for."""
+    """A policy forbids the request."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(
@@ -103,14 +110,14 @@ class ForbiddenError(ProxyError):
 
 
 class NotFoundError(ProxyError):
-    """No such route, model or file."""
+    """There is no such route, model or file."""
 
     def __init__(self, message: str, *, code: str = "not_found", param: str | None = None) -> None:
         super().__init__(message, status=404, type="invalid_request_error", code=code, param=param)
 
 
 class BodyTooLargeError(ProxyError):
-    """A request is larger than any may be; `bound` is what it has more of, in words."""
+    """The request exceeds a size limit. `bound` names the limit, as in "32 MiB"."""
 
     def __init__(self, bound: str) -> None:
         super().__init__(
@@ -122,7 +129,7 @@ class BodyTooLargeError(ProxyError):
 
 
 class BusyError(ProxyError):
-    """Other requests leave no room for this one."""
+    """Other requests take all of a shared resource, such as memory."""
 
     def __init__(self, message: str) -> None:
         super().__init__(
@@ -135,7 +142,7 @@ class BusyError(ProxyError):
 
 
 class QuotaError(ProxyError):
-    """The key's files fill all the room it has."""
+    """The key's stored files exceed its quota."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -148,7 +155,7 @@ class QuotaError(ProxyError):
 
 
 class BudgetError(ProxyError):
-    """The key has spent what it may in a day."""
+    """The key's daily budget is used up."""
 
     def __init__(self, what: str, retry_after_s: float) -> None:
         super().__init__(
@@ -162,7 +169,7 @@ class BudgetError(ProxyError):
 
 
 class FileTooLargeError(ProxyError):
-    """A file is larger than may be sent."""
+    """A file exceeds a size limit."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(
@@ -177,11 +184,12 @@ class FileTooLargeError(ProxyError):
 _MESSAGE_INDEX = re.compile(
     r"""(?<=\bmessages)(?P<before>\.?\[|\.|/|\s*->\s*|',\s*)(?P<index>\d{1,6})(?P<after>\]?)"""
 )
-"""How backends name a message: `messages[3]`, `messages.[3]`, `messages.3`, `'messages', 3`."""
+"""Matches how backends name a message: `messages[3]`, `messages.[3]`, `messages.3`,
+`'messages', 3`."""
 
 
 class BackendError(ProxyError):
-    """The language model's server refused or failed."""
+    """The backend refused or failed."""
 
     def __init__(
         self,
@@ -198,8 +206,9 @@ class BackendError(ProxyError):
         self.retry_after_s = retry_after_s
 
     def renumber(self, index_of: Callable[[int], int | None]) -> None:
-        """Put the client's index in the place of each index of a message that was sent. One that
-        is not the client's is left out."""
+        """Replace the index of each message in the error with its index in the client's request.
+        `index_of` returns None for a message that the client did not send: its index is removed.
+        """
 
         def named(found: re.Match[str]) -> str:
             index = index_of(int(found["index"]))
@@ -211,14 +220,14 @@ class BackendError(ProxyError):
 
 
 class ContextOverflowError(BackendError):
-    """The conversation no longer fits the model."""
+    """The conversation no longer fits the model's context window."""
 
     sizes = ContextSizes()
-    """As far as the backend tells them."""
+    """The sizes that the backend's message names."""
 
 
 class ToolsRefusedError(BackendError):
-    """The backend refused a request because it has tools in it, whatever they are."""
+    """The backend refused the request because it contains tools."""
 
     words = ""
     """The passage of the backend's message that says so."""
@@ -233,7 +242,7 @@ class OutOfTimeError(BackendError):
 
 
 class IdempotencyError(ProxyError):
-    """An Idempotency-Key was used before, for another request."""
+    """The Idempotency-Key was used before, for another request."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -246,7 +255,7 @@ class IdempotencyError(ProxyError):
 
 
 class RunCancelledError(ProxyError):
-    """The run was ended, by another request."""
+    """Another request cancelled the run."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -259,7 +268,7 @@ class RunCancelledError(ProxyError):
 
 
 class RunElsewhereError(ProxyError):
-    """The run is at work in another process."""
+    """Another process of the server works on the run."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -272,7 +281,7 @@ class RunElsewhereError(ProxyError):
 
 
 class RunLostError(ProxyError):
-    """The run has ended without a result, its server with it or not; it may be asked for anew."""
+    """The run ended without a result, mostly because its server stopped. A retry is safe."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -284,7 +293,7 @@ class RunLostError(ProxyError):
 
 
 class ServerStopsError(ProxyError):
-    """The server ends before there is an answer."""
+    """The server stops before it has an answer."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -297,7 +306,7 @@ class ServerStopsError(ProxyError):
 
 
 class TooManyConnectionsError(ProxyError):
-    """As many connections as may be open are being answered."""
+    """The connection limit is reached, and every open connection has a request."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -310,7 +319,7 @@ class TooManyConnectionsError(ProxyError):
 
 
 class SandboxUnavailableError(ProxyError):
-    """No sandbox can be had, or it was lost."""
+    """No sandbox is available, or the sandbox was lost."""
 
     def __init__(self, message: str, *, retry_after_s: float = 5.0) -> None:
         super().__init__(
@@ -323,7 +332,7 @@ class SandboxUnavailableError(ProxyError):
 
 
 def internal_error() -> ProxyError:
-    """What the client hears of what is our fault; the log has the rest."""
+    """Return the error for a fault of the proxy itself, without details: those are in the log."""
     return ProxyError(
         "The proxy failed.",
         status=500,
@@ -334,7 +343,7 @@ def internal_error() -> ProxyError:
 
 
 class AuditError(ProxyError):
-    """What the run does cannot be written down, and must be."""
+    """The run's profile requires an audit log, which cannot be written."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -344,3 +353,54 @@ class AuditError(ProxyError):
             type="server_error",
             code="audit_unavailable",
         )
+
+
+# Anthropic's API
+
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+TOO_LONG = "prompt is too long"
+"""Anthropic's clients compact a conversation when an error message contains these words."""
+LOST_THREAD = "thread_not_found"
+"""Anthropic's SDKs send the whole conversation again when they receive this code."""
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
+def request_id(run_id: str) -> str:
+    """Return the request id as Anthropic's SDKs show it."""
+    return f"req_{run_id}"
+
+
+def error_body(error: ProxyError, request_id: str) -> dict[str, Any]:
+    """Return Anthropic's error body, which is also the data of an `error` event."""
+    fallback = "invalid_request_error" if error.status < 500 else "api_error"
+    detail: dict[str, Any] = {
+        "type": _MESSAGES_TYPES.get(error.status, fallback),
+        "message": _messages_text(error),
+    }
+    if error.code == LOST_THREAD:
+        detail["details"] = {"error_code": error.code}
+    return {"type": "error", "error": detail, "request_id": request_id}
+
+
+def _messages_text(error: ProxyError) -> str:
+    """Return the message as Anthropic words it: the field first, its path written with dots."""
+    if error.code == "context_length_exceeded":
+        return f"{TOO_LONG}: {error.message}"
+    if not error.param:
+        return error.message
+    path = _INDEX.sub(r".\1", error.param)
+    if error.code == "missing_required_parameter":
+        return f"{path}: Field required"
+    if error.param in error.message:
+        return error.message.replace(error.param, path)
+    return f"{path}: {error.message}"

@@ -1,9 +1,11 @@
-"""Files on the web, fetched for a request by the host: from public addresses only, bounded in time
-and size."""
+"""Downloads the files that a request names by URL, and checks URLs that its backend would download.
+
+Both reach public addresses only. Downloads are limited in time and size.
+"""
 
 import asyncio
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -12,7 +14,7 @@ from weakref import WeakValueDictionary
 from policies.egress import Egress, Rules
 from policies.hosts import Target, parse_authority
 from proxy.body_memory import HeldBody
-from proxy.errors import BodyTooLargeError, BusyError
+from proxy.errors import BadRequestError, BodyTooLargeError, BusyError
 from sandbox_runtime.egress.decision import EgressError
 from sandbox_runtime.egress.dialer import (
     Connect,
@@ -24,12 +26,16 @@ from sandbox_runtime.egress.dialer import (
 )
 
 if TYPE_CHECKING:
-    from proxy.guarded_get import Answer
+    from proxy.ssrf_safe_get import FetchedBody
 
 FETCH_S = 20.0
-"""For one file, its redirects included."""
+"""Time limit for one file, including its redirects."""
 CONNECT_S = 5.0
-"""For one lookup, and for one connection."""
+"""Time limit for a DNS lookup, and for a connection."""
+MAX_HOSTS = 32
+"""How many hosts and ports the URLs of one request may name that the backend downloads."""
+CHECKS_AT_ONCE = 4
+"""How many hosts of one request are looked up at the same time."""
 _MAX_REDIRECTS = 5
 _PORTS = {"http": 80, "https": 443}
 _URL_CHARS = "/%:@!$&'()*+,;=~?"
@@ -41,30 +47,31 @@ _HEADERS = (
 
 
 class FetchError(Exception):
-    """The file cannot be had; the text says why."""
+    """The file cannot be downloaded; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A file as it came."""
+    """A downloaded file."""
 
     data: bytes
     mime_type: str
-    """As its server calls it; empty where it says nothing."""
+    """The server's Content-Type, or an empty string."""
 
 
 class Place(NamedTuple):
-    """A URL as it is asked for."""
+    """A parsed URL."""
 
     scheme: str
     host: str
     port: int
     path: str
-    """The query included."""
+    """The path with the query."""
 
 
 class Room:
-    """The bytes that may still be fetched for one request of an owner, counted in `body`."""
+    """How many bytes may still be downloaded for one request of an owner. The bytes are counted in
+    `body`, too."""
 
     def __init__(self, bytes: int, owner: str, body: HeldBody | None = None) -> None:
         self.owner = owner
@@ -72,7 +79,7 @@ class Room:
         self._body = body
 
     def take(self, bytes: int) -> None:
-        """Raises FetchError where no room is left."""
+        """Count bytes of a download. Raises FetchError if they exceed the limit."""
         self._left -= bytes
         if self._left < 0:
             raise FetchError("the request's files are too large together")
@@ -84,10 +91,10 @@ class Room:
 
 
 class Fetcher:
-    """Fetches by GET.
+    """Downloads files by GET.
 
-    A name is resolved once, and only an address that was checked is dialed; so it is for each
-    redirect. `forbidden` are the proxy's own and its backend's addresses.
+    Each host name, also that of a redirect, is resolved once; the address is checked, and that
+    address is connected to. `forbidden` are the addresses of the proxy itself and of its backend.
     """
 
     def __init__(
@@ -109,7 +116,7 @@ class Fetcher:
         self._dialers: WeakValueDictionary[str, Dialer] = WeakValueDictionary()
 
     async def fetch(self, url: str, *, max_bytes: int, room: Room) -> Fetched:
-        """The file behind a URL. Raises FetchError."""
+        """Download a file. Raises FetchError."""
         dialer = self._dialers.setdefault(room.owner, self._new_dialer())
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -124,43 +131,90 @@ class Fetcher:
             raise FetchError(f"the connection failed: {error}") from error
 
     async def check(self, url: str, owner: str) -> None:
-        """Raises FetchError for a URL that `fetch` would not ask for: malformed, or of no public
-        address."""
+        """Raises FetchError for a URL that `fetch` would not download: it is malformed, or its host
+        has no public address."""
         dialer = self._dialers.setdefault(owner, self._new_dialer())
-        target = target_of(url)
+        target = _target_of(url)
         try:
             await dialer.check(target)
         except EgressError as error:
             raise FetchError(str(error)) from error
 
     def _new_dialer(self) -> Dialer:
-        """One for each owner: the slow names of one do not hold up another's."""
+        """Each owner has a dialer, so that slow names of one delay no other."""
         rules = Rules(Egress(mode="open"))
         return Dialer(rules, self._forbidden, self._resolve, self._connect, self._connect_timeout_s)
 
     async def _follow(self, url: str, dialer: Dialer, max_bytes: int, room: Room) -> Fetched:
-        from proxy.guarded_get import get  # noqa: PLC0415 - slow to import, and rarely needed
+        from proxy.ssrf_safe_get import ssrf_safe_get  # noqa: PLC0415 - slow to import, seldom used
 
         tls = self._tls = self._tls or ssl.create_default_context()  # slow, and seldom needed
         for _ in range(_MAX_REDIRECTS + 1):
             host, request = _parsed(url)
-            async with get(request, [("Host", host), *_HEADERS], dialer, tls) as answer:
-                location = answer.headers.get("location") if 300 <= answer.status < 400 else None
+            headers = [("Host", host), *_HEADERS]
+            async with ssrf_safe_get(request, headers, dialer, tls) as response:
+                is_redirect = 300 <= response.status < 400
+                location = response.headers.get("location") if is_redirect else None
                 if location is None:
-                    return await _body(answer, max_bytes, room)
-            url = _joined(url, location)
+                    return await _file_of(response, max_bytes, room)
+            try:
+                url = urljoin(url, location)
+            except ValueError as error:
+                raise FetchError("it was redirected to a malformed URL") from error
         raise FetchError(f"it was redirected more than {_MAX_REDIRECTS} times")
 
 
-def target_of(url: str) -> Target:
-    """Return the host and port that a URL is asked of. Raises FetchError."""
+async def refuse_private_urls(fetcher: Fetcher, urls: Sequence[str], owner: str) -> None:
+    """Check URLs that the backend is about to download, each host and port once.
+
+    Raises BadRequestError for a private address, for a name that cannot be looked up, and for more
+    than `MAX_HOSTS` hosts.
+    """
+    by_target: dict[Target, str] = {}
+    for url in urls:
+        try:
+            by_target.setdefault(_target_of(url), url)
+        except FetchError as error:
+            raise _not_allowed(url, error) from error
+    if len(by_target) > MAX_HOSTS:
+        raise BadRequestError(
+            f"The request names URLs of more than {MAX_HOSTS} hosts, each of which is looked up"
+            " before the backend is asked. Name fewer, or send the files as data URLs.",
+            code="too_many_urls",
+        )
+    at_once = asyncio.Semaphore(CHECKS_AT_ONCE)
+
+    async def fault(url: str) -> FetchError | None:
+        try:
+            async with at_once:
+                await fetcher.check(url, owner)
+        except FetchError as error:
+            return error
+        return None
+
+    async with asyncio.TaskGroup() as group:
+        checks = {url: group.create_task(fault(url)) for url in by_target.values()}
+    for url, check in checks.items():
+        if error := check.result():
+            raise _not_allowed(url, error) from error
+
+
+def _not_allowed(url: str, error: FetchError) -> BadRequestError:
+    return BadRequestError(
+        f"Invalid URL {url[:200]!r}: the backend would fetch it from inside its network, and"
+        f" {error}. The operator allows it with backend.fetches_urls.",
+        code="url_not_allowed",
+    )
+
+
+def _target_of(url: str) -> Target:
     _, place = _parsed(url)
     return Target(place.host, place.port)
 
 
 def _parsed(url: str) -> tuple[str, Place]:
-    """A URL's Host header and the URL, read once: what is checked is what is asked for. Raises
-    FetchError."""
+    """Return a URL's Host header and its parts. The URL is parsed here alone, so that the host that
+    is checked is the host that is connected to. Raises FetchError."""
     try:
         split = urlsplit(url)
         if split.scheme not in _PORTS:
@@ -168,28 +222,21 @@ def _parsed(url: str) -> tuple[str, Place]:
         target = parse_authority(split.netloc, _PORTS[split.scheme])
         query = f"?{split.query}" if split.query else ""
         path = quote((split.path or "/") + query, safe=_URL_CHARS)
-    except ValueError as error:  # half a surrogate pair, too
+    except ValueError as error:  # also for half a surrogate pair
         raise FetchError(f"its URL is malformed: {error}") from error
     host = str(target).removesuffix(f":{_PORTS[split.scheme]}")
     return host, Place(split.scheme, target.host, target.port, path)
 
 
-def _joined(url: str, location: str) -> str:
-    try:
-        return urljoin(url, location)
-    except ValueError as error:
-        raise FetchError("it was redirected to a malformed URL") from error
-
-
-async def _body(answer: "Answer", max_bytes: int, room: Room) -> Fetched:
-    if answer.status != 200:
-        raise FetchError(f"its server answered {answer.status}")
-    if answer.headers.get("content-encoding", "identity") != "identity":
+async def _file_of(response: "FetchedBody", max_bytes: int, room: Room) -> Fetched:
+    if response.status != 200:
+        raise FetchError(f"its server answered {response.status}")
+    if response.headers.get("content-encoding", "identity") != "identity":
         raise FetchError("its server sent it compressed, unasked")
     data = bytearray()
-    async for piece in answer.pieces:
+    async for piece in response.pieces:
         data += piece
         if len(data) > max_bytes:
             raise FetchError(f"it is larger than {max_bytes >> 20} MiB")
         room.take(len(piece))
-    return Fetched(bytes(data), answer.headers.get("content-type", ""))
+    return Fetched(bytes(data), response.headers.get("content-type", ""))

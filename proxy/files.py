@@ -1,11 +1,19 @@
-"""Produced files on the proxy's side: kept for a while, found again by links that need no key."""
+"""The files that runs produce: stored for a while, and downloaded by signed links without a key.
+
+`FileStore` stores and finds them, `RunArtifactStore` takes those of one run, `NamedFiles` finds the
+files that a request names by their ids, and `LinkSigner` signs the links.
+"""
 
 import asyncio
 import base64
 import hashlib
+import hmac
 import math
 import os
-from collections.abc import Sequence
+import secrets
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,20 +25,20 @@ from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
 from proxy.agent.result import Artifact
 from proxy.agent.task import InputFile
-from proxy.signatures import Signer
 from proxy.store.records import ContainerWish, Maker, Upload
 from proxy.store.store import Store
 from sandbox_runtime.sandbox import Sandbox
 
 MAX_LINKED_FILES = 1000
-"""So many files of one request's links are looked up."""
+"""How many links of one request are looked up."""
 WHOLE = "zip"
-"""What the link to all files of a container is signed for, in the place of a file's id."""
+"""The file id in the signature of a link to all files of a container."""
+_MAX_EXPIRY_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that can be served."""
+    """A file that can be downloaded."""
 
     path: Path
     filename: str
@@ -38,12 +46,12 @@ class StoredFile:
 
 
 class FileStore:
-    """What runs produce, and the links that lead there."""
+    """The produced files of all runs, and the links to them."""
 
     def __init__(self, store: Store, *, limits: ArtifactLimits) -> None:
         self.store = store
         self.limits = limits
-        self._signer = Signer(store.directory / "link-key", store.now)
+        self._signer = LinkSigner(store.directory / "link-key", store.now)
 
     def outbox(
         self,
@@ -51,23 +59,24 @@ class FileStore:
         base_url: str,
         owner: str,
         limits: ArtifactLimits | None = None,
-    ) -> "RunFiles":
-        """Where a run's files go; `base_url` is how clients reach this server, `limits` are the
-        run's, where it has its own."""
-        return RunFiles(self, container_id, base_url, owner, limits or self.limits)
+    ) -> "RunArtifactStore":
+        """Return the store of one run's files. `base_url` is the URL of this server as its clients
+        see it; `limits` replace the server's."""
+        return RunArtifactStore(self, container_id, base_url, owner, limits or self.limits)
 
     async def remember(self, container_id: str, owner: str) -> None:
-        """Have a container, which nothing need lie in yet."""
+        """Create the container unless it exists, and note that it is used now."""
         wish = ContainerWish(name=container_id, minutes=self.container_minutes)
         await self.store.containers.create(owner, wish, container_id)
         await self.store.containers.use(owner, container_id)
 
     async def put_in(self, container_id: str, owner: str) -> list[InputFile]:
-        """What the client has put into a container, for the sandbox of a run that works in it."""
+        """Return the files that the client has put into a container."""
         return await self._files(container_id, owner, INPUT_DIR, "user")
 
     async def handed_back(self, container_id: str, owner: str) -> list[InputFile]:
-        """What runs have handed back: all that is left where no workspace is kept."""
+        """Return the files that runs have produced in a container. If its workspace is not kept,
+        they are all that is left of it."""
         return await self._files(container_id, owner, OUTPUT_DIR, "assistant")
 
     async def _files(
@@ -81,31 +90,31 @@ class FileStore:
         ]
 
     def link_expiry(self, limits: ArtifactLimits | None = None) -> int:
-        """How long a link lives that is made now."""
+        """Return the Unix time at which a link that is made now expires."""
         return int(self.store.now() + (limits or self.limits).keep_hours * 3600)
 
     @property
     def container_minutes(self) -> int:
-        """How long a container lives without being used."""
+        """After how many minutes an unused container expires."""
         return math.ceil(self.limits.keep_hours * 60)
 
     def url(self, base_url: str, container_id: str, file_id: str, expires: int) -> str:
-        """Where a file can be fetched without a key; for WHOLE, all of a container's."""
+        """Return the signed link to a file, or, for WHOLE, to all files of the container."""
         signature = self._signer.sign(container_id, file_id, expires)
-        place = "content" if file_id == WHOLE else f"{file_id}/content"
+        path = "content" if file_id == WHOLE else f"{file_id}/content"
         return (
-            f"{base_url.rstrip('/')}/v1/containers/{container_id}/files/{place}"
+            f"{base_url.rstrip('/')}/v1/containers/{container_id}/files/{path}"
             f"?exp={expires}&sig={signature}"
         )
 
     def is_signed(self, container_id: str, file_id: str, expires: str, signature: str) -> bool:
-        """Whether a link was made here and still holds."""
+        """Return True if this server signed the link and it has not expired."""
         return self._signer.is_signed(container_id, file_id, expires, signature)
 
     async def unlinked(self, messages: Sequence[Message], owner: str) -> Sequence[Message]:
-        """Return messages with the paths of the owner's files in the place of links to them, and
-        parts that are such a file naming it by its id (see NamedFiles); a link to any other file
-        only loses what opens it."""
+        """Return messages whose links to the owner's files are replaced by the files' paths. A part
+        that is such a file names it by its id instead (see NamedFiles). A link to any other file
+        loses its signature."""
         links = list(islice(dict.fromkeys(links_in(list(messages))), MAX_LINKED_FILES))
         paths = {}
         for container, file_id in links:
@@ -119,7 +128,7 @@ class FileStore:
     async def find(
         self, container_id: str, file_id: str, owner: str | None = None
     ) -> StoredFile | None:
-        """A container's file, or None; the owner's alone, unless a link has opened the way."""
+        """Return a container's file, or None. `owner` is None if a signed link gives access."""
         file = await self.store.container_files.get(container_id, file_id, owner)
         if file is None:
             return None
@@ -127,7 +136,7 @@ class FileStore:
 
 
 class NamedFiles:
-    """Finds the files that requests name: uploads by their ids, those of containers by
+    """Finds the files that requests name: an upload by its id, a container's file by
     `container/file`."""
 
     def __init__(self, store: Store) -> None:
@@ -145,8 +154,8 @@ class NamedFiles:
         return Upload(file_id, file.filename, file.bytes, file.mime_type, path)
 
 
-class RunFiles:
-    """One run's produced files."""
+class RunArtifactStore:
+    """Stores the files that one run produces; see Outbox."""
 
     def __init__(
         self,
@@ -205,7 +214,7 @@ class RunFiles:
         )
 
     async def _open(self) -> None:
-        """Make the container, once there is something to put in."""
+        """Create the container before the first file is put in."""
         if not self._is_open:
             wish = ContainerWish(name=self._container_id, minutes=self._files.container_minutes)
             await self._files.store.containers.create(self._owner, wish, self.container_id)
@@ -221,3 +230,38 @@ class RunFiles:
             return None
         content = await asyncio.to_thread(path.read_bytes)
         return f"data:{mime_type};base64,{base64.b64encode(content).decode()}"
+
+
+class LinkSigner:
+    """Signs links, and verifies them also after a restart."""
+
+    def __init__(self, key: Path, now: Callable[[], float]) -> None:
+        """`key` is the file with the key; it is created unless it exists."""
+        self._key = _read_or_create_key(key)
+        self._now = now
+
+    def sign(self, container_id: str, file_id: str, expires: int) -> str:
+        """Return the signature of a link that expires at a Unix time."""
+        text = f"{container_id}/{file_id}/{expires}".encode()
+        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
+
+    def is_signed(self, container_id: str, file_id: str, expires: str, signature: str) -> bool:
+        """Return True if the signature is valid and the link has not expired."""
+        if not (expires.isascii() and expires.isdigit() and len(expires) <= _MAX_EXPIRY_DIGITS):
+            return False
+        if int(expires) < self._now():
+            return False
+        expected = self.sign(container_id, file_id, int(expires))
+        return hmac.compare_digest(expected.encode(), signature.encode())
+
+
+def _read_or_create_key(path: Path) -> bytes:
+    if not path.exists():
+        # A hard link to a finished file, because several proxies may start at the same time.
+        finished = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        finished.touch(mode=0o600)
+        finished.write_bytes(secrets.token_bytes(32))
+        with suppress(FileExistsError):
+            path.hardlink_to(finished)
+        finished.unlink()
+    return path.read_bytes()

@@ -1,40 +1,485 @@
-"""The HTTP server, whose clients hear of it when it stops."""
+"""The HTTP server: uvicorn with bounds on connections, and a shutdown that answers its clients.
+
+`HTTPServer` is uvicorn's server with a graceful shutdown. `HTTPProtocol` is one connection, read by
+httptools, which takes half of h11's time; it adds time and size limits on what a client leaves
+unfinished. `OpenConnections` bounds how many connections are open. `CoalescingTransport` sends the
+writes of one turn of the event loop together.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+import math
+import resource
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from socket import socket
+from typing import Any
+from weakref import WeakValueDictionary
 
+import httptools
 import uvicorn
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from proxy.api.connection import with_request_id
 from proxy.api.faults import told
-from proxy.errors import ServerStopsError
-from proxy.http_protocol import HTTPProtocol, OpenConnections
+from proxy.errors import ServerStopsError, TooManyConnectionsError
 from proxy.runs.runs import Runs
+from sandbox_runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
+MAX_IDLE_BYTES = 64 * 1024
+"""Limit for an unfinished request head, or unfinished trailers; h11 has the same."""
+MAX_PIPELINED = 64
+"""Requests that a client may send before the first is answered. Without this limit, one connection
+filled 60 MB of memory a second."""
+HEAD_S = 20.0
+"""Time limit for a request's head, from the connection's start or, on a reused connection, from the
+head's first byte."""
+BODY_S = 30.0
+"""Longest pause within a request body."""
+MIN_BYTES_PER_S = 500
+"""Minimum rate at which a body or an answer extends its time limit, so that a client that sends or
+reads a byte now and then cannot keep the connection for ever."""
+IDLE_S = 120.0
+"""How long an idle connection is kept. It is longer than clients keep theirs, because a request
+that is sent just as the server closes is lost. Go's and reqwest's pools keep a connection for 90 s,
+nginx and AWS's balancers for 60, Java's for 30, aiohttp's for 15, httpx's for 5."""
+TAKE_S = 600.0
+"""How long a client may read nothing while bytes of its answer wait to be sent."""
+HEADROOM = 32
+"""Connections above the limit, for `ALWAYS_ANSWERED` and for refusals."""
+ALWAYS_ANSWERED = frozenset({b"/health", b"/metrics"})
+"""Paths that the connection limit does not apply to."""
+MAX_HELD_BYTES = 64 * 1024
+"""Bytes that `CoalescingTransport` holds back. Larger writes go to the transport at once, so that
+its flow control sees them: without it, a fast writer would fill the memory."""
 RUNS_PATIENCE_S = 3.0
-"""How long runs may still go on."""
+"""How long runs may continue after the shutdown has begun."""
 PATIENCE_S = 4.5
-"""How long any request may still take, those that tell of a run's end among them."""
+"""How long any request may continue, so that it can still report the end of a run."""
 CUT_OFF_S = 5
-"""When uvicorn hangs up on all who are left."""
-TICKS_A_LOOK = 10
-"""Every second, connections are looked at whose clients have let their time pass."""
+"""When uvicorn closes the remaining connections."""
+TICKS_PER_CHECK = 10
+"""Expired connections are looked for every tenth tick of uvicorn, which is every second."""
+
+
+def most_connections(wanted: int, files: int) -> int:
+    """Return how many client connections may be open: `wanted`, but at most half of the `files`
+    that the process may open, because sandboxes and the backend need the other half."""
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    most = min(wanted, max(1, files // 2 - HEADROOM))
+    if most < wanted:
+        log.warning(
+            "at most %d connections of clients, not server.max_connections (%d): the process may"
+            " open %d files only (RLIMIT_NOFILE)",
+            most,
+            wanted,
+            files,
+        )
+    return most
+
+
+def is_this_machine(address: str) -> bool:
+    """Return True for a loopback address."""
+    found = ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def _client(address: str) -> str:
+    """Return the key under which an address's connections are counted. For IPv6 it is the /64
+    network, all of which one client may have."""
+    found = ip_address(address)
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
+        return str(IPv6Network((int(found) >> 64 << 64, 64)))
+    return address
+
+
+class _Connections:
+    """Connections that share one limit: those of all clients, or of one address."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.open: set[HTTPProtocol] = set()
+        self.waiting: OrderedDict[HTTPProtocol, None] = OrderedDict()
+        """Idle connections, longest idle first."""
+
+    @property
+    def is_far_over(self) -> bool:
+        """Return True if the headroom above the limit is used up."""
+        return len(self.open) > self._most + HEADROOM
+
+    def make_room(self) -> bool:
+        """Return True if one more request may be answered, after closing an idle connection if
+        necessary."""
+        return len(self.open) <= self._most or self.close_one()
+
+    def close_one(self) -> bool:
+        """Close the connection that has been idle longest; return False if none is idle. A
+        connection with unsent bytes counts as idle once `close_expired` finds them sent."""
+        while self.waiting:
+            connection, _ = self.waiting.popitem(last=False)
+            if connection.is_idle():
+                connection.abort()
+                return True
+        return False
+
+
+class OpenConnections(ServerState):
+    """All connections of clients, limited in total and per address.
+
+    Above a limit, a request closes the connection that has been idle longest; if none is idle, the
+    request is refused. One address may have half of all connections.
+    """
+
+    def __init__(
+        self, most: int, clock: Clock, is_many: Callable[[str], bool] = is_this_machine
+    ) -> None:
+        """`is_many` returns True for an address of many clients, which has no limit of its own."""
+        super().__init__()
+        self.clock = clock
+        self._share = max(1, most // 2)
+        self._is_many = is_many
+        self._all = _Connections(most)
+        self._of_addresses: WeakValueDictionary[str, _Connections] = WeakValueDictionary()
+
+    def bounds_of(self, address: str | None) -> tuple[_Connections, ...]:
+        """Return the groups whose limits apply to a connection from the address."""
+        if address is None or self._is_many(address):
+            return (self._all,)
+        return (
+            self._all,
+            self._of_addresses.setdefault(_client(address), _Connections(self._share)),
+        )
+
+    def enter(self, connection: "HTTPProtocol") -> None:
+        """Add a new connection. If the headroom above a limit is used up, close the connection that
+        has been idle longest; that is the new one if all others have a request."""
+        for each in connection.bounds:
+            each.open.add(connection)
+            each.waiting[connection] = None
+        for each in connection.bounds:
+            if each.is_far_over:
+                each.close_one()
+
+    def wait(self, connection: "HTTPProtocol") -> None:
+        """Mark a connection as idle."""
+        for each in connection.bounds:
+            each.waiting[connection] = None
+
+    def begin(self, connection: "HTTPProtocol") -> None:
+        """Mark a connection as having a request."""
+        for each in connection.bounds:
+            each.waiting.pop(connection, None)
+
+    def make_room(self, connection: "HTTPProtocol") -> bool:
+        """Return True if one more request may be answered on the connection."""
+        for each in connection.bounds:  # noqa: SIM110 - a loop is faster, and every request needs it
+            if not each.make_room():
+                return False
+        return True
+
+    def leave(self, connection: "HTTPProtocol") -> None:
+        """Remove a closed connection. Safe to call twice."""
+        for each in connection.bounds:
+            each.open.discard(connection)
+            each.waiting.pop(connection, None)
+
+    def close_expired(self) -> None:
+        """Close the connections whose clients exceed a time limit, and mark those as idle that have
+        sent all of their answers."""
+        now = self.clock.time()
+        closed = 0
+        for connection in list(self._all.open):
+            if connection.is_expired(now):
+                connection.abort()
+                closed += 1
+            elif connection.is_idle():
+                for each in connection.bounds:
+                    each.waiting.setdefault(connection)
+        if closed:
+            log.info("%d connections closed: their clients were too slow", closed)
+
+
+class HTTPProtocol(HttpToolsProtocol):
+    """One connection of a client."""
+
+    server_state: OpenConnections
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: OpenConnections,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.bounds: tuple[_Connections, ...] = ()
+        """The groups whose limits apply to this connection."""
+        self._idle_bytes = 0
+        """Bytes received since the last complete head, piece of a body, or message."""
+        self._is_in_head = False
+        self._running: RequestResponseCycle | None = None
+        """The request that is answered now, or was last. `cycle` is the newest that arrived."""
+        self._expires_at = math.inf
+        """When the connection is closed unless the client sends more."""
+        self._out: CoalescingTransport
+        self._taken_bytes = 0
+        """`CoalescingTransport.taken_bytes` at the last check."""
+        self._stalls_at = math.inf
+        """When the connection is closed unless the client reads more of its answer."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """See asyncio."""
+        self._out = CoalescingTransport(transport)
+        super().connection_made(self._out)
+        self._expire_in(HEAD_S)
+        self.bounds = self.server_state.bounds_of(self.client[0] if self.client else None)
+        self.server_state.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self.server_state.leave(self)
+        super().connection_lost(exc)
+        if self._running and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._idle_bytes += len(data)
+        try:
+            self._feed_without_upgrade_offer(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._refuse("Invalid HTTP request received.")
+        else:
+            if self._idle_bytes > MAX_IDLE_BYTES:
+                self._refuse("Request header fields too large.")
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        super().on_message_begin()
+        self._is_in_head = True
+        if self.cycle and self.cycle.response_complete:
+            self._expire_in(HEAD_S)
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._idle_bytes = 0
+        self._is_in_head = False
+        if self.parser.should_upgrade():
+            return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise httptools.HttpParserError("too many requests before the first is answered")
+        is_first = not self._is_answering()
+        self.server_state.begin(self)
+        always = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
+        has_room = always or self.server_state.make_room(self)
+        self.app = self.config.loaded_app if has_room else self._refuse_too_many
+        super().on_headers_complete()
+        if is_first:
+            self._running = self.cycle
+            self._expire_in(BODY_S)
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._idle_bytes = 0
+        super().on_body(body)
+        if self._is_answering() and not self.pipeline:
+            extended = self._expires_at + len(body) / MIN_BYTES_PER_S
+            self._expires_at = min(extended, self.server_state.clock.time() + BODY_S)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._idle_bytes = 0
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        if self._is_answering():
+            self._expires_at = math.inf
+
+    def on_response_complete(self) -> None:
+        """See uvicorn. Start the next pipelined request, or wait for one."""
+        self.server_state.total_requests += 1
+        if self not in self.connections:
+            return
+        if self.pipeline and not self.transport.is_closing():
+            cycle, app = self.pipeline.pop()
+            self._running = cycle
+            self._expires_at = math.inf
+            if not self.pipeline and cycle.more_body:
+                self._expire_in(BODY_S)
+            self._start_asgi_task(cycle, app)
+            return
+        self.flow.resume_reading()
+        self._expire_in(HEAD_S if self._is_in_head else IDLE_S)
+        self.server_state.wait(self)
+
+    def is_expired(self, now: float) -> bool:
+        """Return True if the client exceeds a time limit for sending its request or for reading its
+        answer."""
+        if self._out.get_write_buffer_size():
+            return self._is_stalled(now)
+        self._stalls_at = math.inf
+        is_answering = self._is_answering()
+        if self._expires_at == math.inf or (is_answering and self.cycle.response_started):
+            return False
+        waits_for_100 = is_answering and self.cycle.waiting_for_100_continue
+        if waits_for_100 or self.flow.read_paused:  # the client may not send its body yet
+            self._expire_in(BODY_S)
+            return False
+        return now >= self._expires_at
+
+    def _is_stalled(self, now: float) -> bool:
+        """Return True if the client reads its answer too slowly."""
+        taken = self._out.taken_bytes
+        extended = self._stalls_at + (taken - self._taken_bytes) / MIN_BYTES_PER_S
+        self._taken_bytes, self._stalls_at = taken, min(extended, now + TAKE_S)
+        return now >= self._stalls_at
+
+    def is_idle(self) -> bool:
+        """Return True if no request is in progress and all answers are sent."""
+        return not self._is_answering() and not self.transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        # asyncio calls `connection_lost` in the next turn of the loop; this one counts already.
+        self.connections.discard(self)
+        self.server_state.leave(self)
+        self.transport.abort()
+
+    def _is_answering(self) -> bool:
+        return bool(self.cycle and not self.cycle.response_complete)
+
+    def _expire_in(self, seconds: float) -> None:
+        self._expires_at = self.server_state.clock.time() + seconds
+
+    def _feed_without_upgrade_offer(self, data: bytes) -> None:
+        """Parse data as if no request offered to switch protocols, as Java's client does with
+        HTTP/2. httptools reads what follows such an offer, a body too, as the other protocol,
+        although the server has not accepted; so the head is parsed again without the offer."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offered:
+            if self._is_answering():
+                raise
+            head = self._head_without_offer()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self.parser.feed_data(head + data[offered.args[0] :])
+
+    def _head_without_offer(self) -> bytes:
+        """Return the request's head without the option `upgrade` of the header `Connection`, or of
+        `Proxy-Connection`, which httptools treats alike: without it, `Upgrade` means nothing."""
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
+        for name, value in self.headers:
+            if name in (b"connection", b"proxy-connection"):
+                options = (option.strip() for option in value.split(b","))
+                value = b", ".join(each for each in options if each.lower() != b"upgrade")
+            head += (name, b": ", value, b"\r\n")
+        return b"".join([*head, b"\r\n"])
+
+    def _refuse(self, words: str) -> None:
+        self.logger.warning(words)
+        self.send_400_response(words)
+
+    async def _refuse_too_many(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = TooManyConnectionsError()
+        # Closing before the whole body has arrived resets the connection and loses the answer.
+        if not self.cycle.more_body:
+            error.headers["Connection"] = "close"
+        await told(Request(scope), error)(scope, receive, with_request_id(scope, send))
+
+
+class CoalescingTransport(asyncio.Transport):
+    """A transport that sends the writes of one turn of the event loop together, such as an answer's
+    head and its body. Each packet costs both processes a system call and a turn of their loops,
+    which is a tenth of the time of a short answer."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._passed_bytes = 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """How many of the written bytes the kernel has accepted."""
+        return self._passed_bytes - self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See asyncio.WriteTransport."""
+        if self._held_bytes + len(data) > MAX_HELD_BYTES:
+            self._send()
+            self._passed_bytes += len(data)
+            self._transport.write(data)
+            return
+        if not self._held:
+            self._loop.call_soon(self._send)
+        self._held.append(bytes(data))
+        self._held_bytes += len(data)
+
+    def close(self) -> None:
+        """See asyncio.BaseTransport."""
+        self._send()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """See asyncio.WriteTransport."""
+        self._held.clear()
+        self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        """See asyncio.WriteTransport."""
+        return self._held_bytes + self._transport.get_write_buffer_size()
+
+    def _send(self) -> None:
+        if self._held:
+            self._passed_bytes += self._held_bytes
+            held, self._held, self._held_bytes = self._held, [], 0
+            self._transport.write(b"".join(held))
+
+    # Unchanged
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See asyncio.BaseTransport."""
+        return self._transport.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        """See asyncio.BaseTransport."""
+        return self._transport.is_closing()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """See asyncio.BaseTransport."""
+        self._transport.set_protocol(protocol)
+
+    def pause_reading(self) -> None:
+        """See asyncio.ReadTransport."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See asyncio.ReadTransport."""
+        self._transport.resume_reading()
 
 
 class HTTPServer(uvicorn.Server):
-    """Ends what its requests wait for before their connections, and closes those that nothing
-    comes from."""
+    """uvicorn's server; its shutdown ends the runs first, so that each client gets an answer."""
 
     server_state: OpenConnections
 
     def __init__(self, app: ASGIApp, runs: Runs, connections: OpenConnections) -> None:
-        self._app = _Forsaking(app)
+        self._app = _ShutdownMiddleware(app)
         super().__init__(
             uvicorn.Config(
                 self._app,
@@ -50,12 +495,12 @@ class HTTPServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """See uvicorn, which calls this ten times a second."""
-        if counter % TICKS_A_LOOK == 0:
+        if counter % TICKS_PER_CHECK == 0:
             self.server_state.close_expired()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Take no one new, and let those who are here hear of the end."""
+        """See uvicorn. Accept no new connection, end the runs, then cancel requests that remain."""
         giving_up = asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up)
         stopping = asyncio.create_task(self._runs.stop(RUNS_PATIENCE_S))
         await super().shutdown(sockets)
@@ -69,8 +514,8 @@ class HTTPServer(uvicorn.Server):
             request.cancel()
 
 
-class _Forsaking:
-    """An application whose clients are told when the server stops before it has answered them."""
+class _ShutdownMiddleware:
+    """Answers requests that the shutdown cancels with a ServerStopsError."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.stops = False
@@ -79,17 +524,17 @@ class _Forsaking:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        def say(message: Message) -> Awaitable[None]:
+        def note_and_send(message: Message) -> Awaitable[None]:
             nonlocal has_begun
             has_begun = True
             return send(message)
 
         try:
-            await self._app(scope, receive, say)
+            await self._app(scope, receive, note_and_send)
         except asyncio.CancelledError:
             if not self.stops:
                 raise
-            # Of half an answer the rest is never said, and uvicorn hangs up.
+            # An answer that has begun stays incomplete, and uvicorn closes the connection.
             if not has_begun:
                 response = told(Request(scope), ServerStopsError())
                 await response(scope, receive, with_request_id(scope, send))

@@ -1,6 +1,12 @@
-"""What clients send beside words: taken out of requests, made ready to lie in the sandbox."""
+"""The files of a request: taken out of its messages, and made ready for the sandbox.
+
+`Inputs` finds the files inside the request, among the client's uploads and on the web, and replaces
+them in the messages by their paths. `ModelMedia` is what the model is shown of them, and
+`TextLengths` counts the tokens of long texts, which become files as well.
+"""
 
 import asyncio
+import base64
 import hashlib
 from collections.abc import (
     AsyncGenerator,
@@ -30,14 +36,12 @@ from policies.workspace import (
     long_texts,
     plan,
 )
-from proxy.agent.model import Message
+from proxy.agent.model import Credentials, Message, Model
 from proxy.agent.task import InputFile, Task
+from proxy.body_memory import HeldBody
 from proxy.errors import BadRequestError, FileTooLargeError
-from proxy.fetch import Fetched, Fetcher, FetchError, Room
-from proxy.shown_files import ShownFiles
-from proxy.store.records import NoUploads, Uploads
-from proxy.text_lengths import TextLengths
-from proxy.url_checks import check_urls
+from proxy.fetch import Fetched, Fetcher, FetchError, Room, refuse_private_urls
+from proxy.store.records import NoUploads, Upload, Uploads
 from proxy.wire.content_parts import (
     FilePart,
     InlineData,
@@ -46,38 +50,50 @@ from proxy.wire.content_parts import (
     beside,
     malformed,
     read,
+    shown_type,
+    with_url,
 )
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
-"""The number of URLs of one request that are fetched: its last ones."""
+"""How many URLs of one request are downloaded: its last ones."""
 FETCHES_AT_ONCE = 8
+MAX_SHOWN_BYTES = 20 << 20
+"""The largest file that the model is shown; a larger one is in the sandbox only."""
+MAX_ALL_SHOWN_BYTES = 50 << 20
+"""The limit for all files of a request that the model is shown, each counted as often as it is
+named; OpenAI accepts 50 MB. Files beyond it are in the sandbox only."""
+COUNT_S = 2.0
+"""How long a request waits for the token counts of its texts, before estimates are used."""
+MAX_COUNTED = 8
+"""How many texts of one request are counted."""
+_MAX_KNOWN_COUNTS = 1000
 _PIECE_BYTES = 1 << 20
-_MAX_WORDS_BYTES = 16 << 20
+_MAX_TEXT_BYTES = 16 << 20
 
 Pieces = AsyncGenerator[bytes, None]
 WindowOf = Callable[[Task], Awaitable[int | None]]
-"""How much the model of a request takes, in tokens, where that is known."""
+"""Returns the context window of a task's model in tokens, or None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Content:
-    """What a part of a request holds, or why it cannot be had."""
+class _FileContent:
+    """The content of a file part, or the reason why there is none."""
 
     mime_type: str = ""
     bytes: int = 0
     read: Callable[[], Pieces] | None = None
     fault: str = ""
     filename: str = ""
-    """Where the part itself has none."""
+    """The name if the part itself has none."""
     shown: Mapping[str, Any] | None = None
-    """What stands for it towards a model that takes it in."""
+    """The part that a model receives which accepts this kind of file."""
     fetched: Fetched | None = None
-    """What came from its URL."""
+    """The downloaded file, if the part has a URL."""
 
 
 class Inputs:
-    """Takes files out of requests. `modalities` are what the model takes in beside text."""
+    """Takes files out of requests. `modalities` are the kinds of files that the model accepts."""
 
     def __init__(
         self,
@@ -86,13 +102,13 @@ class Inputs:
         modalities: tuple[Modality, ...] = ("image",),
         uploads: Uploads | None = None,
         fetcher: Fetcher | None = None,
-        lengths: TextLengths | None = None,
+        lengths: "TextLengths | None" = None,
         window: WindowOf | None = None,
         backend_fetches: bool = False,
     ) -> None:
-        """`max_total_mib` is what any profile allows at most. Without a fetcher, nothing is
-        fetched; without lengths, texts are not counted. `backend_fetches`: whether the backend may
-        be given URLs, to fetch them from where it is."""
+        """`max_total_mib` is the highest limit of any profile. Without `fetcher`, nothing is
+        downloaded; without `lengths`, texts are not counted. `backend_fetches` allows the backend
+        to download any URL from inside its own network."""
         self._max_total_mib = max_total_mib
         self._modalities = frozenset[Kind](modalities)
         self._uploads = uploads or NoUploads()
@@ -100,32 +116,32 @@ class Inputs:
         self._lengths = lengths
         self._window = window
         self.backend_fetches = backend_fetches
-        """True if the backend may be given URLs."""
+        """True if the backend may download any URL."""
 
     async def receive(self, task: Task, owner: str, body: Mapping[str, Any]) -> Task:
-        """The task, its files beside its messages; what is to be fetched is fetched when the run
-        begins, for its client should not wait for that in silence.
+        """Return the task with its files taken out of its messages. Downloads begin with the run,
+        so that the client of a stream does not wait for them without an answer.
 
         Raises BadRequestError, FileTooLargeError, BusyError.
         """
         messages, parts = read(task.messages)
         parts = [*beside(body), *parts]
-        await self._refuse_others(messages, parts, owner)
+        await self._check_other_urls(messages, parts, owner)
         limits = task.profile.inputs
         sizes = await asyncio.to_thread(_measured, parts, limits) if parts else {}
-        shown = ShownFiles(task.body)
-        here = [await self._here(part, sizes, owner, shown) for part in parts]
+        media = ModelMedia(task.body)
+        local = [await self._local_content(part, sizes, owner, media) for part in parts]
         if any(isinstance(part.source, Remote) for part in parts):
             room = Room((limits.max_total_mib << 20) - sum(sizes.values()), owner, task.body)
-            arrive = partial(self._arrive, messages, parts, here, room, shown)
+            arrive = partial(self._arrive, messages, parts, local, room, media)
             return replace(task, arriving=arrive)
-        return await self._placed(task, messages, parts, here)
+        return await self._place(task, messages, parts, local)
 
-    async def _refuse_others(
+    async def _check_other_urls(
         self, messages: Sequence[Message], parts: Sequence[FilePart], owner: str
     ) -> None:
-        """Check the URLs that stand where only some backends look for them: in parts without a
-        type, or in the model's own messages. Raises BadRequestError."""
+        """Check URLs in places where only some backends read them: in parts without a type, or in
+        the model's own messages. Raises BadRequestError."""
         fetched = {part.source.url for part in parts if isinstance(part.source, Remote)}
         others = dict.fromkeys(url for url in remote_urls(messages) if is_url(url))
         if urls := [url for url in others if url not in fetched]:
@@ -135,40 +151,44 @@ class Inputs:
         self,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
-        here: Sequence[_Content],
+        local: Sequence[_FileContent],
         room: Room,
-        shown: ShownFiles,
+        media: "ModelMedia",
         task: Task,
     ) -> Task:
-        fetched = await self._fetched(parts, room, task.profile.inputs)
+        """Return the task with its downloaded files."""
+        fetched = await self._fetch_all(parts, room, task.profile.inputs)
         contents = [
-            await self._shown(part, fetched[part.source.url], shown)
+            await self._with_shown(part, fetched[part.source.url], media)
             if isinstance(part.source, Remote)
             else content
-            for part, content in zip(parts, here, strict=True)
+            for part, content in zip(parts, local, strict=True)
         ]
-        return await self._placed(replace(task, arriving=None), messages, parts, contents)
+        return await self._place(replace(task, arriving=None), messages, parts, contents)
 
-    async def _placed(
+    async def _place(
         self,
         task: Task,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
-        contents: Sequence[_Content],
+        contents: Sequence[_FileContent],
     ) -> Task:
+        """Return the task with a path in the sandbox for each file and for each long text."""
         given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
-        over = await self._moved_over(task, messages)
+        over = await self._text_limit(task, messages)
         near = long_texts(messages, over) if self._lengths else ()
         counted: Mapping[str, int] = {}
         if self._lengths and near:
             counted = await self._lengths.counted(task.model, near, task.credentials)
+        # The reference style puts the notes on the files of the user's last message after it.
+        notes_follow = task.profile.manner.kind == "paper" and task.resumes is None
         work = partial(
             plan,
             messages,
             given,
             over_tokens=over,
             counted=counted,
-            without_notes=last_of_user(messages) if _is_posed(task) else None,
+            without_notes=last_of_user(messages) if notes_follow else None,
         )
         workspace = await asyncio.to_thread(work) if is_much(messages) else work()
         inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
@@ -182,32 +202,32 @@ class Inputs:
             file_notes=workspace.notes,
         )
 
-    async def _moved_over(self, task: Task, messages: Sequence[Message]) -> int | None:
-        """From how many tokens on a text becomes files; nobody waits for the model's window where
-        that is no matter."""
+    async def _text_limit(self, task: Task, messages: Sequence[Message]) -> int | None:
+        """Return above how many tokens a text becomes files. The model's window is asked for only
+        if a text is long enough for it to matter."""
         limit = task.profile.inputs.move_text_over_tokens
         if limit is None or self._window is None or not has_long_text(messages):
             return limit
         return moved_over(limit, await self._window(task))
 
     async def lost(self, owner: str, file_ids: Iterable[str]) -> set[str]:
-        """Those of the owner's uploads that are kept no more."""
+        """Return those ids that are not, or no longer, uploads of the owner."""
         return {each for each in file_ids if await self._uploads.find(owner, each) is None}
 
-    async def _here(
-        self, part: FilePart, sizes: Mapping[str, int], owner: str, shown: ShownFiles
-    ) -> _Content:
-        """What need not be fetched; for the rest nothing yet."""
+    async def _local_content(
+        self, part: FilePart, sizes: Mapping[str, int], owner: str, media: "ModelMedia"
+    ) -> _FileContent:
+        """Return the content of a part that needs no download, and an empty one of others."""
         match part.source:
             case InlineData() as data:
                 pieces = partial(_inline_pieces, data)
-                content = _Content(part.mime_type, sizes[part.identity], pieces)
-                return replace(content, shown=part.part)
+                size = sizes[part.identity]
+                return _FileContent(part.mime_type, size, pieces, shown=part.part)
             case Uploaded(file_id=file_id):
-                return await self._uploaded(part, owner, file_id, shown)
-        return _Content()
+                return await self._uploaded(part, owner, file_id, media)
+        return _FileContent()
 
-    def _given(self, part: FilePart, content: _Content) -> Given:
+    def _given(self, part: FilePart, content: _FileContent) -> Given:
         return Given(
             at=part.at,
             kind=part.kind,
@@ -219,36 +239,36 @@ class Inputs:
             fault=content.fault,
         )
 
-    # Inside the request
-
     @property
     def max_body_bytes(self) -> int:
-        """How large a request may be: its files in base64, and words beside them."""
-        return (self._max_total_mib << 20) * 4 // 3 + _MAX_WORDS_BYTES
+        """How large a request body may be: its files in base64, and its texts."""
+        return (self._max_total_mib << 20) * 4 // 3 + _MAX_TEXT_BYTES
 
-    # On the web
+    # Files on the web
 
     async def refuse_private(self, urls: Sequence[str], owner: str) -> None:
-        """Check URLs that the backend is about to fetch. Raises BadRequestError as `check_urls`
-        does."""
+        """See `refuse_private_urls`. Nothing is checked if the backend may be given any URL."""
         if self.backend_fetches:
             return
-        await check_urls(self._fetcher or Fetcher(), urls, owner)
+        await refuse_private_urls(self._fetcher or Fetcher(), urls, owner)
 
-    async def _shown(self, part: FilePart, fetched: _Content, shown: ShownFiles) -> _Content:
-        """Return what was fetched with what the model is shown of it: its bytes, never its URL,
-        which the backend would fetch from inside the network."""
+    async def _with_shown(
+        self, part: FilePart, fetched: _FileContent, media: "ModelMedia"
+    ) -> _FileContent:
+        """Return a downloaded file with what the model is shown of it: the bytes, never the URL,
+        which the backend would download from inside its network."""
         if self.backend_fetches:
             return replace(fetched, shown=part.part)
         if fetched.fetched is None or part.kind not in self._modalities:
             return fetched
         data = fetched.fetched.data
-        return replace(fetched, shown=await shown.fetched(part, fetched.mime_type, data))
+        return replace(fetched, shown=await media.fetched(part, fetched.mime_type, data))
 
-    async def _fetched(
+    async def _fetch_all(
         self, parts: Sequence[FilePart], room: Room, limits: InputLimits
-    ) -> dict[str, _Content]:
-        """Return what each URL leads to; the newest first, so that they find room."""
+    ) -> dict[str, _FileContent]:
+        """Return the file of each URL. The newest are downloaded first, before the size limit is
+        reached."""
         named = (part.source.url for part in reversed(parts) if isinstance(part.source, Remote))
         urls = list(dict.fromkeys(named))
         at_once = asyncio.Semaphore(FETCHES_AT_ONCE)
@@ -258,12 +278,12 @@ class Inputs:
                 for url in urls[:MAX_FETCHES]
             }
         beyond = f"was not fetched: only the newest {MAX_FETCHES} URLs of a request are"
-        older = {url: _Content(fault=f"{url[:200]} {beyond}") for url in urls[MAX_FETCHES:]}
+        older = {url: _FileContent(fault=f"{url[:200]} {beyond}") for url in urls[MAX_FETCHES:]}
         return {url: task.result() for url, task in tasks.items()} | older
 
     async def _fetch(
         self, url: str, at_once: asyncio.Semaphore, room: Room, limits: InputLimits
-    ) -> _Content:
+    ) -> _FileContent:
         try:
             if self._fetcher is None or not limits.fetch_urls:
                 raise FetchError("URLs are not fetched here")
@@ -272,15 +292,15 @@ class Inputs:
                     url, max_bytes=limits.max_file_mib << 20, room=room
                 )
         except FetchError as error:
-            return _Content(fault=f"{url[:200]} was not fetched: {error}")
+            return _FileContent(fault=f"{url[:200]} was not fetched: {error}")
         read = partial(_pieces, file.data)
-        return _Content(clean_type(file.mime_type), len(file.data), read, fetched=file)
+        return _FileContent(clean_type(file.mime_type), len(file.data), read, fetched=file)
 
-    # Sent beforehand
+    # Uploads
 
     async def _uploaded(
-        self, part: FilePart, owner: str, file_id: str, shown: ShownFiles
-    ) -> _Content:
+        self, part: FilePart, owner: str, file_id: str, media: "ModelMedia"
+    ) -> _FileContent:
         upload = await self._uploads.find(owner, file_id)
         if upload is None:
             raise BadRequestError(
@@ -291,19 +311,13 @@ class Inputs:
         mime_type = clean_type(upload.mime_type)
         picture = None
         if part.kind == "image" and "image" in self._modalities:
-            picture = await shown.uploaded(part, upload, mime_type)
+            picture = await media.uploaded(part, upload, mime_type)
         read = partial(_file_pieces, upload.path)
-        return _Content(mime_type, upload.bytes, read, filename=upload.filename, shown=picture)
-
-
-def _is_posed(task: Task) -> bool:
-    """Whether the user's last message is posed as a problem, with the notes on its files after
-    it."""
-    return task.profile.manner.kind == "paper" and task.resumes is None
+        return _FileContent(mime_type, upload.bytes, read, filename=upload.filename, shown=picture)
 
 
 def _input_file(
-    placed: Placed, parts: Sequence[FilePart], contents: Sequence[_Content]
+    placed: Placed, parts: Sequence[FilePart], contents: Sequence[_FileContent]
 ) -> InputFile:
     if isinstance(placed.source, str):
         text = placed.source.encode(errors="replace")  # half a surrogate pair is no text
@@ -314,7 +328,8 @@ def _input_file(
 
 
 def _digested(files: Sequence[InputFile]) -> list[InputFile]:
-    """The same, fit to be noted in a workspace: what tells data from other data is the data."""
+    """Return the files with a digest for their identity, which may be the data itself, because a
+    workspace stores the identities of its files."""
     return [
         replace(
             file, identity=hashlib.sha256(file.identity.encode(errors="surrogatepass")).hexdigest()
@@ -344,7 +359,7 @@ async def _file_pieces(path: Path) -> Pieces:
 
 
 def _measured(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
-    """How large each file inside the request is, by its identity. Raises BadRequestError,
+    """Return the bytes of each file inside the request, by its identity. Raises BadRequestError,
     FileTooLargeError."""
     sizes: dict[str, int] = {}
     room = limits.max_total_mib << 20
@@ -363,3 +378,96 @@ def _measured(parts: Sequence[FilePart], limits: InputLimits) -> dict[str, int]:
                 param=part.param,
             )
     return sizes
+
+
+class ModelMedia:
+    """The files of one request that its model is shown, as parts with data URLs. Each is encoded
+    once, however often the request names it, but counted each time, because the backend's request
+    contains it each time."""
+
+    def __init__(self, body: HeldBody | None) -> None:
+        """`body` counts the memory that the files take."""
+        self._body = body
+        self._bytes_left = MAX_ALL_SHOWN_BYTES
+        self._urls: dict[tuple[str, str], str] = {}
+
+    async def fetched(self, part: FilePart, mime_type: str, data: bytes) -> dict[str, Any] | None:
+        """Return a part that names an image, sound or video by its URL with a data URL instead.
+        Return None if the data is none of these, or too large. Raises BusyError."""
+        known_type = shown_type(part, mime_type)
+        if known_type is None:
+            return None
+        url = await self._data_url(part, known_type, len(data), lambda: data)
+        return None if url is None else with_url(part, url)
+
+    async def uploaded(self, part: FilePart, upload: Upload, mime_type: str) -> Any:
+        """Return an uploaded image as an `image_url` part, or None if it is too large. Raises
+        BusyError."""
+        try:
+            url = await self._data_url(part, mime_type, upload.bytes, upload.path.read_bytes)
+        except OSError:
+            return None  # the upload has just expired: the sandbox reports it
+        if url is None:
+            return None
+        written = part.part or {}
+        detail = {"detail": written["detail"]} if written.get("detail") else {}
+        return {"type": "image_url", "image_url": {"url": url, **detail}}
+
+    async def _data_url(
+        self, part: FilePart, mime_type: str, size: int, read: Callable[[], bytes]
+    ) -> str | None:
+        if size > min(MAX_SHOWN_BYTES, self._bytes_left):
+            return None
+        self._bytes_left -= size
+        head = f"data:{mime_type};base64,"
+        key = (part.identity, mime_type)
+        if self._body:
+            copies = 1 if key in self._urls else 2  # the backend's request, and the string itself
+            self._body.take(copies * (len(head) + (size + 2) // 3 * 4))
+        if key not in self._urls:
+            self._urls[key] = await asyncio.to_thread(_encoded, head, read)
+        return self._urls[key]
+
+
+def _encoded(head: str, read: Callable[[], bytes]) -> str:
+    return head + base64.b64encode(read()).decode()
+
+
+class TextLengths:
+    """Counts the tokens of texts with the model's own tokenizer, if the backend offers it. Each
+    text is counted once, because a client sends its conversation again with each request."""
+
+    def __init__(self, model: Model, patience_s: float = COUNT_S) -> None:
+        self._model = model
+        self._patience_s = patience_s
+        self._known: dict[tuple[str, bytes], int] = {}
+
+    async def counted(
+        self, model: str, texts: Iterable[str], credentials: Credentials | None = None
+    ) -> dict[str, int]:
+        """Return the token counts of those texts that are counted in time. `credentials` are the
+        client's own for the backend."""
+        backend = self._model.for_client(credentials) if credentials else self._model
+        found: dict[str, int] = {}
+        unknown: dict[str, tuple[str, bytes]] = {}
+        for text in dict.fromkeys(texts):
+            key = (model, hashlib.sha256(text.encode(errors="surrogatepass")).digest())
+            if (count := self._known.get(key)) is None:
+                unknown[text] = key
+            else:
+                found[text] = count
+        try:
+            async with asyncio.timeout(self._patience_s):
+                for text in list(unknown)[:MAX_COUNTED]:
+                    count = await backend.count_tokens(model, text)
+                    if count is not None:
+                        found[text] = self._remember(unknown[text], count)
+        except TimeoutError:
+            pass  # an estimate serves the client better than a longer wait
+        return found
+
+    def _remember(self, key: tuple[str, bytes], count: int) -> int:
+        while len(self._known) >= _MAX_KNOWN_COUNTS:
+            del self._known[next(iter(self._known))]
+        self._known[key] = count
+        return count

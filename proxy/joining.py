@@ -17,7 +17,6 @@ from proxy.agent.context_windows import Windows
 from proxy.agent.model import Model
 from proxy.audit.audit import Ledger
 from proxy.body_memory import COPIES, BodyMemory
-from proxy.client_keys import ClientKeys
 from proxy.config import (
     Config,
     ConfigError,
@@ -27,10 +26,11 @@ from proxy.config import (
     secret,
     state_dir,
 )
+from proxy.errors import StoreError
 from proxy.fetch import Fetcher
 from proxy.files import FileStore, NamedFiles
-from proxy.inputs import Inputs
-from proxy.keys import Key, Keyring
+from proxy.inputs import Inputs, TextLengths
+from proxy.keys import ClientKeys, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.operator_proxies import proxy_for, proxy_urls
@@ -41,9 +41,7 @@ from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts, Wat
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.runs import Runs
 from proxy.services import Services
-from proxy.store.errors import StoreError
 from proxy.store.store import Store
-from proxy.text_lengths import TextLengths
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.egress.dialer import Endpoint

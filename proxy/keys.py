@@ -1,30 +1,67 @@
-"""Who may ask: the keys that clients send, and what each is allowed."""
+"""API keys: those that the operator gave out, and clients' own keys for the backend.
 
+`Keyring` has the keys of the configuration. `ClientKeys` asks the backend whether it accepts a
+client's own key, and remembers the answer for a while, by the key's digest.
+"""
+
+import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
+from weakref import WeakValueDictionary
 
+from proxy.agent.model import Credentials, Model, Passing, Relayed
+from proxy.errors import BackendError, UnauthorizedError
+from proxy.models.backend_errors import backend_error_from_response, timed_out
+
+REMEMBERED_S = 300.0
+"""How long the backend's answer about a key is remembered."""
+MAX_REMEMBERED = 10_000
+"""How many keys are remembered; beyond that the oldest is forgotten."""
+MAX_CHECKS = 16
+"""How many keys are checked at the same time."""
+MAX_KEY_CHARS = 4096
+CHECK_S = 10.0
+"""Time limit for the check of a key, including the wait for its turn."""
+_MAX_ERROR_BYTES = 64 * 1024
+_JSON = {"content-type": "application/json"}
+_REFUSED = frozenset({400, 401})
+_UNDECIDED = frozenset({403, 404, 405})
+"""Answers to a list of models that say nothing of the key: it may be valid for completions only, or
+the server lists no models."""
+_NOT_ALLOWED = frozenset({401, 403})
+_INVALID_BODY = frozenset({400, 422})
+"""The backend has accepted the key, and then refused the request."""
+_ANY_KEY = (
+    "The backend accepts any key, so it cannot tell clients apart: give it keys of its own, or set"
+    " backend.forward_client_key to false."
+)
 ANYONE = "anyone"
-"""Who comes where no key is needed."""
+"""The name of all clients of a server that asks for no key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One that was given out, or that anyone may make up."""
+    """What a client's key allows. Without keys, all clients share one of the name `ANYONE`."""
 
     name: str = ANYONE
     profiles: tuple[str, ...] = ()
-    """Those it may ask for by name; it gets the first where nothing names another."""
+    """The profiles that it may ask for by name; the first is its default."""
     policy: Mapping[str, Any] = field(default_factory=dict)
-    """What narrows its profile."""
+    """Settings that restrict its profile."""
 
 
 _ANYONE = Key()
 
 
 class Keyring:
-    """All keys that were given out; where there are none, everyone is let in."""
+    """The keys that the operator gave out. Without any, the server is open to everyone."""
 
     def __init__(
         self,
@@ -33,33 +70,147 @@ class Keyring:
         is_closed: bool = False,
         operator: str | None = None,
     ) -> None:
-        """Each with what clients must send. `is_closed`: where there are none, nobody is let in by
-        them, for somebody else says who may come. `operator`: what the operator sends."""
+        """`keys` are pairs of a secret and its key. `is_closed` keeps a server without keys closed,
+        because the backend verifies its clients' keys. `operator` is the operator's secret."""
         self._is_closed = is_closed
         self._keys = {_digest(secret): key for secret, key in keys}
         self._operator = None if operator is None else _digest(operator)
 
     @property
     def is_open(self) -> bool:
-        """Whether anyone is let in."""
+        """Return True if the server asks for no key."""
         return not self._keys and not self._is_closed
 
     @property
     def has_many(self) -> bool:
-        """Return True if clients come with different keys."""
+        """Return True if clients have different keys."""
         return self._is_closed or len(self._keys) > 1
 
     def find(self, sent: str) -> Key | None:
-        """Whose key that is."""
-        # By digest: how long a comparison takes tells nothing of a key.
+        """Return the key of a secret, or None if there is none."""
+        # Keys are compared by digest, so that the time of a comparison reveals nothing of a key.
         return _ANYONE if self.is_open else self._keys.get(_digest(sent))
 
     def is_operator(self, sent: str) -> bool:
-        """Return True for the operator's own key. Where there is none, everybody is the operator on
-        an open server, and who has the only key on one with a single key."""
+        """Return True for the operator's secret. If there is none, it is the only key of a server
+        with one key, and anything on an open server."""
         if self._operator is not None:
             return _digest(sent) == self._operator
         return self.is_open or (len(self._keys) == 1 and self.find(sent) is not None)
+
+
+class ClientKeys:
+    """Verifies clients' own keys for the backend, and remembers the result."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        max_remembered: int = MAX_REMEMBERED,
+    ) -> None:
+        self._model = model
+        self._now = now
+        self._max_remembered = max_remembered
+        self._lists_for_keys = False
+        """True if the backend lists its models only to clients whose key it accepts."""
+        self._lists_until = -1.0
+        """Until when that is remembered."""
+        self._checking = asyncio.Semaphore(MAX_CHECKS)
+        self._known: dict[bytes, tuple[bool, float]] = {}
+        """By digest: whether the key was accepted, and until when that holds; oldest first."""
+        self._checks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+
+    async def require_accepted(self, credentials: Credentials) -> None:
+        """Raises UnauthorizedError if the backend refuses the key, and BackendError if it does not
+        answer clearly."""
+        key = credentials.key
+        if len(key) > MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
+            raise _refusal()  # it fits into no header
+        sent_with_key = sorted(credentials.headers.items())  # the organization and the project
+        digest = _digest(json.dumps([key, sent_with_key]))
+        accepted = self._remembered(digest)
+        if accepted is None:
+            async with self._checks.setdefault(digest, asyncio.Lock()):
+                accepted = self._remembered(digest)
+                if accepted is None:
+                    accepted = await self._check(credentials)
+                    self._remember(digest, accepted)
+        if not accepted:
+            raise _refusal()
+
+    def _remembered(self, digest: bytes) -> bool | None:
+        accepted, until = self._known.get(digest, (False, -1.0))
+        return accepted if self._now() < until else None
+
+    def _remember(self, digest: bytes, accepted: bool) -> None:
+        self._known.pop(digest, None)
+        while len(self._known) >= self._max_remembered:
+            del self._known[next(iter(self._known))]
+        self._known[digest] = accepted, self._now() + REMEMBERED_S
+
+    async def _check(self, credentials: Credentials) -> bool:
+        try:
+            async with asyncio.timeout(CHECK_S), self._checking:
+                if await self._model_list_decides():
+                    status = await self._listing_status(credentials)
+                    if status not in _UNDECIDED:
+                        return status not in _REFUSED
+                return await self._may_complete(credentials)
+        except TimeoutError as error:
+            raise timed_out("it does not say whether it accepts the key") from error
+
+    async def _model_list_decides(self) -> bool:
+        """Return True if the backend lists its models only to clients whose key it accepts, which a
+        random key shows. Raises BackendError if it accepts any key."""
+        if self._now() >= self._lists_until:
+            random_key = Credentials(f"sk-{secrets.token_hex(24)}")
+            self._lists_for_keys = await self._listing_status(random_key) in _REFUSED
+            if not self._lists_for_keys and await self._may_complete(random_key):
+                raise BackendError(_ANY_KEY, status=502, code="backend_bad_response")
+            self._lists_until = self._now() + REMEMBERED_S
+        return self._lists_for_keys
+
+    async def _listing_status(self, credentials: Credentials) -> int:
+        model = self._model.for_client(credentials)
+        return await _status(model, Passing("GET", "/v1/models", {}, None))
+
+    async def _may_complete(self, credentials: Credentials) -> bool:
+        """Return True if the backend accepts the key of an empty request: it refuses a key before
+        it reads the request."""
+        model = self._model.for_client(credentials)
+        passing = Passing("POST", "/v1/chat/completions", _JSON, b"{}")
+        return await _status(model, passing) not in _NOT_ALLOWED
+
+
+async def _status(model: Model, passing: Passing) -> int:
+    """Return the status of an answer that says something of the key. Raises BackendError."""
+    passage = model.passage
+    assert passage, "clients' keys are for a backend that is a server"
+    relayed = await passage.pass_on(passing)
+    async with aclosing(relayed.body):
+        if 200 <= relayed.status < 300:
+            return relayed.status
+        is_listing = passing.body is None
+        expected = _REFUSED | _UNDECIDED if is_listing else _NOT_ALLOWED | _INVALID_BODY
+        if relayed.status in expected:
+            return relayed.status
+        raise await _error(relayed)
+
+
+async def _error(relayed: Relayed) -> BackendError:
+    body = bytearray()
+    async for piece in relayed.body:
+        body += piece
+        if len(body) >= _MAX_ERROR_BYTES:
+            break
+    return backend_error_from_response(
+        relayed.status, relayed.headers, bytes(body[:_MAX_ERROR_BYTES]), now=datetime.now(UTC)
+    )
+
+
+def _refusal() -> UnauthorizedError:
+    return UnauthorizedError("Incorrect API key provided: the model backend does not accept it.")
 
 
 def _digest(secret: str) -> bytes:

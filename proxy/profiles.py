@@ -1,29 +1,49 @@
-"""The profiles of this server, and who gets which."""
+"""The profiles of this server: built from the configuration, chosen for each request, and shown.
 
+`build_profiles` reads the shipped profiles and the operator's, `Profiles` decides which one holds
+for a request, `overlaid` puts settings over a profile, `read_words` reads a prompt file, and
+`profile_table` shows all profiles as Markdown.
+"""
+
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from policies.egress import Egress
 from policies.isolation import LEAST
-from policies.profile import SETTLED, Allowed, Audit, Manner, Profile, settings
-from policies.reference_style import PaperWords
+from policies.profile import (
+    SETTLED,
+    Allowed,
+    Audit,
+    Manner,
+    Profile,
+    get,
+    in_words,
+    settings,
+)
+from policies.prompts import TOOL_NAMES
+from policies.reference_style import NO_CALL, PaperWords
+from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 from proxy.config import NO_AMOUNT, Config, ConfigError, no_amounts
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.keys import Key
-from proxy.prompt_file import read_words
 
 Tree = Mapping[str, Any]
+MAX_ENTRIES = 256
+"""The longest list in a profile: each of its rules is compared with each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPolicy:
-    """What holds for models of a name, or of all names that a pattern (`*`) has."""
+    """The profile and the restrictions of the models whose names match a pattern with `*`."""
 
     pattern: str
     profile: str | None = None
@@ -31,7 +51,7 @@ class ModelPolicy:
 
 
 class Profiles:
-    """Decides what a request is allowed."""
+    """Decides which profile holds for a request."""
 
     def __init__(
         self,
@@ -46,17 +66,17 @@ class Profiles:
 
     @classmethod
     def only(cls, profile: Profile) -> "Profiles":
-        """That one for everybody."""
+        """Return a server's profiles that are one only."""
         return cls({profile.name: profile}, profile.name)
 
     @property
     def default(self) -> Profile:
-        """What holds for who names none."""
+        """The profile of requests that name none."""
         return self.named[self._default]
 
     def of(self, key: Key, model: str, name: str | None, tree: Tree) -> Profile:
-        """What holds for a request that asks for the profile of that name, and for less of it than
-        it allows.
+        """Return the profile of a request that asks for the profile `name`, with the settings of
+        `tree`, which may only restrict it.
 
         Raises BadRequestError, ForbiddenError.
         """
@@ -104,7 +124,8 @@ class Profiles:
         return allowed
 
     def _require_within(self, usual: Allowed, asked: Profile) -> None:
-        """A profile that was not given to somebody is theirs if it allows nothing more."""
+        """Raises ForbiddenError if a profile that the key does not list allows more than its usual
+        one."""
         if refusal := usual.refusal(asked, settings(asked)):
             raise ForbiddenError(
                 f"Profile {asked.name!r} needs a key that lists it, for it allows more than"
@@ -132,16 +153,18 @@ def _narrowed(allowed: Allowed, tree: Tree, by: str) -> Allowed:
 
 
 def build_profiles(config: Config) -> Profiles:
-    """Those that are shipped and the operator's own, over what config.yaml says for all.
+    """Return the shipped profiles and the operator's own; settings that a profile does not name are
+    those of config.yaml.
 
     Raises ConfigError.
     """
+    prompt_file = config.paper.prompt_file
     base = Profile(
         limits=config.limits,
         isolation=config.sandbox.isolation,
         inputs=config.inputs,
         artifacts=config.artifacts,
-        manner=Manner(words=_words(config)),
+        manner=Manner(words=read_words(prompt_file) if prompt_file else PaperWords()),
         per_day=config.per_day,
         watch=config.watch,
         audit=Audit(config.audit.enabled, config.audit.required),
@@ -162,14 +185,9 @@ def build_profiles(config: Config) -> Profiles:
     return Profiles(named, config.profile, models)
 
 
-def _words(config: Config) -> PaperWords:
-    """What models are told in the paper's manner. Raises ConfigError."""
-    file = config.paper.prompt_file
-    return PaperWords() if file is None else read_words(file)
-
-
 def _check(config: Config, named: Mapping[str, Profile]) -> None:
-    """Whatever names a profile or narrows one. Raises ConfigError."""
+    """Check each place of the configuration that names a profile or restricts one. Raises
+    ConfigError."""
     names = {"profile": [config.profile]}
     policies: dict[str, Tree] = {}
     for pattern, model in config.models.items():
@@ -186,7 +204,7 @@ def _check(config: Config, named: Mapping[str, Profile]) -> None:
 
 
 def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
-    """What narrows a profile, for it may be any of them. Raises ConfigError."""
+    """Check settings that restrict a profile, which may be any of them. Raises ConfigError."""
     for profile in named.values():
         try:
             overlaid(profile, tree)
@@ -204,7 +222,7 @@ def _bundle(base: Profile, name: str, tree: Tree) -> Profile:
 
 
 def _added(base: Profile, tree: Tree) -> Tree:
-    """A bundle whose rules and secrets come behind those that hold already."""
+    """Return the profile's settings, with its rules and secrets added to those of the base."""
     whole = {section: dict(tree[section]) for section in ("watch", "redact") if section in tree}
     for section, said in whole.items():
         for name, new in said.items():
@@ -216,7 +234,7 @@ def _added(base: Profile, tree: Tree) -> Tree:
 
 @cache
 def shipped() -> Mapping[str, Any]:
-    """The bundles that come with the house, `default` first."""
+    """Return the settings of the profiles that are shipped with the proxy, `default` first."""
     files = resources.files("policies") / "profiles"
     found = {
         each.name.removesuffix(".yaml"): yaml.safe_load(each.read_text("utf-8"))
@@ -226,14 +244,11 @@ def shipped() -> Mapping[str, Any]:
     return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
 
 
-# From a tree to a profile
-
-MAX_ENTRIES = 256
-"""Of one list: rules are compared with each other."""
+# Settings over a profile
 
 
 class SettingError(Exception):
-    """A setting that is none, or has no such value."""
+    """There is no such setting, or its value is invalid."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -247,7 +262,7 @@ class _Read(BaseModel):
 
 
 def overlaid(base: Profile, tree: Tree) -> Profile:
-    """The profile with what the tree says in its place. Raises SettingError."""
+    """Return the profile with the settings of a tree. Raises SettingError."""
     if long := next(_too_long(tree), None):
         raise SettingError(long, f"has more than {MAX_ENTRIES} entries")
     merged = _merged(asdict(base), tree)
@@ -282,12 +297,13 @@ def _merged(base: Mapping[str, Any], tree: Any) -> Any:
         below = base.get(key)
         merged[key] = _merged(below, value) if isinstance(below, Mapping) else value
     if "allow" in base and "mode" in base:
-        merged |= _what_goes_with(tree, merged["mode"])
+        merged |= _settings_with_mode(tree, merged["mode"])
     return merged
 
 
-def _what_goes_with(egress: Tree, mode: object) -> dict[str, Any]:
-    """Another mode has other hosts, and hosts alone mean nothing where there is no network."""
+def _settings_with_mode(egress: Tree, mode: object) -> dict[str, Any]:
+    """Return the settings that a change of the egress mode resets: the base's hosts are not for
+    another mode, and hosts have no meaning without a network."""
     if "mode" not in egress:
         return {"allow": ()} if mode == "none" else {}
     kept = {"allow": egress.get("allow", ())}
@@ -295,7 +311,7 @@ def _what_goes_with(egress: Tree, mode: object) -> dict[str, Any]:
 
 
 def _set_by(tree: Tree, above: str = "") -> list[str]:
-    """The paths of all settings in a tree."""
+    """Return the paths of all settings in a tree."""
     paths = []
     for key, value in tree.items():
         path = above + key
@@ -304,3 +320,98 @@ def _set_by(tree: Tree, above: str = "") -> list[str]:
         else:
             paths.append(path)
     return paths
+
+
+# The prompt file
+
+_OUTPUT_DIRS = tuple(posixpath.dirname(path) for path in ANSWER_FILES)
+
+
+class _PromptFile(BaseModel):
+    """The fields that are read; the benchmarks of the reference have more, which are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    system_prompt: str
+    instance_prompt: str
+    output_dir: str = OUTPUT_DIR
+    continue_message: str = NO_CALL
+    """The reference has this text, and the tools, in its code instead of its files."""
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @field_validator("output_dir")
+    @classmethod
+    def _is_looked_into(cls, path: str) -> str:
+        if path not in _OUTPUT_DIRS:
+            raise ValueError(f"answers are looked for in {' and '.join(_OUTPUT_DIRS)} only")
+        return path
+
+    @field_validator("tools")
+    @classmethod
+    def _are_all(cls, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        functions = [tool.get("function") for tool in tools]
+        names = [each.get("name") for each in functions if isinstance(each, dict)]
+        if tools and names != list(TOOL_NAMES):
+            raise ValueError(f"they must be {', '.join(TOOL_NAMES)}, in this order")
+        return tools
+
+
+def read_words(path: Path) -> PaperWords:
+    """Read the prompts of the reference style from a file in the reference's own format. Raises
+    ConfigError."""
+    try:
+        file = _PromptFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        words = PaperWords(
+            system=file.system_prompt,
+            instance=file.instance_prompt,
+            no_call=file.continue_message,
+            output_dir=file.output_dir,
+            tools=file.tools,
+        )
+        words.system_prompt()
+        words.problem("")
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (LookupError, AttributeError) as error:
+        raise ConfigError(
+            f"{path}: a prompt has a placeholder {error} that nobody fills; braces that stand for"
+            " themselves are written twice"
+        ) from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    return words
+
+
+# The table of all profiles
+
+_TABLE_HEAD = ("| setting | default | elsewhere | narrower |", "|---|---|---|---|")
+
+
+def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[str]:
+    """Yield the lines of a Markdown table: each setting with its usual value, the profiles with
+    another, and the values to which a model, a key or a request may restrict it."""
+    yield from _TABLE_HEAD
+    for path in settings(usual):
+        value = get(usual, path)
+        others = [
+            f"{name} {_shown(get(each, path))}"
+            for name, each in profiles.items()
+            if get(each, path) != value
+        ]
+        narrower = in_words(path, value)
+        yield f"| `{path}` | {_shown(value)} | {', '.join(others)} | {narrower} |"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Egress):
+        value = [value.mode, *value.allow]
+    elif isinstance(value, tuple):
+        value = [getattr(each, "name", each) for each in value]
+    if isinstance(value, list):
+        return f"`{' '.join(map(str, value))}`" if value else "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:,.12g}"
+    return "null" if value is None else str(value)

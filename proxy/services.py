@@ -9,10 +9,9 @@ from policies.sessions import FileLimits
 from policies.steps import NarrationSetting, StepsSetting
 from proxy.agent.model import Model
 from proxy.body_memory import BodyMemory
-from proxy.client_keys import ClientKeys
 from proxy.files import FileStore
 from proxy.inputs import Inputs
-from proxy.keys import Keyring
+from proxy.keys import ClientKeys, Keyring
 from proxy.models.prices import Prices
 from proxy.models.tool_support import ToolVerdicts
 from proxy.profiles import Profiles

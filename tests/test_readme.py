@@ -29,8 +29,7 @@ from proxy.agent.events import (
 from proxy.config import parse
 from proxy.demo import SCRIPT
 from proxy.models.scripted import ScriptedModel
-from proxy.profile_table import table
-from proxy.profiles import build_profiles
+from proxy.profiles import build_profiles, profile_table
 from proxy.wire.chat_parameters import PARAMETERS
 from proxy.wire.steps import StepEvents
 from sandbox_runtime.egress.decision import Decision
@@ -42,7 +41,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_settings_of_all_profiles_are_those_there_are() -> None:
     there = build_profiles(parse({}, "none"))
-    assert "\n".join(table(there.named, there.default)) in README
+    assert "\n".join(profile_table(there.named, there.default)) in README
 
 
 async def test_the_client_in_the_readme_gets_its_answer_and_files(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from policies.sessions import named
 from proxy.agent.task import StatusHold
 from proxy.api.connection import owner, services
-from proxy.runs.claim import Claim
+from proxy.runs.run import Claim
 from proxy.wire.policy_asked import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER
 from proxy.wire.terms import DOCUMENTS_HEADER, Terms
 

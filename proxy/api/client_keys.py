@@ -8,9 +8,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.agent.model import Credentials
 from proxy.api.connection import is_operator, key_sent, owner_of, take_client
 from proxy.api.faults import told
-from proxy.client_keys import ClientKeys
 from proxy.errors import ProxyError
-from proxy.keys import Key
+from proxy.keys import ClientKeys, Key
 
 _ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 _OPEN_PATHS = frozenset({"/health"})

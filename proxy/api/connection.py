@@ -24,10 +24,15 @@ from policies.json_bounds import (
 )
 from proxy.agent.model import Credentials, Model
 from proxy.body_memory import HeldBody, weight
-from proxy.errors import BadRequestError, BodyTooLargeError, ForbiddenError, UnauthorizedError
+from proxy.errors import (
+    BadRequestError,
+    BodyTooLargeError,
+    ForbiddenError,
+    UnauthorizedError,
+    request_id,
+)
 from proxy.keys import Key
 from proxy.services import Services
-from proxy.wire.messages_response import request_id
 from proxy.wire.validation import request_body, text
 
 T = TypeVar("T")

@@ -5,8 +5,7 @@ from starlette.responses import Response
 
 from proxy.api.connection import noted_run, own_request_id
 from proxy.api.json_response import JSON
-from proxy.errors import ProxyError
-from proxy.wire.messages_errors import error_body
+from proxy.errors import ProxyError, error_body
 
 MESSAGES = "/v1/messages"
 

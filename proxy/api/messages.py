@@ -18,9 +18,9 @@ from proxy.api.connection import model_request, services
 from proxy.api.passing import pass_plain
 from proxy.api.tasks import task_of
 from proxy.api.ways import Way, way_of
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, request_id
 from proxy.wire.messages_request import AsChat, as_chat
-from proxy.wire.messages_response import Shown, StreamedMessage, WholeMessage, request_id
+from proxy.wire.messages_response import Shown, StreamedMessage, WholeMessage
 from proxy.wire.terms import read_terms, steps_asked
 
 router = APIRouter()

@@ -22,8 +22,7 @@ from proxy.api.tasks import task_of
 from proxy.api.told_again import in_background
 from proxy.api.ways import Way, way_of
 from proxy.errors import ProxyError
-from proxy.runs.claim import Claim
-from proxy.runs.run import Listener
+from proxy.runs.run import Claim, Listener
 from proxy.wire.responses_request import AsChat, as_chat
 from proxy.wire.responses_response import Asked, StreamedResponse, WholeResponse
 from proxy.wire.terms import Terms, read_terms, steps_asked

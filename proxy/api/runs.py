@@ -12,7 +12,7 @@ from proxy.agent.result import Result
 from proxy.api.connection import authorize, owner, services
 from proxy.api.json_response import JSON
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
-from proxy.runs.record import Record
+from proxy.runs.event_log import Record
 from proxy.runs.run import Head
 from proxy.wire.chat_response import WholeCompletion, head
 from proxy.wire.result_objects import usage

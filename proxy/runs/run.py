@@ -1,4 +1,4 @@
-"""One run at work, heard by any number of listeners."""
+"""One run, and its subscribers: each reads the events from the beginning, at its own pace."""
 
 import asyncio
 import traceback
@@ -18,30 +18,60 @@ from proxy.agent.events import (
 from proxy.agent.result import Result
 from proxy.agent.task import Witness
 from proxy.errors import ProxyError, RunCancelledError
-from proxy.runs.claim import Claim
-from proxy.runs.record import Record
-from proxy.runs.replay import Replay
+from proxy.runs.event_log import EventLog, Record
 from proxy.store.records import RunStatus
 
 MAX_BEHIND = 64
-"""How many events all listeners may lag behind before the run waits for one of them."""
+"""If all subscribers are this many events behind, the run waits for one of them."""
 Work = Callable[["Run", Emit], Awaitable[Result]]
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """The identity of a request, by which a retry finds the run of the first attempt."""
+
+    owner: str
+    fingerprint: str
+    """A digest of the request: with a key, of the body's meaning; without, of its bytes."""
+    key: str | None = None
+    """The Idempotency-Key."""
+    retry_count: int | None = None
+    """The number of the attempt, from 0, if the client's library sends it."""
+    stream: bool = False
+    detach: bool = False
+    """True if the run continues without subscribers."""
+
+    @property
+    def has_name(self) -> bool:
+        """Return True if a later request can name the run: by the client's key, or, if the run
+        continues without subscribers, by its id."""
+        return self.key is not None or self.detach
+
+    @property
+    def may_come_back(self) -> bool:
+        """Return True if a client that disconnects may retry. OpenAI's SDKs do, but not for a
+        stream whose head they have received, and the head is sent within seconds."""
+        return self.key is not None or (self.retry_count is not None and not self.stream)
+
+    def same_request(self, other: "Claim") -> bool:
+        """Return True if one request may be a retry of the other."""
+        return (self.owner, self.fingerprint) == (other.owner, other.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
-    """What is known of a run from its beginning."""
+    """What is known of a run when it starts."""
 
     id: str
     model: str
     container_id: str
     created: int
-    """When, in seconds since 1970."""
+    """A Unix time in seconds."""
 
 
 class Run:
-    """It goes on by itself, in a task of its own; `on_alone` is told whenever nobody listens any
-    more, and when it ends with nobody listening."""
+    """A run in a task of its own, which starts at once. `on_alone` is called when the last
+    subscriber leaves, and when the run ends without subscribers."""
 
     def __init__(
         self,
@@ -59,12 +89,12 @@ class Run:
         self.witness = witness
         self.created = head.created
         self.heard_out = False
-        """Whether somebody has listened to the end."""
+        """True if a subscriber has read all events."""
         self.why_cancelled = ""
         self.is_kept = False
-        """Whether what came of it lies in the store."""
+        """True if the outcome is in the store."""
         self.has_ended = False
-        self._replay = Replay()
+        self._log = EventLog()
         self._listeners: list[Listener] = []
         self._on_alone = on_alone
         self._room = asyncio.Event()
@@ -73,12 +103,12 @@ class Run:
 
     @property
     def listeners(self) -> int:
-        """How many listen."""
+        """The number of subscribers."""
         return len(self._listeners)
 
     @property
     def status(self) -> RunStatus:
-        """How it stands."""
+        """The status as the store has it."""
         if not self.has_ended:
             return "running"
         if self._working.cancelled():
@@ -87,25 +117,25 @@ class Run:
 
     @property
     def can_be_joined(self) -> bool:
-        """Whether it has a result, or may come to one."""
+        """Return True if the run has a result, or may still reach one."""
         return not self.why_cancelled and self.status in ("running", "completed")
 
     def result(self) -> Result:
-        """What came of it. Raises what it failed with, RunCancelledError."""
+        """Return the result. Raises the run's own error, RunCancelledError."""
         if self._working.cancelled():
             raise RunCancelledError
         return self._working.result()
 
     def past(self) -> Sequence[Event]:
-        """What has happened, as far as it is kept."""
-        return self._replay.events()
+        """Return the events so far that are kept."""
+        return self._log.events()
 
     def record(self) -> Record:
-        """How it stands, with all that is to be kept of it."""
+        """Return the whole record for the store."""
         return replace(self._ended_as(), events=self.past())
 
     def summary(self) -> Record:
-        """How it stands and what it has cost."""
+        """Return the record with only the outcome and the usage."""
         return self._ended_as().summary()
 
     def _ended_as(self) -> Record:
@@ -118,7 +148,7 @@ class Run:
 
     @property
     def has_spent(self) -> bool:
-        """Whether the model has said anything yet."""
+        """Return True if the model has produced any output."""
         return any(
             isinstance(event, AnswerDelta | ReasoningDelta | ToolCallStarted | ClientCallStarted)
             or (isinstance(event, TurnStarted) and event.turn > 1)
@@ -126,13 +156,13 @@ class Run:
         )
 
     def listen(self) -> "Listener":
-        """Hear it from the beginning; to be left again."""
-        listener = Listener(self, self._replay.events(), self._room.set)
+        """Subscribe to all events, also to those of the past. The caller must leave again."""
+        listener = Listener(self, self._log.events(), self._room.set)
         self._listeners.append(listener)
         return listener
 
     def leave(self, listener: "Listener") -> None:
-        """Forget a listener. Safe to call twice."""
+        """Remove a subscriber. Safe to call twice."""
         if listener in self._listeners:
             self._listeners.remove(listener)
             self._room.set()
@@ -140,21 +170,21 @@ class Run:
                 self._on_alone(self)
 
     def cancel(self, why: str) -> None:
-        """End it now. Safe to call twice."""
+        """Cancel the run. Safe to call twice."""
         if not self.why_cancelled and not self.has_ended:
             self.why_cancelled = why
             self._working.cancel()
 
     def on_end(self, call: Callable[[], object]) -> None:
-        """Call when nothing of it is at work any more."""
+        """Call `call` once the run's task has ended."""
         self._working.add_done_callback(lambda _: call())
 
     async def ended(self) -> None:
-        """Return when nothing of it is at work any more."""
+        """Return once the run's task has ended."""
         await asyncio.wait({self._working})
 
     async def _emit(self, event: Event) -> None:
-        self._replay.add(event)
+        self._log.add(event)
         for listener in self._listeners:
             listener.hear(event)
         while self._listeners and all(each.behind >= MAX_BEHIND for each in self._listeners):
@@ -163,7 +193,7 @@ class Run:
 
     def _over(self, working: asyncio.Future[Result]) -> None:
         if not working.cancelled() and (error := working.exception()):
-            _let_go(error)
+            _clear_frames(error)
         self.has_ended = True
         for listener in self._listeners:
             listener.wake()
@@ -172,7 +202,7 @@ class Run:
 
 
 class Listener:
-    """One client's ear: what has happened, then what happens, each listener at its own pace."""
+    """One subscriber: it receives the past events, then each new one, at its own pace."""
 
     def __init__(self, run: Run, past: list[Event], on_taken: Callable[[], None]) -> None:
         self.run = run
@@ -188,26 +218,27 @@ class Listener:
         self.leave()
 
     def leave(self) -> None:
-        """Listen no more. Safe to call twice."""
+        """Unsubscribe. Safe to call twice."""
         self.run.leave(self)
 
     @property
     def behind(self) -> int:
-        """How many events wait to be taken."""
+        """The number of events that wait to be read."""
         return len(self._pending)
 
     def hear(self, event: Event) -> None:
-        """Something has happened."""
+        """Append an event."""
         self._pending.append(event)
         if len(self._pending) >= self._wanted:
             self._news.set()
 
     def wake(self) -> None:
-        """The run has ended."""
+        """Let `events` return, because the run has ended."""
         self._news.set()
 
     async def events(self, at_least: int = 1) -> Sequence[Event]:
-        """What is new, as soon as it is so many, or all that is left; nothing at the end."""
+        """Wait for at least `at_least` events and return them all. After the run has ended, return
+        the rest; an empty list means that there is no more."""
         self._wanted = at_least
         while len(self._pending) < at_least and not self.run.has_ended:
             self._news.clear()
@@ -218,8 +249,8 @@ class Listener:
         return taken
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Free what the failed frames hold: the error may be kept, and the log has the rest."""
+def _clear_frames(error: BaseException | None) -> None:
+    """Free the local variables of the failed frames, because the error may be kept for long."""
     while error:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

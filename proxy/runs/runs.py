@@ -1,4 +1,4 @@
-"""All runs of this server: those at work, and those whose result may still be asked for."""
+"""All runs of this process: they are started here, found for retries, stored and cancelled."""
 
 import asyncio
 import logging
@@ -32,29 +32,28 @@ from proxy.errors import (
 )
 from proxy.metrics import Metrics
 from proxy.models.tool_support import ToolVerdicts
-from proxy.runs.claim import Claim
-from proxy.runs.kept import KeptRuns
-from proxy.runs.record import Record
-from proxy.runs.run import Head, Listener, Run
+from proxy.runs.archive import RunArchive
+from proxy.runs.event_log import Record
+from proxy.runs.run import Claim, Head, Listener, Run
 from proxy.store.runs import RunShelf
 from sandbox_runtime import errors
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-"""How long a run goes on for a client that left and may come back: OpenAI's SDKs drop a connection
-before they ask again, 0.5 to 8 s later."""
+"""How long a run continues for a client that disconnected and may retry: OpenAI's SDKs close the
+connection and retry 0.5 to 8 s later."""
 KEEP_S = 600.0
-"""How long a result is kept for whoever asks again."""
+"""How long a result is kept for retries."""
 REMEMBERED_FAILURES = 1024
 SERVER_STOPS = "the server stops"
 
 MakeTask = Callable[[str], Awaitable[Task]]
-"""The task of a request, for a run of that id."""
+"""Makes the task of a request for a run id."""
 
 
 class Runs:
-    """Begins runs, finds them again, and sees each to its end."""
+    """Starts runs, finds them again for retries, and stores their outcomes."""
 
     def __init__(
         self,
@@ -75,48 +74,49 @@ class Runs:
             self.metrics.read_audit_failures(lambda: ledger.failures)
         self._tool_verdicts = tool_verdicts or ToolVerdicts()
         self._parked = parked
-        self._kept = KeptRuns(shelf, keep_s)
+        self._archive = RunArchive(shelf, keep_s)
         self._grace_s = grace_s
         self._runs: dict[str, Run] = {}
-        """By id, oldest first: at work, listened to, or on their way to the store."""
+        """By id, oldest first: the runs that work, have subscribers, or are being stored."""
         self._saving: dict[str, asyncio.Task[None]] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._failed: deque[tuple[str, str]] = deque(maxlen=REMEMBERED_FAILURES)
-        """Requests that were told of a failure: a retry of one is no retry of its twin."""
+        """Owner and fingerprint of requests whose run failed: a retry of one starts a new run, and
+        does not join the run of an equal request."""
 
     async def enter(self, claim: Claim, make_task: MakeTask) -> Listener:
-        """Listen to the run that a request repeats, else to a new one; to be left again.
+        """Subscribe to the run that a request is a retry of, or to a new one.
 
-        Raises IdempotencyError, and what `make_task` raises.
+        The caller must leave it again. Raises IdempotencyError, and what `make_task` raises.
         """
         async with self._one_at_a_time(claim):
             if found := await self._find(claim):
                 return self._listen(found)
             try:
                 task = await make_task(uuid.uuid4().hex)
-            except BudgetError:  # a run that is there already costs nothing
-                if claim.key is None or not (found := await self._kept.named(claim)):
+            except BudgetError:  # a run that exists already costs nothing
+                if claim.key is None or not (found := await self._archive.named(claim)):
                     raise
                 return self._listen(found)
             head = Head(task.run_id, task.model, task.outbox.container_id, task.created)
             if claim.has_name and (found := await self._begin(head, claim, task)):
                 return self._listen(found)
             work = partial(self._witnessed, task.witness) if task.witness else self._work
-            run = Run(head, claim, partial(work, task), self._alone, task.witness)
+            run = Run(head, claim, partial(work, task), self._on_alone, task.witness)
             if task.body:
                 task.body.keep()
                 run.on_end(task.body.release)
             self._runs[run.id] = run
-            self._kept.note(run)
+            self._archive.note(run)
             return run.listen()
 
     async def _begin(self, head: Head, claim: Claim, task: Task) -> Run | None:
-        """Note a run that begins; or the one that is returned has its key already."""
+        """Store that a run starts. If another run has the key already, return that one instead."""
         try:
-            found = await self._kept.begin(head, claim)
+            found = await self._archive.begin(head, claim)
         except BaseException:
-            self._kept.forget(head.id)
+            self._archive.forget(head.id)
             await give_back(task)
             raise
         if found:
@@ -124,24 +124,24 @@ class Runs:
         return found
 
     def get(self, owner: str, run_id: str) -> Run | None:
-        """A run of that owner that is at work here, or has just ended."""
+        """Return the owner's run if this process works on it, or did until just now."""
         run = self._runs.get(run_id)
         return run if run and run.claim.owner == owner else None
 
     async def find(self, owner: str, run_id: str) -> tuple[Head, Record] | None:
-        """How a run of that owner stands, if it is at work or kept."""
+        """Return what is known of the owner's run, or None."""
         if run := self.get(owner, run_id):
             return run.head, run.record()
-        return await self._kept.find(owner, run_id)
+        return await self._archive.find(owner, run_id)
 
     async def forget(self, owner: str, run_id: str) -> None:
-        """Keep no more what came of a run of that owner: its key may stand for another."""
+        """Remove the outcome of the owner's run from the store, which makes its key free again."""
         if saving := self._saving.get(run_id):
             await asyncio.wait({saving})
-        await self._kept.drop(owner, run_id)
+        await self._archive.drop(owner, run_id)
 
     async def cancel_in(self, owner: str, container_id: str) -> None:
-        """End the owner's runs that are at work in a container, which is being deleted."""
+        """Cancel the owner's runs in a container that is being deleted."""
         at_work = [
             run
             for run in self._at_work()
@@ -153,7 +153,7 @@ class Runs:
             await run.ended()
 
     async def stop(self, patience_s: float = 0) -> None:
-        """Let those at work go on for so long, then end them: who listens is told."""
+        """Wait `patience_s` for the runs to end, then cancel them: their subscribers get errors."""
         with anyio.move_on_after(patience_s):
             for run in self._at_work():
                 await run.ended()
@@ -164,13 +164,13 @@ class Runs:
             await run.ended()
 
     async def aclose(self) -> None:
-        """End all that are at work, and finish keeping what came of the others."""
+        """Cancel all runs, and finish storing the outcomes."""
         await self.stop()
         for grace in self._graces.values():
             grace.cancel()
         while self._saving:
             await asyncio.wait(self._saving.values())
-        await self._kept.aclose()
+        await self._archive.aclose()
         if self.ledger:
             await self.ledger.aclose()
 
@@ -186,7 +186,7 @@ class Runs:
 
     async def _find(self, claim: Claim) -> Run | None:
         if claim.key is not None:
-            return self._find_by_key(claim) or await self._kept.named(claim)
+            return self._find_by_key(claim) or await self._archive.named(claim)
         if claim.retry_count:
             return await self._find_retried(claim)
         return None
@@ -201,13 +201,14 @@ class Runs:
         return None
 
     async def _find_retried(self, claim: Claim) -> Run | None:
-        """The run that its client has left, for many ask for the same at once, as samplers do, and
-        each must get a run of its own. A client that is not known to have left comes last."""
+        """Find the run of a retry without a key. Samplers send many equal requests at once, and
+        each must get a run of its own; so a run whose client has left comes first, and one whose
+        client may only seem to be there comes last."""
         if left := self._find_left(claim):
             return left
-        if kept := await self._kept.retried(claim, besides=self._runs.keys()):
+        if kept := await self._archive.retried(claim, besides=self._runs.keys()):
             return kept
-        if left := self._find_left(claim):  # meanwhile
+        if left := self._find_left(claim):  # its client has left meanwhile
             return left
         request = (claim.owner, claim.fingerprint)
         if request in self._failed:
@@ -228,10 +229,10 @@ class Runs:
             grace.cancel()
         return run.listen()
 
-    # Going on
+    # Working
 
     async def _witnessed(self, witness: Witness, task: Task, run: Run, emit: Emit) -> Result:
-        """Work, with somebody who hears of everything first."""
+        """Do the work of a run; `witness` receives each event before the subscribers do."""
 
         async def both(event: Event) -> None:
             witness.heard(event)
@@ -261,7 +262,7 @@ class Runs:
             result = _unparked(result)
         except ProxyError as error:
             log.warning("run %s failed: %s", run.id, error)
-            _warn_of_repetition(error, run)
+            _discourage_retry(error, run)
             raise
         except errors.SandboxError as error:
             log.warning("run %s failed: %s", run.id, error)
@@ -276,22 +277,28 @@ class Runs:
         except Exception:
             log.exception("run %s failed", run.id)
             raise
-        _log_end(result)
+        log.info(
+            "run %s ended: %s, %d steps, %d ms",
+            result.run_id,
+            result.stop_reason,
+            result.tally.tool_calls,
+            result.tally.wall_ms,
+        )
         self._tool_verdicts.note_run(run.claim.owner, result)
         return result
 
     async def _act(self, task: Task, claim: Claim, emit: Emit) -> Result:
-        """Do it, under the eyes that its profile wants."""
+        """Run the agent, with an audit log if the profile has one."""
         work = partial(choices.run, self.agent, task)
         if not task.profile.audit.enabled:
             return await work(emit)
-        assert self.ledger, "a server whose profiles want a log has a place for it"
+        assert self.ledger, "a server whose profiles have an audit log has a directory for it"
         return await self.ledger.follow(task, claim.owner, claim.fingerprint, work, emit)
 
     # Ending
 
-    def _alone(self, run: Run) -> None:
-        """Nobody listens to it any more."""
+    def _on_alone(self, run: Run) -> None:
+        """Settle or cancel a run whose last subscriber has left."""
         if run.has_ended:
             self._settle(run)
         elif not run.claim.detach:
@@ -303,11 +310,11 @@ class Runs:
                 run.cancel("the client left")
 
     def _settle(self, run: Run) -> None:
-        """Keep a run that has ended, or forget it."""
+        """Store a run that has ended, or forget it."""
         if grace := self._graces.pop(run.id, None):
             grace.cancel()
         if run.id in self._saving:
-            return  # it is settled again after that
+            return  # `_save` settles it again
         if run.status == "failed" and run.claim.retry_count is not None and not run.is_kept:
             self._failed.append((run.claim.owner, run.claim.fingerprint))
         is_worth_keeping = _is_worth_keeping(run)
@@ -315,16 +322,16 @@ class Runs:
             self._saving[run.id] = asyncio.create_task(self._save(run))
             return
         self._runs.pop(run.id, None)
-        self._kept.note(run)
+        self._archive.note(run)
         if run.is_kept and not is_worth_keeping:
-            self._kept.forget(run.id)
+            self._archive.forget(run.id)
 
     async def _save(self, run: Run) -> None:
         try:
-            await self._kept.keep(run)
+            await self._archive.keep(run)
         except Exception:
             log.exception("what came of run %s cannot be kept", run.id)
-            self._kept.forget(run.id)
+            self._archive.forget(run.id)
         run.is_kept = True
         del self._saving[run.id]
         if not run.listeners:
@@ -332,7 +339,7 @@ class Runs:
 
 
 async def give_back(task: Task) -> None:
-    """Give back what was taken, and end what was begun, for a run that is not made."""
+    """Refund the budget and end the recording of a task whose run does not start."""
     if task.account and task.charge:
         await task.account.settle(task.charge, Expense())
     if task.witness:
@@ -361,26 +368,16 @@ def _unavailable(error: errors.SandboxError) -> SandboxUnavailableError:
     return SandboxUnavailableError(str(error))
 
 
-def _warn_of_repetition(error: ProxyError, run: Run) -> None:
-    """Tell the client not to ask again where the model would say it all twice; OpenAI's SDKs obey.
-    Errors with a `Retry-After` of the proxy's own are left alone: that invites the client back."""
+def _discourage_retry(error: ProxyError, run: Run) -> None:
+    """Tell the client not to retry if the model would produce the same output again; OpenAI's SDKs
+    obey. A lost sandbox or a stopped server is not handled here: its `Retry-After` invites one."""
     if run.has_spent:
         error.headers["x-should-retry"] = "false"
 
 
 def _unparked(result: Result) -> Result:
-    """The result without the runs that wait, which are kept."""
+    """Return the result without its suspended runs, which are stored."""
     if not (result.parked or result.others):
         return result
     others = [replace(each, parked=None) for each in result.others]
     return replace(result, parked=None, others=others)
-
-
-def _log_end(result: Result) -> None:
-    log.info(
-        "run %s ended: %s, %d steps, %d ms",
-        result.run_id,
-        result.stop_reason,
-        result.tally.tool_calls,
-        result.tally.wall_ms,
-    )

@@ -13,7 +13,7 @@ from typing import IO
 
 import anyio
 
-from proxy.store.errors import StoreError
+from proxy.errors import StoreError
 from sandbox_runtime.errors import FileMissingError
 
 WRITE_BYTES = 1 << 20

@@ -30,8 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from proxy.errors import BadRequestError, QuotaError
-from proxy.store.errors import StoreError
+from proxy.errors import BadRequestError, QuotaError, StoreError
 from proxy.store.migrations import migrate
 from proxy.store.records import Page, Slice
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS, FILES

@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection
 
-from proxy.store.errors import StoreError
+from proxy.errors import StoreError
 
 FILES = (
     """CREATE TABLE files (

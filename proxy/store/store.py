@@ -15,11 +15,11 @@ from typing import Protocol
 from sqlalchemy import Connection
 
 from policies.sessions import ResponseSettings, SessionSettings
+from proxy.errors import StoreError
 from proxy.store.blobs import Blobs
 from proxy.store.containers import ContainerFileShelf, ContainerShelf
 from proxy.store.conversations import ConversationShelf, ResponseQuota
 from proxy.store.database import SWEEP_ROWS, Database, require_room
-from proxy.store.errors import StoreError
 from proxy.store.responses import ResponseShelf
 from proxy.store.runs import ParkedShelf, RunShelf
 from proxy.store.spending import SpendingShelf

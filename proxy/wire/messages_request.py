@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.errors import BadRequestError, ProxyError
+from proxy.errors import LOST_THREAD, BadRequestError, ProxyError
 from proxy.wire.chat_parameters import params_for
-from proxy.wire.messages_errors import LOST_THREAD
 from proxy.wire.messages_input import (
     CODE_EXECUTION,
     SYSTEM,

@@ -28,8 +28,7 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.agent.result import Artifact, Result, tokens
-from proxy.errors import ProxyError
-from proxy.wire.messages_errors import error_body
+from proxy.errors import ProxyError, error_body, request_id
 from proxy.wire.result_objects import json_text, sandbox_object, usage
 from proxy.wire.steps import StepEvents, StepText
 
@@ -112,11 +111,6 @@ class StreamedMessage:
         """See Frames."""
         told = error_body(error, request_id(self._run_id))
         return _frames([*self._events.abandoned(), told])
-
-
-def request_id(run_id: str) -> str:
-    """Return the request id as Anthropic's SDKs show it."""
-    return f"req_{run_id}"
 
 
 def _frames(events: Iterable[_Json]) -> str:

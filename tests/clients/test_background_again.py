@@ -9,8 +9,7 @@ import httpx
 from proxy.agent.agent import Agent
 from proxy.agent.parking import ParkedRuns
 from proxy.models.scripted import text_reply
-from proxy.runs.claim import Claim
-from proxy.runs.run import Listener
+from proxy.runs.run import Claim, Listener
 from proxy.runs.runs import MakeTask, Runs
 from proxy.store.runs import RunShelf
 from tests.clients.responses import MODEL, ask, client, over, refused, streamed, told_again

@@ -15,8 +15,7 @@ from aiohttp import web
 
 from policies.budgets import DailyBudget
 from policies.profile import Profile
-from proxy.client_keys import REMEMBERED_S, ClientKeys
-from proxy.keys import Keyring
+from proxy.keys import REMEMBERED_S, ClientKeys, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import Profiles

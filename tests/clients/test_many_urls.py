@@ -9,10 +9,9 @@ import anyio
 import httpx
 import pytest
 
-from proxy.fetch import Fetcher
+from proxy.fetch import CHECKS_AT_ONCE, MAX_HOSTS, Fetcher
 from proxy.inputs import MAX_FETCHES, Inputs
 from proxy.models.scripted import text_reply
-from proxy.url_checks import CHECKS_AT_ONCE, MAX_HOSTS
 from sandbox_runtime.egress.dialer import Resolve
 from tests.clients.test_files_in import PNG, SUBMIT, ask, heard, image_part, notes, user
 from tests.fakes.backend import scripted_backend

@@ -10,9 +10,8 @@ import pytest
 
 from proxy.body_memory import BodyMemory
 from proxy.fetch import Fetcher
-from proxy.inputs import Inputs
+from proxy.inputs import MAX_ALL_SHOWN_BYTES, Inputs
 from proxy.models.scripted import text_reply
-from proxy.shown_files import MAX_ALL_SHOWN_BYTES
 from tests.clients.test_files_in import data_url, heard, image_part, user
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.server import house

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.http_protocol import HEADROOM
+from proxy.http_server import HEADROOM
 from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.backends.docker import INSTALL_LABEL, OWNER_LABEL
 from tests.e2e.leftovers import Engine, cgroups_of, command_line, descendants, running

@@ -33,8 +33,8 @@ from proxy.agent.model import Model
 from proxy.agent.parking import ParkedRuns
 from proxy.app import create_app
 from proxy.files import FileStore, NamedFiles
-from proxy.http_protocol import HTTPProtocol, OpenConnections
-from proxy.inputs import Inputs
+from proxy.http_server import HTTPProtocol, OpenConnections
+from proxy.inputs import Inputs, TextLengths
 from proxy.keys import ANYONE, Key, Keyring
 from proxy.metrics import Metrics
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -45,7 +45,6 @@ from proxy.runs.runs import Runs
 from proxy.services import Services
 from proxy.store.runs import RunShelf
 from proxy.store.store import Store
-from proxy.text_lengths import TextLengths
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.http_protocol import MIN_BYTES_PER_S, OpenConnections, is_this_machine
+from proxy.http_server import MIN_BYTES_PER_S, OpenConnections, is_this_machine
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.server import serve_app
 from tests.fakes.waiting import until

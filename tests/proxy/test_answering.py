@@ -18,8 +18,7 @@ from proxy.api.answering import Frames, streamed
 from proxy.app import routed
 from proxy.errors import ProxyError, internal_error
 from proxy.models.scripted import ScriptedModel
-from proxy.runs.claim import Claim
-from proxy.runs.run import Head, Run
+from proxy.runs.run import Claim, Head, Run
 from proxy.wire.chat_response import StreamedCompletion, head
 from proxy.wire.terms import Terms
 from tests.fakes.memory_sandbox import MemorySandboxes

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.coalescing import MAX_HELD_BYTES, CoalescingTransport
+from proxy.http_server import MAX_HELD_BYTES, CoalescingTransport
 
 PIECES = 200
 

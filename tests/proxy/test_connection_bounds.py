@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from proxy.app import create_app
-from proxy.http_protocol import HEADROOM, MAX_PIPELINED, OpenConnections, most_connections
+from proxy.http_server import HEADROOM, MAX_PIPELINED, OpenConnections, most_connections
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.memory_sandbox import MemorySandboxes

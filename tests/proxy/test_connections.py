@@ -8,8 +8,15 @@ import anyio
 import pytest
 
 from proxy.app import create_app
-from proxy.http_protocol import BODY_S, HEAD_S, IDLE_S, MIN_BYTES_PER_S, TAKE_S, OpenConnections
-from proxy.http_server import HTTPServer
+from proxy.http_server import (
+    BODY_S,
+    HEAD_S,
+    IDLE_S,
+    MIN_BYTES_PER_S,
+    TAKE_S,
+    HTTPServer,
+    OpenConnections,
+)
 from proxy.models.scripted import ScriptedModel
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.memory_sandbox import MemorySandboxes

@@ -8,8 +8,7 @@ import yaml
 
 from policies.reference_style import NO_CALL
 from proxy.config import ConfigError, parse
-from proxy.profiles import build_profiles
-from proxy.prompt_file import read_words
+from proxy.profiles import build_profiles, read_words
 from sandbox_runtime.tools import make_tools
 from tests.fakes.paper import paper
 

@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 from aiohttp import web
 
+from proxy.inputs import MAX_COUNTED, TextLengths
 from proxy.models.openai_http import OpenAIHTTPModel
-from proxy.text_lengths import MAX_COUNTED, TextLengths
 from tests.fakes.backend import scripted_backend
 
 PATIENCE_S = 0.05

@@ -17,8 +17,7 @@ import yaml
 from policies.profile import Profile
 from policies.reference_style import PaperWords
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.profiles import Profiles
-from proxy.prompt_file import read_words
+from proxy.profiles import Profiles, read_words
 from sandbox_runtime.tools import make_tools
 from tests.fakes.backend import Backend, scripted_backend
 from tests.fakes.paper import paper, undescribed, unstreamed

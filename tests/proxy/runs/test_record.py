@@ -28,7 +28,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact, Compaction, Notice, Result, Tally
 from proxy.errors import BackendError, ProxyError, RunCancelledError, RunLostError
-from proxy.runs.record import Record
+from proxy.runs.event_log import Record
 from proxy.store.records import RunStatus
 from sandbox_runtime.egress.decision import Decision
 

@@ -18,11 +18,11 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.runs.replay import Replay
+from proxy.runs.event_log import EventLog
 
 
 def replayed(*events: Event, max_chars: int = 1_000_000) -> list[Event]:
-    replay = Replay(max_chars)
+    replay = EventLog(max_chars)
     for event in events:
         replay.add(event)
     return replay.events()
@@ -54,7 +54,7 @@ def test_pieces_that_carry_probabilities_stay_as_they_are() -> None:
 
 
 def test_it_can_be_told_while_it_grows() -> None:
-    replay = Replay()
+    replay = EventLog()
     replay.add(AnswerDelta("a"))
     assert replay.events() == [AnswerDelta("a")]
     replay.add(AnswerDelta("b"))
@@ -108,7 +108,7 @@ def test_one_turn_that_is_too_long_is_kept() -> None:
 
 def test_further_choices_are_kept_as_the_first_is() -> None:
     pieces = [OfChoice(1, ToolOutput(1, "stdout", "x" * 1000)) for _ in range(300)]
-    replay = Replay()
+    replay = EventLog()
     for event in (AnswerDelta("a"), *pieces, OfChoice(1, AnswerDelta("b"))):
         replay.add(event)
     assert replay.events() == [

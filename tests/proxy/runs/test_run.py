@@ -10,8 +10,7 @@ from policies.limits import StopReason
 from proxy.agent.events import Emit, Event, TurnStarted
 from proxy.agent.result import Result
 from proxy.errors import RunCancelledError
-from proxy.runs.claim import Claim
-from proxy.runs.run import MAX_BEHIND, Head, Listener, Run
+from proxy.runs.run import MAX_BEHIND, Claim, Head, Listener, Run
 from tests.fakes.results import SUBMITTED
 
 RESULT = replace(SUBMITTED, answer="42", stop_reason=StopReason.ANSWERED)

@@ -14,11 +14,10 @@ import pytest
 from sqlalchemy import create_engine, inspect
 
 from proxy.config import ConfigError, parse
-from proxy.errors import QuotaError
+from proxy.errors import QuotaError, StoreError
 from proxy.joining import build_store
 from proxy.store.blobs import GRACE_S, Blob
 from proxy.store.database import MAX_FILES
-from proxy.store.errors import StoreError
 from proxy.store.migrations import STEPS
 from proxy.store.records import ContainerWish, Page, StoredUpload
 from proxy.store.store import Store

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import BadRequestError, ProxyError
-from proxy.wire.messages_errors import error_body
+from proxy.errors import BadRequestError, ProxyError, error_body
 from proxy.wire.messages_request import as_chat, as_chat_to_count
 
 HELLO = [{"role": "user", "content": "Hello."}]

@@ -1,4 +1,7 @@
-"""GET over connections that a dialer makes, by its rules."""
+"""One HTTP GET whose connections an egress dialer makes, so that it reaches allowed addresses only.
+
+Apart from proxy.fetch, which imports it at the first fetch: httpcore takes 70 ms and 4 MiB.
+"""
 
 import asyncio
 import ssl
@@ -13,41 +16,41 @@ from sandbox_runtime.egress.dialer import Dialer
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a server says."""
+class FetchedBody:
+    """An HTTP response whose body is still to be read."""
 
     status: int
     headers: Mapping[str, str]
-    """By name in lower case."""
+    """The names are in lower case."""
     pieces: AsyncIterator[bytes]
 
 
 @asynccontextmanager
-async def get(
+async def ssrf_safe_get(
     place: tuple[str, str, int, str],
     headers: Sequence[tuple[str, str]],
     dialer: Dialer,
     tls: ssl.SSLContext,
-) -> AsyncIterator[Answer]:
-    """Ask for a place: scheme, host, port and path. Raises EgressError, OSError."""
+) -> AsyncIterator[FetchedBody]:
+    """Request `place`: scheme, host, port and path. Raises EgressError, OSError."""
     scheme, host, port, path = place
     url = httpcore.URL(scheme=scheme, host=host, port=port, target=path)
     try:
         async with (
             httpcore.AsyncConnectionPool(tls, network_backend=_Network(dialer)) as pool,
-            pool.stream("GET", url, headers=headers) as answer,
+            pool.stream("GET", url, headers=headers) as response,
         ):
-            told = {
+            received = {
                 name.decode("latin-1").lower(): value.decode("latin-1")
-                for name, value in answer.headers
+                for name, value in response.headers
             }
-            yield Answer(answer.status, told, answer.aiter_stream())
+            yield FetchedBody(response.status, received, response.aiter_stream())
     except (httpcore.NetworkError, httpcore.ProtocolError) as error:
         raise ConnectionError(str(error)) from error
 
 
 class _Network(httpcore.AsyncNetworkBackend):
-    """Connections for httpcore, by the dialer's rules."""
+    """httpcore's network, whose connections the dialer makes."""
 
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
@@ -64,7 +67,7 @@ class _Network(httpcore.AsyncNetworkBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """One of them. It knows no timeouts of its own: `fetch` has one for all."""
+    """One connection. It has no timeouts: `Fetcher.fetch` has one for the whole request."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

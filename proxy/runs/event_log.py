@@ -1,0 +1,276 @@
+"""The events of a run, kept in memory for later subscribers, and the record of it for the store."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args
+
+from policies.artifacts import LeftOut
+from policies.limits import StopReason
+from proxy.agent.events import (
+    AnswerDelta,
+    AnswerRestarted,
+    ClientCallDelta,
+    EgressDecided,
+    Event,
+    OfChoice,
+    ReasoningDelta,
+    RunFinished,
+    StepsOmitted,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+    TurnStarted,
+)
+from proxy.agent.result import Artifact, Compaction, Notice, Result, Tally
+from proxy.errors import ProxyError, RunCancelledError, RunLostError, internal_error
+from proxy.store.records import RunStatus
+from sandbox_runtime.egress.decision import Decision
+
+MAX_CHARS = 1_000_000
+"""How many characters of a run's events are kept in addition to the answer, which is kept whole."""
+MAX_LIVE_CHARS = 100_000
+"""About how many characters of a command's live output are kept."""
+OVERHEAD_CHARS = 100
+"""What an event counts for in addition to its text."""
+
+
+class EventLog:
+    """The events of a run so far, for subscribers that come later. Pieces of one text are joined, a
+    command's live output is cut, and beyond `max_chars` the oldest turns are removed, except for
+    the answer and the number of steps."""
+
+    def __init__(self, max_chars: int = MAX_CHARS) -> None:
+        self._max_chars = max_chars
+        self._events: list[Event] = []
+        self._pieces: list[str] = []
+        """The pieces of the last event's text, while it still grows."""
+        self._growing: AnswerDelta | ReasoningDelta | ToolOutput | ClientCallDelta | None = None
+        """The event of the first of these pieces."""
+        self._others: dict[int, EventLog] = {}
+        """The logs of further choices, by their index."""
+        self._live_chars = 0
+        """The kept characters of the running command's output."""
+        self._chars = 0
+        self._full_at = max_chars
+
+    def add(self, event: Event) -> None:
+        """Append an event."""
+        if isinstance(event, OfChoice):
+            other = self._others.setdefault(event.index, EventLog(self._max_chars))
+            other.add(event.event)
+            return
+        if isinstance(event, ToolOutput):
+            if self._live_chars > MAX_LIVE_CHARS:
+                return
+            self._live_chars += len(event.text)
+        elif isinstance(event, ToolCallStarted):
+            self._live_chars = 0
+        self._append(event)
+        self._chars += _chars(event)
+        if self._chars > self._full_at:
+            self._forget()
+
+    def events(self) -> list[Event]:
+        """Return the kept events, in order."""
+        self._close()
+        others = (
+            OfChoice(index, event) for index, log in self._others.items() for event in log.events()
+        )
+        return [*self._events, *others]
+
+    def _append(self, event: Event) -> None:
+        match event:
+            case AnswerDelta(_, None) | ReasoningDelta() | ToolOutput() | ClientCallDelta():
+                if self._growing is None or not _are_one(self._growing, event):
+                    self._close()
+                    self._growing = event
+                self._pieces.append(event.text)
+            case _:
+                self._close()
+                self._events.append(event)
+
+    def _close(self) -> None:
+        if self._growing is not None:
+            is_one = len(self._pieces) == 1
+            whole = self._growing if is_one else replace(self._growing, text="".join(self._pieces))
+            self._events.append(whole)
+            self._growing = None
+            self._pieces = []
+
+    def _forget(self) -> None:
+        """Keep the later half, from the start of a turn, and all of the answer."""
+        self._close()
+        turns = list(self._turns())
+        half = self._max_chars // 2
+        latest = turns[-1][0] if turns else 0
+        first = next((at for at, chars in turns if chars <= half), latest)
+        forgotten = self._events[:first]
+        answer = [event for event in forgotten if isinstance(event, AnswerDelta | AnswerRestarted)]
+        steps = sum(map(_steps, forgotten))
+        omitted = [StepsOmitted(steps)] if steps else []
+        self._events = [*answer, *omitted, *self._events[first:]]
+        self._chars = sum(map(_chars, self._events))
+        # The rest may be one long turn: the log tries again when it has doubled.
+        self._full_at = max(self._max_chars, 2 * self._chars)
+
+    def _turns(self) -> Iterator[tuple[int, int]]:
+        """Yield the index of each turn's first event, and the characters from there to the end."""
+        left = self._chars
+        for at, event in enumerate(self._events):
+            if isinstance(event, TurnStarted):
+                yield at, left
+            left -= _chars(event)
+
+
+def _are_one(first: Event, second: Event) -> bool:
+    """Return True if two pieces belong to one text."""
+    if isinstance(first, ToolOutput) and isinstance(second, ToolOutput):
+        return (first.step, first.stream) == (second.step, second.stream)
+    if isinstance(first, ClientCallDelta) and isinstance(second, ClientCallDelta):
+        return first.index == second.index
+    return type(first) is type(second)
+
+
+def _steps(event: Event) -> int:
+    """Return how many steps are lost with an event."""
+    if isinstance(event, StepsOmitted):
+        return event.steps
+    return int(isinstance(event, ToolCallStarted))
+
+
+def _chars(event: Event) -> int:
+    match event:
+        case (
+            AnswerDelta(text)
+            | ReasoningDelta(text)
+            | ToolOutput(text=text)
+            | ClientCallDelta(text=text)
+            | ToolCallFinished(observation=text)
+        ):
+            return OVERHEAD_CHARS + len(text)
+        case ToolCallStarted(arguments=arguments):
+            given = (value for value in arguments.values() if isinstance(value, str))
+            return OVERHEAD_CHARS + sum(map(len, given))
+    return OVERHEAD_CHARS
+
+
+_EVENTS: Mapping[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is stored of a run. Without result and error, only its status is known."""
+
+    status: RunStatus
+    events: Sequence[Event] = ()
+    result: Result | None = None
+    error: ProxyError | None = None
+    is_summary: bool = False
+    """True if it contains only the outcome and the usage."""
+
+    def outcome(self) -> Result:
+        """Return the result. Raises the run's own error, RunCancelledError, RunLostError."""
+        if self.result is not None:
+            return self.result
+        if self.status == "cancelled":
+            raise RunCancelledError
+        raise self.error or (RunLostError() if self.status == "lost" else internal_error())
+
+    def summary(self) -> "Record":
+        """Return the record with the outcome and the usage, without any text of the run."""
+        result = _without_text(self.result) if self.result else None
+        return Record(self.status, (), result, self.error, is_summary=True)
+
+    def to_json(self) -> str:
+        """Return the JSON that `from_json` reads."""
+        return json.dumps(
+            {
+                "events": [_event_to_json(event) for event in self.events],
+                "result": asdict(self.result) if self.result else None,
+                "error": _error_to_json(self.error) if self.error else None,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, status: RunStatus, text: str) -> "Record":
+        """Return the record of a JSON text; for an empty one, a record with only the status."""
+        if not text:
+            return cls(status)
+        value = json.loads(text)
+        return cls(
+            status,
+            [_event(each) for each in value["events"]],
+            _result(value["result"]) if value["result"] else None,
+            _error(value["error"]) if value["error"] else None,
+        )
+
+
+def _without_text(result: Result) -> Result:
+    return Result(
+        run_id=result.run_id,
+        container_id=result.container_id,
+        model=result.model,
+        answer="",
+        stop_reason=result.stop_reason,
+        finish_reason=result.finish_reason,
+        tool_calls=(),
+        usage=result.usage,
+        segments=result.segments,
+        tally=result.tally,
+        artifacts=(),
+        left_out=(),
+        choice={},
+        response={},
+        route=result.route,
+        steps=result.steps,
+        others=[_without_text(other) for other in result.others],
+    )
+
+
+def _event_to_json(event: Event) -> dict[str, Any]:
+    kind = {"event": type(event).__name__}
+    if isinstance(event, OfChoice):
+        return {**kind, "index": event.index, "of": _event_to_json(event.event)}
+    return {**kind, **asdict(event)}
+
+
+def _event(value: Mapping[str, Any]) -> Event:
+    fields = {name: each for name, each in value.items() if name != "event"}
+    kind = _EVENTS[value["event"]]
+    if kind is OfChoice:
+        return OfChoice(value["index"], _event(value["of"]))
+    if kind is EgressDecided:
+        return EgressDecided(Decision(**value["decision"]))
+    if kind is RunFinished:
+        return RunFinished(StopReason(value["stop_reason"]), value["usage"])
+    event: Event = kind(**fields)
+    return event
+
+
+def _result(value: Mapping[str, Any]) -> Result:
+    return replace(
+        Result(**value),
+        stop_reason=StopReason(value["stop_reason"]),
+        tally=Tally(**value["tally"]),
+        artifacts=[Artifact(**each) for each in value["artifacts"]],
+        left_out=[LeftOut(**each) for each in value["left_out"]],
+        notices=[Notice(**each) for each in value["notices"]],
+        compactions=[Compaction(**each) for each in value.get("compactions", ())],
+        tool_trouble=tuple(value.get("tool_trouble", ())),
+        others=[_result(each) for each in value["others"]],
+    )
+
+
+def _error_to_json(error: ProxyError) -> dict[str, Any]:
+    return {
+        **{name: getattr(error, name) for name in ("message", "type", "param", "code")},
+        "status": error.status,
+        "headers": error.headers,
+        "beside": error.beside,
+    }
+
+
+def _error(value: Mapping[str, Any]) -> ProxyError:
+    fields = {name: each for name, each in value.items() if name != "message"}
+    return ProxyError(value["message"], **fields)
