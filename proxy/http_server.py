@@ -9,8 +9,7 @@ import uvicorn
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy.api.connection import with_request_id
-from proxy.api.faults import told
+from proxy.api.dependencies import told, with_request_id
 from proxy.errors import ServerStopsError
 from proxy.http_protocol import HTTPProtocol, OpenConnections
 from proxy.runs.runs import Runs

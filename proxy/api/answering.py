@@ -14,8 +14,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.agent.events import CallFailed, Event, OfChoice, RunStarted, TurnStarted
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
-from proxy.api.connection import note_run, services, while_connected
-from proxy.api.json_response import JSON
+from proxy.api.dependencies import JSONResponse, note_run, services, while_connected
 from proxy.errors import ProxyError, internal_error
 from proxy.runs.recording import Recording
 from proxy.runs.run import MAX_BEHIND, Listener, Run
@@ -82,7 +81,7 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
         listener.leave()
         raise
     listener.leave()
-    return JSON(content, headers=headers(listener.run.id, listener.run.container_id))
+    return JSONResponse(content, headers=headers(listener.run.id, listener.run.container_id))
 
 
 async def streamed(

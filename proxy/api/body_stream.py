@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from starlette.requests import Request
 
 from policies.json_bounds import SMALL_BYTES, JSONBounds
-from proxy.api.connection import hold, left
+from proxy.api.dependencies import reserve_memory, wait_for_disconnect
 from proxy.errors import ProxyError
 
 Check = Callable[[bytes], None]
@@ -37,12 +37,12 @@ class BodyStream:
             self._ready.append(piece)
             size += len(piece)
             if size > SMALL_BYTES:
-                hold(self._request, size - counted)
+                reserve_memory(self._request, size - counted)
                 counted = size
             if size > limit or not bounds.has_room_for(piece):
                 return None
         if counted:
-            hold(self._request, size)  # for what is read of it
+            reserve_memory(self._request, size)  # for what is read of it
         self._over.set()
         whole = b"".join(self._ready)
         self._ready.clear()
@@ -71,4 +71,4 @@ class BodyStream:
     async def left(self) -> None:
         """Wait until the client is gone; while it still sends, whoever reads hears of it first."""
         await self._over.wait()
-        await left(self._request)
+        await wait_for_disconnect(self._request)

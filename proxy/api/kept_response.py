@@ -12,7 +12,7 @@ from policies.sessions import Session, State
 from proxy.agent.events import Event
 from proxy.agent.result import Result
 from proxy.agent.task import Task
-from proxy.api.connection import owner, services
+from proxy.api.dependencies import owner, services
 from proxy.api.said_before import Before, is_reference
 from proxy.errors import BadRequestError, ProxyError
 from proxy.runs.recording import Recording

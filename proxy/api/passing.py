@@ -15,7 +15,7 @@ from policies.routing import plain_name
 from proxy.agent.model import Passage, Passing, Relayed
 from proxy.api import spending
 from proxy.api.body_stream import BodyStream
-from proxy.api.connection import Gone, left, model, unless
+from proxy.api.dependencies import Disconnect, cancel_on_disconnect, model, wait_for_disconnect
 from proxy.api.private_urls import refuse_private_urls
 from proxy.api.relay import LOOK_AFTER_S, MAX_WHOLE_BYTES, RelayResponse, is_stream, whole
 from proxy.errors import BackendError
@@ -37,7 +37,7 @@ async def pass_on(
     request: Request,
     passage: Passage,
     body: bytes | BodyStream | None,
-    gone: Gone,
+    gone: Disconnect,
     day: DailyBudget = DailyBudget(),
     watch: Watch | None = None,
 ) -> Response:
@@ -47,7 +47,7 @@ async def pass_on(
     """
     passing = _passing(request, body, is_read=day.is_set or watch is not None)
     work = _passed(request, passage, passing, gone, day, watch)
-    return await unless(gone, work, look_after_s=LOOK_AFTER_S)
+    return await cancel_on_disconnect(gone, work, look_after_s=LOOK_AFTER_S)
 
 
 async def pass_plain(
@@ -61,7 +61,9 @@ async def pass_plain(
     fields = for_the_backend(body, plain_name(body["model"]))
     await refuse_private_urls(request, fields)
     written = encoded(fields)
-    return await pass_on(request, passage_of(request), written, partial(left, request), day, watch)
+    return await pass_on(
+        request, passage_of(request), written, partial(wait_for_disconnect, request), day, watch
+    )
 
 
 def _passing(request: Request, body: bytes | BodyStream | None, *, is_read: bool) -> Passing:
@@ -91,7 +93,7 @@ async def _passed(
     request: Request,
     passage: Passage,
     passing: Passing,
-    gone: Gone,
+    gone: Disconnect,
     day: DailyBudget,
     watch: Watch | None,
 ) -> Response:

@@ -15,8 +15,7 @@ from policies.passthrough import Way, goes_on_from_responses, is_stateless, way
 from policies.routing import plain_name
 from proxy.agent.model import Passage
 from proxy.api.body_stream import BodyStream
-from proxy.api.connection import authorize, services
-from proxy.api.json_response import JSON
+from proxy.api.dependencies import JSONResponse, authorize, services
 from proxy.api.passing import pass_on, passage_of, written_path
 from proxy.api.plain_responses import require_own
 from proxy.api.private_urls import URLScan, refuse_private_urls, unchecked
@@ -31,7 +30,7 @@ async def unmatched(scope: Scope, receive: Receive, send: Send) -> None:
     """What no route has taken."""
     if scope["type"] == "websocket" or _asks_for_one(scope):
         error = BadRequestError("WebSockets are not served here.", code="unsupported_protocol")
-        await JSON(error.body(), status_code=error.status)(scope, receive, send)
+        await JSONResponse(error.body(), status_code=error.status)(scope, receive, send)
         return
     request = Request(scope, receive)
     response = await _answer(request)

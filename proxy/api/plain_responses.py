@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from policies.budgets import DailyBudget
 from proxy.agent.model import Relayed, RelayedBody
-from proxy.api.connection import credentials, left, owner, services
+from proxy.api.dependencies import credentials, owner, services, wait_for_disconnect
 from proxy.api.passing import pass_on, pass_plain, passage_of
 from proxy.errors import NotFoundError
 from proxy.store.responses import ResponseShelf
@@ -70,7 +70,9 @@ def or_the_backends(answer: Answer) -> Answer:
             shelf = services(request).store.responses
             if not await shelf.is_the_backends(owner(request), response_id):
                 raise
-        return await pass_on(request, passage_of(request), None, partial(left, request))
+        return await pass_on(
+            request, passage_of(request), None, partial(wait_for_disconnect, request)
+        )
 
     return answered
 

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.passthrough import URL_FIELDS, remote_urls
-from proxy.api.connection import owner, services, while_connected
+from proxy.api.dependencies import owner, services, while_connected
 from proxy.errors import BadRequestError
 
 _SUSPECT = re.compile(b'"(?:%s)":' % "|".join(sorted(URL_FIELDS)).encode())

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from policies.budgets import DailyBudget
 from proxy.agent.model import Relayed
 from proxy.api import spending
-from proxy.api.connection import Gone, left, model, unless
+from proxy.api.dependencies import Disconnect, cancel_on_disconnect, model, wait_for_disconnect
 from proxy.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,9 @@ async def relay(
     """Pass a request on; its client is told what these headers say. Raises BudgetError,
     BackendError when the backend cannot be reached."""
     work = _relayed(request, body, told, day)
-    return await unless(partial(left, request), work, look_after_s=LOOK_AFTER_S)
+    return await cancel_on_disconnect(
+        partial(wait_for_disconnect, request), work, look_after_s=LOOK_AFTER_S
+    )
 
 
 async def _relayed(
@@ -43,8 +45,8 @@ async def _relayed(
     headers = {**relayed.headers, **told}
     relayed = Relayed(relayed.status, headers, relayed.body)
     if is_stream(relayed):
-        return RelayResponse(relayed, partial(left, request))
-    return await whole(relayed, partial(left, request))
+        return RelayResponse(relayed, partial(wait_for_disconnect, request))
+    return await whole(relayed, partial(wait_for_disconnect, request))
 
 
 def is_stream(relayed: Relayed) -> bool:
@@ -52,7 +54,7 @@ def is_stream(relayed: Relayed) -> bool:
     return relayed.headers.get("content-type", "").startswith("text/event-stream")
 
 
-async def whole(relayed: Relayed, gone: Gone) -> Response:
+async def whole(relayed: Relayed, gone: Disconnect) -> Response:
     """Return an answer read to its end: to stream it costs as much again as the rest of the way.
     What is longer than `MAX_WHOLE_BYTES` is streamed."""
     pieces: list[bytes] = []
@@ -73,7 +75,7 @@ async def whole(relayed: Relayed, gone: Gone) -> Response:
 class RelayResponse(Response):
     """A backend's answer piece by piece, ended at the backend too when the client has left."""
 
-    def __init__(self, relayed: Relayed, gone: Gone, read: Sequence[bytes] = ()) -> None:
+    def __init__(self, relayed: Relayed, gone: Disconnect, read: Sequence[bytes] = ()) -> None:
         """`read` are the answer's first pieces, where they have been read."""
         self.status_code = relayed.status
         self.background = None
@@ -85,7 +87,7 @@ class RelayResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._body):
             try:
-                await unless(self._gone, self._send(send), look_after_s=LOOK_AFTER_S)
+                await cancel_on_disconnect(self._gone, self._send(send), look_after_s=LOOK_AFTER_S)
             except ClientDisconnect:
                 pass
             except BackendError as error:

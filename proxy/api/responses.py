@@ -15,12 +15,12 @@ from proxy.agent.task import StatusHold, Task
 from proxy.api import plain_responses
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s, status_hold
-from proxy.api.connection import model_request, services
+from proxy.api.dependencies import read_model_request, services
 from proxy.api.kept_response import is_kept, keep
+from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.said_before import Before, resolved, said_before
 from proxy.api.tasks import task_of
 from proxy.api.told_again import in_background
-from proxy.api.ways import Way, way_of
 from proxy.errors import ProxyError
 from proxy.runs.claim import Claim
 from proxy.runs.run import Listener
@@ -34,18 +34,18 @@ router = APIRouter()
 
 @router.route("/v1/responses", methods=["POST"])  # see proxy.api.chat
 async def create_response(request: Request) -> Response:
-    written, body = await model_request(request)
+    written, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
-        way = way_of(request, body)
-        return await plain_responses.create(request, body, way.profile.per_day.of_model_calls)
+        decision = resolve_route(request, body)
+        return await plain_responses.create(request, body, decision.profile.per_day.of_model_calls)
     before = await said_before(request, body)
     if isinstance(given := body.get("input"), list):
         body = {**body, "input": await resolved(request, given)}
     asked = as_chat(body, before.items)
-    way = way_of(request, asked.chat)
-    _check_network(way.profile, asked)
-    response = await _run(request, written, body, asked, before, way)
-    response.headers.update(way.headers)
+    decision = resolve_route(request, asked.chat)
+    _check_network(decision.profile, asked)
+    response = await _run(request, written, body, asked, before, decision)
+    response.headers.update(decision.headers)
     return response
 
 
@@ -55,7 +55,7 @@ async def _run(
     body: Mapping[str, Any],
     asked: AsChat,
     before: Before,
-    way: Way,
+    decision: RoutingDecision,
 ) -> Response:
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
     terms = read_terms(body, request.headers)
@@ -67,7 +67,7 @@ async def _run(
     async def make_task(run_id: str) -> Task:
         try:
             task = await task_of(
-                *(request, asked.chat, way),
+                *(request, asked.chat, decision),
                 run_id=run_id,
                 deadline_s=deadline_s(request, terms, claimed),
                 hold=hold,

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.sessions import GoesOn, Session, container_named
-from proxy.api.connection import owner, services
+from proxy.api.dependencies import owner, services
 from proxy.errors import BadRequestError, NotFoundError
 from proxy.runs.run import Run
 from proxy.store.records import StoredResponse

@@ -11,7 +11,7 @@ from policies.json_bounds import decoded
 from policies.prices import Counted, Tariff, cost_usd, counted, expected_tokens
 from proxy.agent.model import Relayed, RelayedBody
 from proxy.agent.task import Account, Task
-from proxy.api.connection import authorize, services
+from proxy.api.dependencies import authorize, services
 from proxy.errors import BadRequestError, BudgetError
 from proxy.models.prices import Prices
 from proxy.models.streamed_reply import UsageReader

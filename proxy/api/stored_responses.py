@@ -7,8 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from proxy.api.connection import owner, services
-from proxy.api.json_response import JSON
+from proxy.api.dependencies import JSONResponse, owner, services
 from proxy.api.plain_responses import or_the_backends
 from proxy.api.said_before import is_at_work, run_of
 from proxy.api.told_again import found, shown, streamed_again
@@ -41,7 +40,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     _check_include(request)
     if request.query_params.get("stream") == "true":
         return await streamed_again(request, stored)
-    return JSON(await shown(request, stored))
+    return JSONResponse(await shown(request, stored))
 
 
 @router.delete(PATH)
@@ -54,7 +53,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
         run.cancel("it was deleted")
         await run.ended()
     await services(request).runs.forget(owner(request), run_id(response_id))
-    return JSON({"id": response_id, "object": "response", "deleted": True})
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.post(PATH + "/cancel")
@@ -68,7 +67,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
         await run.ended()
     elif await is_at_work(request, stored):
         raise RunElsewhereError
-    return JSON(await shown(request, await found(request, response_id)))
+    return JSONResponse(await shown(request, await found(request, response_id)))
 
 
 @router.get(PATH + "/input_items")
@@ -79,7 +78,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     chain = await services(request).store.responses.chain(owner(request), response_id)
     items = chain.inputs if chain else ()
     few = part(items, page(request.query_params, CONTAINERS))
-    return JSON(listing(few.items, few.has_more))
+    return JSONResponse(listing(few.items, few.has_more))
 
 
 def _check_include(request: Request) -> None:

@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.api.answering import headers, replayed
-from proxy.api.connection import authorize, note_run, owner, services
-from proxy.api.json_response import JSON
+from proxy.api.dependencies import JSONResponse, authorize, note_run, owner, services
 from proxy.api.kept_response import KeptResponse
 from proxy.api.said_before import is_at_work, run_of
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
@@ -52,7 +51,7 @@ async def in_background(request: Request, listener: Listener, *, stream: bool) -
     response = await shown(request, stored)
     if response["status"] == "in_progress":
         response = {**response, "status": "queued"}
-    return JSON(response, headers=headers(listener.run.id, stored.session))
+    return JSONResponse(response, headers=headers(listener.run.id, stored.session))
 
 
 async def streamed_again(request: Request, stored: StoredResponse) -> Response:
