@@ -68,7 +68,7 @@ def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app = FastAPI(routes=routes, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
     app.state.endpoints = _endpoints()
-    app.router.default = passthrough.unmatched
+    app.router.default = passthrough.forward_unmatched
     app.add_exception_handler(ProxyError, _on_proxy_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

@@ -12,13 +12,11 @@ from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s, status_hold
 from proxy.api.dependencies import read_model_request, services
-from proxy.api.private_urls import refuse_private_urls
-from proxy.api.relay import relay
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.tasks import task_of
+from proxy.api.upstream_relay import refuse_private_urls, relay_chat, strip_plain_suffix
 from proxy.wire.chat_request import check_messages, wants_usage
 from proxy.wire.chat_response import StreamedCompletion, WholeCompletion, head
-from proxy.wire.plain import for_the_backend
 from proxy.wire.terms import read_terms, steps_asked
 
 router = APIRouter()
@@ -34,8 +32,8 @@ async def chat_completions(request: Request) -> Response:
     if decision.is_passthrough:
         day = decision.profile.per_day.of_model_calls
         await refuse_private_urls(request, body)
-        return await relay(
-            request, for_the_backend(body, decision.route.model), decision.headers, day
+        return await relay_chat(
+            request, strip_plain_suffix(body, decision.route.model), decision.headers, day
         )
     return await _run(request, written, body, decision)
 

@@ -23,9 +23,9 @@ from proxy.api.dependencies import (
     services,
     while_connected,
 )
-from proxy.api.passing import pass_plain
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.tasks import task_of
+from proxy.api.upstream_relay import forward_json
 from proxy.errors import NotFoundError, ProxyError
 from proxy.models.openai_http import MAX_TOKENIZED_BYTES, NOT_THERE, TOKENIZE_PATH, count_in
 from proxy.models.relay import read_at_most
@@ -48,7 +48,7 @@ async def create_message(request: Request) -> Response:
     written, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
-        return await pass_plain(request, body, decision.profile.per_day.of_model_calls)
+        return await forward_json(request, body, decision.profile.per_day.of_model_calls)
     return await _run(request, written, body, as_chat(body))
 
 
@@ -108,7 +108,7 @@ async def count_tokens(request: Request) -> Response:
     """Have the backend count the tokens of a request, which alone knows how."""
     _, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
-        return await pass_plain(request, body)
+        return await forward_json(request, body)
     asked = as_chat_to_count(body)
     passage = model(request).passage
     if passage is None:

@@ -12,11 +12,11 @@ from policies.profile import Profile
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import Steps, suited_to_responses
 from proxy.agent.task import StatusHold, Task
-from proxy.api import plain_responses
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s, status_hold
 from proxy.api.dependencies import read_model_request, services
 from proxy.api.kept_response import is_kept, keep
+from proxy.api.passthrough import forward_response
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.said_before import Before, resolved, said_before
 from proxy.api.tasks import task_of
@@ -37,7 +37,7 @@ async def create_response(request: Request) -> Response:
     written, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
-        return await plain_responses.create(request, body, decision.profile.per_day.of_model_calls)
+        return await forward_response(request, body, decision.profile.per_day.of_model_calls)
     before = await said_before(request, body)
     if isinstance(given := body.get("input"), list):
         body = {**body, "input": await resolved(request, given)}

@@ -8,7 +8,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from proxy.api.dependencies import JSONResponse, owner, services
-from proxy.api.plain_responses import or_the_backends
+from proxy.api.passthrough import or_upstream
 from proxy.api.said_before import is_at_work, run_of
 from proxy.api.told_again import found, shown, streamed_again
 from proxy.errors import BadRequestError, RunElsewhereError
@@ -34,7 +34,7 @@ router = APIRouter(route_class=_Route)
 
 
 @router.get(PATH)
-@or_the_backends
+@or_upstream
 async def retrieve_response(request: Request, response_id: str) -> Response:
     stored = await found(request, response_id)
     _check_include(request)
@@ -44,7 +44,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 
 
 @router.delete(PATH)
-@or_the_backends
+@or_upstream
 async def delete_response(request: Request, response_id: str) -> Response:
     stored = await found(request, response_id)
     await services(request).store.responses.delete(owner(request), response_id)
@@ -57,7 +57,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 @router.post(PATH + "/cancel")
-@or_the_backends
+@or_upstream
 async def cancel_response(request: Request, response_id: str) -> Response:
     stored = await found(request, response_id)
     if not stored.record["background"]:
@@ -71,7 +71,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 
 @router.get(PATH + "/input_items")
-@or_the_backends
+@or_upstream
 async def list_input_items(request: Request, response_id: str) -> Response:
     await found(request, response_id)
     _check_include(request)

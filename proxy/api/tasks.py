@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.artifacts import without_links
+from policies.budgets import Expense
 from policies.history import without_steps
 from policies.profile import Profile
 from policies.routing import forbids_tools
@@ -15,9 +16,8 @@ from proxy.agent.agent import several
 from proxy.agent.parking import Parked, names
 from proxy.agent.task import InputFile, Outbox, StatusHold, Task
 from proxy.api.dependencies import base_url, body_reservation, credentials, owner, services
-from proxy.api.private_urls import urls_in
 from proxy.api.routing import RoutingDecision
-from proxy.api.spending import charged
+from proxy.api.upstream_relay import daily_account, known_tariff, take_from, urls_in
 from proxy.wire.chat_request import choice_count, to_task, with_ids
 from proxy.wire.content_parts import read
 from proxy.wire.conversations import thread
@@ -42,7 +42,7 @@ async def task_of(
     Raises BadRequestError, BudgetError."""
     whose = owner(request)
     if decision.is_passthrough:
-        return await charged(
+        return await _reserve_budget(
             request, await _alone(request, body, decision, run_id, deadline_s, hold), 1
         )
     asked = _asked(body)
@@ -77,8 +77,29 @@ async def _with_files_and_choices(
     task = replace(task, messages=messages, body=body_reservation(request))
     task = await services(request).inputs.receive(task, whose, asked)
     count = choice_count(asked, task.profile.limits.max_choices)
-    task = await charged(request, task, runs=count)
+    task = await _reserve_budget(request, task, runs=count)
     return several(task, count, lambda other: _own(request, whose, other))
+
+
+async def _reserve_budget(request: Request, task: Task, runs: int) -> Task:
+    """Return the task with its model's prices, charged to the daily budget of the client's key.
+
+    Raises BudgetError, and BadRequestError if cost is bounded and the prices are unknown.
+    """
+    parts, per_day = services(request), task.profile.per_day
+    if task.alone:
+        per_day, runs = per_day.of_model_calls, 0
+    if per_day.cost_usd is None and task.profile.limits.max_cost_usd is None:
+        tariff = parts.prices.own(task.model)
+    else:
+        tariff = await known_tariff(parts.prices, task.model)
+    if tariff is not None:
+        task = replace(task, tariff=tariff)
+    if not per_day.is_set:
+        return task
+    account = daily_account(request, per_day)
+    receipt = await take_from(request, account, Expense(runs=runs))
+    return replace(task, account=account, charge=receipt)
 
 
 def _asked(body: Mapping[str, Any]) -> dict[str, Any]:
