@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.api.dependencies import JSONResponse, authorize, held_json, owner, read_body, services
-from proxy.api.said_before import is_reference, no_such_conversation, resolved
+from proxy.api.stored_responses import is_reference, no_such_conversation, resolve_references
 from proxy.errors import NotFoundError
 from proxy.store.conversations import ConversationShelf
 from proxy.store.records import Conversation
@@ -105,7 +105,7 @@ async def _body(request: Request) -> Mapping[str, Any]:
 
 async def _identified(request: Request, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items as they are kept: with ids, and what they refer to in their place."""
-    found = await resolved(request, new)
+    found = await resolve_references(request, new)
     if missing := next(filter(is_reference, found), None):
         raise NotFoundError(f"Item with id '{missing['id']}' not found.", param="items")
     return input_items(found, uuid.uuid4().hex)
