@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from proxy.agent.model import Model
+    from proxy.api.dependencies import Services
     from proxy.config import Config
-    from proxy.services import Services
     from sandbox_runtime.backends.base import Backend
     from sandbox_runtime.pool.pool import Pool
 

@@ -1,9 +1,7 @@
-"""The web application: its routes, and every error in the words of the API that was asked."""
+"""The web application: its routes, and every error in the format of the API that was called."""
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from types import ModuleType
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -13,124 +11,84 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
 from proxy.api import (
-    capabilities,
     chat,
-    container_files,
     containers,
     conversations,
     files,
-    health,
     messages,
-    metrics,
-    models,
     passthrough,
     responses,
     runs,
     stored_responses,
-    token_counts,
+    system,
 )
-from proxy.api.client_keys import ClientKeyMiddleware
-from proxy.api.connection import release, with_request_id
-from proxy.api.faults import told
-from proxy.api.web_pages import WebPages
+from proxy.api.dependencies import Services, told
+from proxy.api.middleware import BrowserMiddleware, ClientKeyMiddleware, FastPathMiddleware
 from proxy.errors import BadRequestError, ProxyError, internal_error
-from proxy.services import Services
-
-log = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
-SURFACES = (
+ROUTERS = (
     chat,
     responses,
     stored_responses,
     conversations,
     messages,
-    token_counts,
-    models,
     files,
     containers,
-    container_files,
     runs,
-    capabilities,
-    metrics,
-    health,
+    system,
 )
-OF_MODELS = (chat, responses, messages)
+HOT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
+"""The routes that ask a model."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
-    """The application over the given parts."""
-    return _ShortCut(routed(services, lifespan))
+    """Return the application with its fast path to the routes that ask a model."""
+    app = routed(services, lifespan)
+    kinds = app.exception_handlers
+    handlers = {kind: handler for kind, handler in kinds.items() if kind is not Exception}
+    hot: dict[str, ASGIApp] = {}
+    for route in _routes():
+        if route.path in HOT_PATHS:
+            inner: ASGIApp = ExceptionMiddleware(route.app, handlers)
+            if services.client_keys:
+                inner = ClientKeyMiddleware(inner, services.client_keys)
+            hot[route.path] = ServerErrorMiddleware(_for_browsers(inner, services), _on_exception)
+    return FastPathMiddleware(app, hot)
 
 
 def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
-    """All its routes."""
+    """Return the application without its fast path."""
     # As they are: include_router makes each anew, when its first request comes.
     routes: list[BaseRoute] = list(_routes())
     app = FastAPI(routes=routes, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
     app.state.endpoints = _endpoints()
-    app.router.default = passthrough.unmatched
-    app.add_exception_handler(ProxyError, _told)
-    app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(RequestValidationError, _wrong)
-    app.add_exception_handler(ClientDisconnect, _left)
-    app.add_exception_handler(RecursionError, _too_deep)
-    app.add_exception_handler(Exception, _failed)
+    app.router.default = passthrough.forward_unmatched
+    app.add_exception_handler(ProxyError, _on_proxy_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(RecursionError, _on_recursion_error)
+    app.add_exception_handler(Exception, _on_exception)
     if services.client_keys:
         app.add_middleware(ClientKeyMiddleware, keys=services.client_keys)
-    app.add_middleware(_pages, services)
+    app.add_middleware(_for_browsers, services)
     return app
 
 
-class _ShortCut:
-    """Takes what is asked of a model straight to who answers it: FastAPI's way there took a tenth
-    of the time of a relayed request. All else goes that way."""
-
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-        services = app.state.services
-        kinds = app.exception_handlers
-        handlers = {kind: handler for kind, handler in kinds.items() if kind is not Exception}
-        self._answering = {
-            route.path: ServerErrorMiddleware(
-                _pages(_let_in(services, ExceptionMiddleware(route.app, handlers)), services),
-                _failed,
-            )
-            for route in _routes(OF_MODELS)
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            send = with_request_id(scope, send)
-        is_asked = scope["type"] == "http" and scope["method"] == "POST"
-        answer = self._answering.get(scope["path"]) if is_asked else None
-        try:
-            if answer:
-                scope["app"] = self._app
-                await answer(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
-        finally:
-            release(scope)
+def _for_browsers(app: ASGIApp, services: Services) -> BrowserMiddleware:
+    needs_key = not services.keyring.is_open
+    return BrowserMiddleware(app, needs_key=needs_key, public_url=services.public_url)
 
 
-def _pages(app: ASGIApp, services: Services) -> WebPages:
-    return WebPages(app, needs_key=not services.keyring.is_open, public_url=services.public_url)
-
-
-def _let_in(services: Services, app: ASGIApp) -> ASGIApp:
-    """The same for those alone whose own key the backend accepts, where clients come with such."""
-    return ClientKeyMiddleware(app, services.client_keys) if services.client_keys else app
-
-
-def _routes(surfaces: Sequence[ModuleType] = SURFACES) -> Iterator[Route]:
-    for surface in surfaces:
-        for route in surface.router.routes:
+def _routes() -> Iterator[Route]:
+    for module in ROUTERS:
+        for route in module.router.routes:
             if isinstance(route, Route):
                 yield route
 
@@ -144,18 +102,18 @@ def _endpoints() -> list[str]:
 
 
 def _methods(scope: Scope) -> list[str]:
-    """All that may be done at a path; the router tells of the first of its routes alone."""
+    """Return all methods of a path; the router tells only those of the first of its routes."""
     here = (route for route in _routes() if route.matches(scope)[0] is not Match.NONE)
     return sorted({method for route in here for method in route.methods or ()})
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _on_proxy_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProxyError)
     return told(request, error)
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    """The router's own 404 and 405."""
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Answer the router's own 404 and 405."""
     assert isinstance(error, HTTPException)
     words = f"{error.detail}: {request.method} {request.url.path}."
     headers = dict(error.headers or {})
@@ -173,8 +131,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     )
 
 
-async def _wrong(request: Request, error: Exception) -> Response:
-    """What FastAPI itself finds wrong, which it would answer with a 422 of its own."""
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    """Answer what FastAPI finds wrong, for which it has a 422 of its own."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     # The first step says where the field was looked for: body, query, path or header.
@@ -182,15 +140,15 @@ async def _wrong(request: Request, error: Exception) -> Response:
     return told(request, BadRequestError(f"{first['msg']}.", param=param, code="invalid_value"))
 
 
-async def _too_deep(request: Request, error: Exception) -> Response:
-    """JSON that can just be read, and not be written again."""
+async def _on_recursion_error(request: Request, error: Exception) -> Response:
+    """Answer JSON that can just be decoded, but not encoded again."""
     return told(request, BadRequestError("The request body is nested too deeply."))
 
 
-async def _left(request: Request, error: Exception) -> Response:
+async def _on_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    """Ours; Starlette logs the traceback."""
+async def _on_exception(request: Request, error: Exception) -> Response:
+    """Answer an error of this server; Starlette logs the traceback."""
     return told(request, internal_error())

@@ -11,8 +11,8 @@ import httpx
 import openai
 import uvicorn
 
+from proxy.api.dependencies import Services
 from proxy.app import Lifespan, create_app
-from proxy.services import Services
 
 SCRIPT = Path(str(resources.files("proxy"))) / "demo.yaml"
 QUESTION = (

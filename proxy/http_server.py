@@ -25,8 +25,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from proxy.api.connection import with_request_id
-from proxy.api.faults import told
+from proxy.api.dependencies import told, with_request_id
 from proxy.errors import ServerStopsError, TooManyConnectionsError
 from proxy.runs.runs import Runs
 from sandbox_runtime.clock import Clock

@@ -15,6 +15,7 @@ from policies.tool_support import is_local
 from proxy.agent.agent import Agent
 from proxy.agent.context_windows import Windows
 from proxy.agent.model import Model
+from proxy.api.dependencies import Services
 from proxy.audit.audit import Ledger
 from proxy.body_memory import COPIES, BodyMemory
 from proxy.config import (
@@ -40,7 +41,6 @@ from proxy.models.scripted import ScriptedModel
 from proxy.models.tool_support import ToolProbe, ToolSettings, ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles, build_profiles
 from proxy.runs.runs import Runs
-from proxy.services import Services
 from proxy.store.store import Store
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend

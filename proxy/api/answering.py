@@ -14,10 +14,8 @@ from starlette.types import Receive, Scope, Send
 from proxy.agent.events import CallFailed, Event, OfChoice, RunStarted, TurnStarted
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
-from proxy.api.connection import note_run, services, while_connected
-from proxy.api.json_response import JSON
+from proxy.api.dependencies import JSONResponse, note_run, services, while_connected
 from proxy.errors import ProxyError, internal_error
-from proxy.runs.recording import Recording
 from proxy.runs.run import MAX_BEHIND, Listener, Run
 from proxy.wire.terms import Terms, read_terms
 
@@ -82,7 +80,7 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
         listener.leave()
         raise
     listener.leave()
-    return JSON(content, headers=headers(listener.run.id, listener.run.container_id))
+    return JSONResponse(content, headers=headers(listener.run.id, listener.run.container_id))
 
 
 async def streamed(
@@ -133,11 +131,11 @@ def _of(event: Event) -> Event:
 
 
 def replayed(
-    request: Request, headers: Mapping[str, str], recording: Recording, first: int
+    request: Request, headers: Mapping[str, str], frames: AsyncIterator[bytes]
 ) -> Response:
-    """The answer from a frame on, as it was told and as it goes on; who leaves may come back."""
+    """Return a recorded answer as server-sent events; the client may leave and come back."""
     silence_s = _within_patience(services(request).keep_alive_s, read_terms({}, request.headers))
-    return _Events(_again(recording, first), silence_s, headers)
+    return _Events(frames, silence_s, headers)
 
 
 def _within_patience(silence_s: float, terms: Terms) -> float:
@@ -264,12 +262,6 @@ def _log_unwritten(run: Run) -> None:
     """Log the exception that is being handled, if it is not the run's own, which is in the log."""
     if run.status != "failed":
         log.exception("run %s: its answer cannot be written", run.id)
-
-
-async def _again(recording: Recording, first: int) -> AsyncIterator[bytes]:
-    while frames := await recording.since(first):
-        first = max(first, recording.first) + len(frames)
-        yield "".join(frames).encode()
 
 
 def headers(run_id: str, container_id: str) -> dict[str, str]:

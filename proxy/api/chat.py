@@ -11,14 +11,12 @@ from policies.steps import suited
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s, status_hold
-from proxy.api.connection import model_request, services
-from proxy.api.private_urls import refuse_private_urls
-from proxy.api.relay import relay
+from proxy.api.dependencies import read_model_request, services
+from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.tasks import task_of
-from proxy.api.ways import Way, way_of
+from proxy.api.upstream_relay import refuse_private_urls, relay_chat, strip_plain_suffix
 from proxy.wire.chat_request import check_messages, wants_usage
 from proxy.wire.chat_response import StreamedCompletion, WholeCompletion, head
-from proxy.wire.plain import for_the_backend
 from proxy.wire.terms import read_terms, steps_asked
 
 router = APIRouter()
@@ -28,17 +26,21 @@ router = APIRouter()
 # than relaying a plain request.
 @router.route("/v1/chat/completions", methods=["POST"])
 async def chat_completions(request: Request) -> Response:
-    written, body = await model_request(request)
+    written, body = await read_model_request(request)
     check_messages(body)
-    way = way_of(request, body)
-    if way.is_plain:
-        day = way.profile.per_day.of_model_calls
+    decision = resolve_route(request, body)
+    if decision.is_passthrough:
+        day = decision.profile.per_day.of_model_calls
         await refuse_private_urls(request, body)
-        return await relay(request, for_the_backend(body, way.route.model), way.headers, day)
-    return await _run(request, written, body, way)
+        return await relay_chat(
+            request, strip_plain_suffix(body, decision.route.model), decision.headers, day
+        )
+    return await _run(request, written, body, decision)
 
 
-async def _run(request: Request, written: bytes, body: Mapping[str, Any], way: Way) -> Response:
+async def _run(
+    request: Request, written: bytes, body: Mapping[str, Any], decision: RoutingDecision
+) -> Response:
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
     terms = read_terms(body, request.headers)
     asked_steps = steps_asked(body, request.headers)
@@ -49,7 +51,7 @@ async def _run(request: Request, written: bytes, body: Mapping[str, Any], way: W
 
     async def make_task(run_id: str) -> Task:
         return await task_of(
-            *(request, body, way),
+            *(request, body, decision),
             run_id=run_id,
             deadline_s=by_s,
             hold=hold,

@@ -9,9 +9,9 @@ from starlette.requests import Request
 
 from policies.sessions import named
 from proxy.agent.task import StatusHold
-from proxy.api.connection import owner, services
+from proxy.api.dependencies import owner, services
+from proxy.api.routing import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER
 from proxy.runs.run import Claim
-from proxy.wire.policy_asked import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER
 from proxy.wire.terms import DOCUMENTS_HEADER, Terms
 
 WORK_HEADERS = (PROFILE_HEADER, COMPUTER_HEADER, PROMPT_HEADER, DOCUMENTS_HEADER)

@@ -8,9 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy.api.connection import authorize, held_json, owner, read_body, services
-from proxy.api.json_response import JSON
-from proxy.api.said_before import is_reference, no_such_conversation, resolved
+from proxy.api.dependencies import JSONResponse, authorize, held_json, owner, read_body, services
+from proxy.api.stored_responses import is_reference, no_such_conversation, resolve_references
 from proxy.errors import NotFoundError
 from proxy.store.conversations import ConversationShelf
 from proxy.store.records import Conversation
@@ -58,7 +57,7 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
     authorize(request)
     if not await _shelf(request).delete(owner(request), conversation_id):
         raise no_such_conversation(conversation_id)
-    return JSON(deleted(conversation_id, "conversation.deleted"))
+    return JSONResponse(deleted(conversation_id, "conversation.deleted"))
 
 
 @router.post(PATH + "/{conversation_id}/items")
@@ -66,7 +65,7 @@ async def create_items(request: Request, conversation_id: str) -> Response:
     new = await _identified(request, items(await _body(request), required=True))
     if not await _shelf(request).add(owner(request), conversation_id, new):
         raise no_such_conversation(conversation_id)
-    return JSON(listing(new, has_more=False))
+    return JSONResponse(listing(new, has_more=False))
 
 
 @router.get(PATH + "/{conversation_id}/items")
@@ -74,7 +73,7 @@ async def list_items(request: Request, conversation_id: str) -> Response:
     await _found(request, conversation_id)
     asked = page(request.query_params, CONTAINERS)
     found = await _shelf(request).page(owner(request), conversation_id, asked)
-    return JSON(listing(found.items, found.has_more))
+    return JSONResponse(listing(found.items, found.has_more))
 
 
 @router.get(THE_ITEM)
@@ -83,7 +82,7 @@ async def retrieve_item(request: Request, conversation_id: str, item_id: str) ->
     found = await _shelf(request).item(owner(request), conversation_id, item_id)
     if found is None:
         raise _no_such_item(conversation_id, item_id)
-    return JSON(found)
+    return JSONResponse(found)
 
 
 @router.delete(THE_ITEM)
@@ -106,7 +105,7 @@ async def _body(request: Request) -> Mapping[str, Any]:
 
 async def _identified(request: Request, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items as they are kept: with ids, and what they refer to in their place."""
-    found = await resolved(request, new)
+    found = await resolve_references(request, new)
     if missing := next(filter(is_reference, found), None):
         raise NotFoundError(f"Item with id '{missing['id']}' not found.", param="items")
     return input_items(found, uuid.uuid4().hex)
@@ -120,8 +119,8 @@ async def _found(request: Request, conversation_id: str) -> Conversation:
     return found
 
 
-def _told(conversation: Conversation) -> JSON:
-    return JSON(conversation_object(conversation))
+def _told(conversation: Conversation) -> Response:
+    return JSONResponse(conversation_object(conversation))
 
 
 def _no_such_item(conversation_id: str, item_id: str) -> NotFoundError:

@@ -1,15 +1,22 @@
-"""/v1/files: what clients upload."""
+"""/v1/files: what clients upload. Also reads multipart forms, whose file goes straight to disk, and
+sends files and archives."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from fastapi import APIRouter
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 
-from policies.file_names import type_of
-from proxy.api.connection import authorize, owner, services
-from proxy.api.downloads import download
-from proxy.api.json_response import JSON
-from proxy.api.uploads import no_such_file, owned_upload, upload_form
+from policies.file_names import shown_name, type_of
+from proxy.api.dependencies import JSONResponse, authorize, owner, services
+from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
 from proxy.files import StoredFile
+from proxy.store.blobs import Blob, BlobWriter
+from proxy.store.records import ContainerFile, StoredUpload
 from proxy.wire.resources import (
     FILES,
     deleted,
@@ -23,7 +30,23 @@ from proxy.wire.validation import missing
 
 router = APIRouter()
 
-UNNAMED = "upload"
+DEFAULT_FILENAME = "upload"
+FILE_FIELD = "file"
+MAX_FIELDS = 32
+MAX_FIELD_BYTES = 64 << 10
+MAX_FORM_BYTES = 64 << 10
+"""About how long a form is beside its file."""
+SILENCE_S = 120
+"""How long a client may send nothing before it counts as gone."""
+SHOWN_BY_BROWSERS = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
+"""Types that cannot act on this origin when a browser opens them; all others, HTML and SVG too,
+are downloads."""
+DOWNLOAD_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "sandbox; default-src 'none'",
+    "Referrer-Policy": "no-referrer",  # a link is all that it takes to open a file
+    "Cache-Control": "private, max-age=3600",
+}
 
 
 @router.post("/v1/files")
@@ -31,20 +54,20 @@ async def create_file(request: Request) -> Response:
     authorize(request)
     store, limits = services(request).store, services(request).file_limits
     async with store.blobs.new() as writer:
-        form = await upload_form(request, writer)
+        form = await read_upload(request, writer)
         asked_purpose, asked_s = purpose(form.fields), expires_after_s(form.fields)
         if form.filename is None:
-            raise missing("file")
+            raise missing(FILE_FIELD)
         upload = await store.uploads.add(
             owner(request),
             await writer.keep(),
-            filename=form.filename or UNNAMED,
+            filename=form.filename or DEFAULT_FILENAME,
             purpose=asked_purpose,
             mime_type=type_of(form.filename),
             expires_at=lambda created_at: limits.expiry(created_at, asked_s),
             quota=limits.quota_mib << 20,
         )
-    return JSON(upload_object(upload))
+    return JSONResponse(upload_object(upload))
 
 
 @router.get("/v1/files")
@@ -53,13 +76,13 @@ async def list_files(request: Request) -> Response:
     asked = page(request.query_params, FILES)
     uploads = services(request).store.uploads
     found = await uploads.page(owner(request), asked, request.query_params.get("purpose"))
-    return JSON(listing([upload_object(upload) for upload in found.items], found.has_more))
+    return JSONResponse(listing([upload_object(upload) for upload in found.items], found.has_more))
 
 
 @router.get("/v1/files/{file_id}")
 async def retrieve_file(request: Request, file_id: str) -> Response:
     authorize(request)
-    return JSON(upload_object(await owned_upload(request, file_id)))
+    return JSONResponse(upload_object(await owned_upload(request, file_id)))
 
 
 @router.delete("/v1/files/{file_id}")
@@ -67,7 +90,7 @@ async def delete_file(request: Request, file_id: str) -> Response:
     authorize(request)
     if not await services(request).store.uploads.delete(owner(request), file_id):
         raise no_such_file(file_id)
-    return JSON(deleted(file_id, "file"))
+    return JSONResponse(deleted(file_id, "file"))
 
 
 @router.get("/v1/files/{file_id}/content")
@@ -75,4 +98,225 @@ async def file_content(request: Request, file_id: str) -> Response:
     authorize(request)
     upload = await owned_upload(request, file_id)
     path = services(request).store.blobs.path(upload.blob)
-    return download(StoredFile(path, upload.filename, upload.mime_type))
+    return file_response(StoredFile(path, upload.filename, upload.mime_type))
+
+
+async def owned_upload(request: Request, file_id: str, param: str = "id") -> StoredUpload:
+    """Return the client's upload. Raises NotFoundError."""
+    upload = await services(request).store.uploads.get(owner(request), file_id)
+    if upload is None:
+        raise no_such_file(file_id, param)
+    return upload
+
+
+async def put_upload(request: Request, container_id: str, upload: StoredUpload) -> ContainerFile:
+    """Put a copy of an upload into a container. Raises NotFoundError, QuotaError."""
+    store, limits = services(request).store, services(request).file_limits
+    try:
+        blob = await store.blobs.copy(Blob(upload.blob, upload.bytes, upload.sha256))
+    except FileNotFoundError as error:  # it was deleted since it was found
+        raise no_such_file(upload.id) from error
+    return await store.container_files.put(
+        owner(request),
+        container_id,
+        blob,
+        filename=upload.filename,
+        mime_type=upload.mime_type,
+        quota=limits.quota_mib << 20,
+    )
+
+
+async def read_upload(request: Request, writer: BlobWriter) -> "Form":
+    """Read a form whose file goes to the writer, if the client's quota has room for it. Raises
+    ProxyError."""
+    store, limits = services(request).store, services(request).file_limits
+
+    async def admit(size: int) -> None:
+        await store.require_room(owner(request), size, limits.quota_mib << 20)
+
+    return await _read_form(request, writer, max_mib=limits.max_file_mib, admit=admit)
+
+
+def no_such_file(file_id: str, param: str = "id") -> NotFoundError:
+    """Return the error for an upload that the client does not have."""
+    return NotFoundError(f"No such File object: {file_id}", param=param)
+
+
+def file_response(file: StoredFile) -> FileResponse:
+    """Return a file, shown in the browser where that is harmless."""
+    shown = file.mime_type in SHOWN_BY_BROWSERS
+    return FileResponse(
+        file.path,
+        media_type=file.mime_type,
+        filename=shown_name(file.filename),
+        content_disposition_type="inline" if shown else "attachment",
+        headers=DOWNLOAD_HEADERS,
+    )
+
+
+def zip_response(pieces: Iterator[bytes], filename: str) -> StreamingResponse:
+    """Return an archive that is made while it is sent."""
+    disposition = f'attachment; filename="{filename}"'
+    headers = {**DOWNLOAD_HEADERS, "Content-Disposition": disposition}
+    return StreamingResponse(pieces, media_type="application/zip", headers=headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A multipart form without the content of its file."""
+
+    fields: Mapping[str, str]
+    filename: str | None
+    """None if the form has no file."""
+
+
+async def _read_form(
+    request: Request,
+    writer: BlobWriter,
+    *,
+    max_mib: int,
+    admit: Callable[[int], Awaitable[None]],
+) -> Form:
+    """Read the body; the file in it goes to the writer. `admit` is called with the file's least
+    size before anything is written. Raises what `admit` raises, BadRequestError, and
+    FileTooLargeError."""
+    parts = _FormParts()
+    parser = _parser(request, parts)
+    stream = request.stream()
+    room = max_mib << 20
+    try:
+        await admit(_file_bytes(request, room))
+        while piece := await _next(stream):
+            parser.write(piece)
+            for data in parts.take():
+                room -= len(data)
+                if room < 0:
+                    raise FileTooLargeError(
+                        f"The file is larger than {max_mib} MiB, the most that is allowed.",
+                        param=FILE_FIELD,
+                    )
+                await writer.take(data)
+    except (ProxyError, FormParserError) as error:
+        await _discard(stream, max_mib << 20)
+        if isinstance(error, ProxyError):
+            raise
+        raise BadRequestError(f"The form cannot be read: {error}.") from error
+    if not parts.complete:
+        raise BadRequestError("The form cannot be read: it ends before its last part does.")
+    return Form(parts.fields, parts.filename)
+
+
+def _file_bytes(request: Request, most: int) -> int:
+    """Return the least size of the file by the request's Content-Length; 0 if the file may be
+    larger than allowed, so that the error is about that."""
+    said = request.headers.get("content-length", "")
+    length = int(said) if said.isdecimal() else 0
+    return max(0, length - MAX_FORM_BYTES) if length <= most else 0
+
+
+def _parser(request: Request, parts: "_FormParts") -> MultipartParser:
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind != b"multipart/form-data":
+        raise BadRequestError(
+            f"Unsupported content type: {kind.decode(errors='replace')!r}. This API method takes"
+            " 'multipart/form-data'.",
+            code="unsupported_content_type",
+        )
+    try:
+        return MultipartParser(
+            options[b"boundary"],
+            {
+                "on_part_begin": parts.begin,
+                "on_header_field": parts.header_name,
+                "on_header_value": parts.header_value,
+                "on_header_end": parts.header_end,
+                "on_headers_finished": parts.headers_finished,
+                "on_part_data": parts.data,
+                "on_end": parts.end,
+            },
+        )
+    except (KeyError, FormParserError) as error:
+        raise BadRequestError("The form cannot be read: its boundary is missing or bad.") from error
+
+
+async def _next(stream: AsyncGenerator[bytes, None]) -> bytes:
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            return await anext(stream, b"")
+    except TimeoutError as error:
+        raise ProxyError(
+            f"Nothing came for {SILENCE_S} s.",
+            status=408,
+            type="invalid_request_error",
+            code="request_timeout",
+        ) from error
+
+
+async def _discard(stream: AsyncGenerator[bytes, None], most: int) -> None:
+    """Read on for a while: a client that is still sending would not read the response."""
+    while most > 0 and (piece := await _next(stream)):
+        most -= len(piece)
+
+
+class _FormParts:
+    """The parser's callbacks: keeps small fields in memory, and the file until `take`."""
+
+    def __init__(self) -> None:
+        self.filename: str | None = None
+        self.complete = False
+        self._fields: dict[str, bytearray] = {}
+        self._pending: list[bytes] = []
+        self._name = ""
+        self._is_file = False
+        self._header = self._value = self._disposition = b""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return {name: value.decode(errors="replace") for name, value in self._fields.items()}
+
+    def begin(self) -> None:
+        self._disposition = b""
+
+    def header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header = self._value = b""
+
+    def headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._name = options.get(b"name", b"").decode(errors="replace")
+        filename = options.get(b"filename")
+        self._is_file = filename is not None
+        if filename is None:
+            if len(self._fields) >= MAX_FIELDS:
+                raise BadRequestError(f"The form has more than {MAX_FIELDS} fields.")
+            self._fields[self._name] = bytearray()
+        elif self._name != FILE_FIELD or self.filename is not None:
+            raise BadRequestError(
+                f"Unexpected file {self._name!r}: one is taken, as 'file'.", param=self._name
+            )
+        else:
+            self.filename = filename.decode(errors="replace")
+
+    def data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_file:
+            self._pending.append(data[start:end])
+            return
+        value = self._fields[self._name]
+        value += data[start:end]
+        if len(value) > MAX_FIELD_BYTES:
+            raise BadRequestError(f"The field {self._name!r} is too long.", param=self._name)
+
+    def end(self) -> None:
+        self.complete = True
+
+    def take(self) -> list[bytes]:
+        """Return the pieces of the file that arrived since the last call."""
+        pending, self._pending = self._pending, []
+        return pending

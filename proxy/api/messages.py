@@ -1,5 +1,6 @@
-"""POST /v1/messages: Anthropic's dialect."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,29 +12,43 @@ from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import suited_to_messages
+from proxy.agent.model import Passage, Passing
 from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
 from proxy.api.claims import claim, deadline_s, status_hold
-from proxy.api.connection import model_request, services
-from proxy.api.passing import pass_plain
+from proxy.api.dependencies import (
+    JSONResponse,
+    model,
+    read_model_request,
+    services,
+    while_connected,
+)
+from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.tasks import task_of
-from proxy.api.ways import Way, way_of
-from proxy.errors import ProxyError, request_id
-from proxy.wire.messages_request import AsChat, as_chat
+from proxy.api.upstream_relay import forward_json
+from proxy.errors import NotFoundError, ProxyError, request_id
+from proxy.models.openai_http import MAX_TOKENIZED_BYTES, NOT_THERE, TOKENIZE_PATH, count_in
+from proxy.models.relay import read_at_most
+from proxy.wire.messages_request import AsChat, as_chat, as_chat_to_count, to_be_counted
 from proxy.wire.messages_response import Shown, StreamedMessage, WholeMessage
 from proxy.wire.terms import read_terms, steps_asked
 
 router = APIRouter()
 
+COUNT_PATH = "/v1/messages/count_tokens"
+_BODY_HEADERS = ("accept-encoding", "content-encoding", "content-length")
+"""Headers that belong to one body, and are not passed on with another."""
+_PROMPT_PARTS = ("text", "image_url")
+"""The parts of a message that go to the model itself."""
 PING = ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
 
 
 @router.route("/v1/messages", methods=["POST"])  # see proxy.api.chat
 async def create_message(request: Request) -> Response:
-    written, body = await model_request(request)
+    written, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
-        way = way_of(request, body)
-        return await pass_plain(request, body, way.profile.per_day.of_model_calls)
+        decision = resolve_route(request, body)
+        return await forward_json(request, body, decision.profile.per_day.of_model_calls)
     return await _run(request, written, body, as_chat(body))
 
 
@@ -42,22 +57,22 @@ async def _run(
 ) -> Response:
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
     terms = read_terms(asked.chat, request.headers)
-    way = way_of(request, asked.chat)
-    shown = _shown(request, body, asked, way)
+    decision = resolve_route(request, asked.chat)
+    shown = _shown(request, body, asked, decision)
     claimed = claim(request, asked.chat, terms, written)
     by_s, hold = deadline_s(request, terms, claimed), status_hold(request, terms, claimed)
 
     async def make_task(run_id: str) -> Task:
         try:
             task = await task_of(
-                request, asked.chat, way, run_id=run_id, deadline_s=by_s, hold=hold
+                request, asked.chat, decision, run_id=run_id, deadline_s=by_s, hold=hold
             )
         except ProxyError as error:
             raise asked.in_own_words(error) from error
         if task.alone or not asked.code_execution:
             return task
         first = "required" if asked.tool_first else task.tool_choice
-        # Who asks for a computer is told its name, and comes back with that.
+        # A client that asks for a sandbox is told its id, and names it in its next request.
         return replace(task, tool_choice=first, leaves=task.leaves or task.parks)
 
     listener = await services(request).runs.enter(claimed, make_task)
@@ -66,21 +81,77 @@ async def _run(
     else:
         frames = StreamedMessage(listener.run.id, shown)
         response = await streamed(request, listener, frames, terms, hold, alive=PING)
-    response.headers.update({"request-id": request_id(listener.run.id), **way.headers})
+    response.headers.update({"request-id": request_id(listener.run.id), **decision.headers})
     return response
 
 
-def _shown(request: Request, body: Mapping[str, Any], asked: AsChat, way: Way) -> Shown:
+def _shown(
+    request: Request, body: Mapping[str, Any], asked: AsChat, decision: RoutingDecision
+) -> Shown:
     steps = steps_asked(body, request.headers) or suited_to_messages(
         services(request).steps,
         code_execution=asked.code_execution,
         thinking=asked.thinking,
     )
-    has_container = asked.code_execution and not way.is_plain
+    has_container = asked.code_execution and not decision.is_passthrough
     return Shown(
         model=body["model"],
         steps=steps,
         thinking=asked.thinking or steps == "reasoning",
         stop_sequences=asked.stop_sequences,
         container_expires=services(request).files.link_expiry() if has_container else None,
+    )
+
+
+@router.route(COUNT_PATH, methods=["POST"])  # see proxy.api.chat
+async def count_tokens(request: Request) -> Response:
+    """Have the backend count the tokens of a request, which alone knows how."""
+    _, body = await read_model_request(request)
+    if body["model"].endswith(PLAIN_SUFFIX):
+        return await forward_json(request, body)
+    asked = as_chat_to_count(body)
+    passage = model(request).passage
+    if passage is None:
+        raise _not_countable()
+    return await while_connected(request, _count(passage, request, body, asked))
+
+
+async def _count(
+    passage: Passage, request: Request, body: Mapping[str, Any], asked: AsChat
+) -> Response:
+    counted = await _post(passage, request, COUNT_PATH, to_be_counted(body, asked))
+    if counted.status_code not in NOT_THERE:
+        return counted
+    words = {name: asked.chat[name] for name in ("model", "tools") if name in asked.chat}
+    words["messages"] = [_without_files(message) for message in asked.chat["messages"]]
+    tokenized = await _post(passage, request, TOKENIZE_PATH, words)
+    count = count_in(bytes(tokenized.body)) if tokenized.status_code == 200 else None
+    if count is None:
+        raise _not_countable()
+    return JSONResponse({"input_tokens": count})
+
+
+async def _post(passage: Passage, request: Request, path: str, body: Mapping[str, Any]) -> Response:
+    kept = {name: value for name, value in request.headers.items() if name not in _BODY_HEADERS}
+    headers = {**kept, "content-type": "application/json"}
+    passing = Passing("POST", path, headers, json.dumps(body).encode())
+    answer = await passage.pass_on(passing)
+    read = await read_at_most(answer.body, MAX_TOKENIZED_BYTES)
+    if read is None:
+        raise _not_countable()
+    return Response(read, answer.status, answer.headers)
+
+
+def _without_files(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message as no tokenizer refuses it: files are in the sandbox."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [part for part in content if part["type"] in _PROMPT_PARTS]}
+
+
+def _not_countable() -> NotFoundError:
+    return NotFoundError(
+        "Tokens cannot be counted: the backend has neither /v1/messages/count_tokens nor a"
+        " /tokenize that takes these messages."
     )

@@ -1,6 +1,11 @@
-"""Every path that is not ours: the backend's, its bytes passed on both ways."""
+"""What is passed on to the backend beside chat completions: every path that is not served here, by
+the rules of `backend.passthrough`, and the Responses API of `:plain` models, whose responses the
+backend keeps and each client may only use its own of."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial, wraps
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -12,44 +17,66 @@ from starlette.types import Receive, Scope, Send
 from policies.budgets import DailyBudget
 from policies.json_bounds import decoded, encoded
 from policies.passthrough import Way, goes_on_from_responses, is_stateless, way
-from policies.routing import plain_name
-from proxy.agent.model import Passage
-from proxy.api.body_stream import BodyStream
-from proxy.api.connection import authorize, services
-from proxy.api.json_response import JSON
-from proxy.api.passing import pass_on, passage_of, written_path
-from proxy.api.plain_responses import require_own
-from proxy.api.private_urls import URLScan, refuse_private_urls, unchecked
+from policies.routing import PLAIN_SUFFIX, plain_name
+from proxy.agent.model import Passage, Relayed, RelayedBody
+from proxy.api.dependencies import (
+    JSONResponse,
+    authorize,
+    credentials,
+    owner,
+    services,
+    wait_for_disconnect,
+)
+from proxy.api.upstream_relay import (
+    RequestBodyStream,
+    URLScanner,
+    forward,
+    forward_json,
+    refuse_private_urls,
+    strip_plain_suffix,
+    uncheckable_error,
+    upstream_of,
+    written_path,
+)
 from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
-from proxy.wire.plain import plain_fields
+from proxy.store.responses import ResponseShelf
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 """Not TRACE: it would tell the client the backend's key."""
+MAX_SEARCHED_BYTES = 64 << 10
+"""How much of a response is searched for its id, which stands at its beginning."""
+_ID = re.compile(rb'"id"\s*:\s*"(resp[\w.+/=-]{1,1000})"')
+"""A response's id. Proxies before a backend put more into it, in base64."""
+
+Handler = Callable[[Request, str], Awaitable[Response]]
+_NAMING = frozenset({"id", "type"})
+"""An item with no other fields refers to the one that the backend keeps under that id."""
+_REFERENCE = "item_reference"
 
 
-async def unmatched(scope: Scope, receive: Receive, send: Send) -> None:
-    """What no route has taken."""
-    if scope["type"] == "websocket" or _asks_for_one(scope):
+async def forward_unmatched(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request that no route matches."""
+    if scope["type"] == "websocket" or _is_upgrade(scope):
         error = BadRequestError("WebSockets are not served here.", code="unsupported_protocol")
-        await JSON(error.body(), status_code=error.status)(scope, receive, send)
+        await JSONResponse(error.body(), status_code=error.status)(scope, receive, send)
         return
     request = Request(scope, receive)
     response = await _answer(request)
     await response(scope, receive, send)
 
 
-def _asks_for_one(scope: Scope) -> bool:
+def _is_upgrade(scope: Scope) -> bool:
     return Headers(scope=scope).get("upgrade", "").lower() == "websocket"
 
 
 async def _answer(request: Request) -> Response:
     key = authorize(request)
     where = way(written_path(request))
-    passage = _passage(request, where)
-    stream = BodyStream(request)
+    upstream = _upstream(request, where)
+    stream = RequestBodyStream(request)
     body = await _body(request, stream)
     fields = _fields(body)
-    plain = plain_fields(fields)
+    plain = _plain_fields(fields)
     if where == "plain only" and plain is None:
         raise NotFoundError(
             f"{request.method} {request.url.path} is not served with a sandbox: name the model"
@@ -57,7 +84,7 @@ async def _answer(request: Request) -> Response:
             code="unknown_url",
         )
     _require_stateless(request)
-    await _require_own(request, body, fields)
+    await _require_owned(request, body, fields)
     asks_a_model = request.method == "POST"
     profile = services(request).profiles.of(key, _model(plain or fields), None, {})
     if asks_a_model and profile.computer == "always":
@@ -69,12 +96,12 @@ async def _answer(request: Request) -> Response:
     day = profile.per_day.of_model_calls if asks_a_model else DailyBudget()
     await refuse_private_urls(request, plain or fields)
     written = body if plain is None else encoded(plain)
-    return await pass_on(request, passage, written, stream.left, day)
+    return await forward(request, upstream, written, stream.wait_for_disconnect, day)
 
 
-def _fields(body: bytes | BodyStream | None) -> dict[str, Any]:
-    """Return a body's fields; none of what is no JSON object, or too long to be read. Raises
-    BadRequestError for what is no JSON: a backend may read it more kindly."""
+def _fields(body: bytes | RequestBodyStream | None) -> dict[str, Any]:
+    """Return a body's fields; none if it is no JSON object, or too long to be read. Raises
+    BadRequestError for invalid JSON, which a backend might still accept."""
     if not body or not isinstance(body, bytes):
         return {}
     try:
@@ -90,8 +117,8 @@ def _model(fields: Mapping[str, Any]) -> str:
     return plain_name(model) if isinstance(model, str) else ""
 
 
-def _passage(request: Request, where: Way) -> Passage:
-    """The way to the backend, if it is open for this request. Raises ProxyError."""
+def _upstream(request: Request, where: Way) -> Passage:
+    """Return the backend's server, if this request may be passed on to it. Raises ProxyError."""
     named = f"{request.method} {request.url.path}"
     if request.method not in METHODS:
         raise HTTPException(405, headers={"Allow": ", ".join(METHODS)})
@@ -106,11 +133,11 @@ def _passage(request: Request, where: Way) -> Passage:
         )
     if where == "ours":
         raise HTTPException(404)
-    return passage_of(request)
+    return upstream_of(request)
 
 
 def _require_stateless(request: Request) -> None:
-    """Raise ProxyError where the backend may keep something, and clients would share it."""
+    """Raise ProxyError if the backend may keep something, which all clients would share."""
     if services(request).passthrough == "all" or is_stateless(
         request.method, written_path(request)
     ):
@@ -125,23 +152,23 @@ def _require_stateless(request: Request) -> None:
     )
 
 
-async def _require_own(
-    request: Request, body: bytes | BodyStream | None, fields: Mapping[str, Any]
+async def _require_owned(
+    request: Request, body: bytes | RequestBodyStream | None, fields: Mapping[str, Any]
 ) -> None:
-    """Raise ProxyError where the request goes on from what the backend keeps for others, or where
-    nobody can tell."""
+    """Raise ProxyError if the request continues what the backend keeps for another client, or if
+    the body is too long to tell."""
     if services(request).passthrough == "all" or not goes_on_from_responses(written_path(request)):
         return
-    if isinstance(body, BodyStream):
+    if isinstance(body, RequestBodyStream):
         raise BadRequestError(
             "The request body cannot be checked for responses of other clients: send less, as"
             " application/json and not compressed."
         )
-    await require_own(request, fields)
+    await require_owned_by_client(request, fields)
 
 
-async def _body(request: Request, stream: BodyStream) -> bytes | BodyStream | None:
-    """The body, read where it may name a model; else as it comes."""
+async def _body(request: Request, stream: RequestBodyStream) -> bytes | RequestBodyStream | None:
+    """Return the body, whole if it may name a model, else as a stream, or None without one."""
     headers = request.headers
     if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
         await stream.read(0)
@@ -154,6 +181,132 @@ async def _body(request: Request, stream: BodyStream) -> bytes | BodyStream | No
     # A form has its fields apart: none of them is a part of a message.
     if not kind.startswith("multipart/form-data") and not services(request).inputs.backend_fetches:
         if is_compressed:
-            raise unchecked("is compressed")
-        stream.check_with(URLScan().check)
+            raise uncheckable_error("is compressed")
+        stream.check_with(URLScanner().check)
     return stream
+
+
+def _plain_fields(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a body's fields as the backend knows them if its model is a `:plain` one, or None."""
+    model = fields.get("model")
+    if not isinstance(model, str) or not model.endswith(PLAIN_SUFFIX):
+        return None
+    return strip_plain_suffix(fields, plain_name(model))
+
+
+async def forward_response(
+    request: Request, asked: Mapping[str, Any], day: DailyBudget
+) -> Response:
+    """Pass on a request for a response, and record its id as the client's. Raises as
+    `require_owned_by_client` and `forward_json` do."""
+    await require_owned_by_client(request, asked)
+    shelf, whose = services(request).store.responses, owner(request)
+    if asked.get("store") is False:
+        return await forward_json(request, asked, day)
+    return await forward_json(request, asked, day, partial(_record_id, shelf, whose))
+
+
+async def require_owned_by_client(request: Request, asked: Mapping[str, Any]) -> None:
+    """Raise NotFoundError for a request that continues what the backend may keep for another
+    client."""
+    if credentials(request) is not None:
+        return  # the backend itself knows whose it is
+    before = asked.get("previous_response_id")
+    shelf = services(request).store.responses
+    if before and not await shelf.is_the_backends(owner(request), str(before)):
+        raise NotFoundError(
+            f"Previous response with id {str(before)!r} not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    if not services(request).keyring.has_many or services(request).passthrough == "all":
+        return
+    if named := _stored_state_reference(asked):
+        raise NotFoundError(
+            f"Invalid '{named}': what the backend keeps cannot be named here, because the backend"
+            " does not tell one client of this server from another. Send the items themselves, or"
+            " previous_response_id. The operator allows it with backend.passthrough: all.",
+            param=named,
+        )
+
+
+def or_upstream(handler: Handler) -> Handler:
+    """Pass a request on if `handler` does not find the response and the backend keeps it for the
+    client."""
+
+    @wraps(handler)
+    async def answered(request: Request, response_id: str) -> Response:
+        try:
+            return await handler(request, response_id)
+        except NotFoundError:
+            shelf = services(request).store.responses
+            if not await shelf.is_the_backends(owner(request), response_id):
+                raise
+        return await forward(
+            request, upstream_of(request), None, partial(wait_for_disconnect, request)
+        )
+
+    return answered
+
+
+def _record_id(shelf: ResponseShelf, whose: str, relayed: Relayed) -> Relayed:
+    if relayed.status >= 400:
+        return relayed
+    return replace(relayed, body=_IdRecorder(relayed.body, partial(shelf.note_the_backends, whose)))
+
+
+class _IdRecorder:
+    """A response body that is searched for the response's id, which is recorded as the client's
+    before the client receives it."""
+
+    def __init__(self, body: RelayedBody, note: Callable[[str], Awaitable[None]]) -> None:
+        self._body = body
+        self._pieces: AsyncIterator[bytes] = aiter(body)
+        self._note = note
+        self._searched = b""
+        self._is_done = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = await anext(self._pieces)
+        if not self._is_done:
+            self._searched += piece
+            found = _ID.search(self._searched)
+            self._is_done = bool(found) or len(self._searched) > MAX_SEARCHED_BYTES
+            if found:
+                await self._note(found[1].decode())
+        return piece
+
+    async def aclose(self) -> None:
+        """See RelayedBody."""
+        await self._body.aclose()
+
+
+def _stored_state_reference(fields: Mapping[str, Any]) -> str | None:
+    """Return the first field of a Responses API request that names a conversation, an item or a
+    container which the backend keeps, or None."""
+    if fields.get("conversation"):
+        return "conversation"
+    items, tools = fields.get("input"), fields.get("tools")
+    if isinstance(items, list):
+        for index, item in enumerate(items):
+            if isinstance(item, dict) and _names_item(item):
+                return f"input[{index}]"
+    if isinstance(tools, list):
+        for index, tool in enumerate(tools):
+            if isinstance(tool, dict) and _names_container(tool):
+                return f"tools[{index}]"
+    return None
+
+
+def _names_item(item: Mapping[str, Any]) -> bool:
+    return item.get("type") == _REFERENCE or ("id" in item and _NAMING.issuperset(item))
+
+
+def _names_container(tool: Mapping[str, Any]) -> bool:
+    environment = tool.get("environment")
+    if isinstance(environment, dict) and environment.get("container_id"):
+        return True
+    return isinstance(tool.get("container"), str)

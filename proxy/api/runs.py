@@ -9,8 +9,7 @@ from starlette.requests import Request
 from policies.steps import suited
 from proxy.agent.events import Event
 from proxy.agent.result import Result
-from proxy.api.connection import authorize, owner, services
-from proxy.api.json_response import JSON
+from proxy.api.dependencies import JSONResponse, authorize, owner, services
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.event_log import Record
 from proxy.runs.run import Head
@@ -21,23 +20,23 @@ router = APIRouter()
 
 
 @router.get("/v1/runs/{run_id}")
-async def retrieve_run(request: Request, run_id: str) -> JSON:
+async def retrieve_run(request: Request, run_id: str) -> JSONResponse:
     authorize(request)
-    return JSON(_shown(request, *await _found(request, run_id)))
+    return JSONResponse(_shown(request, *await _found(request, run_id)))
 
 
 @router.delete("/v1/runs/{run_id}")
-async def cancel_run(request: Request, run_id: str) -> JSON:
+async def cancel_run(request: Request, run_id: str) -> JSONResponse:
     authorize(request)
     if run := services(request).runs.get(owner(request), run_id):
         if run.status == "running":
             run.cancel("it was cancelled")
             await run.ended()
-        return JSON(_shown(request, run.head, run.record()))  # it may be forgotten by now
+        return JSONResponse(_shown(request, run.head, run.record()))  # it may be forgotten by now
     known, record = await _found(request, run_id)
     if record.status == "running":
         raise RunElsewhereError
-    return JSON(_shown(request, known, record))
+    return JSONResponse(_shown(request, known, record))
 
 
 async def _found(request: Request, run_id: str) -> tuple[Head, Record]:

@@ -1,4 +1,10 @@
-"""/v1/responses/{id}: what is kept of a response, and one in the background while it is made."""
+"""Responses that are kept: the routes of /v1/responses/{id}, the events of one in the background,
+and what a new request continues, by previous_response_id, conversation or item references."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -7,23 +13,30 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from proxy.api.connection import owner, services
-from proxy.api.json_response import JSON
-from proxy.api.plain_responses import or_the_backends
-from proxy.api.said_before import is_at_work, run_of
-from proxy.api.told_again import found, shown, streamed_again
-from proxy.errors import BadRequestError, RunElsewhereError
+from policies.sessions import GoesOn, Session, container_named
+from proxy.api.answering import headers, replayed
+from proxy.api.dependencies import JSONResponse, authorize, note_run, owner, services
+from proxy.api.passthrough import or_upstream
+from proxy.api.response_recorder import KeptResponse
+from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
+from proxy.runs.recording import Recording
+from proxy.runs.run import Listener, Run
 from proxy.store.database import part
-from proxy.wire.resources import CONTAINERS, listing, page
-from proxy.wire.responses_response import run_id
-from proxy.wire.responses_shapes import INCLUDES
+from proxy.store.records import StoredResponse
+from proxy.wire.resources import CONTAINERS, integer_param, listing, page
+from proxy.wire.responses_response import failed, response_id, run_id
+from proxy.wire.responses_shapes import INCLUDES, item_type
 from proxy.wire.validation import array, one_of
 
 PATH = "/v1/responses/{response_id}"
+MAX_SEQUENCE = 2**53
+LOST = "[A file that was given here was deleted since, or has expired.]"
+"""Stands in an item in the place of a file that is no longer kept."""
+Item = Mapping[str, Any]
 
 
 class _Route(APIRoute):
-    """One that leaves /v1/responses/input_tokens and the like, which are no ids, to the backend."""
+    """Leaves POST /v1/responses/input_tokens and the like, which are no ids, to the backend."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
@@ -35,54 +48,273 @@ router = APIRouter(route_class=_Route)
 
 
 @router.get(PATH)
-@or_the_backends
+@or_upstream
 async def retrieve_response(request: Request, response_id: str) -> Response:
-    stored = await found(request, response_id)
+    stored = await get_stored(request, response_id)
     _check_include(request)
     if request.query_params.get("stream") == "true":
-        return await streamed_again(request, stored)
-    return JSON(await shown(request, stored))
+        return await replay_stream(request, stored)
+    return JSONResponse(await current_response(request, stored))
 
 
 @router.delete(PATH)
-@or_the_backends
+@or_upstream
 async def delete_response(request: Request, response_id: str) -> Response:
-    stored = await found(request, response_id)
+    stored = await get_stored(request, response_id)
     await services(request).store.responses.delete(owner(request), response_id)
     run = run_of(request, response_id)
     if run and stored.record["background"]:
         run.cancel("it was deleted")
         await run.ended()
     await services(request).runs.forget(owner(request), run_id(response_id))
-    return JSON({"id": response_id, "object": "response", "deleted": True})
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.post(PATH + "/cancel")
-@or_the_backends
+@or_upstream
 async def cancel_response(request: Request, response_id: str) -> Response:
-    stored = await found(request, response_id)
+    stored = await get_stored(request, response_id)
     if not stored.record["background"]:
         raise BadRequestError("Cannot cancel a synchronous response.", param="response_id")
     if run := run_of(request, response_id):
         run.cancel("it was cancelled")
         await run.ended()
-    elif await is_at_work(request, stored):
+    elif await is_running(request, stored):
         raise RunElsewhereError
-    return JSON(await shown(request, await found(request, response_id)))
+    return JSONResponse(await current_response(request, await get_stored(request, response_id)))
 
 
 @router.get(PATH + "/input_items")
-@or_the_backends
+@or_upstream
 async def list_input_items(request: Request, response_id: str) -> Response:
-    await found(request, response_id)
+    await get_stored(request, response_id)
     _check_include(request)
     chain = await services(request).store.responses.chain(owner(request), response_id)
     items = chain.inputs if chain else ()
     few = part(items, page(request.query_params, CONTAINERS))
-    return JSON(listing(few.items, few.has_more))
+    return JSONResponse(listing(few.items, few.has_more))
 
 
 def _check_include(request: Request) -> None:
-    """All that is there is always shown; what is no such thing is refused."""
+    """Refuse an unknown name; what the known ones ask for is always included."""
     for name in ("include", "include[]"):  # the latter is how the SDKs write a list
         array(one_of(*INCLUDES))(request.query_params.getlist(name), "include")
+
+
+async def get_stored(request: Request, response_id: str) -> StoredResponse:
+    """Return the client's response. Raises UnauthorizedError, NotFoundError."""
+    authorize(request)
+    stored = await services(request).store.responses.get(owner(request), response_id)
+    if stored is None:
+        raise NotFoundError(f"Response with id '{response_id}' not found.", param="response_id")
+    return stored
+
+
+async def current_response(request: Request, stored: StoredResponse) -> Mapping[str, Any]:
+    """Return OpenAI's response object, as it stands now."""
+    if stored.worker is None or await is_running(request, stored):
+        return stored.record
+    # It may have ended since it was looked up.
+    now = await get_stored(request, stored.id)
+    return failed(now.record, RunLostError(), []) if now.worker else now.record
+
+
+async def in_background(request: Request, listener: Listener, *, stream: bool) -> Response:
+    """Return what a client gets at once of a response in the background. Leaves the listener."""
+    note_run(request, listener.run.id)
+    with listener:
+        stored = await get_stored(request, response_id(listener.run.id))
+        # The client has its response: a later request with the same body is a new one.
+        listener.run.heard_out |= not await request.is_disconnected()
+    if stream:
+        return await replay_stream(request, stored)
+    response = await current_response(request, stored)
+    if response["status"] == "in_progress":
+        response = {**response, "status": "queued"}
+    return JSONResponse(response, headers=headers(listener.run.id, stored.session))
+
+
+async def replay_stream(request: Request, stored: StoredResponse) -> Response:
+    """Send a response's events from the beginning, or after the one that the request names."""
+    recording = await _recording(request, stored)
+    number = request.query_params.get("starting_after")
+    after = integer_param(number, "starting_after", least=0, most=MAX_SEQUENCE)
+    first = 0 if after is None else after + 1
+    if first < recording.first:
+        raise BadRequestError(
+            f"Events before number {recording.first} are kept no more.",
+            param="starting_after",
+            code="integer_below_min_value",
+        )
+    names = headers(run_id(stored.id), stored.session)
+    return replayed(request, names, _frames(recording, first))
+
+
+async def _recording(request: Request, stored: StoredResponse) -> Recording:
+    run = run_of(request, stored.id)
+    if run and isinstance(run.witness, KeptResponse) and run.witness.frames:
+        return run.witness.frames
+    if frames := await services(request).store.responses.frames(owner(request), stored.id):
+        return await asyncio.to_thread(Recording.from_json, frames)
+    if stored.record["background"] and await is_running(request, stored):
+        raise RunElsewhereError
+    raise BadRequestError(
+        "This response cannot be streamed: only one that was made in the background, to its end,"
+        " can be.",
+        param="stream",
+        code="invalid_value",
+    )
+
+
+async def _frames(recording: Recording, first: int) -> AsyncIterator[bytes]:
+    """Yield the frames from number `first` on, until the response has ended."""
+    while frames := await recording.since(first):
+        first = max(first, recording.first) + len(frames)
+        yield "".join(frames).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousContext:
+    """What a request continues: the items before its own, and the files that belong to them."""
+
+    items: Sequence[Item] = ()
+    follows: GoesOn | None = None
+    previous_id: str | None = None
+    chain: Sequence[str] = ()
+    """The ids of the responses that the request continues, latest first."""
+    conversation_id: str | None = None
+    seen_seq: int | None = None
+    """The sequence number of the conversation's last item."""
+
+
+async def previous_context(request: Request, body: Mapping[str, Any]) -> PreviousContext:
+    """Return the context that a request names. A value of the wrong type is ignored here, and
+    refused when all fields are checked.
+
+    Raises BadRequestError, NotFoundError.
+    """
+    previous_id, conversation = body.get("previous_response_id"), body.get("conversation")
+    if previous_id is not None and conversation is not None:
+        raise BadRequestError(
+            "Mutually exclusive parameters: 'previous_response_id' and 'conversation'. Ensure you"
+            " are only providing one of them.",
+            param="previous_response_id",
+            code="mutually_exclusive_parameters",
+        )
+    if isinstance(previous_id, str):
+        return await _previous(request, previous_id)
+    named = conversation.get("id") if isinstance(conversation, dict) else conversation
+    if isinstance(named, str):
+        return await _conversation(request, named)
+    return PreviousContext()
+
+
+async def resolve_references(request: Request, given: Sequence[Any]) -> list[Any]:
+    """Return the items, with each reference replaced by its item if that is found."""
+    ids = [item["id"] for item in given if is_reference(item)]
+    found = await services(request).store.responses.items(owner(request), ids) if ids else {}
+    found = dict(
+        zip(found, await _without_missing_files(request, list(found.values())), strict=True)
+    )
+    return [dict(found.get(item["id"], item)) if is_reference(item) else item for item in given]
+
+
+def no_such_conversation(conversation_id: str) -> NotFoundError:
+    """Return the error for a conversation that the client does not have."""
+    words = f"Conversation with id '{conversation_id}' not found."
+    return NotFoundError(words, param="conversation_id")
+
+
+async def _previous(request: Request, response_id: str) -> PreviousContext:
+    shelf = services(request).store.responses
+    chain = await shelf.chain(owner(request), response_id)
+    if chain and chain.latest.worker and not await is_running(request, chain.latest):
+        chain = await shelf.chain(owner(request), response_id)  # it may just have ended
+    if chain is None:
+        raise BadRequestError(
+            f"Previous response with id '{response_id}' not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    if await is_running(request, chain.latest):
+        raise BadRequestError(
+            f"Previous response with id '{response_id}' is still in progress.",
+            param="previous_response_id",
+            code="previous_response_in_progress",
+        )
+    latest = chain.latest
+    session = Session(owner(request), latest.session)
+    return PreviousContext(
+        items=await _without_missing_files(request, [*chain.inputs, *latest.record["output"]]),
+        follows=GoesOn(session, chain.states, anew=True),
+        previous_id=response_id,
+        chain=chain.ids,
+    )
+
+
+def run_of(request: Request, response_id: str) -> Run | None:
+    """Return the run of a response, if it runs in this process, or is remembered by it."""
+    return services(request).runs.get(owner(request), run_id(response_id))
+
+
+async def is_running(request: Request, response: StoredResponse) -> bool:
+    """Return True if some process still works on the response."""
+    if response.worker is None:
+        return False
+    if response.worker == services(request).store.worker.id:
+        run = run_of(request, response.id)
+        return run is not None and not run.has_ended
+    return not await asyncio.to_thread(services(request).store.worker.is_dead, response.worker)
+
+
+async def _conversation(request: Request, conversation_id: str) -> PreviousContext:
+    whose = owner(request)
+    said = await services(request).store.conversations.said(whose, conversation_id)
+    if said is None:
+        raise no_such_conversation(conversation_id)
+    items, seq = said
+    session = Session(whose, container_named(whose, conversation_id))
+    told = await _without_missing_files(request, items)
+    return PreviousContext(told, GoesOn(session), conversation_id=conversation_id, seen_seq=seq)
+
+
+async def _without_missing_files(request: Request, items: Sequence[Item]) -> Sequence[Item]:
+    """Return the items without uploads that are no longer kept: a client that names a response or a
+    conversation cannot leave them out."""
+    if not (named := _file_ids(items)):
+        return items
+    return _drop_missing_files(items, await services(request).inputs.lost(owner(request), named))
+
+
+def is_reference(item: Any) -> bool:
+    """Return True if an item only refers to another."""
+    if not isinstance(item, dict) or item_type(item) != "item_reference":
+        return False
+    return isinstance(item.get("id"), str)
+
+
+def _file_ids(items: Iterable[Item]) -> set[str]:
+    """Return the uploads that items name."""
+    named = (part.get("file_id") for item in items for part in _parts(item)[1])
+    return {file_id for file_id in named if isinstance(file_id, str)}
+
+
+def _drop_missing_files(items: Sequence[Item], lost: Collection[str]) -> list[Item]:
+    """Return the items, with a placeholder for each of the lost uploads."""
+    return [
+        _with_placeholder(item, lost) if _file_ids([item]).intersection(lost) else item
+        for item in items
+    ]
+
+
+def _with_placeholder(item: Item, lost: Collection[str]) -> Item:
+    place, parts = _parts(item)
+    word = {"type": "input_text", "text": LOST}
+    return {**item, place: [word if part.get("file_id") in lost else part for part in parts]}
+
+
+def _parts(item: Item) -> tuple[str, Sequence[Item]]:
+    """Return the field of an item's parts, and the parts, which were checked when they came."""
+    place = "output" if str(item.get("type")).endswith("_output") else "content"
+    parts = item.get(place)
+    return place, parts if isinstance(parts, list) else []

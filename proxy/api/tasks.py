@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from policies.artifacts import without_links
+from policies.budgets import Expense
 from policies.history import without_steps
 from policies.profile import Profile
 from policies.routing import forbids_tools
@@ -14,10 +15,9 @@ from policies.sessions import GoesOn, Session, State, container_id
 from proxy.agent.agent import several
 from proxy.agent.parking import Parked, names
 from proxy.agent.task import InputFile, Outbox, StatusHold, Task
-from proxy.api.connection import base_url, credentials, held_body, owner, services
-from proxy.api.private_urls import urls_in
-from proxy.api.spending import charged
-from proxy.api.ways import Way
+from proxy.api.dependencies import base_url, body_reservation, credentials, owner, services
+from proxy.api.routing import RoutingDecision
+from proxy.api.upstream_relay import daily_account, known_tariff, take_from, urls_in
 from proxy.wire.chat_request import choice_count, to_task, with_ids
 from proxy.wire.content_parts import read
 from proxy.wire.conversations import thread
@@ -27,7 +27,7 @@ from proxy.wire.terms import documents_wanted, usage_asked
 async def task_of(
     request: Request,
     body: Mapping[str, Any],
-    way: Way,
+    decision: RoutingDecision,
     *,
     run_id: str,
     deadline_s: float | None,
@@ -41,17 +41,19 @@ async def task_of(
 
     Raises BadRequestError, BudgetError."""
     whose = owner(request)
-    if way.is_plain:
-        return await charged(request, await _alone(request, body, way, run_id, deadline_s, hold), 1)
+    if decision.is_passthrough:
+        return await _reserve_budget(
+            request, await _alone(request, body, decision, run_id, deadline_s, hold), 1
+        )
     asked = _asked(body)
     said = (request.headers, asked, await _waiting(request, whose, asked))
     place = thread(whose, run_id, *said, follows=follows, is_kept=is_kept)
-    outbox = _outbox(request, whose, place.container_id, way.profile)
+    outbox = _outbox(request, whose, place.container_id, decision.profile)
     task = replace(
-        to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox, owner=whose),
+        to_task(asked, model=decision.route.model, run_id=run_id, outbox=outbox, owner=whose),
         are_as_sent=not is_translated and _roles(asked) == _roles(body),
-        profile=_profile(request, body, way),
-        route=way.route.reason,
+        profile=_profile(request, body, decision),
+        route=decision.route.reason,
         goes_on=place.goes_on,
         leaves=place.leaves,
         parks=place.parks,
@@ -72,11 +74,32 @@ async def _with_files_and_choices(
     """The task with its files and its further choices; charged last, so that a request that is
     wrong spends nothing."""
     messages = await services(request).files.unlinked(task.messages, whose)
-    task = replace(task, messages=messages, body=held_body(request))
+    task = replace(task, messages=messages, body=body_reservation(request))
     task = await services(request).inputs.receive(task, whose, asked)
     count = choice_count(asked, task.profile.limits.max_choices)
-    task = await charged(request, task, runs=count)
+    task = await _reserve_budget(request, task, runs=count)
     return several(task, count, lambda other: _own(request, whose, other))
+
+
+async def _reserve_budget(request: Request, task: Task, runs: int) -> Task:
+    """Return the task with its model's prices, charged to the daily budget of the client's key.
+
+    Raises BudgetError, and BadRequestError if cost is bounded and the prices are unknown.
+    """
+    parts, per_day = services(request), task.profile.per_day
+    if task.alone:
+        per_day, runs = per_day.of_model_calls, 0
+    if per_day.cost_usd is None and task.profile.limits.max_cost_usd is None:
+        tariff = parts.prices.own(task.model)
+    else:
+        tariff = await known_tariff(parts.prices, task.model)
+    if tariff is not None:
+        task = replace(task, tariff=tariff)
+    if not per_day.is_set:
+        return task
+    account = daily_account(request, per_day)
+    receipt = await take_from(request, account, Expense(runs=runs))
+    return replace(task, account=account, charge=receipt)
 
 
 def _asked(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,9 +114,11 @@ def _roles(body: Mapping[str, Any]) -> list[Any]:
     return [message.get("role") for message in body["messages"]]
 
 
-def _profile(request: Request, body: Mapping[str, Any], way: Way) -> Profile:
+def _profile(request: Request, body: Mapping[str, Any], decision: RoutingDecision) -> Profile:
     """What holds for the run, whose request may want its text kept. Raises BadRequestError."""
-    profile = replace(way.profile, artifacts=way.profile.artifacts.suited(request.headers))
+    profile = replace(
+        decision.profile, artifacts=decision.profile.artifacts.suited(request.headers)
+    )
     if documents_wanted(body, request.headers):
         return profile
     return replace(profile, inputs=replace(profile.inputs, move_text_over_tokens=None))
@@ -102,7 +127,7 @@ def _profile(request: Request, body: Mapping[str, Any], way: Way) -> Profile:
 async def _alone(
     request: Request,
     body: Mapping[str, Any],
-    way: Way,
+    decision: RoutingDecision,
     run_id: str,
     deadline_s: float | None,
     hold: StatusHold | None,
@@ -110,18 +135,18 @@ async def _alone(
     """The task of a request that the model answers by itself. Raises BadRequestError."""
     whose = owner(request)
     await services(request).inputs.refuse_private(urls_in(body["messages"]), whose)
-    outbox = _outbox(request, whose, container_id(whose, run_id), way.profile)
+    outbox = _outbox(request, whose, container_id(whose, run_id), decision.profile)
     messages, _ = read(without_links(body["messages"]))
     asked = {**body, "messages": messages, "tools": None, "tool_choice": None}
-    task = to_task(asked, model=way.route.model, run_id=run_id, outbox=outbox, owner=whose)
+    task = to_task(asked, model=decision.route.model, run_id=run_id, outbox=outbox, owner=whose)
     return replace(
         task,
-        profile=way.profile,
-        route=way.route.reason,
+        profile=decision.profile,
+        route=decision.route.reason,
         deadline_s=deadline_s,
         status_hold=hold,
         credentials=credentials(request),
-        body=held_body(request),
+        body=body_reservation(request),
         alone=True,
     )
 

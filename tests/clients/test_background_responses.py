@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from proxy.api.connection import owner_of
+from proxy.api.dependencies import owner_of
 from proxy.models.scripted import text_reply
 from proxy.store.records import StoredResponse
 from proxy.store.store import Store

@@ -12,7 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from policies.sessions import container_id
-from proxy.api.connection import owner_of
+from proxy.api.dependencies import owner_of
 from proxy.models.scripted import call, text_reply
 from tests.fakes.backend import Backend, Frames, Held, by_history, chunk, frames, scripted_backend
 from tests.fakes.server import house

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.agent.agent import Agent
 from proxy.agent.parking import ParkedRuns
-from proxy.api.connection import owner_of
+from proxy.api.dependencies import owner_of
 from proxy.models.scripted import text_reply
 from proxy.runs.runs import Runs
 from proxy.store.runs import RunShelf

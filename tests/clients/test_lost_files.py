@@ -7,11 +7,11 @@ import anyio
 import pytest
 
 from policies.artifacts import ArtifactLimits
+from proxy.api.stored_responses import LOST
 from proxy.files import FileStore
 from proxy.inputs import Inputs
 from proxy.models.scripted import text_reply
 from proxy.store.store import Store
-from proxy.wire.lost_files import LOST
 from tests.clients.responses import MODEL, at, refused, told
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import house

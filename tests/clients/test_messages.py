@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from policies.sessions import container_id
-from proxy.api.connection import owner_of
+from proxy.api.dependencies import owner_of
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.clients.messages import ASKED, COMPUTER, PATH, asking, events, texts
 from tests.fakes.backend import Frames, Held, Refusal, chunk, frames, scripted_backend

@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from policies.sessions import container_id
-from proxy.api.connection import owner_of
+from proxy.api.dependencies import owner_of
 from proxy.models.scripted import call, text_reply
 from tests.fakes.backend import Backend, by_history, scripted_backend
 from tests.fakes.server import BACKEND_KEY, KINDS, Kind, house

@@ -31,6 +31,7 @@ from proxy.__main__ import listen
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
 from proxy.agent.parking import ParkedRuns
+from proxy.api.dependencies import Services
 from proxy.app import create_app
 from proxy.files import FileStore, NamedFiles
 from proxy.http_server import HTTPProtocol, OpenConnections
@@ -42,7 +43,6 @@ from proxy.models.retry import RetryingModel
 from proxy.models.tool_support import ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles
 from proxy.runs.runs import Runs
-from proxy.services import Services
 from proxy.store.runs import RunShelf
 from proxy.store.store import Store
 from proxy.workspaces import Workspaces

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from policies.sessions import ResponseSettings
-from proxy.api.kept_response import KeptResponse
+from proxy.api.response_recorder import KeptResponse
 from proxy.errors import RunCancelledError
 from proxy.runs.recording import Recording
 from proxy.store.conversations import ResponseQuota

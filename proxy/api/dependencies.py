@@ -1,4 +1,5 @@
-"""The client's end of a request: who it is, where it reaches us, whether it is still there."""
+"""What every route needs of a request: the server's services, the client's key, the JSON body, the
+request id, responses in JSON, and a way to stop work when the client disconnects."""
 
 import asyncio
 import hashlib
@@ -7,10 +8,12 @@ import math
 import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
 from policies.json_bounds import (
@@ -22,44 +25,106 @@ from policies.json_bounds import (
     has_infinity,
     is_small,
 )
+from policies.passthrough import PassthroughSetting
+from policies.profile import Profile
+from policies.sessions import FileLimits
+from policies.steps import NarrationSetting, StepsSetting
 from proxy.agent.model import Credentials, Model
-from proxy.body_memory import HeldBody, weight
+from proxy.body_memory import BodyMemory, HeldBody, weight
 from proxy.errors import (
     BadRequestError,
     BodyTooLargeError,
     ForbiddenError,
+    ProxyError,
     UnauthorizedError,
+    error_body,
     request_id,
 )
-from proxy.keys import Key
-from proxy.services import Services
+from proxy.files import FileStore
+from proxy.inputs import Inputs
+from proxy.keys import ClientKeys, Key, Keyring
+from proxy.models.prices import Prices
+from proxy.models.tool_support import ToolVerdicts
+from proxy.profiles import Profiles
+from proxy.runs.runs import Runs
+from proxy.store.store import Store
+from proxy.wire.terms import OnDisconnect
 from proxy.wire.validation import request_body, text
+from proxy.workspaces import Workspaces
 
 T = TypeVar("T")
-Gone = Callable[[], Coroutine[Any, Any, None]]
-"""Waits until the client has left."""
+Disconnect = Callable[[], Coroutine[Any, Any, None]]
+"""Waits until the client has disconnected."""
 _SERVICES = "sandbox_proxy.services"
 _KEY = "sandbox_proxy.key"
 _SENT = "sandbox_proxy.key_sent"
 _CREDENTIALS = "sandbox_proxy.credentials"
 _RUN = "sandbox_proxy.run"
-_HELD = "sandbox_proxy.held"
-"""Bytes of this request's body that are counted in BodyMemory, as a HeldBody."""
+_BODY = "sandbox_proxy.body"
+"""The memory reserved for this request's body, as a HeldBody."""
 _NO_RUN = "sandbox_proxy.no_run"
-"""What names a request that no run answers."""
+"""The id of a request that no run answers."""
 REQUEST_ID_HEADER = b"x-request-id"
 _PRINTABLE_ID = re.compile(rb"[!-~]{1,128}")
-"""A client's own id of a request that is given back: no longer than that, without blanks."""
+"""A client's own request id that is sent back: no longer than that, without blanks."""
 SLOW_BYTES = 4 << 20
 """Steps such as decoding take milliseconds for a body of this length."""
-OTHERS_TURN_S = 0.005
-"""Between two steps of a slow body: long enough for `/health` to be asked and answered."""
+YIELD_S = 0.005
+"""The pause between two steps of a slow body: long enough for `/health` to be answered."""
 MAX_JSON_BYTES = 1 << 20
-"""Of requests that bring no files."""
+"""The longest body of a request that brings no files."""
+_MESSAGES_PATH = "/v1/messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of the server that routes use, joined by __main__ or a test."""
+
+    model: Model
+    runs: Runs
+    workspaces: Workspaces
+    files: FileStore
+    file_limits: FileLimits
+    """The limits on what clients upload."""
+    body_memory: BodyMemory = field(default_factory=BodyMemory)
+    """The memory that the bodies of all requests share."""
+    inputs: Inputs = field(default_factory=Inputs)
+    profiles: Profiles = field(default_factory=partial(Profiles.only, Profile()))
+    """The policies and prompts of runs."""
+    prices: Prices = field(default_factory=Prices)
+    tool_verdicts: ToolVerdicts = field(default_factory=ToolVerdicts)
+    """Which models are given tools."""
+    keyring: Keyring = field(default_factory=Keyring)
+    """The keys that clients may send."""
+    client_keys: ClientKeys | None = None
+    """Asks the backend whether it accepts a client's own key; None if the server has the keys."""
+    passthrough: PassthroughSetting = "stateless"
+    """Which of the backend's other paths are passed on."""
+    public_url: str | None = None
+    """The URL by which clients reach this server, for links; None takes it from each request."""
+    steps: StepsSetting = "auto"
+    """How steps are shown to clients that do not say."""
+    status_wait_s: float = 1.0
+    """How long a streamed response waits with its status for the backend's; then it is 200."""
+    status_hold_s: float = 10.0
+    """The same while attempts to reach the backend fail."""
+    keep_alive_s: float = 10.0
+    """Silence after which a stream sends a sign of life; gateways hang up after 50 to 120 s."""
+    nonstream_keep_alive_s: float | None = None
+    """The same for an answer in one piece, which then begins with blanks; None sends nothing."""
+    narration: NarrationSetting = "content"
+    """How prose before a tool call is streamed."""
+    on_disconnect: OnDisconnect = "cancel"
+    """What happens to a run when its client disconnects, unless the request says."""
+
+    @property
+    def store(self) -> Store:
+        """The database and files that outlive a request."""
+        return self.files.store
 
 
 def services(request: Request) -> Services:
-    """The parts this server was made of."""
+    """Return the parts of the server that answers the request."""
     # Kept in the scope: each request asks several times, and `app.state` takes longer to look up.
     found: Services | None = request.scope.get(_SERVICES)
     if found is None:
@@ -68,24 +133,44 @@ def services(request: Request) -> Services:
     return found
 
 
+class JSONResponse(Response):
+    """JSON in plain ASCII, so that half a surrogate pair from a model is no reason to fail."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
+
+
+def told(request: Request, error: ProxyError) -> Response:
+    """Return the error as a response, in the format of the API that was called."""
+    path, run_id = request.url.path, noted_run(request)
+    headers = {**error.headers, "X-Sandbox-Run": run_id} if run_id else error.headers
+    if path != _MESSAGES_PATH and not path.startswith(f"{_MESSAGES_PATH}/"):
+        return JSONResponse(error.body(), error.status, headers)
+    name = own_request_id(request.scope)
+    return JSONResponse(error_body(error, name), error.status, {**headers, "request-id": name})
+
+
 def has_key(request: Request) -> bool:
-    """Whether the client sent a key, where one is needed."""
+    """Return True if the client sent a valid key, or none is needed."""
     return _KEY in request.scope or services(request).keyring.find(key_sent(request)) is not None
 
 
 def owner(request: Request) -> str:
-    """Whose files, runs and conversations these are: a digest of the key that was sent. Where none
-    is needed, all clients are one owner, whatever key they make up: its quotas bound them all."""
+    """Return the owner of the client's files, runs and conversations: a digest of the key that was
+    sent. On a server without keys all clients are one owner, whatever key they make up, so that
+    its quotas bound them all."""
     return owner_of("" if services(request).keyring.is_open else key_sent(request))
 
 
 def owner_of(key: str) -> str:
-    """Who comes with that key."""
+    """Return the owner that a key stands for."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def key_sent(request: Request) -> str:
-    """The key that a request brings, or nothing."""
+    """Return the key that the request brings, or ""."""
     known: str | None = request.scope.get(_SENT)
     if known is None:
         scheme, _, known = request.headers.get("authorization", "").partition(" ")
@@ -96,7 +181,7 @@ def key_sent(request: Request) -> str:
 
 
 def authorize(request: Request) -> Key:
-    """The key that the client sent. Raises UnauthorizedError."""
+    """Return the key that the client sent. Raises UnauthorizedError."""
     known = request.scope.get(_KEY)  # asked for more than once, and to find it takes its time
     if isinstance(known, Key):
         return known
@@ -126,23 +211,28 @@ def require_operator(request: Request) -> None:
         )
 
 
-def take_client(request: Request, key: Key, credentials: Credentials) -> None:
+def set_client(request: Request, key: Key, credentials: Credentials) -> None:
     """Note that the backend accepts the client's own key."""
     request.scope[_KEY] = key
     request.scope[_CREDENTIALS] = credentials
 
 
 def credentials(request: Request) -> Credentials | None:
-    """The client's own with the backend, where it is reached with those."""
+    """Return the client's own credentials with the backend, or None if the server has its own."""
     found = request.scope.get(_CREDENTIALS)
     return found if isinstance(found, Credentials) else None
 
 
 def model(request: Request) -> Model:
-    """The door to the model for this client."""
+    """Return the model, called with the client's own credentials if it brings such."""
     own = credentials(request)
     door = services(request).model
     return door if own is None else door.for_client(own)
+
+
+def base_url(request: Request) -> str:
+    """Return the URL by which the client reaches this server."""
+    return services(request).public_url or str(request.base_url)
 
 
 def note_run(request: Request, run_id: str) -> None:
@@ -157,8 +247,7 @@ def noted_run(request: Request) -> str | None:
 
 
 def own_request_id(scope: Scope) -> str:
-    """Return the server's own name for a request, always the same: that of its run, if it has
-    one."""
+    """Return the server's own id of a request, always the same: that of its run, if it has one."""
     if found := scope.get(_RUN) or scope.get(_NO_RUN):
         return request_id(found)
     scope[_NO_RUN] = os.urandom(16).hex()
@@ -187,54 +276,50 @@ def _with_request_id(scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> li
 
 
 def _id_sent(scope: Scope) -> bytes | None:
-    """Return the client's own id of the request, if it can be given back."""
+    """Return the client's own id of the request, if it can be sent back."""
     for name, value in scope["headers"]:
         if name == REQUEST_ID_HEADER:
             return value if _PRINTABLE_ID.fullmatch(value) else None
     return None
 
 
-def base_url(request: Request) -> str:
-    """How this client reaches us."""
-    return services(request).public_url or str(request.base_url)
+def reserve_memory(request: Request, count: int) -> None:
+    """Reserve bytes for a body in the memory that all requests share. Raises BusyError."""
+    body_reservation(request).take(count)
 
 
-def hold(request: Request, count: int) -> None:
-    """Count bytes of a body in the memory that all requests share. Raises BusyError."""
-    held_body(request).take(count)
-
-
-def held_body(request: Request) -> HeldBody:
-    """Return what the request holds of the memory for bodies."""
-    held: HeldBody | None = request.scope.get(_HELD)
+def body_reservation(request: Request) -> HeldBody:
+    """Return the memory that is reserved for the request's body."""
+    held: HeldBody | None = request.scope.get(_BODY)
     if held is None:
-        held = request.scope[_HELD] = HeldBody(services(request).body_memory, owner(request))
+        held = request.scope[_BODY] = HeldBody(services(request).body_memory, owner(request))
     return held
 
 
 def release(scope: Scope) -> None:
-    """Let go of a request's body, once the request has been answered."""
-    if _HELD in scope:
-        scope.pop(_HELD).release()
+    """Release the memory of a request's body, once the request has been answered."""
+    if _BODY in scope:
+        scope.pop(_BODY).release()
 
 
 async def read_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """The request's body, JSON as it seems. Raises BodyTooLargeError, BusyError."""
+    """Return the request's body, which is checked as JSON while it arrives, but not decoded.
+    Raises BodyTooLargeError, BusyError."""
     body, bounds = bytearray(), None
     async for piece in request.stream():
         body += piece
         if len(body) > max_bytes:
             raise BodyTooLargeError(f"{max_bytes >> 20} MiB")
         if bounds is not None:
-            hold(request, len(piece))
+            reserve_memory(request, len(piece))
             _check(bounds, piece)
         elif len(body) > SMALL_BYTES:
-            hold(request, len(body))
+            reserve_memory(request, len(body))
             _check(bounds := JSONBounds(), bytes(body))
     if bounds is None and not is_small(body):
         _check(JSONBounds(), bytes(body))
     read = bytes(body)
-    await _others_turn(read)
+    await _let_others_run(read)
     return read
 
 
@@ -245,8 +330,8 @@ def _check(bounds: JSONBounds, piece: bytes) -> None:
         raise BodyTooLargeError(str(error)) from error
 
 
-async def model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
-    """What is asked of a model: as it was written, and as it reads.
+async def read_model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
+    """Return the body of a request to a model, as it was written and as it was decoded.
 
     Raises UnauthorizedError, BodyTooLargeError, BusyError, BadRequestError.
     """
@@ -256,29 +341,30 @@ async def model_request(request: Request) -> tuple[bytes, dict[str, Any]]:
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The fields of the request's JSON. Raises BadRequestError, BodyTooLargeError, BusyError."""
+    """Return the fields of the request's JSON. Raises BadRequestError, BodyTooLargeError,
+    BusyError."""
     return request_body(await held_json(request, await read_body(request)))
 
 
 async def held_json(request: Request, written: bytes) -> Any:
-    """JSON, counted with what it takes beside the body. Raises BadRequestError, BusyError,
-    BodyTooLargeError."""
+    """Decode JSON, and reserve the memory that it takes beside the body. Raises BadRequestError,
+    BusyError, BodyTooLargeError."""
     value = parsed(written)
     if len(written) > SMALL_BYTES:
-        hold(request, weight(written, value))
-    await _others_turn(written)
+        reserve_memory(request, weight(written, value))
+    await _let_others_run(written)
     return value
 
 
-async def _others_turn(body: bytes) -> None:
+async def _let_others_run(body: bytes) -> None:
     """Let the event loop answer other requests before the next step that takes long, as each step
     does for a body of tens of megabytes."""
     if len(body) > SLOW_BYTES:
-        await asyncio.sleep(OTHERS_TURN_S)
+        await asyncio.sleep(YIELD_S)
 
 
 def parsed(body: bytes) -> Any:
-    """JSON. Raises BadRequestError."""
+    """Decode JSON. Raises BadRequestError."""
     try:
         if len(body) > LARGE_BYTES and not has_infinity(value := decoded(body)):
             return value
@@ -300,13 +386,15 @@ _DECODER = json.JSONDecoder(parse_constant=_no_json, parse_float=_finite)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """Do the work, or give it up as soon as the client leaves. Raises ClientDisconnect."""
-    return await unless(partial(left, request), work)
+    """Do the work, or cancel it as soon as the client disconnects. Raises ClientDisconnect."""
+    return await cancel_on_disconnect(partial(wait_for_disconnect, request), work)
 
 
-async def unless(gone: Gone, work: Awaitable[T], *, look_after_s: float = 0.0) -> T:
-    """Do the work, or give it up as soon as that has come about; nobody looks before so many
-    seconds. Raises ClientDisconnect."""
+async def cancel_on_disconnect(
+    disconnect: Disconnect, work: Awaitable[T], *, look_after_s: float = 0.0
+) -> T:
+    """Do the work, or cancel it as soon as `disconnect` returns, which is called only after
+    `look_after_s` seconds. Raises ClientDisconnect."""
     # In this task, as asyncio.timeout does it: one more for the work was a third of a relay's cost.
     doing = asyncio.current_task()
     assert doing is not None
@@ -315,7 +403,7 @@ async def unless(gone: Gone, work: Awaitable[T], *, look_after_s: float = 0.0) -
 
     def watch() -> None:
         nonlocal watching
-        watching = asyncio.create_task(gone())
+        watching = asyncio.create_task(disconnect())
         watching.add_done_callback(give_up)
 
     def give_up(watching: asyncio.Task[None]) -> None:
@@ -338,7 +426,7 @@ async def unless(gone: Gone, work: Awaitable[T], *, look_after_s: float = 0.0) -
             watching.cancel()
 
 
-async def left(request: Request) -> None:
-    """Wait until the client is gone. The request's body must have been read."""
+async def wait_for_disconnect(request: Request) -> None:
+    """Wait until the client has disconnected. The request's body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

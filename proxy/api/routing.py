@@ -1,0 +1,121 @@
+"""Decides whether a request gets a run or goes straight to the backend, and under which profile:
+reads what it says of policies, in its body's `sandbox` and in its headers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from policies.profile import Profile
+from policies.routing import Route, plain_name, route
+from policies.tool_support import SUPPORTED, ToolVerdict
+from proxy.api.dependencies import authorize, owner, services
+from proxy.errors import BadRequestError, ForbiddenError
+from proxy.models.tool_support import no_tools_error
+from proxy.wire.validation import mapping, text
+
+PROFILE_HEADER, COMPUTER_HEADER, PROMPT_HEADER = (
+    "x-sandbox-profile",
+    "x-sandbox-computer",
+    "x-sandbox-prompt",
+)
+SETTINGS = ("computer", "prompt", "limits", "isolation", "inputs", "observation", "artifacts")
+"""The settings of a profile that a request may narrow in the body's `sandbox`."""
+OTHER_FIELDS = frozenset(
+    {
+        *("profile", "steps", "documents", "usage", "deadline_s", "on_disconnect"),
+        *("session", "container_id", "file_ids"),
+    }
+)
+"""The other fields of `sandbox`, which other modules read."""
+ROUTE_HEADER = "x-sandbox-route"
+"""Names the reason why a request had no run."""
+DETAIL_HEADER = "x-sandbox-route-detail"
+"""Says what to change, where the model is given no tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingDecision:
+    """The route of a request, and the profile that holds for it."""
+
+    route: Route
+    profile: Profile
+    verdict: ToolVerdict = SUPPORTED
+    """On the model's tool support; its words explain a plain route."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the `x-sandbox-route` headers of a plain answer; empty for a run."""
+        if not self.is_passthrough:
+            return {}
+        reason: dict[str, str] = {ROUTE_HEADER: self.route.reason}
+        words = self.verdict.words and self.verdict.header_words
+        return {**reason, DETAIL_HEADER: words} if words else reason
+
+    @property
+    def is_passthrough(self) -> bool:
+        """Return True if the request goes straight to the backend."""
+        return self.route.kind == "plain"
+
+
+def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
+    """Return the route and the profile of a request. Raises UnauthorizedError, BadRequestError,
+    ForbiddenError, ToolsRefusedError."""
+    requested = _requested_policy(request, body)
+    profile = services(request).profiles.of(
+        authorize(request), plain_name(body["model"]), requested.profile, requested.settings
+    )
+    decided = route(body, request.headers, profile)
+    verdict = SUPPORTED
+    if decided.kind == "sandbox":
+        verdict = services(request).tool_verdicts.verdict_for(owner(request), decided.model)
+        if verdict.reason:
+            decided = route(body, request.headers, profile, verdict.reason)
+    if decided.kind == "refused":
+        if verdict.reason:
+            raise no_tools_error(verdict)
+        raise ForbiddenError(
+            f"computer: always holds here (profile {profile.name!r}), and this request can only be"
+            f" answered without one: {decided.sentence}.",
+            param="sandbox.computer",
+        )
+    return RoutingDecision(decided, profile, verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestedPolicy:
+    """The profile that a request names, and the settings that it narrows."""
+
+    profile: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+_NONE_REQUESTED = _RequestedPolicy()
+
+
+def _requested_policy(request: Request, body: Mapping[str, Any]) -> _RequestedPolicy:
+    """Read the policy that a request asks for. Raises BadRequestError."""
+    # Most requests ask for none, and their headers are not looked up one by one.
+    if body.get("sandbox") is None and not any(
+        name[:10] == b"x-sandbox-" for name, _ in request.scope["headers"]
+    ):
+        return _NONE_REQUESTED
+    sandbox, headers = body.get("sandbox") or {}, request.headers
+    mapping(sandbox, "sandbox")
+    if unknown := sandbox.keys() - OTHER_FIELDS - set(SETTINGS):
+        raise BadRequestError(
+            f"Unknown parameter: 'sandbox.{min(unknown)}'.",
+            param=f"sandbox.{min(unknown)}",
+            code="unknown_parameter",
+        )
+    settings = {
+        name: value
+        for name, header in (("computer", COMPUTER_HEADER), ("prompt", PROMPT_HEADER))
+        if (value := headers.get(header))
+    }
+    settings |= {name: sandbox[name] for name in SETTINGS if sandbox.get(name) is not None}
+    name = sandbox.get("profile") or headers.get(PROFILE_HEADER) or None
+    if name is not None:
+        text(name, "sandbox.profile")
+    return _RequestedPolicy(name, settings)

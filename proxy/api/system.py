@@ -1,0 +1,157 @@
+"""The routes that tell of the server itself: its models, its capabilities, its metrics, and that it
+is alive."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+
+from policies.routing import PLAIN_SUFFIX
+from policies.steps import PROFILES
+from proxy.agent.model import Passage, Passing
+from proxy.api.dependencies import (
+    JSONResponse,
+    Services,
+    authorize,
+    is_operator,
+    model,
+    require_operator,
+    services,
+    while_connected,
+)
+from proxy.errors import NotFoundError, ProxyError
+
+router = APIRouter()
+
+DISTRIBUTION = "llm-sandbox-proxy"
+BACKEND_TIMEOUT_S = 5.0
+"""How long the backend's metrics may take: Prometheus gives up after 10 s by default."""
+MAX_BACKEND_BYTES = 16 << 20
+TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
+ACCEPT = {
+    TEXT: f"{TEXT}; version=0.0.4",
+    OPENMETRICS: f"{OPENMETRICS}; version=1.0.0, {TEXT}; version=0.0.4; q=0.5",
+}
+"""The format that the backend is asked for, by the format that the client prefers."""
+EOF = b"# EOF\n"
+"""The last line of OpenMetrics."""
+
+
+@router.api_route("/health", methods=["GET", "HEAD"])
+async def health() -> Response:
+    """Answer that this process answers."""
+    return Response('{"status":"ok"}', media_type="application/json")
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    """Return the backend's models, each also as `<model>:plain`."""
+    authorize(request)
+    return JSONResponse({"object": "list", "data": await _models(request)})
+
+
+@router.get("/v1/models/{model:path}")
+async def retrieve_model(request: Request, model: str) -> Response:
+    authorize(request)
+    for entry in await _models(request):
+        if entry.get("id") == model:
+            return JSONResponse(entry)
+    raise NotFoundError(f"The model {model!r} does not exist.", code="model_not_found")
+
+
+async def _models(request: Request) -> list[dict[str, Any]]:
+    served = await model(request).models()
+    return served + [{**entry, "id": f"{entry.get('id')}{PLAIN_SUFFIX}"} for entry in served]
+
+
+@router.get("/v1/capabilities")
+async def capabilities(request: Request) -> Response:
+    """Return what this server can do, for clients that want to know before they ask."""
+    parts = services(request)
+    names = list(parts.profiles.named)
+    if not is_operator(request):
+        names = parts.profiles.open_to(authorize(request))
+    served = await while_connected(request, model(request).models())
+    return JSONResponse(
+        {
+            "object": "capabilities",
+            "version": version(DISTRIBUTION),
+            "models": [entry["id"] for entry in served],
+            **_settings(parts, names),
+            "endpoints": request.app.state.endpoints,
+        }
+    )
+
+
+def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
+    profile = parts.profiles.default
+    isolation = asdict(profile.isolation)
+    egress = isolation.pop("egress")
+    return {
+        "steps": {"default": parts.steps, "profiles": list(PROFILES)},
+        "tools": [tool.name for tool in parts.runs.agent.make_tools(profile)],
+        "limits": asdict(profile.limits),
+        "isolation": isolation,
+        "egress": {"mode": egress["mode"]},
+        "files": asdict(profile.artifacts),
+        "responses": asdict(parts.store.responses.settings),
+        "profiles": {name: parts.profiles.named[name].about for name in profiles},
+        "profile": profile.name,
+        "features": {
+            "plain_suffix": PLAIN_SUFFIX,
+            "passthrough": parts.model.passage is not None,
+        },
+    }
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return the backend's metrics, with the proxy's own below."""
+    require_operator(request)
+    wanted = _wanted_format(request.headers.get("accept", ""))
+    passage = model(request).passage
+    theirs, written = await while_connected(request, _backend_metrics(passage, wanted))
+    encode, media_type = choose_encoder(written)
+    return Response(theirs + encode(services(request).runs.metrics), media_type=media_type)
+
+
+def _wanted_format(accept: str) -> str:
+    """Return the format to answer in. `choose_encoder` is given no header of a client's: it raises
+    TypeError for a version that is no number, and promises any that is one."""
+    named = {each.partition(";")[0].strip().lower() for each in accept.split(",")}
+    return OPENMETRICS if OPENMETRICS in named else TEXT
+
+
+async def _backend_metrics(passage: Passage | None, wanted: str) -> tuple[bytes, str]:
+    """Return the backend's metrics in whole lines, and their format: text where the backend has no
+    OpenMetrics. Without metrics of the backend's, or none in time, it is the format wanted."""
+    if passage is None:
+        return b"", wanted
+    try:
+        async with asyncio.timeout(BACKEND_TIMEOUT_S):
+            return await _read_metrics(passage, wanted)
+    except (ProxyError, TimeoutError):
+        return b"", wanted
+
+
+async def _read_metrics(passage: Passage, wanted: str) -> tuple[bytes, str]:
+    relayed = await passage.pass_on(Passing("GET", "/metrics", {"accept": ACCEPT[wanted]}, None))
+    text = bytearray()
+    async with aclosing(relayed.body):
+        async for piece in relayed.body:
+            text += piece
+            if len(text) > MAX_BACKEND_BYTES:
+                return b"", wanted
+    written = relayed.headers.get("content-type", "").partition(";")[0]
+    if relayed.status == 200 and written == TEXT:
+        return bytes(text if text.endswith(b"\n") else text + b"\n"), TEXT
+    if relayed.status == 200 and written == wanted and text.endswith(EOF):
+        return bytes(text.removesuffix(EOF)), wanted
+    return b"", wanted
