@@ -25,12 +25,14 @@ from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.bubblewrap_check import PROBE, hindrance, observed, walls
 from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user, mount_table
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
-from sandbox_runtime.backends.guest_user import guest_user
-from sandbox_runtime.backends.host_users import NOBODY, has_range, new_uid
-from sandbox_runtime.backends.kernel_limits import process_limits
-from sandbox_runtime.backends.memory_disk import (
+from sandbox_runtime.backends.limits import (
+    NOBODY,
     SHARE_OF_MEMORY,
+    guest_user,
+    has_range,
     largest_disk_mib,
+    new_uid,
+    process_limits,
     tmpfs_options,
 )
 from sandbox_runtime.backends.process_guest import ProcessGuest, spawn

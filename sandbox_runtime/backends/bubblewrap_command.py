@@ -15,8 +15,7 @@ from pathlib import Path
 
 from policies.isolation import Isolation
 from policies.workspace import SHARED_DIR
-from sandbox_runtime.backends.guest_user import SANDBOX, guest_user
-from sandbox_runtime.backends.kernel_limits import TERMINALS
+from sandbox_runtime.backends.limits import SANDBOX, TERMINALS, guest_user
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

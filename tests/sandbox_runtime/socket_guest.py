@@ -9,7 +9,7 @@ import anyio
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Take
-from sandbox_runtime.backends.duplex import Duplex
+from sandbox_runtime.backends.byte_stream import Duplex
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox

@@ -14,8 +14,7 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.host_users import has_range
-from sandbox_runtime.backends.kernel_limits import PENDING_SIGNALS
+from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_range
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.context import running
 from sandbox_runtime.forking import fork
