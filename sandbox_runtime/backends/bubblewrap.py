@@ -38,7 +38,7 @@ from sandbox_runtime.backends.limits import (
 from sandbox_runtime.backends.process_guest import ProcessGuest, spawn
 from sandbox_runtime.backends.rootfs import prepare_rootfs, rootfs_fingerprint
 from sandbox_runtime.backends.sealed import sealed_copy
-from sandbox_runtime.backends.seccomp_filter import seccomp_filter
+from sandbox_runtime.backends.seccomp import bpf_filter
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
 
@@ -236,7 +236,7 @@ class BubblewrapBackend:
 def _seccomp_code() -> bytes:
     """Return the filter of system calls. Raises SandboxStartError."""
     try:
-        return seccomp_filter()
+        return bpf_filter()
     except ValueError as error:
         raise SandboxStartError(f"bubblewrap cannot be used: {error}") from error
 
