@@ -18,8 +18,7 @@ from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_range
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.context import running
 from sandbox_runtime.forking import fork
-from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.backends import probes
 from tests.sandbox_runtime.backends.engine import derived, docker_backend, inspect

@@ -24,8 +24,7 @@ from sandbox_runtime.errors import (
     SandboxLostError,
     SandboxStartError,
 )
-from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import OutputCap, Sandbox, SandboxRef
 from sandbox_runtime.streams import Connection
 from tests.sandbox_runtime.conformance.backends import backend_of
