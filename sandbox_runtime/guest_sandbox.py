@@ -111,7 +111,7 @@ class GuestSandbox:
 
     def let_out(self, on_connection: OnConnection | None) -> None:
         """Serve connections that programs inside open with `on_connection`; None closes each."""
-        self._channel.let_out(on_connection)
+        self._channel.set_connection_handler(on_connection)
 
     async def exec(
         self,

@@ -159,8 +159,8 @@ def _bad(key: str, value: object) -> ProtocolError:
 
 
 class ListingReader:
-    """Reads one listing, a line of JSON for each entry, while it arrives. The numbers of entries and
-    bytes are checked before anything is parsed."""
+    """Reads one listing, a line of JSON for each entry, while it arrives. The number of entries and
+    that of bytes are checked before anything is parsed."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from sandbox_runtime.backends.base import Take
 from sandbox_runtime.backends.byte_stream import Duplex, StderrTail
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.frame_rate import FrameRate
+from sandbox_runtime.protocol import FrameRate
 
 HEADER = struct.Struct(">BxxxI")
 STDOUT = 1

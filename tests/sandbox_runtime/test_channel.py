@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from sandbox_runtime.channel import MAX_CONNECTIONS, Channel
+from sandbox_runtime.connection_queue import BURST_CONNECTIONS
 from sandbox_runtime.errors import SandboxGoneError, SandboxLostError, SandboxStartError
-from sandbox_runtime.frame_budgets import BURST_CONNECTIONS
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     ACK,

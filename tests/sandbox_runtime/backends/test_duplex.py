@@ -19,8 +19,7 @@ from sandbox_runtime.backends.byte_stream import (
 )
 from sandbox_runtime.backends.docker_attach import HEADER, Attachment
 from sandbox_runtime.backends.process_guest import spawn
-from sandbox_runtime.frame_rate import BURST_FRAMES
-from sandbox_runtime.protocol import ProtocolError
+from sandbox_runtime.protocol import BURST_FRAMES, ProtocolError
 from tests.fakes.waiting import until
 
 MEGABYTE = 1 << 20
