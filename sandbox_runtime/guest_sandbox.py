@@ -46,7 +46,6 @@ from sandbox_runtime.sandbox import (
     Listing,
     OnOutput,
     OutputCap,
-    SandboxRef,
     ShellState,
     Sink,
 )
@@ -73,15 +72,14 @@ async def start_sandbox(backend: Backend, isolation: Isolation) -> "GuestSandbox
     """Return a new sandbox, ready for its first command. Raises SandboxStartError."""
     channel = Channel(await backend.start(isolation))
     await channel.connect(START_TIMEOUT_S)
-    return GuestSandbox(channel, SandboxRef(backend.name, channel.guest.id))
+    return GuestSandbox(channel)
 
 
 class GuestSandbox:
     """A running sandbox; see `Sandbox`."""
 
-    def __init__(self, channel: Channel, ref: SandboxRef) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._ref = ref
         self._ids = itertools.count(1)
         self._jobs: dict[str, _Job] = {}
         self._last_pressure = Pressure()
@@ -91,10 +89,6 @@ class GuestSandbox:
     @property
     def id(self) -> str:
         return self._channel.guest.id
-
-    @property
-    def ref(self) -> SandboxRef:
-        return self._ref
 
     @property
     def lost(self) -> str | None:
@@ -317,7 +311,7 @@ class GuestSandbox:
         await self._raise_failure("packing the workspace", stream, fine=(0, 1))
         return size
 
-    async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
+    async def restore(self, source: AsyncIterable[bytes]) -> None:
         async with self._operation({"op": "pipe", "argv": UNPACK}, TRANSFER_S) as stream:
             async for data in source:
                 await stream.send(data)
@@ -329,8 +323,6 @@ class GuestSandbox:
                     raise ProtocolError("it sent data where a count was asked for")
         await self._raise_failure("unpacking the workspace", stream, fine=(0,))
         self._retention.found(left)
-        if of:
-            self._ref = replace(self._ref, generation=of.generation + 1)
 
     @asynccontextmanager
     async def _operation(
