@@ -23,7 +23,7 @@ from bench.sandboxes import filled
 from bench.table import Part, compared, figure
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.pool.pool import Pool
 
 ROUNDS = 2

@@ -23,7 +23,7 @@ from bench.table import Part, Row
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from policies.workspace import ANSWER_FILES
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.sandbox import Sandbox
 

@@ -13,7 +13,7 @@ from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 
 Kind = Literal["docker", "bubblewrap"]
 KINDS: tuple[Kind, ...] = ("docker", "bubblewrap")

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from bench.places import Place
 from policies.isolation import Isolation
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.pool.pool import Pool, PoolStats
 from sandbox_runtime.sandbox import Sandbox
 

@@ -203,8 +203,8 @@ def _lifespan(
 ) -> "Callable[[FastAPI], AbstractAsyncContextManager[None]]":
     import asyncio
 
+    from sandbox_runtime.backends.base import sweep_forever
     from sandbox_runtime.clock import SystemClock
-    from sandbox_runtime.sweeper import sweep_forever
 
     @asynccontextmanager
     async def lifespan(app: "FastAPI") -> AsyncIterator[None]:
@@ -291,7 +291,7 @@ def audit(arguments: argparse.Namespace) -> int:
 
 def build_image(arguments: argparse.Namespace) -> int:
     """Build the sandboxes' image with the Docker command line."""
-    from sandbox_runtime.image_build import build_image
+    from sandbox_runtime.images import build_image
 
     tag = arguments.tag or _config(arguments).sandbox.docker.image
     options = [f"--build-arg={each}" for each in arguments.build_arg]
@@ -300,7 +300,7 @@ def build_image(arguments: argparse.Namespace) -> int:
 
 def build_rootfs(arguments: argparse.Namespace) -> int:
     """Make a root file system with mmdebstrap."""
-    from sandbox_runtime.image_build import build_rootfs
+    from sandbox_runtime.images import build_rootfs
 
     return build_rootfs(arguments.tar)
 

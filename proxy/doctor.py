@@ -17,9 +17,8 @@ from sandbox_runtime.errors import SandboxError, SandboxStartError
 from sandbox_runtime.escape.context import Finding
 from sandbox_runtime.escape.run import refusal, run_batch, run_probes, untried
 from sandbox_runtime.escape.run import self_test as try_everything
-from sandbox_runtime.host_check import terminal_check
-from sandbox_runtime.image_check import REQUIRED, image_checks, installed
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
+from sandbox_runtime.images import REQUIRED, image_checks, installed, terminal_check
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
-"""Host end of the protocol: many operations over one byte stream, every byte of it distrusted.
+"""The host's end of the protocol: a Channel multiplexes operations and connections over one guest's
+byte stream.
 
-Whatever a frame from inside says is checked before it is used. A guest that breaks the protocol is
-killed, and only that guest: its sandbox's callers get SandboxLostError.
+Every frame from inside is checked before it is used. A guest that breaks the protocol is killed,
+and only that guest: the callers of its sandbox get SandboxLostError.
 """
 
 import asyncio
@@ -20,19 +21,10 @@ from sandbox_runtime.errors import (
     SandboxStartError,
     SandboxUnreachableError,
 )
-from sandbox_runtime.frame_budgets import (
-    MAX_CONNECTIONS,
-    MAX_RESET_STREAMS,
-    MAX_WIDE_STREAMS,
-    OPEN_FRAMES,
-    READ_FRAMES,
-    TURN_FRAMES,
-    ResetStreams,
-)
-from sandbox_runtime.frame_rate import FrameRate
 from sandbox_runtime.protocol import (
     ACK,
     HELLO,
+    MAX_CONNECTIONS,
     MAX_REPORT_BYTES,
     OPEN,
     PING,
@@ -40,22 +32,41 @@ from sandbox_runtime.protocol import (
     RESET,
     VERSION,
     Decoder,
+    FrameRate,
     ProtocolError,
     frame,
     parse_object,
 )
-from sandbox_runtime.streams import Connection, OnConnection, Stream
+from sandbox_runtime.streams import (
+    MAX_RESET_STREAMS,
+    Connection,
+    OnConnection,
+    ResetStreams,
+    Stream,
+)
 
 logger = logging.getLogger(__name__)
 
-UNANSWERED = f"more than {MAX_RESET_STREAMS} streams were reset, and it has not answered since"
+_TOO_MANY_RESETS = (
+    f"more than {MAX_RESET_STREAMS} streams were reset, and it has not answered since"
+)
 MAX_REQUEST_BYTES = 64
 """The payload of an agent's OPEN; ours sends `{}`."""
-PATIENCE_S = 10.0
-"""How long the agent may be silent while it has something to do, before it must show that it is
-alive; and how long it has for that."""
+SILENCE_TIMEOUT_S = 10.0
+"""How long the agent may be silent during an operation before it is sent a PING, and how long it
+has to answer."""
 HOLD_BYTES = 1 << 16
-"""No more is held back to go out together."""
+"""No more is held back to be written together."""
+MAX_WIDE_STREAMS = 32
+"""Streams of one sandbox that may have WINDOW_BYTES unread at one time; all others may have
+FIRST_WINDOW_BYTES. With as many connections as there may be that is 16 MiB, and 16 KiB for each
+operation that the host began."""
+READ_FRAMES = 4
+"""The cost in frames of each piece of the byte stream, however small it is."""
+TURN_FRAMES = 1024
+"""How many frames are taken before other tasks have their turn: about 1.5 ms."""
+OPEN_FRAMES = 32
+"""The cost in frames of a connection, which has a task."""
 FAREWELL_S = 5.0
 """How long an operation of a lost guest waits to hear whether the guest is really gone."""
 
@@ -64,7 +75,7 @@ class Channel:
     """The link to one guest."""
 
     def __init__(
-        self, guest: Guest, patience_s: float = PATIENCE_S, clock: Clock | None = None
+        self, guest: Guest, patience_s: float = SILENCE_TIMEOUT_S, clock: Clock | None = None
     ) -> None:
         self.lost: str | None = None
         """Why the guest is gone."""
@@ -72,22 +83,22 @@ class Channel:
         self._patience_s = patience_s
         self._heard_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._pinging: asyncio.Task[None] | None = None
         self._decoder = Decoder(MAX_REPORT_BYTES)
         self._held = b""
-        """What goes out with whatever is written next: each write costs more than its bytes."""
+        """What is written together with the next data: each write costs more than its bytes."""
         self._streams: dict[int, Stream | Connection] = {}
         self._reset_streams = ResetStreams()
         self._frame_rate = FrameRate()
         self._frames = 0
-        """What the bytes taken last count for, in frames."""
+        """The cost, in frames, of the bytes taken last."""
         self._next = 1
         self._last_from_inside = 0
         self._wide: set[int] = set()
         """The streams that have a whole window."""
         self._connections = ConnectionQueue(clock or SystemClock(), self._wide.discard)
         self._open_connections: set[int] = set()
-        """Those that the agent has open too."""
+        """The connections that the agent has open too."""
         self._is_gone = False
         self._hello = asyncio.Event()
         self._pong = asyncio.Event()
@@ -113,18 +124,18 @@ class Channel:
             await self.close()
             raise SandboxStartError(self.lost)
 
-    def let_out(self, on_connection: OnConnection | None) -> None:
-        """Decide what becomes of connections that programs inside open; None closes each."""
-        self._connections.let_out(on_connection)
+    def set_connection_handler(self, on_connection: OnConnection | None) -> None:
+        """Serve connections that programs inside open with `on_connection`; None closes each."""
+        self._connections.set_handler(on_connection)
 
     async def open(self, request: Mapping[str, object], *, more: bool = False) -> Stream:
         """Begin an operation; `more` as in `send`. Raises SandboxLostError."""
         if self.lost:
             raise self.lost_error()
         if len(self._reset_streams) > MAX_RESET_STREAMS:
-            await self.fail(UNANSWERED)
+            await self.fail(_TOO_MANY_RESETS)
             raise self.lost_error()
-        self._expect_life()
+        self._watch_silence()
         number = self._next
         self._next += 2
         stream = self._streams[number] = Stream(self, number)
@@ -137,14 +148,14 @@ class Channel:
         return stream  # nothing was waited for since it was opened: who is cancelled has none
 
     def widen(self, number: int) -> bool:
-        """Whether a stream may have WINDOW_BYTES unread from now on."""
+        """Return whether a stream may have WINDOW_BYTES unread from now on."""
         if len(self._wide) >= MAX_WIDE_STREAMS:
             return False
         self._wide.add(number)
         return True
 
     def reset(self, number: int) -> None:
-        """Close a stream from our end; nothing happens when it is over."""
+        """Close a stream from the host's end; do nothing if it is over."""
         stream = self._streams.pop(number, None)
         self._open_connections.discard(number)
         self._connections.discard(number)
@@ -184,7 +195,7 @@ class Channel:
         self._held += frame(0, ACK, command_id.encode())
 
     def lost_error(self) -> SandboxLostError:
-        """What its users are told once it is lost."""
+        """Return the error for operations of a lost guest."""
         kind = SandboxGoneError if self._is_gone else SandboxUnreachableError
         return kind(self.lost)
 
@@ -232,10 +243,10 @@ class Channel:
             await asyncio.shield(self._closing)  # which a native cancellation leaves alone too
 
     async def _end(self, *, besides: asyncio.Task[object] | None) -> None:
-        """End the guest and all tasks but its caller's."""
+        """End the guest and all tasks but `besides`."""
         if self._watch:
             self._watch.cancel()
-        others = {task for task in (self._reader, self._asking) if task}
+        others = {task for task in (self._reader, self._pinging) if task}
         others |= self._connections.tasks()
         others -= {besides}
         for task in others:
@@ -261,8 +272,8 @@ class Channel:
         self._wake_all()
 
     def _take(self, data: bytes | memoryview) -> float | None:
-        """Take frames from inside; returns None, or in how many seconds it should be called again,
-        for those that wait and those that are not read yet."""
+        """Take frames from inside; return None, or in how many seconds to call again for frames
+        that wait in the decoder or are not read yet."""
         now_s = self._heard_at = asyncio.get_running_loop().time()
         self._frames = READ_FRAMES if data else 0
         frames = self._decoder.feed(data)
@@ -274,32 +285,34 @@ class Channel:
         pause_s = self._frame_rate.pause_s(self._frames, len(data), now_s)
         return pause_s if pause_s or self._frames >= TURN_FRAMES else None
 
-    def _expect_life(self) -> None:
-        if self._watch is None and not self._asking:
+    def _watch_silence(self) -> None:
+        if self._watch is None and not self._pinging:
             self._heard_at = asyncio.get_running_loop().time()
-            self._look_in(self._patience_s)
+            self._check_silence_in(self._patience_s)
 
-    def _look_in(self, seconds: float) -> None:
-        self._watch = asyncio.get_running_loop().call_later(seconds, self._look)
+    def _check_silence_in(self, seconds: float) -> None:
+        self._watch = asyncio.get_running_loop().call_later(seconds, self._check_silence)
 
-    def _look(self) -> None:
-        """Whether an agent that has something to do has been silent too long. One look for all
-        that goes on: most operations are over long before."""
+    def _check_silence(self) -> None:
+        """Ping an agent that has been silent too long during an operation. One timer serves all
+        operations: most are over long before."""
         self._watch = None
         if self.lost or not (self._streams or self._reset_streams):
             return
         silent_s = asyncio.get_running_loop().time() - self._heard_at
         if silent_s < self._patience_s:
-            self._look_in(self._patience_s - silent_s)
+            self._check_silence_in(self._patience_s - silent_s)
         else:
-            self._asking = asyncio.create_task(self._ask(), name=f"silence of {self.guest.id}")
+            self._pinging = asyncio.create_task(
+                self._ping_silent(), name=f"silence of {self.guest.id}"
+            )
 
-    async def _ask(self) -> None:
-        with suppress(SandboxLostError):  # who asked for something hears of it
+    async def _ping_silent(self) -> None:
+        with suppress(SandboxLostError):  # the operations raise it too
             await self.ping(self._patience_s)
-        self._asking = None
+        self._pinging = None
         if not self.lost:
-            self._look_in(self._patience_s)
+            self._check_silence_in(self._patience_s)
 
     def _dispatch(self, number: int, kind: int, payload: bytes) -> None:
         if number == 0:
@@ -317,18 +330,18 @@ class Channel:
             raise ProtocolError(f"frame type {kind} on stream {number}, which is not open")
 
     def _connect(self, number: int, request: bytes) -> None:
-        """A program inside wants out."""
+        """Open the connection that a program inside asks for."""
         if number != self._last_from_inside + 2:
             raise ProtocolError(f"stream {number} opened after {self._last_from_inside}")
         if len(self._reset_streams) > MAX_RESET_STREAMS:
-            raise ProtocolError(UNANSWERED)
+            raise ProtocolError(_TOO_MANY_RESETS)
         if len(request) > MAX_REQUEST_BYTES:
             raise ProtocolError(f"a connection with a request of {len(request)} bytes")
         if len(self._open_connections) >= MAX_CONNECTIONS:
             raise ProtocolError(f"more than {MAX_CONNECTIONS} connections at one time")
         self._last_from_inside = number
         self._frames += OPEN_FRAMES
-        self._expect_life()
+        self._watch_silence()
         connection = self._streams[number] = Connection(self, number)
         self._open_connections.add(number)
         self._connections.add(connection)

@@ -1,34 +1,56 @@
-"""What a command has printed, put together again on the host."""
+"""The output of commands: `CommandOutput` puts together on the host what a command prints,
+`OutputRetention` accounts for the files inside that keep output whole, and `exec_result` makes the
+result of both and the agent's report."""
 
 import codecs
+import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from policies.workspace import OBSERVATION_DIR
+from sandbox_runtime.backends.base import Pressure
 from sandbox_runtime.protocol import DATA, STDERR, STDERR_TAIL, TAIL
-from sandbox_runtime.reports import OutputReport
-from sandbox_runtime.sandbox import OnOutput, OutputCap, StreamName
+from sandbox_runtime.reports import CommandReport, OutputReport
+from sandbox_runtime.sandbox import ExecResult, OnOutput, OutputCap, StreamName
 
 STREAM_NAMES: Mapping[int, StreamName] = {DATA: "stdout", STDERR: "stderr"}
 KINDS: Mapping[StreamName, tuple[int, int]] = {
     "stdout": (DATA, TAIL),
     "stderr": (STDERR, STDERR_TAIL),
 }
+MAX_KEPT_BYTES = 32 << 20
+"""Of all output files of one sandbox: its disk may be memory."""
+PRUNE = f"""export LC_ALL=C
+find {OBSERVATION_DIR} -type f ! -path '*
+*' -printf '%T@ %s %p\\n' 2>/dev/null | sort -rn | {{
+kept=0
+while read -r _ size path; do
+    if [ $((kept + size)) -le {MAX_KEPT_BYTES // 2} ]; then
+        kept=$((kept + size))
+    else
+        rm -f -- "$path"
+    fi
+done
+echo "$kept"
+}}"""
+"""A shell script that removes the oldest files that came with a workspace and prints how many bytes
+are left. New files need room, and a conversation has many sandboxes."""
 
 
 class CommandOutput:
-    """What a command has printed so far."""
+    """What a command has printed in one reading."""
 
     def __init__(self, cap: OutputCap, on_output: OnOutput | None) -> None:
-        # The agent cuts at characters and lines, never above; each stream has the cap to itself.
+        # The agent cuts at characters and lines, never above the cap, which holds for each stream.
         self._room = 2 * cap.max_bytes
         self._on_output = on_output
-        # Not a list of pieces: each of them would cost far more memory than its one byte.
+        # Not a list of pieces: pieces of one byte would take far more memory than their bytes.
         self._text = {kind: bytearray() for kind in (DATA, STDERR, TAIL, STDERR_TAIL)}
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {kind: decoder(errors="replace") for kind in STREAM_NAMES}
-        self.truncated = False
 
     async def take(self, kind: int, data: bytes) -> bool:
-        """Take a piece in and pass it on; returns whether there was room for it."""
+        """Add a piece and pass it to `on_output`; return whether there was room for it."""
         self._room -= len(data)
         if self._room < 0:
             return False
@@ -39,15 +61,18 @@ class CommandOutput:
                 await self._on_output(STREAM_NAMES[kind], text)
         return True
 
+    def omitted_bytes(self, name: StreamName, report: OutputReport) -> int:
+        """Return how many bytes of a stream the agent did not send; not above 0: none."""
+        return report.total_bytes - sum(len(self._text[kind]) for kind in KINDS[name])
+
     def text(self, name: StreamName, report: OutputReport, path: str) -> str:
-        """A whole stream, or its head and tail with a line between that says what is left out, and
-        the `path` that has it."""
+        """Return a whole stream; or its head and tail, with a line between them that says how much
+        is left out and that `path` has it."""
         head, tail = (self._text[kind] for kind in KINDS[name])
-        omitted = report.total_bytes - len(head) - len(tail)
+        omitted = self.omitted_bytes(name, report)
         if omitted <= 0:
             return (head + tail).decode(errors="replace")
-        self.truncated = True
-        marker = left_out(
+        marker = truncation_marker(
             omitted, report.omitted_lines, path, report.kept_bytes, report.total_bytes
         )
         shown = head.decode(errors="replace")
@@ -55,8 +80,8 @@ class CommandOutput:
         return f"{shown}{newline}{marker}\n{tail.decode(errors='replace')}"
 
     def lines(self, reports: Mapping[StreamName, OutputReport]) -> int:
-        """The number of lines of both streams, those left out included. A last line without a
-        newline counts."""
+        """Return the number of lines of both streams, those left out included. A last line without
+        a newline counts."""
         count = 0
         for name, kinds in KINDS.items():
             head, tail = (self._text[kind] for kind in kinds)
@@ -67,11 +92,89 @@ class CommandOutput:
         return count
 
 
-def left_out(omitted: int, lines: int, path: str, kept: int, total: int) -> str:
-    """The line in the place of what is not shown of a stream."""
+def truncation_marker(omitted: int, lines: int, path: str, kept: int, total: int) -> str:
+    """Return the line that stands for what is not shown of a stream."""
     where = ""
     if path and kept < total:
         where = f"; the first {kept} bytes of it all are in {path}"
     elif path:
         where = f"; all of it is in {path}"
     return f"[... {omitted} bytes, {lines} lines left out{where} ...]"
+
+
+class OutputRetention:
+    """Counts the bytes of the files inside one sandbox that keep its commands' output. What a
+    command may keep is reserved while it runs."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def begin(self, cap: OutputCap) -> "RetainedFiles":
+        """Reserve bytes for a command's files."""
+        room = min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.keep_in else 0
+        if room <= 0:
+            return RetainedFiles(None, 0)
+        self._bytes += room
+        # A random name: files of an earlier sandbox may have come with its workspace.
+        return RetainedFiles(f"{cap.keep_in}/{uuid.uuid4().hex[:8]}", room)
+
+    def end(self, files: "RetainedFiles") -> None:
+        """Release what a command has reserved and not used."""
+        self._bytes -= files.left
+
+    def found(self, size: bytes) -> None:
+        """Count the files that came with a workspace, from what PRUNE prints. If it is no number,
+        nothing is kept from now on."""
+        self._bytes += int(size) if size.strip().isdigit() else MAX_KEPT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedFiles:
+    """The files with one command's output."""
+
+    name: str | None
+    """The beginning of their paths; None: nothing is kept."""
+    left: int
+    """How many bytes may be added."""
+
+    def path(self, stream: StreamName, reading: int, size: int) -> str:
+        """Return the path of a stream of a reading, of which `size` bytes are kept; empty if none
+        are."""
+        return f"{self.name}-{reading}.{stream}" if self.name is not None and size > 0 else ""
+
+    def spent(self, size: int) -> "RetainedFiles":
+        """Return the files after `size` bytes were added."""
+        return self if self.name is None else replace(self, left=max(0, self.left - size))
+
+
+def exec_result(
+    job_id: str,
+    report: CommandReport,
+    output: CommandOutput,
+    files: RetainedFiles,
+    pressure: Pressure,
+) -> ExecResult:
+    """Return the result of one reading of a command. `pressure`: the limits that were hit in it."""
+    stdout, stderr = report.outputs["stdout"], report.outputs["stderr"]
+    stdout_file = files.path("stdout", report.reading, stdout.kept_bytes)
+    stderr_file = files.path("stderr", report.reading, stderr.kept_bytes)
+    return ExecResult(
+        exit_code=report.exit_code,
+        stdout=output.text("stdout", stdout, stdout_file),
+        stderr=output.text("stderr", stderr, stderr_file),
+        timed_out=report.timed_out,
+        truncated=any(output.omitted_bytes(name, report.outputs[name]) > 0 for name in KINDS),
+        duration_s=report.duration_s,
+        stdout_bytes=stdout.total_bytes,
+        stderr_bytes=stderr.total_bytes,
+        output_lines=output.lines(report.outputs),
+        cpu_s=report.cpu_s,
+        peak_memory_bytes=report.peak_memory_bytes,
+        oom_kills=pressure.oom_kills,
+        pids_refused=pressure.pids_refused,
+        running=report.running,
+        waiting=report.waiting,
+        job_id=job_id if report.running else "",
+        stdout_file=stdout_file,
+        stderr_file=stderr_file,
+    )

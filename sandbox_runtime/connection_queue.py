@@ -3,16 +3,38 @@ their turn because more are opened in a second than `ConnectionRate` allows."""
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 from sandbox_runtime.clock import Clock
-from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, ConnectionRate
+from sandbox_runtime.protocol import MAX_CONNECTIONS
 from sandbox_runtime.streams import Connection, OnConnection
 
 logger = logging.getLogger(__name__)
 
 MAX_HANDLERS = 2 * MAX_CONNECTIONS
-"""The handler of a connection that is closed already needs a moment to end."""
+"""Handlers of closed connections end a little later, hence the factor 2."""
+CONNECTIONS_PER_S = 64
+BURST_CONNECTIONS = MAX_CONNECTIONS
+"""The connections of one sandbox's programs. A refused one costs the host about 0.2 ms, one that
+reaches a server about 1 ms. Connections beyond this rate wait, for 4 s at most."""
+
+
+class ConnectionRate:
+    """How soon the next connection of one sandbox's programs may be served."""
+
+    def __init__(self) -> None:
+        self._next_s = -math.inf
+        """When the connections served so far would all have been served at the steady rate."""
+
+    def wait_s(self, now_s: float) -> float:
+        """Return in how many seconds another connection may be served; 0 if one may be now."""
+        return max(0.0, self._next_s - now_s)
+
+    def take(self, now_s: float) -> None:
+        """Count a connection that is served now."""
+        earliest_s = now_s - (BURST_CONNECTIONS - 1) / CONNECTIONS_PER_S
+        self._next_s = max(self._next_s, earliest_s) + 1 / CONNECTIONS_PER_S
 
 
 class ConnectionQueue:
@@ -34,7 +56,7 @@ class ConnectionQueue:
         self._turns: asyncio.Task[None] | None = None
         """Serves those that wait; it ends when none is left."""
 
-    def let_out(self, on_connection: OnConnection | None) -> None:
+    def set_handler(self, on_connection: OnConnection | None) -> None:
         """Serve connections with `on_connection` from now on, at a new rate; None closes each.
         Those that wait are closed."""
         self.close_waiting()

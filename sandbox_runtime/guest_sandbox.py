@@ -1,4 +1,4 @@
-"""A Sandbox whose doing is an agent at the other end of a channel."""
+"""The Sandbox that an agent at the other end of a channel works for, and how one is started."""
 
 import asyncio
 import itertools
@@ -9,9 +9,15 @@ from typing import NoReturn, TypeVar
 
 from policies.isolation import Isolation
 from policies.workspace import WORKING_DIR
-from sandbox_runtime.backends.base import Pressure
+from sandbox_runtime.backends.base import Backend, Pressure
 from sandbox_runtime.channel import Channel
-from sandbox_runtime.command_output import KINDS, CommandOutput
+from sandbox_runtime.command_output import (
+    PRUNE,
+    CommandOutput,
+    OutputRetention,
+    RetainedFiles,
+    exec_result,
+)
 from sandbox_runtime.egress.limits import Meter
 from sandbox_runtime.errors import (
     FileMissingError,
@@ -22,11 +28,10 @@ from sandbox_runtime.errors import (
     NotARegularFileError,
     SandboxFileError,
 )
-from sandbox_runtime.kept_output import PRUNE, KeptFiles, KeptOutput
-from sandbox_runtime.listing import ListingReader
 from sandbox_runtime.protocol import ProtocolError
 from sandbox_runtime.reports import (
     CommandReport,
+    ListingReader,
     command_report,
     exit_of,
     failure_in,
@@ -41,14 +46,14 @@ from sandbox_runtime.sandbox import (
     Listing,
     OnOutput,
     OutputCap,
-    SandboxRef,
     ShellState,
     Sink,
 )
 from sandbox_runtime.streams import OnConnection, Stream
 
+START_TIMEOUT_S = 60.0
 ANSWER_S = 4.0
-"""How long after a command's time is up its outcome is awaited; the agent needs about 0.7 s."""
+"""How long the report of a command is awaited after its time is up; the agent needs about 0.7 s."""
 MAX_COUNT_CHARS = 20
 """How much unpacking may print: a count of bytes."""
 FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
@@ -63,33 +68,35 @@ UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
 """Nobody inside may own what it unpacks but the one user there is."""
 
 
-class GuestSandbox:
-    """One computer; see `Sandbox`."""
+async def start_sandbox(backend: Backend, isolation: Isolation) -> "GuestSandbox":
+    """Return a new sandbox, ready for its first command. Raises SandboxStartError."""
+    channel = Channel(await backend.start(isolation))
+    await channel.connect(START_TIMEOUT_S)
+    return GuestSandbox(channel)
 
-    def __init__(self, channel: Channel, ref: SandboxRef) -> None:
+
+class GuestSandbox:
+    """A running sandbox; see `Sandbox`."""
+
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._ref = ref
         self._ids = itertools.count(1)
         self._jobs: dict[str, _Job] = {}
         self._last_pressure = Pressure()
         self.meter = Meter()
-        self._kept_output = KeptOutput()
+        self._retention = OutputRetention()
 
     @property
     def id(self) -> str:
         return self._channel.guest.id
 
     @property
-    def ref(self) -> SandboxRef:
-        return self._ref
-
-    @property
     def lost(self) -> str | None:
-        """Why it cannot be used any more."""
+        """Why the sandbox cannot be used any more; None while it can."""
         return self._channel.lost
 
     async def ping(self, timeout_s: float) -> None:
-        """Return when it answers. Raises SandboxLostError when it does not."""
+        """Return when the agent answers. Raises SandboxLostError if it does not."""
         await self._channel.ping(timeout_s)
 
     async def limit(self, isolation: Isolation) -> None:
@@ -97,8 +104,8 @@ class GuestSandbox:
         await self._channel.guest.limit(isolation)
 
     def let_out(self, on_connection: OnConnection | None) -> None:
-        """Decide what becomes of connections that programs inside open; None closes each."""
-        self._channel.let_out(on_connection)
+        """Serve connections that programs inside open with `on_connection`; None closes each."""
+        self._channel.set_connection_handler(on_connection)
 
     async def exec(
         self,
@@ -115,7 +122,7 @@ class GuestSandbox:
         command_id: str | None = None,
     ) -> ExecResult:
         id = command_id or f"c{next(self._ids)}"
-        kept = self._kept_output.begin(cap)
+        files = self._retention.begin(cap)
         request = {
             "op": "exec",
             "id": id,
@@ -127,18 +134,20 @@ class GuestSandbox:
             "stdin": "terminal" if stdin is None else "data" if stdin else "none",
             "max_bytes": cap.max_bytes,
             "max_lines": cap.max_lines,
-            "keep": kept.name,
-            "max_kept_bytes": kept.left,
+            "keep": files.name,
+            "max_kept_bytes": files.left,
             "shell_state": shell_state,
         }
         patience_s = timeout_s if wait_s is None else min(timeout_s, wait_s)
         output = CommandOutput(cap, on_output)
-        stream = await self._hear(request, output, patience_s, stdin or b"", end_of_input=True)
+        stream = await self._read_output(
+            request, output, patience_s, stdin or b"", end_of_input=True
+        )
         if failure := await self._checked(failure_in, stream):
-            self._kept_output.end(kept)
+            self._retention.end(files)
             return _not_started(failure.message)
         report = await self._checked(command_report, stream)
-        return self._result(id, _Job(0, cap, kept), report, output)
+        return self._finish_reading(id, _Job(0, cap, files), report, output)
 
     async def wait(
         self,
@@ -152,12 +161,12 @@ class GuestSandbox:
         job = self._job(job_id)
         request = {"op": "attach", "id": job_id, "reading": job.next_reading, "wait_s": wait_s}
         output = CommandOutput(job.cap, on_output)
-        stream = await self._hear(request, output, wait_s, typed, end_of_input=end_of_input)
+        stream = await self._read_output(request, output, wait_s, typed, end_of_input=end_of_input)
         if await self._checked(failure_in, stream):
             self._jobs.pop(job_id, None)
             raise JobMissingError(f"the sandbox has no job {job_id!r} any more")
         report = await self._checked(command_report, stream)
-        return self._result(job_id, job, report, output)
+        return self._finish_reading(job_id, job, report, output)
 
     async def stop(self, job_id: str) -> None:
         self._job(job_id)
@@ -167,7 +176,7 @@ class GuestSandbox:
                 if await stream.receive():
                     raise ProtocolError("it sent data where none was asked for")
         except TimeoutError:
-            await self._distrust("it did not take an order in time")
+            await self._kill("it did not take an order in time")
         await self._checked(failure_in, stream)
 
     def _job(self, job_id: str) -> "_Job":
@@ -177,7 +186,7 @@ class GuestSandbox:
             known = ", ".join(self._jobs) or "none"
             raise JobMissingError(f"there is no job {job_id!r} (running: {known})") from None
 
-    async def _hear(
+    async def _read_output(
         self,
         request: Mapping[str, object],
         output: CommandOutput,
@@ -186,7 +195,7 @@ class GuestSandbox:
         *,
         end_of_input: bool,
     ) -> Stream:
-        """Hear one reading of a command to its end; the stream returned has the report."""
+        """Read the output of one reading to its end; return the stream, which has the report."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + patience_s + ANSWER_S
         try:
@@ -200,60 +209,42 @@ class GuestSandbox:
                     await stream.finish_input()
                 while piece := await stream.receive():
                     arrived = clock()
-                    patience.reschedule(None)  # the listener's time is not the agent's
+                    patience.reschedule(None)  # the time in on_output is not the agent's
                     if not await output.take(*piece):
-                        await self._distrust("it sent more output than allowed")
+                        await self._kill("it sent more output than allowed")
                     deadline += clock() - arrived
                     patience.reschedule(deadline)
         except TimeoutError:
             if patience.expired():
-                await self._distrust("the agent did not end a command in time")
+                await self._kill("the agent did not end a command in time")
             raise
         return stream
 
-    def _result(
+    def _finish_reading(
         self, id: str, job: "_Job", report: CommandReport, output: CommandOutput
     ) -> ExecResult:
-        stdout, stderr = report.outputs["stdout"], report.outputs["stderr"]
-        stdout_file, stderr_file = (
-            job.kept.path(name, report.reading, report.outputs[name].kept_bytes) for name in KINDS
-        )
+        """Return the result of a reading, and keep the job or forget it."""
+        result = exec_result(id, report, output, job.files, self._limits_hit(report))
+        files = job.files.spent(sum(each.kept_bytes for each in report.outputs.values()))
         if report.running:
-            self._jobs[id] = replace(job, next_reading=report.reading + 1)
+            self._jobs[id] = replace(job, next_reading=report.reading + 1, files=files)
         else:
             self._jobs.pop(id, None)
             self._channel.acknowledge(id)
-            self._kept_output.end(job.kept)
-        return ExecResult(
-            exit_code=report.exit_code,
-            stdout=output.text("stdout", stdout, stdout_file),
-            stderr=output.text("stderr", stderr, stderr_file),
-            timed_out=report.timed_out,
-            truncated=output.truncated,
-            duration_s=report.duration_s,
-            stdout_bytes=stdout.total_bytes,
-            stderr_bytes=stderr.total_bytes,
-            output_lines=output.lines(report.outputs),
-            cpu_s=report.cpu_s,
-            peak_memory_bytes=report.peak_memory_bytes,
-            running=report.running,
-            waiting=report.waiting,
-            job_id=id if report.running else "",
-            stdout_file=stdout_file,
-            stderr_file=stderr_file,
-            **self._pressure(report),
-        )
+            self._retention.end(files)
+        return result
 
-    def _pressure(self, report: CommandReport) -> dict[str, int]:
-        """Limits that were hit: by the host's own counters where it has any."""
+    def _limits_hit(self, report: CommandReport) -> Pressure:
+        """Return how often limits were hit since the last reading: by the host's own counters where
+        it has any."""
         now, before = self._channel.guest.pressure(), self._last_pressure
         if now is None:
-            return {"oom_kills": report.oom_kills, "pids_refused": report.pids_refused}
+            return Pressure(report.oom_kills, report.pids_refused)
         self._last_pressure = now
-        return {
-            "oom_kills": now.oom_kills - before.oom_kills,
-            "pids_refused": now.pids_refused - before.pids_refused,
-        }
+        return Pressure(
+            oom_kills=now.oom_kills - before.oom_kills,
+            pids_refused=now.pids_refused - before.pids_refused,
+        )
 
     async def put(
         self,
@@ -284,7 +275,7 @@ class GuestSandbox:
                     raise ProtocolError("it sent more of a file than asked for")
                 await sink(piece[1])
         if await self._size(stream) != received:
-            await self._distrust("it sent less of a file than it says")
+            await self._kill("it sent less of a file than it says")
         return received
 
     async def list(
@@ -320,7 +311,7 @@ class GuestSandbox:
         await self._raise_failure("packing the workspace", stream, fine=(0, 1))
         return size
 
-    async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
+    async def restore(self, source: AsyncIterable[bytes]) -> None:
         async with self._operation({"op": "pipe", "argv": UNPACK}, TRANSFER_S) as stream:
             async for data in source:
                 await stream.send(data)
@@ -331,9 +322,7 @@ class GuestSandbox:
                 if len(left) > MAX_COUNT_CHARS:
                     raise ProtocolError("it sent data where a count was asked for")
         await self._raise_failure("unpacking the workspace", stream, fine=(0,))
-        self._kept_output.found(left)
-        if of:
-            self._ref = replace(self._ref, generation=of.generation + 1)
+        self._retention.found(left)
 
     @asynccontextmanager
     async def _operation(
@@ -351,7 +340,7 @@ class GuestSandbox:
                 finally:
                     self._channel.reset(stream.number)
         except ProtocolError as error:  # out here the deadline does not stop the guest's end
-            await self._distrust(str(error))
+            await self._kill(str(error))
         except TimeoutError as error:
             if not patience.expired():
                 raise
@@ -375,24 +364,25 @@ class GuestSandbox:
             raise FILE_ERRORS.get(failure.code, SandboxFileError)(failure.message)
 
     async def _checked(self, read: Callable[[Mapping[str, object]], Read], stream: Stream) -> Read:
-        """What `read` finds in a stream's report. Raises SandboxLostError for what cannot be."""
+        """Return what `read` finds in a stream's report. Raises SandboxLostError if malformed."""
         try:
             return read(stream.report)
         except ProtocolError as error:
-            await self._distrust(str(error))
+            await self._kill(str(error))
 
-    async def _distrust(self, why: str) -> NoReturn:
+    async def _kill(self, why: str) -> NoReturn:
         await self._channel.fail(why)
         raise self._channel.lost_error()
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A command that goes on; `kept` has its output whole."""
+    """A command that still runs."""
 
     next_reading: int
     cap: OutputCap
-    kept: KeptFiles
+    files: RetainedFiles
+    """Where its output is kept whole."""
 
 
 def _not_started(message: str) -> ExecResult:

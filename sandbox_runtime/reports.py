@@ -1,15 +1,31 @@
-"""The guest agent's reports: every field is checked for its type and range before it is used."""
+"""What the guest agent reports: the outcome of a command or a file operation, and the entries of a
+listing. Every field is checked for its type and range before it is used."""
 
+import asyncio
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from sandbox_runtime.protocol import ProtocolError
-from sandbox_runtime.sandbox import StreamName
+from sandbox_runtime.sandbox import Entry, StreamName
 
 MAX_NUMBER = 1e18
 """Beyond any count of bytes or seconds; NaN is not below it either."""
 MAX_MESSAGE_CHARS = 1000
+MAX_LISTING_BYTES = 4 << 20
+"""The agent lists no more, hashes aside. As text it may take four times as much memory: one wide
+character makes all of a path's wide."""
+HASH_BYTES = 68
+"""What a hash adds to an entry."""
+TURN_ENTRIES = 200
+"""How many entries are parsed before other tasks have their turn: about 2 ms."""
+MAX_PATH_BYTES = 4096
+"""Of Linux: the agent leaves out what lies deeper."""
+MAX_LINE_BYTES = 6 * MAX_PATH_BYTES + 1024
+"""A path whose every byte is escaped, and the other fields."""
+SHA256 = re.compile("[0-9a-f]{64}|")
 
 Report = Mapping[str, object]
 
@@ -49,7 +65,7 @@ class CommandReport:
 
 
 def failure_in(report: Report) -> Failure | None:
-    """The report's error, or None if the operation was done. Raises ProtocolError."""
+    """Return the report's error, or None if the operation was done. Raises ProtocolError."""
     if "error" not in report:
         return None
     message = _text(report, "message") if "message" in report else ""
@@ -57,7 +73,7 @@ def failure_in(report: Report) -> Failure | None:
 
 
 def command_report(report: Report) -> CommandReport:
-    """The report of a command. Raises ProtocolError."""
+    """Return the report of a command. Raises ProtocolError."""
     return CommandReport(
         exit_code=_integer(report, "exit_code"),
         duration_s=_seconds(report, "duration_s"),
@@ -75,17 +91,17 @@ def command_report(report: Report) -> CommandReport:
 
 
 def size_in(report: Report) -> int:
-    """The size of the file that was read or written. Raises ProtocolError."""
+    """Return the size of the file that was read or written. Raises ProtocolError."""
     return _count(report, "bytes")
 
 
 def is_truncated(report: Report) -> bool:
-    """Whether a listing is not complete. Raises ProtocolError."""
+    """Return whether a listing is incomplete. Raises ProtocolError."""
     return _flag(report, "truncated")
 
 
 def exit_of(report: Report) -> tuple[int, str]:
-    """The exit code of a program and the end of what it wrote to standard error.
+    """Return the exit code of a program and the end of what it wrote to standard error.
 
     Raises ProtocolError.
     """
@@ -140,3 +156,72 @@ def _bad(key: str, value: object) -> ProtocolError:
     # The repr of a list or an object may be nested deeper than the interpreter can recurse.
     shown = repr(value)[:80] if isinstance(value, str | int | float | None) else type(value)
     return ProtocolError(f"it reported {key} as {shown}")
+
+
+class ListingReader:
+    """Reads one listing, a line of JSON for each entry, while it arrives. The number of entries and
+    that of bytes are checked before anything is parsed."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._bytes_left = MAX_LISTING_BYTES + HASH_BYTES * max_entries
+        self._line = b""
+        """The last line, whose end has not arrived."""
+        self._entries: list[Entry] = []
+
+    async def feed(self, data: bytes) -> None:
+        """Parse the lines that `data` completes, some in each turn of the loop. Raises
+        ProtocolError."""
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            raise ProtocolError("it sent an endless listing")
+        if len(self._entries) + data.count(b"\n") > self._max_entries:
+            raise self._too_many()
+        *lines, self._line = (self._line + data).split(b"\n")
+        if len(self._line) > MAX_LINE_BYTES:
+            raise ProtocolError("it sent a malformed listing: a line has no end")
+        for start in range(0, len(lines), TURN_ENTRIES):
+            self._entries += map(_entry, lines[start : start + TURN_ENTRIES])
+            await asyncio.sleep(0)
+
+    def finish(self) -> tuple[Entry, ...]:
+        """Return all entries, sorted by path. Raises ProtocolError."""
+        if self._line:
+            self._entries.append(_entry(self._line))
+        if len(self._entries) > self._max_entries:
+            raise self._too_many()
+        return tuple(sorted(self._entries, key=lambda entry: entry.path))
+
+    def _too_many(self) -> ProtocolError:
+        return ProtocolError(
+            f"it sent a malformed listing: more than the {self._max_entries} entries asked for"
+        )
+
+
+def _entry(line: bytes) -> Entry:
+    """Parse one line of a listing. Raises ProtocolError."""
+    if len(line) <= MAX_LINE_BYTES:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        match value:
+            case [str(path), "file" | "directory" | "other" as kind, size, *rest] if (
+                type(size) is int and 0 <= size < MAX_NUMBER and _is_path(path)
+            ):
+                match rest:
+                    case []:
+                        return Entry(path, kind, size)
+                    case [str(digest)] if kind == "file" and SHA256.fullmatch(digest):
+                        return Entry(path, kind, size, digest)
+    raise ProtocolError(f"it sent a malformed listing: {line[:80]!r}")
+
+
+def _is_path(path: str) -> bool:
+    """Return whether a path is relative, has no `..`, and is one that a file can have."""
+    try:
+        size = len(path.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return False
+    parts = path.split("/")
+    return size <= MAX_PATH_BYTES and "\0" not in path and not {"", ".", ".."} & set(parts)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from policies.isolation import Isolation
@@ -103,30 +103,6 @@ class Listing:
     truncated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxRef:
-    """Which computer is meant, in plain values that JSON can carry."""
-
-    backend: str
-    """As configured: docker, bubblewrap."""
-    id: str
-    """The backend's own name for it."""
-    generation: int = 1
-    """Counts the computers that have had this workspace: a restored one is not the one before."""
-
-    def to_json(self) -> dict[str, str | int]:
-        """As JSON carries it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, object]) -> "SandboxRef":
-        """What `to_json` made. Raises ValueError."""
-        match value:
-            case {"backend": str(backend), "id": str(id), "generation": int(generation)}:
-                return cls(backend, id, generation)
-        raise ValueError(f"{value!r} is no reference to a sandbox")
-
-
 class Sandbox(Protocol):
     """One isolated computer, for one user, used once.
 
@@ -137,10 +113,6 @@ class Sandbox(Protocol):
     @property
     def id(self) -> str:
         """A name for logs, unique among the living."""
-
-    @property
-    def ref(self) -> SandboxRef:
-        """Which computer this is."""
 
     @property
     def meter(self) -> Meter:
@@ -245,10 +217,8 @@ class Sandbox(Protocol):
         (the sink may have had `max_bytes` by then) and SandboxFileError.
         """
 
-    async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
-        """Unpack a snapshot over the working directory; with `of`, this computer is the next
-        generation of that one. Raises SandboxFileError.
-        """
+    async def restore(self, source: AsyncIterable[bytes]) -> None:
+        """Unpack a snapshot over the working directory. Raises SandboxFileError."""
 
     async def close(self) -> None:
         """End the computer and all in it. Safe to call twice; finishes when cancelled."""

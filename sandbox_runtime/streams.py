@@ -1,10 +1,13 @@
-"""What travels on one stream of a channel: an operation of ours, or a connection of a program's."""
+"""The streams of a channel: `Stream` is an operation of the host, `Connection` a connection that a
+program inside has opened, and `ResetStreams` are those that the host has reset. Both directions are
+flow-controlled."""
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.protocol import (
@@ -13,6 +16,7 @@ from sandbox_runtime.protocol import (
     END,
     EOF,
     FIRST_WINDOW_BYTES,
+    MAX_CONNECTIONS,
     MAX_DATA_BYTES,
     OPEN,
     RESET,
@@ -27,38 +31,26 @@ from sandbox_runtime.protocol import (
     parse_object,
 )
 
+if TYPE_CHECKING:
+    from sandbox_runtime.channel import Channel
+
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
 NO_CREDIT = CREDIT.pack(0)
 MAX_PIECES = 1024
-"""Of data that waits to be received, each of one kind: so many keep their order. What else arrives
-is added to the last of its kind, so that 256 KiB in frames of a byte take 200 KiB more at most."""
+"""Pieces of data, each of one kind, that wait to be received in their order. Data beyond them is
+added to the last piece of its kind: 256 KiB in frames of a byte take 200 KiB more at most."""
+RESETS_BEFORE_PING = MAX_CONNECTIONS
+MAX_RESET_STREAMS = 8 * MAX_CONNECTIONS
+"""Two round trips of an agent that opens and closes at full speed leave at most 1,280 reset
+streams; beyond 2,048 the agent ignores PING."""
 
 
-class Link(Protocol):
-    """What a stream needs of its channel."""
-
-    @property
-    def lost(self) -> str | None: ...
-
-    def lost_error(self) -> SandboxLostError: ...
-
-    async def send(self, data: bytes, *, more: bool = False) -> None: ...
-
-    def write(self, data: bytes) -> None: ...
-
-    def widen(self, number: int) -> bool: ...
-
-    def reset(self, number: int) -> None: ...
-
-    def connection_ended(self, number: int) -> None: ...
-
-
-class _Flow:
+class _FlowControl:
     """Bytes in both directions, each only as fast as the other side gives credit."""
 
-    def __init__(self, link: Link, number: int) -> None:
+    def __init__(self, channel: "Channel", number: int) -> None:
         self.number = number
-        self._link = link
+        self._channel = channel
         self._pieces: deque[tuple[int, bytes | bytearray]] = deque()
         self._arrived = asyncio.Event()
         self._credit = WINDOW_BYTES
@@ -70,17 +62,17 @@ class _Flow:
         self._is_reset = False
 
     def mark_reset(self) -> None:
-        """The host has reset it: what still arrives is checked, but not kept."""
+        """Check what still arrives, but keep none of it: the host has reset the stream."""
         self._is_reset = True
         self._pieces.clear()
 
     def wake(self) -> None:
-        """Something has changed."""
+        """Wake the coroutines that wait for a change."""
         self._arrived.set()
 
     async def _wait(self) -> None:
-        if self._link.lost:
-            raise self._link.lost_error()
+        if self._channel.lost:
+            raise self._channel.lost_error()
         self._arrived.clear()
         await self._arrived.wait()
 
@@ -92,7 +84,7 @@ class _Flow:
             if self._over:
                 return
             self._credit -= len(piece)
-            await self._link.send(frame(self.number, DATA, piece), more=more)
+            await self._channel.send(frame(self.number, DATA, piece), more=more)
 
     async def _next(self) -> tuple[int, bytes]:
         kind, data = self._pieces.popleft()
@@ -100,18 +92,18 @@ class _Flow:
         # Half a window at a time: most operations are over before any is due.
         if self._credit_due >= self._window // 2 and not self._over:
             credit, self._credit_due = self._credit_due, 0
-            await self._link.send(self._give(credit + self._widen()))
+            await self._channel.send(self._give(credit + self._widen()))
         return kind, bytes(data)
 
     def _widen(self) -> int:
-        """Make the window a whole one if the sandbox may have another; returns by how much."""
-        if self._window == WINDOW_BYTES or not self._link.widen(self.number):
+        """Widen the window to WINDOW_BYTES if the channel allows it; return by how many bytes."""
+        if self._window == WINDOW_BYTES or not self._channel.widen(self.number):
             return 0
         self._window = WINDOW_BYTES
         return WINDOW_BYTES - FIRST_WINDOW_BYTES
 
     def _give(self, credit: int) -> bytes:
-        """The frame that gives credit."""
+        """Return the frame that gives credit."""
         self._credit_given += credit
         return frame(self.number, WINDOW, CREDIT.pack(credit))
 
@@ -156,15 +148,15 @@ class _Flow:
             raise ProtocolError("credit for more than was sent")
 
 
-class Stream(_Flow):
-    """One operation: what is sent to it, what came from it."""
+class Stream(_FlowControl):
+    """One operation: its input, its output and its report."""
 
-    def __init__(self, link: Link, number: int) -> None:
-        super().__init__(link, number)
+    def __init__(self, channel: "Channel", number: int) -> None:
+        super().__init__(channel, number)
         self._report: dict[str, object] | None = None
 
     def opening(self, request: Mapping[str, object]) -> bytes:
-        """The frames that open it: the request, and credit for a whole window if it has one."""
+        """Return the frames that open it: the request, and credit if it has a whole window."""
         credit = self._widen()
         return json_frame(self.number, OPEN, request) + (self._give(credit) if credit else b"")
 
@@ -175,10 +167,10 @@ class Stream(_Flow):
 
     async def finish_input(self) -> None:
         """Say that the input is complete."""
-        await self._link.send(frame(self.number, EOF))
+        await self._channel.send(frame(self.number, EOF))
 
     async def receive(self) -> tuple[int, bytes] | None:
-        """The next piece of output as (type, bytes); None when the operation is over."""
+        """Return the next piece of output as (type, bytes); None when the operation is over."""
         while not self._pieces:
             if self._over:
                 return None
@@ -187,12 +179,12 @@ class Stream(_Flow):
 
     @property
     def report(self) -> Mapping[str, object]:
-        """The outcome; there once `receive` has returned None."""
+        """The report of the operation; only after `receive` has returned None."""
         assert self._report is not None
         return self._report
 
     def accept(self, kind: int, payload: bytes) -> bool:
-        """Take a frame from inside; returns whether it was the last. Raises ProtocolError."""
+        """Take a frame from inside; return whether it was the last. Raises ProtocolError."""
         if kind in OUTPUT_KINDS:
             self._take(kind, payload)
         elif kind == WINDOW:
@@ -206,15 +198,15 @@ class Stream(_Flow):
         return kind == END
 
 
-class Connection(_Flow):
+class Connection(_FlowControl):
     """A byte stream that a program inside has opened through the agent."""
 
-    def __init__(self, link: Link, number: int) -> None:
-        super().__init__(link, number)
+    def __init__(self, channel: "Channel", number: int) -> None:
+        super().__init__(channel, number)
         self._ended = self._finished = False
 
     async def receive(self) -> bytes:
-        """The next bytes; b"" when the program has finished writing. Raises ConnectionError."""
+        """Return the next bytes; b"" once the program has finished. Raises ConnectionError."""
         with _lost_with_its_sandbox():
             while not self._pieces:
                 if self._over:
@@ -238,7 +230,7 @@ class Connection(_Flow):
             if not self._finished and not self._over:
                 self._finished = True
                 try:
-                    await self._link.send(frame(self.number, EOF))
+                    await self._channel.send(frame(self.number, EOF))
                 except BaseException:  # it did not go out
                     self._finished = False
                     raise
@@ -248,11 +240,11 @@ class Connection(_Flow):
         """Close both directions at once. Safe to call twice."""
         if not self._over:
             self._over = True
-            self._link.reset(self.number)
+            self._channel.reset(self.number)
             self.wake()
 
     def accept(self, kind: int, payload: bytes) -> bool:
-        """Take a frame from inside; returns whether it was the last. Raises ProtocolError."""
+        """Take a frame from inside; return whether it was the last. Raises ProtocolError."""
         if kind == DATA and not self._ended:
             self._take(kind, payload)
         elif kind == WINDOW:
@@ -269,7 +261,7 @@ class Connection(_Flow):
 
     def _close_if_over(self) -> None:
         if self._ended and self._finished:
-            self._link.connection_ended(self.number)
+            self._channel.connection_ended(self.number)
 
 
 @contextmanager
@@ -281,4 +273,55 @@ def _lost_with_its_sandbox() -> Iterator[None]:
 
 
 OnConnection = Callable[[Connection], Awaitable[None]]
-"""What is done with a connection; runs in a task of its own."""
+"""The handler of a connection; runs in a task of its own."""
+
+
+class ResetStreams:
+    """The streams that the host has reset, of which the agent may not know yet.
+
+    What was in flight is tolerated: as much as a stream still had credit for, and its end. A stream
+    is forgotten once the agent has closed it, or has answered a PING that was sent after its RESET.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[int, tuple[int, Stream | Connection]] = {}
+        """By number, in the order of their RESETs: which RESET it was, and the stream."""
+        self._resets = 0
+        self._pings: deque[int] = deque()
+        """For each PING without an answer: how many RESETs were sent before it."""
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._streams
+
+    def add(self, number: int, stream: Stream | Connection) -> bool:
+        """Add a stream whose RESET has been sent; return whether a PING is due."""
+        stream.mark_reset()
+        self._resets += 1
+        self._streams[number] = self._resets, stream
+        return len(self._streams) >= RESETS_BEFORE_PING and not self._pings
+
+    def accept(self, number: int, kind: int, payload: bytes) -> None:
+        """Check a frame that was in flight. Raises ProtocolError."""
+        if self._streams[number][1].accept(kind, payload):
+            del self._streams[number]
+
+    def ping_sent(self) -> None:
+        """Note that a PING follows the RESETs sent so far."""
+        self._pings.append(self._resets)
+
+    def pong_received(self) -> None:
+        """Forget the streams whose RESET the agent has read. Raises ProtocolError."""
+        if not self._pings:
+            raise ProtocolError("a PONG without a PING")
+        known = self._pings.popleft()
+        read = itertools.takewhile(lambda item: item[1][0] <= known, self._streams.items())
+        for number in [number for number, _ in read]:
+            del self._streams[number]
+
+    def clear(self) -> None:
+        """Forget all streams."""
+        self._streams.clear()
+        self._pings.clear()

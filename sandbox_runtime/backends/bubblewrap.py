@@ -1,13 +1,15 @@
-"""Sandboxes without an engine: unprivileged Linux namespaces, put together by bubblewrap.
+"""The bubblewrap backend: sandboxes in unprivileged Linux namespaces, without an engine.
 
-Everything writable lies on one tmpfs, so the disk's bound is a hard one. Without `rootfs`,
-sandboxes see the host's /usr as it is, /usr/local included, read-only, and nothing else of the
-host but whom TLS trusts: programs and Python packages there are at the model's disposal, and so is
+Everything writable lies on one tmpfs, so the limit on the disk is a hard one. Without `rootfs`,
+sandboxes see the host's /usr read-only, /usr/local included, and nothing else of the host but the
+certificates that TLS trusts: the model can use the programs and Python packages there, and can read
 a secret kept there. Kernel and processor are shared with the host: good for development and for
-models one half trusts.
+models that are trusted in part.
 """
 
 import asyncio
+import fcntl
+import hashlib
 import os
 import platform
 import resource
@@ -22,41 +24,44 @@ from pathlib import Path
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
-from sandbox_runtime.backends.bubblewrap_check import PROBE, hindrance, observed, walls
-from sandbox_runtime.backends.bubblewrap_command import PATH, Chain, as_user, mount_table
+from sandbox_runtime.backends.bubblewrap_check import PROBE, diagnose, isolation_checks
+from sandbox_runtime.backends.bubblewrap_command import PATH, BwrapCommand, as_user, mount_table
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
-from sandbox_runtime.backends.guest_user import guest_user
-from sandbox_runtime.backends.host_users import NOBODY, has_range, new_uid
-from sandbox_runtime.backends.kernel_limits import process_limits
-from sandbox_runtime.backends.memory_disk import (
+from sandbox_runtime.backends.limits import (
+    NOBODY,
     SHARE_OF_MEMORY,
+    guest_user,
+    has_range,
     largest_disk_mib,
+    new_uid,
+    process_limits,
     tmpfs_options,
 )
 from sandbox_runtime.backends.process_guest import ProcessGuest, spawn
-from sandbox_runtime.backends.rootfs import prepare_rootfs, rootfs_fingerprint
-from sandbox_runtime.backends.sealed import sealed_copy
-from sandbox_runtime.backends.seccomp_filter import seccomp_filter
+from sandbox_runtime.backends.seccomp import bpf_filter
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
 
 LIFETIME_S = 24 * 3600.0
+"""The agent ends by itself so long after its start."""
 _TRIAL_TIMEOUT_S = 10.0
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_TAR = ("tar", "--extract", "--file=-", "--no-same-owner", "--delay-directory-restore")
+_NO_DEVICES = ("--anchored", "--exclude=dev/*", "--exclude=./dev/*")
 
 
 class BubblewrapBackend:
-    """Sandboxes by bubblewrap, as `uid` when we are root and as ourselves when not.
+    """Starts sandboxes with bubblewrap, as `uid` if we are root, else as ourselves.
 
     Without a `uid`, root gives each sandbox one of its own; with a `rootfs`, whose files belong to
-    one user, all run as nobody. A `uid` that nothing else on the host uses is best: what escapes
-    has that user's powers.
+    one user, all run as nobody. A `uid` that nothing else on the host uses is best: a program that
+    escapes has that user's rights.
 
-    `rootfs` is a directory that belongs to that user or a tar as `docker export` writes it, which
+    `rootfs` is a directory that belongs to that user, or a tar as `docker export` writes it, which
     is unpacked once below `state_dir`. With none, sandboxes have the host's /usr. `inputs` is a
-    directory that all of them see, read-only; that user must be able to reach it. `lifetime_s` is
-    how long one may live; 0 sets no end. `allow_weak`: whether sandboxes will do whose memory and
-    processes nothing bounds together. Raises SandboxStartError where no agent was built for this
-    machine.
+    directory that all of them see, read-only; that user must be able to reach it. `allow_weak`:
+    whether `check` accepts a host where no cgroup limits the memory and the processes of a sandbox.
+    Raises SandboxStartError if no agent was built for this machine.
     """
 
     def __init__(
@@ -66,7 +71,6 @@ class BubblewrapBackend:
         uid: int | None = None,
         state_dir: Path,
         inputs: Path | None = None,
-        lifetime_s: float = LIFETIME_S,
         allow_weak: bool = False,
     ) -> None:
         self._rootfs = rootfs
@@ -76,10 +80,9 @@ class BubblewrapBackend:
             uid = NOBODY
         self._uid = os.geteuid() or uid
         self._inputs = inputs
-        # Read now: an update on the disk must not change the agent of a server that runs.
+        # Read now: an update on the disk must not change the agent of a running server.
         self._agent = agent_program(platform.machine()).read_bytes()
         self._agent_fd: int | None = None
-        self._lifetime_s = lifetime_s
         self._prepared: tuple[str, Path] | None = None
         self._preparing = asyncio.Lock()
 
@@ -90,7 +93,7 @@ class BubblewrapBackend:
     async def start(self, isolation: Isolation) -> ProcessGuest:
         message = first_message(self._guest_config(isolation))
         agent = self._agent_file()
-        # Handed over open and executed as such: it lies nowhere inside.
+        # Passed open and executed from its descriptor: it is no file inside.
         guest = await self._spawn(isolation, (f"/proc/self/fd/{agent}",), agent)
         guest.write(message)
         return guest
@@ -98,7 +101,7 @@ class BubblewrapBackend:
     async def fingerprint(self) -> str:
         if self._rootfs is None:
             return "the host's /usr"
-        return await asyncio.to_thread(rootfs_fingerprint, self._rootfs)
+        return await asyncio.to_thread(_rootfs_fingerprint, self._rootfs)
 
     async def sweep(self) -> int:
         return await self._cgroups.sweep() if self._cgroups else 0
@@ -121,8 +124,8 @@ class BubblewrapBackend:
     def _agent_file(self) -> int:
         """Return the agent's program as an open file, one for all sandboxes."""
         if self._agent_fd is None:
-            # Sealed: who can open the file that he runs could else change it for all the others.
-            self._agent_fd = sealed_copy("agent", self._agent)
+            # Sealed: else a sandbox, which can open the file, could change it for all others.
+            self._agent_fd = _sealed_memfd("agent", self._agent)
         return self._agent_fd
 
     async def _spawn(
@@ -142,7 +145,7 @@ class BubblewrapBackend:
             cgroup = self._cgroups.create(id, isolation) if self._cgroups else None
             if cgroup:
                 undo.callback(cgroup.discard)
-            chain = Chain(
+            command = BwrapCommand(
                 isolation,
                 cgroup_entrances=cgroup.entrances if cgroup else (),
                 host_uid=uid,
@@ -151,10 +154,10 @@ class BubblewrapBackend:
                 seccomp=seccomp,
                 inputs=self._inputs,
             )
-            # An environment of its own: that of process 1 can be read inside the sandbox.
+            # Not our environment: that of process 1 can be read inside the sandbox.
             guest = await spawn(
                 id,
-                chain.command(payload),
+                command.argv(payload),
                 cwd=root or Path("/"),
                 env={"PATH": PATH, "LC_ALL": "C"},
                 pass_fds=(seccomp, mounts, *descriptors),
@@ -164,14 +167,14 @@ class BubblewrapBackend:
         return guest
 
     async def _root(self, uid: int) -> Path | None:
-        """The root file system; None for the host's /usr."""
+        """Return the directory of the root file system; None for the host's /usr."""
         if self._rootfs is None:
             return None
         async with self._preparing:
             fingerprint = await self.fingerprint()
             if self._prepared is None or self._prepared[0] != fingerprint:
                 prepared = await asyncio.to_thread(
-                    prepare_rootfs,
+                    _prepare_rootfs,
                     self._rootfs,
                     cache=self._state_dir / "rootfs",
                     uid=uid,
@@ -181,12 +184,12 @@ class BubblewrapBackend:
             return self._prepared[1]
 
     def _disk(self, isolation: Isolation) -> str:
-        """Mount options."""
+        """Return the mount options of the disk."""
         size_mib = largest_disk_mib(isolation) if self._cgroups else isolation.disk_mib
         return f"{tmpfs_options(size_mib)},mode=0700"
 
     def _guest_config(self, isolation: Isolation) -> GuestConfig:
-        config = GuestConfig(rlimits=self._rlimits(isolation), lifetime_s=self._lifetime_s)
+        config = GuestConfig(rlimits=self._rlimits(isolation), lifetime_s=LIFETIME_S)
         return replace(config, directories=(*config.directories, guest_user(isolation).home))
 
     def _rlimits(self, isolation: Isolation) -> Mapping[str, int]:
@@ -227,29 +230,40 @@ class BubblewrapBackend:
             await guest.kill()
         if not printed:
             said = (guest.last_words().splitlines() or ["it said nothing"])[-1]
-            return [Check("trial", False, f"no sandbox starts: {said} ({hindrance()})")]
-        return [Check("trial", True, "a sandbox starts"), *walls(observed(printed))]
+            return [Check("trial", False, f"no sandbox starts: {said} ({diagnose()})")]
+        return [Check("trial", True, "a sandbox starts"), *isolation_checks(printed)]
 
 
 def _seccomp_code() -> bytes:
     """Return the filter of system calls. Raises SandboxStartError."""
     try:
-        return seccomp_filter()
+        return bpf_filter()
     except ValueError as error:
         raise SandboxStartError(f"bubblewrap cannot be used: {error}") from error
 
 
 @contextmanager
 def _sealed(name: str, content: bytes) -> Iterator[int]:
-    descriptor = sealed_copy(name, content)
+    descriptor = _sealed_memfd(name, content)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
+def _sealed_memfd(name: str, content: bytes) -> int:
+    """Return the descriptor of a file in memory that nobody can change; the caller closes it. It
+    can be read from its start, and executed."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    written = 0
+    while written < len(content):
+        written += os.pwrite(descriptor, content[written:], written)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
 def _at_most_ours(name: str, value: int) -> int:
-    """Without privileges a limit can only be lowered."""
+    """Return the value, or our own hard limit: without privileges it cannot be raised."""
     _, hard = resource.getrlimit(getattr(resource, name))
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
@@ -268,7 +282,7 @@ def _installed() -> Check:
 
 
 async def _read_all(guest: ProcessGuest) -> bytes:
-    """What it prints until it ends; nothing if it does not end in time."""
+    """Return what the guest prints until it ends; nothing if it does not end in time."""
     printed = bytearray()
     try:
         async with asyncio.timeout(_TRIAL_TIMEOUT_S):
@@ -276,3 +290,66 @@ async def _read_all(guest: ProcessGuest) -> bytes:
     except TimeoutError:
         return b""
     return bytes(printed)
+
+
+def _prepare_rootfs(rootfs: Path, *, cache: Path, uid: int, as_uid: tuple[str, ...]) -> Path:
+    """Return the directory of a root file system, which belongs to `uid`: `rootfs` itself, or where
+    that tar is unpacked below `cache`, once. `as_uid` is the prefix that runs a command as that
+    user. Raises SandboxStartError."""
+    try:
+        directory = _unpack_once(rootfs, cache, uid, as_uid) if rootfs.is_file() else rootfs
+        owner = directory.stat().st_uid
+    except OSError as error:
+        raise SandboxStartError(f"cannot use rootfs {str(rootfs)!r}: {error}") from error
+    if owner != uid:
+        raise SandboxStartError(
+            f"rootfs {str(directory)!r} belongs to uid {owner}, but sandboxes run as uid {uid}:"
+            " give it to that user or configure its tar file"
+        )
+    return directory
+
+
+def _rootfs_fingerprint(rootfs: Path) -> str:
+    """Return a text that changes if the directory or tar is replaced. Raises SandboxStartError."""
+    try:
+        status = rootfs.stat()
+    except OSError as error:
+        raise SandboxStartError(f"cannot use rootfs {str(rootfs)!r}: {error}") from error
+    return f"{rootfs}:{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def _unpack_once(archive: Path, cache: Path, uid: int, as_uid: tuple[str, ...]) -> Path:
+    with archive.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    target = cache / digest
+    # No other user may enter it: a sandbox is started in the directory and needs no path to it.
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (cache / f"{digest}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_dir():
+            partial = cache / f"{digest}.partial"
+            if partial.exists():
+                shutil.rmtree(partial)
+            _unpack(archive, partial, uid, as_uid)
+            partial.rename(target)
+    return target
+
+
+def _unpack(archive: Path, target: Path, uid: int, as_uid: tuple[str, ...]) -> None:
+    target.mkdir()
+    os.chown(target, uid, -1)
+    with archive.open("rb") as file:
+        # The archive and the directory are passed open, for the user may be unable to reach them by
+        # path (below /root, for one).
+        done = subprocess.run(
+            (*as_uid, *_TAR, *_NO_DEVICES),
+            cwd=target,
+            stdin=file,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    if done.returncode != 0:
+        shutil.rmtree(target, ignore_errors=True)
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise SandboxStartError(f"cannot unpack {str(archive)!r}: {' / '.join(said[:3])}")

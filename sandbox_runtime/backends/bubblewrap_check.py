@@ -1,7 +1,7 @@
-"""What bubblewrap's walls are worth on this host, tried from inside a sandbox."""
+"""The doctor's checks of how well bubblewrap isolates on this host, made inside a sandbox, and a
+diagnosis of hosts on which no sandbox starts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox_runtime.backends.base import Check
@@ -18,65 +18,38 @@ for path in /proc/sys/kernel/core_pattern /proc/sysrq-trigger /proc/sys/vm/drop_
 done
 :
 """
-"""A shell script that looks at its own sandbox, opens what must not open and changes nothing."""
+"""A shell script that reports on its own sandbox: it tries to open what must not open, and changes
+nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What PROBE saw."""
-
-    capabilities: int
-    no_new_privileges: bool
-    filtered: bool
-    interfaces: tuple[str, ...]
-    switches: tuple[str, ...]
-    """What opens for writing."""
-
-
-def observed(printed: bytes) -> Observed:
-    """What PROBE printed; what it did not print counts against the wall."""
+def isolation_checks(printed: bytes) -> list[Check]:
+    """Return a finding for each boundary from what PROBE printed; what is missing counts as bad."""
     seen: dict[str, list[str]] = {}
     for line in printed.decode(errors="replace").splitlines():
         name, _, value = line.partition(" ")
         seen.setdefault(name, []).append(value.strip())
-    return Observed(
-        capabilities=int(seen.get("CapEff:", ["ffffffff"])[0], 16),
-        no_new_privileges=seen.get("NoNewPrivs:") == ["1"],
-        filtered=seen.get("Seccomp:") == ["2"],
-        interfaces=tuple(seen.get("interface", ())),
-        switches=tuple(seen.get("opens", ())),
-    )
-
-
-def walls(observed: Observed) -> list[Check]:
-    """One finding per wall."""
-    powerless = observed.capabilities == 0 and observed.no_new_privileges
-    alone = observed.interfaces == ("lo",)
-    switches = observed.switches
+    capabilities = int(seen.get("CapEff:", ["ffffffff"])[0], 16)
+    powerless = capabilities == 0 and seen.get("NoNewPrivs:") == ["1"]
+    filtered = seen.get("Seccomp:") == ["2"]
+    interfaces = seen.get("interface", [])
+    alone = interfaces == ["lo"]
+    writable = seen.get("opens", [])
     return [
         Check(
             "capabilities", powerless, "none, and none to gain" if powerless else "some are left"
         ),
-        Check(
-            "system calls",
-            observed.filtered,
-            "filtered by seccomp" if observed.filtered else "not filtered",
-        ),
-        Check(
-            "network",
-            alone,
-            "absent" if alone else f"interfaces {', '.join(observed.interfaces)}",
-        ),
+        Check("system calls", filtered, "filtered by seccomp" if filtered else "not filtered"),
+        Check("network", alone, "absent" if alone else f"interfaces {', '.join(interfaces)}"),
         Check(
             "host kernel",
-            not switches,
-            f"opens for writing: {', '.join(switches)}" if switches else "its settings are closed",
+            not writable,
+            f"opens for writing: {', '.join(writable)}" if writable else "its settings are closed",
         ),
     ]
 
 
-def hindrance(proc: Path = Path("/proc"), root: Path = Path("/")) -> str:
-    """What on this host is known to keep unprivileged sandboxes from starting, and the cure."""
+def diagnose(proc: Path = Path("/proc"), root: Path = Path("/")) -> str:
+    """Return a known reason why unprivileged sandboxes do not start on this host, and the cure."""
     reasons: Mapping[Path, tuple[str, str]] = {
         proc / "sys/user/max_user_namespaces": ("0", "user namespaces are off: raise {}"),
         proc / "sys/kernel/unprivileged_userns_clone": (

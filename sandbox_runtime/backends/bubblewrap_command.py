@@ -1,8 +1,8 @@
-"""The chain of programs that puts a sandbox together, each giving way to the next.
+"""The command that starts a bubblewrap sandbox: a chain of programs that execute one another.
 
 sh (enter the cgroup) → setpriv (stop being root) → unshare (a namespace for mounts) → sh (the disk,
-and the overlay on a root file system) → bwrap → the payload. The process that is started is bwrap's
-own in the end.
+and the overlay on a root file system) → bwrap → the payload. All are one process, which ends up as
+bwrap.
 """
 
 import os
@@ -15,8 +15,7 @@ from pathlib import Path
 
 from policies.isolation import Isolation
 from policies.workspace import SHARED_DIR
-from sandbox_runtime.backends.guest_user import SANDBOX, guest_user
-from sandbox_runtime.backends.kernel_limits import TERMINALS
+from sandbox_runtime.backends.limits import SANDBOX, TERMINALS, guest_user
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -25,9 +24,9 @@ while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done
 shift
 exec "$@"
 """
-# The disk hides /sys: a directory that every host has and where no root file system lies. Nobody
-# else sees it, for this namespace of mounts ends with the sandbox. One process mounts all there is:
-# each takes 2 ms.
+# The disk is mounted over /sys: a directory that every host has and that holds no root file system.
+# Only this namespace of mounts sees it, which ends with the sandbox. One process makes all mounts:
+# each process takes 2 ms.
 _MAKE_DISK = f"""
 set -e
 umask 022
@@ -50,8 +49,8 @@ group: files
 hosts: files' > $tree/etc/nsswitch.conf
 exec "$@"
 """
-# The lower directory is the current one: reached without its path, which the user may be unable to
-# walk, and which would need escaping. Nor is it to be read in process 1's environment.
+# The lower directory is the current one: the user may be unable to reach it by its path, which
+# would also need escaping. PWD is unset because the environment of process 1 can be read inside.
 _MAKE_ROOT = """
 set -e
 mkdir /sys/upper /sys/work /sys/rootfs
@@ -61,13 +60,13 @@ unset PWD
 exec "$@"
 """
 _DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
-_WALLS = (
+_ISOLATION = (
     *("--unshare-all", "--unshare-user", "--hostname", "sandbox", "--cap-drop", "ALL"),
-    # As process 1 nothing inside can kill the agent, and it collects the orphans.
+    # As process 1 the agent cannot be killed from inside, and it reaps orphans.
     *("--new-session", "--die-with-parent", "--as-pid-1", "--clearenv"),
 )
-# Each bind costs bubblewrap a reading of all mounts there are, the host's included. Its --dev would
-# mount terminals of its own, which have no bound.
+# Bubblewrap reads the list of all mounts, the host's included, for each bind. Its --dev would mount
+# terminals without a limit.
 _DEVICES = (
     *("--proc", "/proc"),
     *chain.from_iterable(("--dev-bind", name, name) for name in _DEVICE_FILES),
@@ -76,7 +75,7 @@ _DEVICES = (
     *("--symlink", "/proc/kcore", "/dev/core", "--symlink", "pts/ptmx", "/dev/ptmx"),
     *("--dev-bind", "/sys/pts", "/dev/pts"),
 )
-# Bubblewrap's own tmpfs, here at /dev and at / for `strict`, have no size: nobody may write there.
+# Bubblewrap's own tmpfs, here /dev, and / at `strict`, have no size limit: they are read-only.
 _SEALED_DEVICES = (
     *("--tmpfs", "/dev", *_DEVICES, "--bind", "/sys/tree/dev/shm", "/dev/shm"),
     *("--remount-ro", "/dev"),
@@ -85,32 +84,33 @@ _SEAL_ROOT = ("--remount-ro", "/")
 _HOST_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _HOST_DATA = (
     *("/etc/ld.so.cache", "/etc/alternatives"),
-    # Whom TLS trusts, as each family of distributions has it; never /etc/ssl/private beside it.
+    # The certificates that TLS trusts, for each family of distributions; never /etc/ssl/private.
     *("/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ca-certificates/extracted"),
     *("/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs"),
 )
 _OWN_PROGRAMS = "/var/local/bin"
-"""Inside, behind all others: names that the host's /usr has not."""
+"""Inside, last in PATH: names that the host's /usr does not have."""
 _WRITABLE_STRICT = ("/testbed", "/home", "/tmp")
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
-    """A sandbox to be put together."""
+class BwrapCommand:
+    """The settings of the command that starts one sandbox."""
 
     isolation: Isolation
     cgroup_entrances: tuple[str, ...]
     host_uid: int
     mounts: int
-    """The file descriptor of what `mount_table` returns."""
+    """A file descriptor with what `mount_table` returns."""
     has_own_root: bool
-    """Its lower directory is then the one that the chain is started in."""
+    """Whether the sandbox has a root file system of its own: the directory that the command is
+    started in is then its lower directory. Else it has the host's /usr."""
     seccomp: int
-    """The file descriptor of the filter."""
+    """A file descriptor with the system call filter."""
     inputs: Path | None
 
-    def command(self, payload: tuple[str, ...]) -> tuple[str, ...]:
-        """What to start."""
+    def argv(self, payload: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the command that starts the sandbox and in it `payload`."""
         return (
             *_script(_ENTER_CGROUPS, *self.cgroup_entrances, "--"),
             *as_user(self.host_uid),
@@ -123,7 +123,7 @@ class Chain:
 
     def _bwrap(self) -> Iterator[str]:
         user = guest_user(self.isolation)
-        yield from ("bwrap", *_WALLS, "--uid", str(user.uid), "--gid", str(user.uid))
+        yield from ("bwrap", *_ISOLATION, "--uid", str(user.uid), "--gid", str(user.uid))
         path = PATH if self.has_own_root else f"{PATH}:{_OWN_PROGRAMS}"
         for item in {"PATH": path, "LANG": "C.UTF-8", **user.env}.items():
             yield from ("--setenv", *item)
@@ -155,9 +155,9 @@ def mount_table(disk_options: str) -> bytes:
 
 @cache
 def _host_files(is_strict: bool) -> tuple[str, ...]:
-    """Return the part of the command for the host's own files, as they are at the first call.
+    """Return the arguments of bwrap for the host's own files, which are looked at once.
 
-    At `standard` the disk is the root, so that each directory of it needs no bind of its own.
+    At `standard` the disk is the root directory, so that no other directory on it needs a bind.
     """
     data = chain.from_iterable(("--ro-bind-try", name, name) for name in _HOST_DATA)
     if not is_strict:
@@ -183,13 +183,13 @@ def _host_programs() -> Iterator[str]:
 
 
 def _host_program(name: str) -> str | None:
-    """Where a program of the host's /usr is found inside; None where it is not."""
+    """Return the path of a program in the host's /usr, or None."""
     found = shutil.which(name, path=PATH)
     return found if found and Path(found).resolve().is_relative_to("/usr") else None
 
 
 def as_user(uid: int) -> tuple[str, ...]:
-    """What a command is preceded by to be run as that user, if we are root."""
+    """Return the prefix that runs a command as that user; nothing if we are not root."""
     if os.geteuid() != 0:
         return ()
     user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
@@ -197,5 +197,5 @@ def as_user(uid: int) -> tuple[str, ...]:
 
 
 def _script(text: str, *arguments: str) -> tuple[str, ...]:
-    """A shell script that takes `arguments` and gives way to the command after them."""
+    """Return a shell script with `arguments`, which executes the command after them."""
     return ("/bin/sh", "-c", text, "sh", *arguments)

@@ -31,9 +31,7 @@ from sandbox_runtime.backends.docker_device import block_device
 from sandbox_runtime.backends.docker_disk import DockerDisk
 from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
 from sandbox_runtime.backends.docker_guest import DockerGuest
-from sandbox_runtime.backends.guest_user import SANDBOX, guest_user
-from sandbox_runtime.backends.host_users import has_range, new_uid
-from sandbox_runtime.backends.memory_disk import FILES_PER_MIB
+from sandbox_runtime.backends.limits import FILES_PER_MIB, SANDBOX, guest_user, has_range, new_uid
 from sandbox_runtime.backends.runsc_leftovers import RunscLeftovers
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message

@@ -12,10 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sandbox_runtime.backends.base import Take
-from sandbox_runtime.backends.duplex import Duplex
-from sandbox_runtime.backends.stderr_tail import StderrTail
+from sandbox_runtime.backends.byte_stream import Duplex, StderrTail
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.frame_rate import FrameRate
+from sandbox_runtime.protocol import FrameRate
 
 HEADER = struct.Struct(">BxxxI")
 STDOUT = 1

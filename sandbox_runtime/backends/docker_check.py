@@ -6,7 +6,7 @@ from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_container import is_runsc
 from sandbox_runtime.backends.docker_device import BlockDevice
-from sandbox_runtime.backends.kernel_limits import PENDING_SIGNALS
+from sandbox_runtime.backends.limits import PENDING_SIGNALS
 
 _LIMITS = {"memory": "MemoryLimit", "swap": "SwapLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
 _NEEDED = ("memory", "pids")

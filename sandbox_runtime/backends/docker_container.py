@@ -8,10 +8,14 @@ from typing import Any
 from policies.isolation import Isolation
 from policies.workspace import SHARED_DIR, WORKING_DIR
 from sandbox_runtime.backends.docker_api import Facts
-from sandbox_runtime.backends.docker_seccomp import docker_seccomp_profile
-from sandbox_runtime.backends.guest_user import guest_user
-from sandbox_runtime.backends.kernel_limits import TERMINALS, process_limits
-from sandbox_runtime.backends.memory_disk import largest_disk_mib, tmpfs_options
+from sandbox_runtime.backends.limits import (
+    TERMINALS,
+    guest_user,
+    largest_disk_mib,
+    process_limits,
+    tmpfs_options,
+)
+from sandbox_runtime.backends.seccomp import docker_seccomp_profile
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL")
 """What apt and pip need of root inside; all others are dropped."""

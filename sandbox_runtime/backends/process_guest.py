@@ -12,9 +12,8 @@ from pathlib import Path
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Pressure, Take
+from sandbox_runtime.backends.byte_stream import Duplex, StderrTail
 from sandbox_runtime.backends.cgroups import Cgroup
-from sandbox_runtime.backends.duplex import Duplex
-from sandbox_runtime.backends.stderr_tail import StderrTail
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.protocol import ProtocolError
 

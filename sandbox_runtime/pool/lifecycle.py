@@ -15,8 +15,7 @@ from policies.pool import Recipe, moving_mean, rest_s, unbound
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.clock import Clock
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
-from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.pool.entries import PoolEntry, PoolRegistry, State
 
 BEAT_S = 10.0

@@ -15,7 +15,7 @@ from policies.profile import Profile
 from policies.prompts import TRIED_ANYWAY, Equipment, system_prompt
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.image_check import MODULES, PROGRAMS, installed
+from sandbox_runtime.images import MODULES, PROGRAMS, installed
 from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation
 from sandbox_runtime.tools.bash import SCHEMA as BASH

@@ -4,7 +4,7 @@ import pytest
 
 from policies.profile import Profile
 from policies.prompts import Equipment, system_prompt
-from sandbox_runtime.image_check import MODULES, PROGRAMS
+from sandbox_runtime.images import MODULES, PROGRAMS
 from sandbox_runtime.tools import make_tools
 from tests.engines.servers import ENGINE, model_server
 

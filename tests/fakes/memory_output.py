@@ -3,7 +3,7 @@
 import codecs
 import re
 
-from sandbox_runtime.command_output import left_out
+from sandbox_runtime.command_output import truncation_marker
 from sandbox_runtime.sandbox import ExecResult, OutputCap, StreamName
 
 _CUT_CHARACTER = re.compile(rb"^[\x80-\xbf]{1,3}")
@@ -73,7 +73,7 @@ class Captured:
         head = whole_characters.decode(self._head)
         separator = "" if not head or head.endswith("\n") else "\n"
         lines = self._newlines - self._head.count(b"\n") - tail.count(b"\n")
-        marker = left_out(omitted, lines, path, len(self.whole), self.bytes)
+        marker = truncation_marker(omitted, lines, path, len(self.whole), self.bytes)
         return f"{head}{separator}{marker}\n{tail.decode(errors='replace')}"
 
 

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from policies.isolation import Isolation
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
@@ -39,7 +38,6 @@ from sandbox_runtime.sandbox import (
     Listing,
     OnOutput,
     OutputCap,
-    SandboxRef,
     ShellState,
     Sink,
 )
@@ -61,7 +59,6 @@ class MemorySandbox:
 
     def __init__(self, files: Mapping[str, bytes] | None = None) -> None:
         self._id = f"memory-{next(_ids)}"
-        self._ref = SandboxRef("memory", self._id)
         self._machine = Machine()
         self._commands: dict[str, RunningCommand] = {}
         self._command_ids = itertools.count(1)
@@ -79,10 +76,6 @@ class MemorySandbox:
     @property
     def id(self) -> str:
         return self._id
-
-    @property
-    def ref(self) -> SandboxRef:
-        return self._ref
 
     @property
     def closed(self) -> bool:
@@ -264,13 +257,11 @@ class MemorySandbox:
             await sink(packed[start : start + _PIECE_BYTES])
         return len(packed)
 
-    async def restore(self, source: AsyncIterable[bytes], *, of: SandboxRef | None = None) -> None:
+    async def restore(self, source: AsyncIterable[bytes]) -> None:
         self._check_alive()
         packed = b"".join([piece async for piece in source])
         self._check_alive()
         unpack(self._files, WORKING_DIR, packed)
-        if of:
-            self._ref = replace(self._ref, generation=of.generation + 1)
 
     async def close(self) -> None:
         self._closed = True

@@ -19,7 +19,7 @@ from policies.prompts import (
     system_prompt,
 )
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
-from sandbox_runtime.image_check import MODULES, PROGRAMS
+from sandbox_runtime.images import MODULES, PROGRAMS
 from sandbox_runtime.tools import make_tools
 
 

@@ -25,7 +25,6 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
-from sandbox_runtime.sandbox import SandboxRef
 
 REPORT = {
     "exit_code": 0,
@@ -144,7 +143,7 @@ async def puppet_sandbox(
     guest = PuppetGuest(answer)
     channel = Channel(guest, clock=clock)
     await channel.connect(timeout_s=5)
-    return GuestSandbox(channel, SandboxRef("puppet", guest.id)), guest
+    return GuestSandbox(channel), guest
 
 
 def reporting(**changes: object) -> Callable[[int], bytes]:

@@ -9,12 +9,11 @@ import anyio
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Take
-from sandbox_runtime.backends.duplex import Duplex
+from sandbox_runtime.backends.byte_stream import Duplex
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import HELLO, VERSION, json_frame
-from sandbox_runtime.sandbox import SandboxRef
 
 
 class SocketGuest:
@@ -72,7 +71,7 @@ async def socket_sandbox() -> AsyncIterator[tuple[GuestSandbox, SocketGuest, soc
     with theirs, anyio.fail_after(20):
         theirs.send(json_frame(0, HELLO, {"version": VERSION}))
         await channel.connect(timeout_s=5)
-        sandbox = GuestSandbox(channel, SandboxRef("socket", guest.id))
+        sandbox = GuestSandbox(channel)
         try:
             yield sandbox, guest, theirs
         finally:

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from sandbox_runtime.channel import MAX_CONNECTIONS, Channel
+from sandbox_runtime.connection_queue import BURST_CONNECTIONS
 from sandbox_runtime.errors import SandboxGoneError, SandboxLostError, SandboxStartError
-from sandbox_runtime.frame_budgets import BURST_CONNECTIONS
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     ACK,
@@ -31,7 +31,7 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
-from sandbox_runtime.sandbox import OutputCap, SandboxRef
+from sandbox_runtime.sandbox import OutputCap
 from sandbox_runtime.streams import Connection
 from sandbox_runtime.tools.editor import write_file as write
 from tests.fakes.hand_clock import HandClock
@@ -144,7 +144,7 @@ async def slow_to_end(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, Slo
     guest = SlowToEnd(answer)
     channel = Channel(guest)
     await channel.connect(timeout_s=5)
-    return GuestSandbox(channel, SandboxRef("puppet", guest.id)), guest
+    return GuestSandbox(channel), guest
 
 
 FILE_OPERATIONS: dict[str, Callable[[GuestSandbox], Awaitable[object]]] = {
@@ -242,7 +242,7 @@ async def test_a_guest_that_falls_silent_in_an_operation_is_lost() -> None:
     channel = Channel(guest, patience_s=0.01)
     await channel.connect(timeout_s=5)
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match=r"no answer in 0\.01 s"):
-        await GuestSandbox(channel, SandboxRef("puppet", guest.id)).exec("true", timeout_s=100)
+        await GuestSandbox(channel).exec("true", timeout_s=100)
     assert guest.killed
 
 
@@ -251,7 +251,7 @@ async def test_a_guest_that_is_silent_but_answers_may_take_its_time() -> None:
     guest.pings_until_done = 5
     channel = Channel(guest, patience_s=0.01)
     await channel.connect(timeout_s=5)
-    sandbox = GuestSandbox(channel, SandboxRef("puppet", guest.id))
+    sandbox = GuestSandbox(channel)
     with anyio.fail_after(5):
         assert (await sandbox.exec("true", timeout_s=100)).exit_code == 0
     assert guest.kinds.count(PING) == 5

@@ -7,12 +7,13 @@ import anyio
 import pytest
 
 from policies.isolation import Isolation
-from sandbox_runtime.frame_budgets import BURST_CONNECTIONS, CONNECTIONS_PER_S, MAX_CONNECTIONS
+from sandbox_runtime.connection_queue import BURST_CONNECTIONS, CONNECTIONS_PER_S
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     DATA,
     EOF,
     FIRST_WINDOW_BYTES,
+    MAX_CONNECTIONS,
     OPEN,
     RESET,
     frame,

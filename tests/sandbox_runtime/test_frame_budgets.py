@@ -10,21 +10,18 @@ import pytest
 
 from sandbox_runtime.channel import MAX_REQUEST_BYTES, Channel
 from sandbox_runtime.command_output import CommandOutput
+from sandbox_runtime.connection_queue import BURST_CONNECTIONS, CONNECTIONS_PER_S, ConnectionRate
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.frame_budgets import (
-    BURST_CONNECTIONS,
-    CONNECTIONS_PER_S,
-    MAX_CONNECTIONS,
-    MAX_RESET_STREAMS,
-    ConnectionRate,
-)
-from sandbox_runtime.frame_rate import BURST_FRAMES, FRAMES_PER_S, FREE_BYTES, FrameRate
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
+    BURST_FRAMES,
     CREDIT,
     DATA,
     END,
     EOF,
+    FRAMES_PER_S,
+    FREE_BYTES,
+    MAX_CONNECTIONS,
     MAX_DATA_BYTES,
     OPEN,
     PING,
@@ -35,11 +32,12 @@ from sandbox_runtime.protocol import (
     TAIL,
     WINDOW,
     WINDOW_BYTES,
+    FrameRate,
     frame,
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap
-from sandbox_runtime.streams import MAX_PIECES, Connection, Stream
+from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, Connection, Stream
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.puppet_guest import (
@@ -66,7 +64,7 @@ async def test_flood_of_connections_loses_that_sandbox(
     on_connection: Callable[[Connection], asyncio.Future[None]] | None,
 ) -> None:
     channel, guest = await connected()
-    channel.let_out(on_connection)
+    channel.set_connection_handler(on_connection)
     lost = await heard(channel, guest, b"".join(frame(n, OPEN) for n in range(2, 200_002, 2)))
     assert lost
     assert "broke the protocol: more than" in lost
@@ -76,7 +74,7 @@ async def test_flood_of_connections_loses_that_sandbox(
 
 async def test_as_many_connections_as_the_agent_has_may_be_open() -> None:
     channel, guest = await connected()
-    channel.let_out(accept)
+    channel.set_connection_handler(accept)
     numbers = range(2, 2 * MAX_CONNECTIONS + 2, 2)
     assert not await heard(channel, guest, b"".join(frame(n, OPEN) for n in numbers))
     assert await heard(channel, guest, frame(2 * MAX_CONNECTIONS + 2, OPEN))
@@ -91,7 +89,7 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
         await connection.finish()
         await asyncio.Event().wait()
 
-    channel.let_out(answer)
+    channel.set_connection_handler(answer)
     for number in range(2, 4 * MAX_CONNECTIONS, 2):
         clock.advance(1.0)
         assert not await heard(channel, guest, frame(number, OPEN))
@@ -222,7 +220,7 @@ EMPTY = {
 @pytest.mark.parametrize("frames", EMPTY.values(), ids=EMPTY.keys())
 async def test_frames_that_cost_nothing_lose_that_sandbox(frames: bytes) -> None:
     channel, guest = await connected()
-    channel.let_out(accept)
+    channel.set_connection_handler(accept)
     stream = await channel.open({"op": "exec"})
     pinging = asyncio.create_task(channel.ping(timeout_s=20))
     lost = await heard(channel, guest, frames)

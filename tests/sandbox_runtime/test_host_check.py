@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.host_check import terminal_check
+from sandbox_runtime.images import terminal_check
 from tests.sandbox_runtime.conformance.backends import open_backend
 
 PTY = Path("/proc/sys/kernel/pty")

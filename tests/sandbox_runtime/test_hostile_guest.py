@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sandbox_runtime.channel import MAX_WIDE_STREAMS
 from sandbox_runtime.connection_queue import MAX_HANDLERS
 from sandbox_runtime.errors import SandboxError
-from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, MAX_RESET_STREAMS, MAX_WIDE_STREAMS
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     CREDIT,
@@ -20,6 +20,7 @@ from sandbox_runtime.protocol import (
     END,
     EOF,
     FIRST_WINDOW_BYTES,
+    MAX_CONNECTIONS,
     MAX_DATA_BYTES,
     OPEN,
     PONG,
@@ -33,7 +34,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.sandbox import OutputCap
-from sandbox_runtime.streams import MAX_PIECES, Connection, Stream
+from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, Connection, Stream
 from tests.sandbox_runtime.puppet_guest import REPORT, puppet_sandbox, reporting
 from tests.sandbox_runtime.transfer import drop
 

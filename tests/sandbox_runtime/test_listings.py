@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.listing import (
+from sandbox_runtime.protocol import DATA, END, MAX_DATA_BYTES, ProtocolError, frame, json_frame
+from sandbox_runtime.reports import (
     HASH_BYTES,
     MAX_LINE_BYTES,
     MAX_LISTING_BYTES,
@@ -17,7 +18,6 @@ from sandbox_runtime.listing import (
     TURN_ENTRIES,
     ListingReader,
 )
-from sandbox_runtime.protocol import DATA, END, MAX_DATA_BYTES, ProtocolError, frame, json_frame
 from sandbox_runtime.sandbox import Entry
 from tests.sandbox_runtime.puppet_guest import puppet_sandbox
 

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import pytest
 
+from sandbox_runtime.channel import OPEN_FRAMES, TURN_FRAMES
 from sandbox_runtime.errors import FileTimeoutError
-from sandbox_runtime.frame_budgets import OPEN_FRAMES, TURN_FRAMES
-from sandbox_runtime.frame_rate import BURST_FRAMES
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
+    BURST_FRAMES,
     DATA,
     END,
     MAX_DATA_BYTES,

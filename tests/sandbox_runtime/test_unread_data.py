@@ -5,13 +5,14 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sandbox_runtime.channel import MAX_WIDE_STREAMS
 from sandbox_runtime.connection_queue import MAX_HANDLERS
-from sandbox_runtime.frame_budgets import MAX_CONNECTIONS, MAX_WIDE_STREAMS
 from sandbox_runtime.protocol import (
     DATA,
     END,
     EOF,
     FIRST_WINDOW_BYTES,
+    MAX_CONNECTIONS,
     MAX_DATA_BYTES,
     OPEN,
     WINDOW_BYTES,
@@ -50,7 +51,7 @@ async def test_connections_that_send_a_whole_window_unasked_lose_that_sandbox() 
         await connection.finish()
         await asyncio.Event().wait()
 
-    channel.let_out(finish)
+    channel.set_connection_handler(finish)
     with memory_held_below(MAX_UNREAD_BYTES):
         for number in range(2, 2 * MAX_HANDLERS + 2, 2):
             data = frame(number, DATA, CHUNK) * FULL_WINDOW
@@ -70,7 +71,7 @@ async def test_guest_that_uses_all_its_credit_takes_bounded_memory_and_is_not_lo
         connections.append(connection)
         await asyncio.Event().wait()
 
-    channel.let_out(receive_once)
+    channel.set_connection_handler(receive_once)
     first = bytes(FIRST_WINDOW_BYTES)
     with memory_held_below(MAX_UNREAD_BYTES):
         for number in range(2, 2 * MAX_CONNECTIONS + 2, 2):
@@ -112,7 +113,7 @@ async def test_connection_whose_handler_has_ended_leaves_its_wide_window_to_anot
             pass
         await connection.finish()
 
-    channel.let_out(receive_all)
+    channel.set_connection_handler(receive_all)
     data = bytes(FIRST_WINDOW_BYTES)
     for number in range(2, 4 * MAX_WIDE_STREAMS, 2):
         frames = frame(number, OPEN) + frame(number, DATA, data)

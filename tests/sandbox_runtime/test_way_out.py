@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from policies.isolation import Isolation
-from sandbox_runtime.frame_budgets import BURST_CONNECTIONS, CONNECTIONS_PER_S, MAX_WIDE_STREAMS
+from sandbox_runtime.channel import MAX_WIDE_STREAMS
+from sandbox_runtime.connection_queue import BURST_CONNECTIONS, CONNECTIONS_PER_S
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.streams import Connection
 from sandbox_runtime.way_out import WayOut

@@ -36,6 +36,16 @@ async def read(
     return bytes(received)
 
 
+async def copy_workspace(source: Sandbox, target: Sandbox, *, max_bytes: int = 1 << 30) -> None:
+    packed = bytearray()
+
+    async def sink(piece: bytes) -> None:
+        packed.extend(piece)
+
+    await source.snapshot(sink, max_bytes=max_bytes)
+    await target.restore(pieces(bytes(packed)))
+
+
 async def output(sandbox: Sandbox, command: str) -> str:
     """The stdout of a command that must succeed."""
     result = await sandbox.exec(command, timeout_s=PLENTY_S)

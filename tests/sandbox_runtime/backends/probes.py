@@ -4,10 +4,9 @@ import errno
 import json
 import os
 
-from sandbox_runtime.backends.seccomp import ABSENT, REFUSED
-from sandbox_runtime.backends.system_calls import NUMBERS
+from sandbox_runtime.backends.seccomp import REFUSED, SYSCALL_NUMBERS, UNIMPLEMENTED
 
-_NUMBERS = NUMBERS[os.uname().machine]
+_NUMBERS = SYSCALL_NUMBERS[os.uname().machine]
 
 PROGRAM = """
 import ctypes, json, os, signal, socket, sys
@@ -49,7 +48,7 @@ def calls(only: tuple[str, ...] | None = None) -> str:
     }
     plain = {
         name: _NUMBERS[name]
-        for name in REFUSED | ABSENT
+        for name in REFUSED | UNIMPLEMENTED
         if name in _NUMBERS and (only is None or name in only)
     }
     return json.dumps({"plain": plain, "examined": examined})
@@ -58,9 +57,11 @@ def calls(only: tuple[str, ...] | None = None) -> str:
 def refusals(printed: str) -> dict[str, int]:
     """What PROGRAM printed, less what failed as it is to fail: nothing is to be left."""
     errors: dict[str, int] = json.loads(printed)
-    assert errors.keys() >= (REFUSED | ABSENT) & _NUMBERS.keys()
+    assert errors.keys() >= (REFUSED | UNIMPLEMENTED) & _NUMBERS.keys()
     families = dict.fromkeys(("16", "38"), errno.EAFNOSUPPORT)
-    expected = dict.fromkeys(errors, errno.EPERM) | dict.fromkeys(ABSENT, errno.ENOSYS) | families
+    expected = (
+        dict.fromkeys(errors, errno.EPERM) | dict.fromkeys(UNIMPLEMENTED, errno.ENOSYS) | families
+    )
     return {name: error for name, error in errors.items() if error != expected[name]}
 
 

@@ -24,8 +24,7 @@ from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.context import running
 from sandbox_runtime.guest.agent import GuestConfig
-from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.backends import probes
 from tests.sandbox_runtime.backends.listening import first_words
@@ -340,7 +339,7 @@ import asyncio, concurrent.futures.thread, json, os, sys
 from pathlib import Path
 from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 is_weak = json.loads(sys.argv[2])
 backend = BubblewrapBackend(state_dir=Path("/nonexistent"), allow_weak=is_weak)  # reads the agent
 if os.geteuid() == 0:

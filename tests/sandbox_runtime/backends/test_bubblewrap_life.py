@@ -14,11 +14,11 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
-from sandbox_runtime.backends.bubblewrap_check import hindrance, observed, walls
+from sandbox_runtime.backends.bubblewrap_check import diagnose, isolation_checks
 from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.backends.process_guest import ProcessGuest
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.backends.listening import first_words
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
@@ -172,7 +172,7 @@ interface lo
 interface eth0
 opens /proc/sys/kernel/core_pattern
 """
-    assert [(check.ok, check.detail) for check in walls(observed(printed))] == [
+    assert [(check.ok, check.detail) for check in isolation_checks(printed)] == [
         (False, "some are left"),
         (False, "not filtered"),
         (False, "interfaces lo, eth0"),
@@ -181,18 +181,18 @@ opens /proc/sys/kernel/core_pattern
 
 
 def test_a_probe_that_says_nothing_shows_no_wall() -> None:
-    assert [check.ok for check in walls(observed(b""))] == [False, False, False, True]
+    assert [check.ok for check in isolation_checks(b"")] == [False, False, False, True]
 
 
 def test_known_reasons_why_no_sandbox_starts_are_told_with_their_cure(tmp_path: Path) -> None:
     settings = tmp_path / "sys/kernel"
     settings.mkdir(parents=True)
-    assert hindrance(tmp_path, tmp_path) == "for no known reason"
+    assert diagnose(tmp_path, tmp_path) == "for no known reason"
     (tmp_path / ".dockerenv").touch()
-    assert "--security-opt" in hindrance(tmp_path, tmp_path)
+    assert "--security-opt" in diagnose(tmp_path, tmp_path)
     (settings / "apparmor_restrict_unprivileged_userns").write_text("1\n")
     cure = "set sysctl kernel.apparmor_restrict_unprivileged_userns to 0"
-    assert cure in hindrance(tmp_path, tmp_path)
+    assert cure in diagnose(tmp_path, tmp_path)
 
 
 async def test_the_check_says_why_no_sandbox_starts(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.backends.root_tar import add_programs, add_python
 

@@ -22,7 +22,7 @@ from sandbox_runtime.backends.docker import (
 from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_engine import Engine
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.backends.engine import (
     client,
     derived,

@@ -15,7 +15,7 @@ from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_disk import DockerDisk
 from sandbox_runtime.backends.docker_engine import Engine
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.backends.engine import docker_backend, names
 from tests.sandbox_runtime.transfer import PLENTY_S, output

@@ -12,7 +12,7 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.backends.engine import docker_backend, inspect, names
 from tests.sandbox_runtime.backends.listening import first_words

@@ -14,17 +14,14 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.host_users import has_range
-from sandbox_runtime.backends.kernel_limits import PENDING_SIGNALS
+from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_range
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.context import running
-from sandbox_runtime.forking import fork
-from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.backends import probes
 from tests.sandbox_runtime.backends.engine import derived, docker_backend, inspect
-from tests.sandbox_runtime.transfer import output
+from tests.sandbox_runtime.transfer import copy_workspace, output
 
 pytestmark = pytest.mark.docker
 
@@ -285,7 +282,7 @@ async def test_at_the_strict_level_a_workspace_moves_to_another_user(
 ) -> None:
     async with new_sandbox(backend, STRICT) as one, new_sandbox(backend, STRICT) as other:
         await output(one, "mkdir -m 700 folder; echo text > folder/file; chmod 600 folder/file")
-        await fork(one, [other], max_bytes=1 << 20)
+        await copy_workspace(one, other)
         assert await output(other, "cat folder/file; echo more >> folder/file") == "text\n"
 
 

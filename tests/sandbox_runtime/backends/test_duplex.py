@@ -10,12 +10,16 @@ from pathlib import Path
 import anyio
 import pytest
 
+from sandbox_runtime.backends.byte_stream import (
+    _MAX_UNREAD_BYTES,
+    _TURN_BYTES,
+    MAX_STDERR_BYTES,
+    TAIL_BYTES,
+    Duplex,
+)
 from sandbox_runtime.backends.docker_attach import HEADER, Attachment
-from sandbox_runtime.backends.duplex import _MAX_UNREAD_BYTES, _TURN_BYTES, Duplex
 from sandbox_runtime.backends.process_guest import spawn
-from sandbox_runtime.backends.stderr_tail import MAX_STDERR_BYTES, TAIL_BYTES
-from sandbox_runtime.frame_rate import BURST_FRAMES
-from sandbox_runtime.protocol import ProtocolError
+from sandbox_runtime.protocol import BURST_FRAMES, ProtocolError
 from tests.fakes.waiting import until
 
 MEGABYTE = 1 << 20

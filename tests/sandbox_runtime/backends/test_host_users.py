@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.backends.host_users import UIDS, has_range, new_uid
+from sandbox_runtime.backends.limits import UIDS, has_range, new_uid
 
 EVERYBODY = "         0          0 4294967295\n"
 A_CONTAINERS = "         0     100000      65536\n"

@@ -12,8 +12,8 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.backends.runsc_leftovers import RunscLeftovers
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
-from sandbox_runtime.image_check import image_checks
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
+from sandbox_runtime.images import image_checks
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.backends.engine import client, docker_backend, inspect
 from tests.sandbox_runtime.transfer import PLENTY_S, output

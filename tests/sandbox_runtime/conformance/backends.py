@@ -12,8 +12,7 @@ from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandbox
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from sandbox_runtime.errors import FileMissingError
-from sandbox_runtime.forking import fork
 from sandbox_runtime.sandbox import OutputCap, Sandbox
 from tests.sandbox_runtime.conformance.backends import open_backend
-from tests.sandbox_runtime.transfer import PLENTY_S, read
+from tests.sandbox_runtime.transfer import PLENTY_S, copy_workspace, read
 
 KEEP = "/testbed/.kept"
 CAP = OutputCap(max_bytes=1000, max_lines=100, keep_in=KEEP)
@@ -109,7 +108,7 @@ async def test_of_outputs_that_come_with_a_workspace_the_oldest_go(tmp_path: Pat
         for age in (1, 2, 3):
             make += f"; truncate -s 7M 'of {age}'; touch -d '{age} days ago' 'of {age}'"
         await before.exec(f"{make}; touch $'new\\nline'", timeout_s=PLENTY_S)
-        await fork(before, [after], max_bytes=1 << 30)
+        await copy_workspace(before, after)
         listing = await after.list("/testbed/.observations")
         assert [entry.path for entry in listing.entries] == ["new\nline", "of 1", "of 2"]
         cap = replace(CAP, max_kept_bytes=32 << 20)

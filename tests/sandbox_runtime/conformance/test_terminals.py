@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandbox_runtime.backends.kernel_limits import PSEUDO_TERMINALS
+from sandbox_runtime.backends.limits import PSEUDO_TERMINALS
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.transfer import PLENTY_S, output

@@ -15,7 +15,7 @@ from sandbox_runtime.backends.process_guest import spawn
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
 from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.sandbox import Sandbox, SandboxRef
+from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 from tests.sandbox_runtime.transfer import output, write
 
@@ -73,7 +73,7 @@ class Places:
         guest.write(first_message(self._config))
         channel = Channel(guest)
         await channel.connect(60)
-        return self._kind(channel, SandboxRef("docker", name))
+        return self._kind(channel)
 
     async def aclose(self) -> None:
         """Remove what has not ended by itself."""

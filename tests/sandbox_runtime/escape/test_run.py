@@ -16,7 +16,7 @@ from sandbox_runtime.backends.base import Check
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.context import Attack, DisturbedError, EscapeContext, Finding, Verdict
 from sandbox_runtime.escape.run import PROBES, refusal, run_attack, run_batch, untried
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.streams import OnConnection
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.sandbox_runtime.conformance.backends import backend_of

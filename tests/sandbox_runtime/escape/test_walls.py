@@ -9,7 +9,7 @@ from policies.isolation import Isolation, Level
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.escape.context import Attack, EscapeContext, Finding
 from sandbox_runtime.escape.run import ATTACKS, PROBES, refusal, run_attack, run_probes
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.conformance.backends import backend_of
 
 

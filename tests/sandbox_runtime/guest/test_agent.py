@@ -12,7 +12,6 @@ import pytest
 
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import agent_program
-from sandbox_runtime.listing import ListingReader
 from sandbox_runtime.protocol import (
     CREDIT,
     DATA,
@@ -27,6 +26,7 @@ from sandbox_runtime.protocol import (
     frame,
     json_frame,
 )
+from sandbox_runtime.reports import ListingReader
 from tests.sandbox_runtime.guest.agent_process import EXEC, AgentProcess, agent_process
 
 PATH_MAX = 4096

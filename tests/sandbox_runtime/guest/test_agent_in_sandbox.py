@@ -14,7 +14,7 @@ from sandbox_runtime.backends.process_guest import ProcessGuest
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.errors import SandboxFileError, SandboxGoneError
 from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.sandbox import OutputCap, SandboxRef
+from sandbox_runtime.sandbox import OutputCap
 from tests.e2e.leftovers import descendants
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.transfer import PLENTY_S, output, write
@@ -113,7 +113,7 @@ async def test_an_agent_that_was_stopped_from_outside_is_given_up(tmp_path: Path
     backend = BubblewrapBackend(state_dir=tmp_path)
     channel = Channel(await backend.start(Isolation()))
     await channel.connect(20)
-    sandbox = GuestSandbox(channel, SandboxRef("bubblewrap", channel.guest.id))
+    sandbox = GuestSandbox(channel)
     assert isinstance(channel.guest, ProcessGuest)
     for pid in descendants(channel.guest.pid):
         os.kill(pid, signal.SIGSTOP)

@@ -24,9 +24,8 @@ from sandbox_runtime.errors import (
     SandboxLostError,
     SandboxStartError,
 )
-from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.lending import start_sandbox
-from sandbox_runtime.sandbox import OutputCap, Sandbox, SandboxRef
+from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
+from sandbox_runtime.sandbox import OutputCap, Sandbox
 from sandbox_runtime.streams import Connection
 from tests.sandbox_runtime.conformance.backends import backend_of
 from tests.sandbox_runtime.transfer import read, write
@@ -143,7 +142,7 @@ async def victim(backend: Backend) -> AsyncIterator[GuestSandbox]:
     channel = Channel(await backend.start(SMALL), patience_s=PATIENCE_S)
     try:
         await channel.connect(ENOUGH_S)
-        yield GuestSandbox(channel, SandboxRef(backend.name, channel.guest.id))
+        yield GuestSandbox(channel)
     finally:
         await channel.close()
         await backend.aclose()

@@ -8,7 +8,7 @@ import pytest
 
 from sandbox_runtime.backends.docker_engine import connect
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.image_build import build_image
+from sandbox_runtime.images import build_image
 
 SLIM = "llm-sandbox-proxy/slim:latest"
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from policies.isolation import Isolation
-from sandbox_runtime.lending import start_sandbox
+from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.conformance.backends import docker_backend
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.__main__ import main
-from sandbox_runtime.image_build import BUILD, build_image
+from sandbox_runtime.images import BUILD, build_image
 from tests.sandbox_runtime.image.containers import container
 from tests.sandbox_runtime.transfer import PLENTY_S, output
 

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from sandbox_runtime.backends.base import Check
-from sandbox_runtime.image_check import (
-    FILES,
-    MODULES,
-    PROGRAMS,
-    REQUIRED,
-    WORKING,
-    image_checks,
-)
+from sandbox_runtime.images import FILES, MODULES, PROGRAMS, REQUIRED, WORKING, image_checks
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.conformance.backends import open_backend
 from tests.sandbox_runtime.image.containers import container

@@ -7,7 +7,7 @@ from typing import Any
 import docker.errors
 import pytest
 
-from sandbox_runtime.image_check import image_checks
+from sandbox_runtime.images import image_checks
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.image.containers import container
 from tests.sandbox_runtime.transfer import PLENTY_S, output

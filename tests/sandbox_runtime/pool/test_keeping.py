@@ -7,9 +7,9 @@ import anyio
 import pytest
 
 from policies.pool import PoolSettings
+from sandbox_runtime.backends.base import SWEEP_S, sweep_forever
 from sandbox_runtime.errors import SandboxUnavailableError
 from sandbox_runtime.pool.lifecycle import BEAT_S
-from sandbox_runtime.sweeper import SWEEP_S, sweep_forever
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.puppet_backend import PuppetBackend
 from tests.fakes.waiting import until

@@ -1,9 +1,20 @@
-"""What an image lacks of what models reach for, seen from inside a sandbox of it."""
+"""The images and root file systems that sandboxes start from: how they are built, and the doctor's
+checks, made inside a sandbox, of what an image has and of the host's pseudo-terminals."""
 
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
 
 from sandbox_runtime.backends.base import Check
+from sandbox_runtime.backends.limits import PSEUDO_TERMINALS
 from sandbox_runtime.sandbox import ExecResult, Sandbox
+
+Target = Literal["full", "slim"]
+"""Of `image/Dockerfile`: with what models compute and draw with, or without."""
+
+BUILD = Path(__file__).parent / "image" / "build"
+ROOTFS = Path(__file__).parent / "image" / "rootfs"
 
 PROGRAMS: Mapping[str, str] = {
     "bash": "each command forgets the directory and variables of the one before",
@@ -23,7 +34,7 @@ PROGRAMS: Mapping[str, str] = {
     "pdftotext": "PDFs cannot be read",
     "pandoc": "documents cannot be converted",
 }
-"""What a model calls by name, and what is lost without it."""
+"""The programs that models call by name, and what is lost without each."""
 
 MODULES: Mapping[str, str] = {
     "pip": "no packages from PyPI",
@@ -37,14 +48,14 @@ MODULES: Mapping[str, str] = {
     "PIL": "no pictures",
     "chardet": "no guess at how a text is encoded",
 }
-"""What its Python imports."""
+"""The Python modules that models import, and what is lost without each."""
 
 WORKING: Mapping[str, tuple[str, str]] = {
     "ls": ("ls -ld /", "directories cannot be listed"),
     "stat": ("stat /", "files cannot be looked at"),
 }
-"""What is there and may fail all the same, with how it is tried: runsc has refused a flag of the
-system call behind them."""
+"""Programs that may be there and fail all the same, with a command that tries each: runsc has
+refused a flag of the system call behind them."""
 _CURE = "if this is runsc, take a newer one or an image of `sandbox-proxy build-image`"
 
 FILES: Mapping[str, tuple[str, str]] = {
@@ -58,20 +69,36 @@ FILES: Mapping[str, tuple[str, str]] = {
         " /usr/share/fonts/*/*/*.[ot]t[cf]",
     ),
 }
-"""What programs look for, with the places of which one is enough."""
+"""The files that programs look for, with the places of which one is enough."""
 
 REQUIRED = frozenset({"image", "image bash", "image tar"})
-"""The findings that the sandbox's own promises stand on; the rest only a model may miss."""
+"""The findings that the sandbox's own promises need; only a model may miss the rest."""
 
-TIMEOUT_S = 20.0
+_TIMEOUT_S = 20.0
+_PTY_FILES, _MAX_PTY_DIGITS = ("max", "reserve"), 10
+
+
+def build_image(target: Target, tag: str, *options: str) -> int:
+    """Build a target with Docker's command line and tag it; return the exit code of `docker build`.
+
+    `options` are passed on, such as `--build-arg CA_CERTIFICATES=…`. The output goes to standard
+    output and standard error as it comes.
+    """
+    return subprocess.run(["sh", BUILD, target, tag, *options], check=False).returncode
+
+
+def build_rootfs(tar: Path) -> int:
+    """Make a tar of Debian's packages that bubblewrap's sandboxes can start from: Python with
+    numpy, scipy and sympy; return the exit code of `mmdebstrap`."""
+    return subprocess.run(["sh", ROOTFS, tar], check=False).returncode
 
 
 async def image_checks(sandbox: Sandbox) -> list[Check]:
-    """What is there in one line, and a line for each thing that is not.
+    """Return one finding that lists what the image has, and one for each thing that it lacks.
 
     Raises SandboxLostError.
     """
-    result = await sandbox.exec(_probe(), timeout_s=TIMEOUT_S, shell_state="none")
+    result = await sandbox.exec(_probe(), timeout_s=_TIMEOUT_S, shell_state="none")
     if result.exit_code != 0:
         said = (result.stderr.splitlines() or ["nothing"])[-1][:200]
         return [Check("image", False, f"cannot be looked at, the shell says {said!r}")]
@@ -91,8 +118,8 @@ async def image_checks(sandbox: Sandbox) -> list[Check]:
 
 
 async def installed(sandbox: Sandbox) -> tuple[str, ...]:
-    """Those programs and modules that models reach for and find. Raises SandboxLostError."""
-    inside = _inside(await sandbox.exec(_probe(), timeout_s=TIMEOUT_S, shell_state="none"))
+    """Return the names in PROGRAMS and MODULES that the image has. Raises SandboxLostError."""
+    inside = _inside(await sandbox.exec(_probe(), timeout_s=_TIMEOUT_S, shell_state="none"))
     return tuple(name for name in (*PROGRAMS, *MODULES) if name in inside)
 
 
@@ -102,7 +129,7 @@ def _inside(result: ExecResult) -> set[str]:
 
 
 def _probe() -> str:
-    """A script for any POSIX shell that prints the names of what is there."""
+    """Return a script for any POSIX shell that prints the names of what the image has."""
     steps = [
         f"for name in {' '.join(PROGRAMS)}; do"
         ' command -v "$name" >/dev/null 2>&1 && echo "$name"; done'
@@ -118,3 +145,24 @@ def _probe() -> str:
     )
     steps.append(f'python3 -I -c "{modules}" 2>/dev/null')
     return "\n".join([*steps, "true"])
+
+
+async def terminal_check(sandbox: Sandbox) -> Check:
+    """Report how many sandboxes the host's pseudo-terminals are enough for.
+
+    Raises SandboxLostError.
+    """
+    files = " ".join(f"/proc/sys/kernel/pty/{name}" for name in _PTY_FILES)
+    result = await sandbox.exec(f"cat {files}", timeout_s=_TIMEOUT_S, shell_state="none")
+    words = result.stdout.split()
+    numbers = [word for word in words if word.isdecimal() and len(word) <= _MAX_PTY_DIGITS]
+    if len(numbers) != len(_PTY_FILES):
+        return Check("terminals", True, "pseudo-terminals are none of the host's")
+    most, reserved = map(int, numbers)
+    free = max(0, most - reserved)
+    detail = (
+        f"the host has {free} pseudo-terminals for all sandboxes (kernel.pty.max {most} less"
+        f" kernel.pty.reserve {reserved}), of which each takes {PSEUDO_TERMINALS} at most: all that"
+        f" {free // PSEUDO_TERMINALS} of them can take; then commands run on pipes"
+    )
+    return Check("terminals", True, detail)

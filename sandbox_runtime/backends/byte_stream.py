@@ -1,7 +1,6 @@
-"""A byte stream in both directions, whose bytes are handed over as they arrive.
-
-asyncio's own streams have a task wait for them, and wake it for every piece.
-"""
+"""The byte streams between the host and an agent: `Duplex` for its input and output, which calls a
+callback as bytes arrive (asyncio's own streams wake a task for every piece), and `StderrTail` for
+its standard error."""
 
 import asyncio
 
@@ -9,42 +8,65 @@ from sandbox_runtime.backends.base import Take
 from sandbox_runtime.protocol import ProtocolError
 
 _EARLY_BYTES = 1 << 20
-"""How much is read before anybody listens."""
+"""How much is read before `listen` is called."""
 _TURN_BYTES = 32 << 10
-"""How much is handed over at a time, to learn whether there should be a pause."""
+"""How much the callback gets at a time; after each it may ask for a pause."""
 _MAX_UNREAD_BYTES = 256 << 10
-"""What may be queued by `write_control` behind bytes that the other side does not read."""
+"""What `write_control` may queue behind bytes that the other side does not read."""
+TAIL_BYTES = 4096
+"""The end of an agent's standard error that is kept for error messages."""
+MAX_STDERR_BYTES = 1 << 20
+"""What an agent may write to its standard error in all its life: it writes there before it dies."""
+
+
+class StderrTail:
+    """The end of an agent's standard error, for error messages."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._left = MAX_STDERR_BYTES
+
+    def add(self, data: bytes | bytearray) -> None:
+        """Keep the end. Raises ProtocolError beyond MAX_STDERR_BYTES."""
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        self._left -= len(data)
+        if self._left < 0:
+            raise ProtocolError(f"more than {MAX_STDERR_BYTES} bytes of diagnostics")
+
+    def text(self) -> str:
+        """Return it, without space at its ends."""
+        return self._tail.decode(errors="replace").strip()
 
 
 class Duplex(asyncio.Protocol):
-    """Our end of one, as the protocol of a transport."""
+    """The host's end of a stream in both directions, as the protocol of an asyncio transport."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
         self._early = bytearray()
         self._came = asyncio.Event()
-        """Set by bytes that nobody listened to, and at the end."""
+        """Set by bytes that arrive before `listen`, and at the end."""
         self._take: Take | None = None
         self._refused: ProtocolError | None = None
         self._rest: bytes | memoryview = b""
-        """What is handed over after the pause."""
+        """What the callback gets after the pause."""
         self._pause: asyncio.TimerHandle | None = None
         self._unread = 0
-        """What was queued by `write_control` since the transport had room."""
+        """What `write_control` has queued since the transport last had room."""
         self._ended = asyncio.Event()
         self._is_lost = False
         self._writable = asyncio.Event()
         self._writable.set()
 
     async def listen(self, take: Take) -> None:
-        """Hand over all that comes, at the pace that `take` asks for, until its end. Raises
-        ProtocolError."""
+        """Call `take` with all bytes that arrive, at the pace that it asks for, until the stream
+        ends. Raises ProtocolError."""
         self._take = take
         try:
             self._rest = self._drawn(len(self._early))
             self._hand_over()
             await self._ended.wait()
-            while self._pause:  # nothing more will come: the rest is taken at once, turn by turn
+            while self._pause:  # nothing more will arrive: the rest is taken turn by turn, at once
                 self._pause.cancel()
                 self._go_on()
                 await asyncio.sleep(0)
@@ -54,8 +76,8 @@ class Duplex(asyncio.Protocol):
             raise self._refused
 
     async def until(self, mark: bytes) -> bytes:
-        """What comes before anybody listens, to this mark. Raises ConnectionError, and ValueError
-        where there is no mark in a megabyte."""
+        """Return what arrives before `listen`, up to `mark` and with it. Raises ConnectionError if
+        the stream ends, and ValueError if the first MiB has no such mark."""
         while (at := self._early.find(mark)) < 0:
             if self._ended.is_set():
                 raise ConnectionResetError("it ended before it had said all")
@@ -73,14 +95,14 @@ class Duplex(asyncio.Protocol):
             raise BrokenPipeError("nobody is at the other end any more")
 
     def write(self, data: bytes) -> None:
-        """Queue without waiting. Who calls `drain` first keeps the queue short: what is cancelled
-        while it waits has queued nothing."""
+        """Queue without waiting. Callers await `drain` first, which keeps the queue short; a caller
+        that is cancelled there has queued nothing."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
     def write_control(self, data: bytes) -> None:
-        """Queue, with or without room. A peer that lets too much of it wait is refused: `listen`
-        raises ProtocolError."""
+        """Queue, with or without room. If the peer leaves too much of it unread, `listen` raises
+        ProtocolError."""
         self._unread = 0 if self._writable.is_set() else self._unread + len(data)
         if self._unread > _MAX_UNREAD_BYTES:
             self.refuse(ProtocolError("it does not read what it is sent"))
@@ -97,7 +119,7 @@ class Duplex(asyncio.Protocol):
         """Close it without waiting for anything."""
         self._transport.abort()
 
-    # As a transport calls it
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -131,8 +153,8 @@ class Duplex(asyncio.Protocol):
         self._writable.set()
 
     def _hand_over(self) -> None:
-        """Hand over what has come, up to the next pause."""
-        rest, self._rest = self._rest, b""  # kept any longer, its memory could not be used again
+        """Call the callback with what has arrived, up to the next pause."""
+        rest, self._rest = self._rest, b""  # else the buffer's memory could not be used again
         for start in range(0, len(rest), _TURN_BYTES):
             if self._pauses_after(rest[start : start + _TURN_BYTES]):
                 self._rest = rest[start + _TURN_BYTES :]
@@ -140,7 +162,7 @@ class Duplex(asyncio.Protocol):
         self._transport.resume_reading()
 
     def _pauses_after(self, turn: bytes | memoryview) -> bool:
-        """Hand over the bytes of one turn; returns whether the rest must wait."""
+        """Call the callback with the bytes of one turn; return whether the rest must wait."""
         try:
             pause_s = self._take(turn) if self._take else None
         except ProtocolError as error:
@@ -153,7 +175,7 @@ class Duplex(asyncio.Protocol):
         return True
 
     def _go_on(self) -> None:
-        """Hand over the rest after a pause."""
+        """Call the callback with the rest after a pause."""
         self._pause = None
         if not self._pauses_after(b""):
             self._hand_over()
