@@ -142,8 +142,8 @@ async def test_histograms_count_what_a_run_did(stream: bool, tmp_path: Path) -> 
     for name, count in told(answer, "_count").items():
         labels = name.partition("{")[2].removesuffix("}")
         family = f"llm_sandbox_{name.partition('_count')[0]}"
-        last = f"{labels}," if labels else ""
-        assert found[f'{family}_bucket{{{last}le="+Inf"}}'] == count
+        rest = f",{labels}" if labels else ""
+        assert found[f'{family}_bucket{{le="+Inf"{rest}}}'] == count
     sums = told(answer, "_sum")
     run_s = sums['run_duration_seconds_sum{model="m",profile="default"}']
     turns_s = sums['turn_duration_seconds_sum{model="m",profile="default"}']

@@ -67,7 +67,7 @@ async def test_openmetrics_of_both_are_one_text(tmp_path: Path) -> None:
         ("application/openmetrics-text", OPENMETRICS),
         (PROMETHEUS_ACCEPTS, OPENMETRICS),
         ("application/openmetrics-text; version=x; q=y;;=,,", None),
-        ("text/plain; version=1e999; escaping=\x7f", None),
+        ("text/plain; version=1e999; escaping=?", None),
     ],
 )
 async def test_the_format_is_the_one_that_is_asked_for(
