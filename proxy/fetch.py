@@ -175,7 +175,7 @@ async def refuse_private_urls(fetcher: Fetcher, urls: Sequence[str], owner: str)
         try:
             by_target.setdefault(_target_of(url), url)
         except FetchError as error:
-            raise _not_allowed(url, refused) from refused
+            raise _not_allowed(url, found) from found
     if len(by_target) > MAX_HOSTS:
         raise BadRequestError(
             f"The request names URLs of more than {MAX_HOSTS} hosts, each of which is looked up"
@@ -195,8 +195,8 @@ async def refuse_private_urls(fetcher: Fetcher, urls: Sequence[str], owner: str)
     async with asyncio.TaskGroup() as group:
         checks = {url: group.create_task(fault(url)) for url in by_target.values()}
     for url, check in checks.items():
-        if refused := check.result():
-            raise _not_allowed(url, refused) from refused
+        if found := check.result():
+            raise _not_allowed(url, found) from found
 
 
 def _not_allowed(url: str, error: FetchError) -> BadRequestError:
