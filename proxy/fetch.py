@@ -175,7 +175,7 @@ async def refuse_private_urls(fetcher: Fetcher, urls: Sequence[str], owner: str)
         try:
             by_target.setdefault(_target_of(url), url)
         except FetchError as error:
-            raise _not_allowed(url, found) from found
+            raise _not_allowed(url, error) from error
     if len(by_target) > MAX_HOSTS:
         raise BadRequestError(
             f"The request names URLs of more than {MAX_HOSTS} hosts, each of which is looked up"

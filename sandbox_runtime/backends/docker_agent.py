@@ -15,16 +15,18 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import docker.errors
-
-from sandbox_runtime.backends.docker_api import ConflictError, RefusedError
 from sandbox_runtime.backends.docker_container import (
     AGENT_DIR,
     AGENT_PATH,
     Image,
     agent_mount,
 )
-from sandbox_runtime.backends.docker_engine import Engine
+from sandbox_runtime.backends.docker_engine import (
+    ConflictError,
+    DockerEngine,
+    EngineError,
+    MissingError,
+)
 
 _NAME = "llm-sandbox-proxy-agent"
 _AGENT, _MODE = Path(AGENT_PATH).name, 0o755
@@ -35,10 +37,10 @@ MAX_TURNS = 10
 
 
 class AgentVolumes:
-    """The volumes of one engine, as far as this process has seen that they are right."""
+    """The volumes of one engine that hold an agent's program, as this process has found them."""
 
     def __init__(
-        self, engine: Engine, labels: Mapping[str, str], patience_s: float = PATIENCE_S
+        self, engine: DockerEngine, labels: Mapping[str, str], patience_s: float = PATIENCE_S
     ) -> None:
         self._engine = engine
         self._patience_s = patience_s
@@ -47,7 +49,7 @@ class AgentVolumes:
         self._filling = asyncio.Lock()
 
     async def name(self, program: Path, image: Image) -> str:
-        """The volume that holds a program. Raises one of ENGINE_ERRORS."""
+        """Return the volume that holds a program. Raises EngineError."""
         async with self._filling:
             if program not in self._filled:
                 content = await asyncio.to_thread(program.read_bytes)
@@ -66,7 +68,7 @@ class AgentVolumes:
             if not await self._is_right(helper, program):
                 await self._engine.put(helper, AGENT_DIR, _tar(program))
                 if not await self._is_right(helper, program):
-                    raise RefusedError(f"volume {volume} does not take the agent: remove it")
+                    raise EngineError(f"volume {volume} does not take the agent: remove it")
         finally:
             await self._engine.remove(helper)
         return volume
@@ -93,13 +95,13 @@ class AgentVolumes:
                 await self._engine.remove(found)
             await asyncio.sleep(RETRY_S)
             held_s += RETRY_S
-        raise RefusedError(f"other proxies have held {name} for too long")
+        raise EngineError(f"other proxies have held {name} for too long")
 
     async def _id(self, name: str) -> str:
-        """The id of the container with a name; empty where there is none."""
+        """Return the id of the container with a name; "" if there is none."""
         try:
-            return str((await asyncio.to_thread(self._engine.container, name))["Id"])
-        except docker.errors.NotFound:
+            return str((await self._engine.container(name))["Id"])
+        except MissingError:
             return ""
 
     async def _is_right(self, container: str, program: bytes) -> bool:

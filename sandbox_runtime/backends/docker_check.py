@@ -1,36 +1,134 @@
-"""What a Docker engine's walls are worth, told from what it says of itself."""
+"""What a Docker engine says of itself, and what that means for the isolation of its sandboxes."""
 
-from collections.abc import Collection, Iterator
+import os
+import platform
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from sandbox_runtime.backends.base import Check
-from sandbox_runtime.backends.docker_api import Facts
 from sandbox_runtime.backends.docker_container import is_runsc
-from sandbox_runtime.backends.docker_device import BlockDevice
-from sandbox_runtime.backends.limits import PENDING_SIGNALS
+from sandbox_runtime.backends.docker_engine import EngineJson
+from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_range
 
 _LIMITS = {"memory": "MemoryLimit", "swap": "SwapLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
 _NEEDED = ("memory", "pids")
+_QUOTA_DRIVERS = ("btrfs", "zfs")
+_BLOCK_DEVICES, _DEVICES = Path("/sys/dev/block"), Path("/dev")
 
 
-def findings(engine: Facts, runtime: str | None, disk: str, device: BlockDevice) -> Iterator[Check]:
-    """One per wall; `disk` says how the disk is bounded, and `device` is what it lies on."""
-    name = runtime or str(engine.get("DefaultRuntime", "?"))
-    security = _security(engine)
-    yield _runtime(name, engine.get("Runtimes", {}))
-    yield _limits(engine, disk)
-    yield Check("docker disk speed", True, _disk_speed(engine, device))
-    yield Check("docker system calls", "seccomp" in security, _seccomp(name, security))
-    yield Check("docker users", True, _users(security))
-    yield Check("docker confinement", True, _confinement(security))
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """An engine's answer to `/info`, as far as sandboxes depend on it."""
+
+    version: str
+    runtimes: frozenset[str]
+    default_runtime: str
+    security: Mapping[str, str]
+    """The security options: each name with the rest of what the engine says of it."""
+    limits: tuple[str, ...]
+    """Which of memory, swap, cpu and pids it can limit."""
+    limits_block_io: bool
+    cgroup_version: str
+    may_have_quota: bool
+    """Whether its storage driver may limit the disk of a container; only the driver knows."""
+    directory: Path | None
+    """Where it has its containers, if that is on this host."""
+    has_host_uids: bool
+    """Whether the uids of containers are this host's, which sets a range of them aside."""
 
 
-def _security(engine: Facts) -> dict[str, str]:
-    """The engine's security options: each name with what else is said of it."""
-    options = (str(each).partition(",") for each in engine.get("SecurityOptions") or ())
+def engine_info(answer: EngineJson, url: str) -> EngineInfo:
+    """Read the answer of the engine at `url`."""
+    security = _security(answer)
+    status = dict(answer.get("DriverStatus") or ())
+    on_xfs = status.get("Backing Filesystem") == "xfs"
+    is_local = url.startswith("unix://")
+    on_this_kernel = is_local and answer.get("KernelVersion") == platform.release()
+    maps_uids = "userns" in security or "rootless" in security
+    return EngineInfo(
+        version=str(answer.get("ServerVersion", "?")),
+        runtimes=frozenset(answer.get("Runtimes") or ()),
+        default_runtime=str(answer.get("DefaultRuntime", "?")),
+        security=security,
+        limits=tuple(name for name, key in _LIMITS.items() if answer.get(key)),
+        limits_block_io=not any("bps" in warning for warning in answer.get("Warnings") or ()),
+        cgroup_version=str(answer.get("CgroupVersion", "1")),
+        may_have_quota=answer.get("Driver") in _QUOTA_DRIVERS or on_xfs,
+        directory=_directory(answer) if is_local else None,
+        has_host_uids=on_this_kernel and not maps_uids and has_range(),
+    )
+
+
+def _security(answer: EngineJson) -> dict[str, str]:
+    options = (str(each).partition(",") for each in answer.get("SecurityOptions") or ())
     return {name.removeprefix("name="): more for name, _, more in options}
 
 
-def _runtime(name: str, known: Collection[str]) -> Check:
+def _directory(answer: EngineJson) -> Path | None:
+    directory = Path(answer.get("DockerRootDir") or "/nonexistent")
+    # With containerd's storage, which has a driver type, containers are in a place it does not say.
+    elsewhere = "driver-type" in dict(answer.get("DriverStatus") or ())
+    here = answer.get("Name") == socket.gethostname() and not elsewhere
+    return directory if here and os.access(directory, os.F_OK) else None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDevice:
+    """The disk on which an engine keeps its containers."""
+
+    path: str | None
+    """The device's file, such as /dev/sda; None if the engine cannot limit reads and writes."""
+    why_not: str = ""
+
+
+def block_device(
+    engine: EngineInfo, *, numbers: Path = _BLOCK_DEVICES, devices: Path = _DEVICES
+) -> BlockDevice:
+    """Return the whole disk below an engine's directory, for the kernel limits no partition.
+
+    `numbers` has a link for each device of this host, `devices` its files.
+    """
+    directory = engine.directory
+    if directory is None:
+        return BlockDevice(None, "the engine's directory cannot be seen from this host")
+    if not engine.limits_block_io:
+        return BlockDevice(None, "the engine or its kernel cannot limit block I/O")
+    number = directory.stat().st_dev
+    found = (numbers / f"{os.major(number)}:{os.minor(number)}").resolve()
+    if (found / "partition").exists():
+        found = found.parent
+    try:
+        named = re.search(r"^DEVNAME=(.+)$", (found / "uevent").read_text("utf-8"), re.MULTILINE)
+    except FileNotFoundError:
+        named = None
+    if named is None:  # btrfs, zfs, overlay and tmpfs count as devices that are none
+        return BlockDevice(None, f"the file system at {directory} names no block device")
+    device = devices / named[1]
+    if not device.exists():
+        return BlockDevice(None, f"{device} is missing")
+    return BlockDevice(str(device))
+
+
+def engine_checks(
+    engine: EngineInfo, runtime: str | None, disk: str, device: BlockDevice
+) -> Iterator[Check]:
+    """Yield one check for each part of the isolation.
+
+    `disk` says how the disk is limited, and `device` is the disk.
+    """
+    name = runtime or engine.default_runtime
+    yield _runtime(name, engine.runtimes)
+    yield _limits(engine, disk)
+    yield Check("docker disk speed", True, _disk_speed(engine, device))
+    yield Check("docker system calls", "seccomp" in engine.security, _seccomp(name, engine))
+    yield Check("docker users", True, _users(engine))
+    yield Check("docker confinement", True, _confinement(engine))
+
+
+def _runtime(name: str, known: frozenset[str]) -> Check:
     if name not in known:
         there = ", ".join(sorted(known))
         return Check("docker runtime", False, f"the engine has no {name!r}; it has {there}")
@@ -46,34 +144,33 @@ def _kernel(name: str) -> str:
     )
 
 
-def _limits(engine: Facts, disk: str) -> Check:
-    there = [name for name, key in _LIMITS.items() if engine.get(key)]
-    missing = [name for name in _LIMITS if name not in there]
-    words = f"{', '.join(there)} by cgroup v{engine.get('CgroupVersion', '1')}; {disk}"
+def _limits(engine: EngineInfo, disk: str) -> Check:
+    missing = [name for name in _LIMITS if name not in engine.limits]
+    words = f"{', '.join(engine.limits)} by cgroup v{engine.cgroup_version}; {disk}"
     if missing:
         words += f"; NOT LIMITED: {', '.join(missing)}"
-    return Check("docker limits", all(name in there for name in _NEEDED), words)
+    return Check("docker limits", all(name in engine.limits for name in _NEEDED), words)
 
 
-def _disk_speed(engine: Facts, device: BlockDevice) -> str:
+def _disk_speed(engine: EngineInfo, device: BlockDevice) -> str:
     if device.path is None:
         return f"NOT LIMITED: {device.why_not}"
     limited = f"what each sandbox reads from {device.path} and writes to it is limited"
-    if engine.get("CgroupVersion") == "2":
+    if engine.cgroup_version == "2":
         return limited
     return f"{limited}, but for writes that the page cache takes: those only cgroup v2 limits"
 
 
-def _seccomp(runtime: str, security: dict[str, str]) -> str:
-    if "seccomp" not in security:
+def _seccomp(runtime: str, engine: EngineInfo) -> str:
+    if "seccomp" not in engine.security:
         return "the engine has no seccomp: nothing filters them"
     return "answered by runsc's kernel" if is_runsc(runtime) else "filtered by our own profile"
 
 
-def _users(security: dict[str, str]) -> str:
-    if "rootless" in security:
+def _users(engine: EngineInfo) -> str:
+    if "rootless" in engine.security:
         return "the engine runs without root: root inside is an ordinary user of the host"
-    if "userns" in security:
+    if "userns" in engine.security:
         return "userns-remap is on: root inside is nobody on the host"
     return (
         "userns-remap is OFF: root inside is the host's root, less its capabilities, and all"
@@ -82,6 +179,6 @@ def _users(security: dict[str, str]) -> str:
     )
 
 
-def _confinement(security: dict[str, str]) -> str:
-    lsm = [name for name in ("apparmor", "selinux") if name in security]
+def _confinement(engine: EngineInfo) -> str:
+    lsm = [name for name in ("apparmor", "selinux") if name in engine.security]
     return f"no network; no new privileges; {' and '.join(lsm) or 'no AppArmor, no SELinux'}"

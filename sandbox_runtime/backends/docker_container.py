@@ -1,4 +1,4 @@
-"""What a container is made with: its walls and its bounds, in the words of the engine's API."""
+"""The request that creates a container: its isolation and its limits, in the engine's terms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from policies.isolation import Isolation
 from policies.workspace import SHARED_DIR, WORKING_DIR
-from sandbox_runtime.backends.docker_api import Facts
+from sandbox_runtime.backends.docker_engine import EngineJson
 from sandbox_runtime.backends.limits import (
     TERMINALS,
     guest_user,
@@ -50,7 +50,7 @@ more."""
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What of an image matters to a container."""
+    """The image metadata that creating a container needs."""
 
     id: str
     machine: str
@@ -61,19 +61,19 @@ class Image:
     """Where it has its programs."""
 
 
-def image_of(facts: Facts) -> Image:
-    """An image, from what the engine says of it."""
-    config = facts["Config"]
+def image_of(answer: EngineJson) -> Image:
+    """Return the metadata in the engine's answer about an image."""
+    config = answer["Config"]
     env = {name: value for name, _, value in (e.partition("=") for e in config.get("Env") or ())}
-    architecture: str = facts.get("Architecture") or ""
+    architecture: str = answer.get("Architecture") or ""
     machine = _MACHINES.get(architecture, architecture)
     volumes = tuple(config.get("Volumes") or ())
-    return Image(facts["Id"], machine, volumes, env.get("PATH") or _PATH)
+    return Image(answer["Id"], machine, volumes, env.get("PATH") or _PATH)
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
-    """A container to be made."""
+class ContainerSpec:
+    """A container to create."""
 
     image: Image
     isolation: Isolation
@@ -90,8 +90,8 @@ class Blueprint:
     disk_device: str | None = None
     """The block device below the engine's directory, if I/O to it can be limited."""
 
-    def config(self) -> dict[str, Any]:
-        """What the engine takes to make it."""
+    def to_request(self) -> dict[str, Any]:
+        """Return the body of the request that creates it."""
         user, uid = guest_user(self.isolation), self._uid
         env = {"LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **user.env}
         if is_runsc(self.runtime):
@@ -111,7 +111,7 @@ class Blueprint:
             "NetworkDisabled": True,
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
-                **self._walls(),
+                **self._isolation(),
                 **limits(self.isolation, self.runtime),
                 **self._disk(),
                 **self._disk_speed(),
@@ -122,7 +122,7 @@ class Blueprint:
     def _uid(self) -> int:
         return guest_user(self.isolation).uid if self.host_uid is None else self.host_uid
 
-    def _walls(self) -> dict[str, Any]:
+    def _isolation(self) -> dict[str, Any]:
         strict = self.isolation.level == "strict"
         return {
             "NetworkMode": "none",
@@ -181,7 +181,7 @@ class Blueprint:
 
 
 def limits(isolation: Isolation, runtime: str | None) -> dict[str, int]:
-    """The bounds that can be changed while it runs."""
+    """Return the limits that can be changed while a container runs."""
     memory, pids = isolation.memory_mib << 20, isolation.pids
     if is_runsc(runtime):
         pids = pids * _RUNSC_PIDS_PER_PROCESS + _RUNSC_PIDS
@@ -194,7 +194,7 @@ def limits(isolation: Isolation, runtime: str | None) -> dict[str, int]:
 
 
 def is_runsc(runtime: str | None) -> bool:
-    """Whether a runtime, by its name, has a kernel of its own in each sandbox."""
+    """Return whether a runtime, by its name, is gVisor's: each sandbox has a kernel of its own."""
     return runtime is not None and runtime.startswith("runsc")
 
 

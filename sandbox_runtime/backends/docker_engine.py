@@ -1,47 +1,72 @@
-"""A Docker engine: the calls we make of it, each raising one of ENGINE_ERRORS.
+"""The client of a Docker engine: what is asked of its API, and a container's standard streams.
 
-The one door to the SDK, whose calls block; what every container's life is made of goes without it.
-Configurations go to the engine as its API has them: the SDK's own builders know less than the
-engine does.
+All calls go over asyncio; the SDK only finds the engine, agrees on the version of the API and asks
+what the engine is, once, before any call. Through the SDK a call took a thread and several times
+the processor time. Requests and answers stay as the engine's API has them: the SDK's own builders
+know less than the engine does.
 """
 
+import asyncio
 import contextlib
+import io
 import json
 import os
 import socket
+import ssl
+import struct
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
+import aiohttp
+import anyio
 import docker
 import docker.errors
-import requests
 import requests.exceptions
 from docker.utils import kwargs_from_env
+from yarl import URL
 
-from sandbox_runtime.backends.docker_api import (
-    API_ERRORS,
-    ConflictError,
-    DockerAPI,
-    Facts,
-    MissingError,
-)
+from sandbox_runtime.backends.base import Take
+from sandbox_runtime.backends.byte_stream import Duplex, StderrTail
 from sandbox_runtime.errors import EngineMissingError
+from sandbox_runtime.protocol import FrameRate
 
-ENGINE_ERRORS = (
-    docker.errors.DockerException,
-    requests.exceptions.RequestException,
-    *API_ERRORS,
-)
+EngineJson = Mapping[str, Any]
+"""An object of the engine's API, with the API's own names."""
+
 _TIMEOUT_S = 30
+"""How long the engine may take to connect, and between two pieces of an answer."""
 _REASON_CHARS = 500
+_MAX_ANSWER_BYTES = 64 << 20
+_MAX_EVENTS_BYTES = 1 << 20
+_SDK_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
+
+
+class EngineError(Exception):
+    """The engine refuses a request, with its reason in one line, or does not answer.
+
+    `status` is the HTTP status of its answer; 0 if there was none.
+    """
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(_one_line(reason))
+        self.status = status
+
+
+class MissingError(EngineError):
+    """The engine has no such container, image or volume."""
+
+
+class ConflictError(EngineError):
+    """The name is taken, or the engine is already doing this."""
 
 
 def connect(host: str | None = None) -> tuple[Any, str]:
-    """A client of the engine at `host`, or where DOCKER_HOST says, and that engine's address.
+    """Return a docker.APIClient of the engine at `host`, or at DOCKER_HOST, and its address.
 
-    The client is a docker.APIClient, half of whose methods have no types.
-
-    Raises EngineMissingError.
+    Half of the client's methods have no types. Raises EngineMissingError.
     """
     engine = {"DOCKER_HOST": host} if host else {}
     settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
@@ -50,152 +75,317 @@ def connect(host: str | None = None) -> tuple[Any, str]:
         url = url.replace("tcp://", "https://")
     try:
         if url.startswith("unix://"):
-            # The SDK forgets to close a socket that nobody listens to.
+            # The SDK does not close a socket on which nobody listens.
             with socket.socket(socket.AF_UNIX) as trial:
                 trial.connect(url.removeprefix("unix://"))
         client = docker.APIClient(version="auto", timeout=_TIMEOUT_S, **settings)
-    except (*ENGINE_ERRORS, OSError) as error:
+    except _SDK_ERRORS as error:
         raise EngineMissingError(f"no Docker engine answers at {url}: {error}") from error
     # No proxy stands before a socket of this host, and to look for one took a fifth of each call.
     client.trust_env = not url.startswith("unix://")
     return client, url
 
 
-class Engine:
-    """One engine, with what it says about itself. Raises EngineMissingError where none answers."""
+class DockerEngine:
+    """One engine, at `host` or at DOCKER_HOST.
 
-    def __init__(self, host: str | None = None) -> None:
-        self._client, self.url = connect(host)
-        try:
-            self.facts: Facts = self._client.info()
-        except ENGINE_ERRORS as error:
-            self._client.close()
-            why = f"the engine at {self.url} does not answer: {error}"
-            raise EngineMissingError(why) from error
-        self._api = DockerAPI(self.url, self.api_version, timeout_s=_TIMEOUT_S)
+    The constructor blocks. It raises EngineMissingError if no engine answers, or if the engine has
+    no image `needs_image`. Connections open in the loop that makes the first call; calls raise
+    EngineError.
+    """
 
-    def require_image(self, name: str) -> None:
-        """Raise EngineMissingError, the connection closed, if the engine has no such image."""
-        try:
-            self._client.inspect_image(name)
-        except ENGINE_ERRORS as error:
-            self._client.close()
-            raise EngineMissingError(f"the engine at {self.url}: {said(error)}") from error
+    def __init__(self, host: str | None = None, *, needs_image: str | None = None) -> None:
+        client, self.url = connect(host)
+        with contextlib.closing(client):
+            self._version: str = client.api_version
+            try:
+                self.info: EngineJson = client.info()
+            except _SDK_ERRORS as error:
+                why = f"the engine at {self.url} does not answer: {error}"
+                raise EngineMissingError(why) from error
+            try:
+                if needs_image:
+                    client.inspect_image(needs_image)
+            except _SDK_ERRORS as error:
+                why = _one_line(str(getattr(error, "explanation", None) or error))
+                raise EngineMissingError(f"the engine at {self.url}: {why}") from error
+        self._address = urlsplit(self.url)
+        if self._address.scheme not in ("unix", "tcp", "http", "https"):
+            unknown = f"DOCKER_HOST scheme {self._address.scheme!r} is not supported"
+            raise EngineMissingError(f"{unknown}: forward it to tcp")
+        scheme = "https" if self._address.scheme == "https" else "http"
+        self._root = f"{scheme}://{self._address.netloc or 'docker'}/v{self._version}"
+        self._session: aiohttp.ClientSession | None = None
 
-    @property
-    def api_version(self) -> str:
-        version: str = self._client.api_version
-        return version
+    async def image(self, name: str) -> EngineJson:
+        """Return what the engine knows of an image."""
+        found: EngineJson = await self._ask("GET", f"images/{name}/json")
+        return found
 
-    async def image(self, name: str) -> Facts:
-        return await self._api.call("GET", f"images/{name}/json")
-
-    async def create(self, name: str, config: Facts) -> str:
-        """Make a container; returns its id."""
-        made = await self._api.call("POST", "containers/create", params={"name": name}, body=config)
+    async def create(self, name: str, config: EngineJson) -> str:
+        """Create a container and return its id."""
+        made = await self._ask("POST", "containers/create", params={"name": name}, body=config)
         return str(made["Id"])
 
-    async def start(self, name: str) -> None:
-        await self._api.call("POST", f"containers/{name}/start")
+    async def attach(self, name: str) -> "AttachStream":
+        """Return the standard streams of a container that is not started yet."""
+        try:
+            stream = await self._open_stream()
+        except OSError as error:
+            raise EngineError(f"cannot reach the engine at {self.url}: {error}") from error
+        try:
+            stream.write(
+                f"POST /v{self._version}/containers/{name}/attach"
+                "?stream=1&stdin=1&stdout=1&stderr=1 HTTP/1.1\r\n"
+                "Host: docker\r\nUpgrade: tcp\r\nConnection: Upgrade\r\n"
+                "Content-Length: 0\r\n\r\n".encode()
+            )
+            head = await stream.until(b"\r\n\r\n")
+            if head.split(b" ", 2)[1] not in (b"101", b"200"):
+                raise EngineError(f"the engine refused to attach: {head[:200]!r}")
+        except (OSError, ValueError, IndexError) as error:
+            stream.abort()
+            raise EngineError(f"cannot attach to container {name}: {error}") from error
+        except BaseException:  # refused or cancelled
+            stream.abort()
+            raise
+        return stream
 
-    async def update(self, name: str, limits: Facts) -> None:
-        """Change a running container's limits."""
-        await self._api.call("POST", f"containers/{name}/update", body=limits)
+    async def start(self, name: str) -> None:
+        """Start a container."""
+        await self._call("POST", f"containers/{name}/start")
+
+    async def update(self, name: str, limits: EngineJson) -> None:
+        """Change the limits of a running container."""
+        await self._call("POST", f"containers/{name}/update", body=limits)
 
     async def remove(self, name: str) -> None:
-        """End and remove a container; nothing happens when there is none."""
-        with contextlib.suppress(MissingError):  # which is what we want
+        """Kill and remove a container; do nothing if there is none."""
+        with contextlib.suppress(MissingError):
             try:
-                await self._api.call(
-                    "DELETE", f"containers/{name}", params={"force": "1", "v": "1"}
-                )
-            except ConflictError:  # the engine removes it already, by itself
+                force = {"force": "1", "v": "1"}
+                await self._call("DELETE", f"containers/{name}", params=force)
+            except ConflictError:  # the engine is already removing it
                 gone = {"condition": "removed"}
-                await self._api.call("POST", f"containers/{name}/wait", params=gone)
+                await self._call("POST", f"containers/{name}/wait", params=gone)
+
+    async def container(self, name: str, *, size: bool = False) -> EngineJson:
+        """Return what the engine knows of a container; with `size` also how many bytes it has
+        written to its disk (`SizeRw`), which takes the engine longer."""
+        params = {"size": str(int(size))}
+        found: EngineJson = await self._ask("GET", f"containers/{name}/json", params=params)
+        return found
+
+    async def containers(self, label: str) -> list[EngineJson]:
+        """Return the containers that have a label, running or not."""
+        params = {"all": "1", **_filters(label=[label])}
+        found: list[EngineJson] = await self._ask("GET", "containers/json", params=params)
+        return found
+
+    async def exit_code(self, name: str, wait_s: float) -> int | None:
+        """Return the exit code of a container's main process; None if it still runs after
+        `wait_s`."""
+        with anyio.move_on_after(wait_s):
+            return int((await self._ask("POST", f"containers/{name}/wait"))["StatusCode"])
+        if (await self.container(name))["State"]["Running"]:
+            return None
+        raise EngineError(f"the engine does not tell how container {name} ended")
+
+    async def events(self, name: str, *kinds: str) -> list[str]:
+        """Return which of these events happened to a container, oldest first, as far as the engine
+        remembers. The container may be gone.
+
+        Raises ValueError or KeyError if the engine answers in other terms than Docker's.
+        """
+        # With an end in the past the engine answers at once instead of waiting for more events. The
+        # end is a time of the engine's clock.
+        clock = (await self._ask("GET", "info"))["SystemTime"]
+        until = {"until": f"{datetime.fromisoformat(clock).timestamp():.6f}"}
+        filters = _filters(type=["container"], container=[name], event=list(kinds))
+        lines = await self._call(
+            "GET", "events", params={**until, **filters}, max_bytes=_MAX_EVENTS_BYTES
+        )
+        return [str(json.loads(line)["Action"]) for line in lines.splitlines() if line]
 
     async def get(self, container: str, path: str, max_bytes: int) -> bytes:
-        """Return a tar of what a container, running or not, has at that path, b"" for nothing; of a
-        longer one the first `max_bytes` or some more."""
-        where = {"path": path}
+        """Return a tar of what a container, running or not, has at a path; b"" if nothing is there.
+        A longer tar is cut somewhere after `max_bytes`."""
+        url, params = f"containers/{container}/archive", {"path": path}
         try:
-            return await self._api.read(
-                f"containers/{container}/archive", params=where, max_bytes=max_bytes
-            )
+            return await self._call("GET", url, params=params, max_bytes=max_bytes)
         except MissingError:
             return b""
 
     async def put(self, container: str, directory: str, tar: bytes) -> None:
         """Unpack a tar in a container, running or not."""
         where = {"path": directory}
-        await self._api.call("PUT", f"containers/{container}/archive", params=where, data=tar)
+        await self._call("PUT", f"containers/{container}/archive", params=where, data=tar)
 
     async def make_volume(self, name: str) -> None:
-        """Make a volume, if there is none of that name."""
-        await self._api.call("POST", "volumes/create", body={"Name": name})
+        """Create a volume unless there is one of that name."""
+        await self._call("POST", "volumes/create", body={"Name": name})
 
-    # By the SDK: each blocks
-
-    def container(self, name: str, *, size: bool = False) -> Facts:
-        """About a container; with `size` also what it has written to its disk (`SizeRw`)."""
-        url = f"{self._client.base_url}/v{self.api_version}/containers/{name}/json"
-        answer: requests.Response = self._client.get(
-            url,
-            params={"size": int(size)},
-            headers={"connection": "close"},  # the SDK would keep one for each URL
-            timeout=_TIMEOUT_S,
-        )
-        try:
-            answer.raise_for_status()
-        except requests.exceptions.HTTPError as error:
-            docker.errors.create_api_error_from_http_exception(error)
-        facts: Facts = answer.json()
-        return facts
-
-    def containers(self, label: str) -> list[Facts]:
-        """Those with that label, running or not."""
-        found: list[Facts] = self._client.containers(all=True, filters={"label": label})
-        return found
-
-    def remove_unused_volumes(self, label: str) -> None:
-        """Remove the volumes with that label which no container, running or not, has."""
-        unused = {"label": label, "dangling": True}
-        for volume in self._client.volumes(filters=unused)["Volumes"] or ():
-            with contextlib.suppress(docker.errors.APIError):  # another sweep was faster
-                self._client.remove_volume(volume["Name"])
-
-    def exit_code(self, name: str, wait_s: float) -> int | None:
-        """With what a container's main process has ended; None while it runs."""
-        try:
-            answer: Facts = self._client.wait(name, timeout=wait_s)
-        except docker.errors.NotFound as error:
-            raise MissingError(said(error)) from error
-        except requests.exceptions.ConnectionError:  # as the SDK also calls a time that is up
-            if self.container(name)["State"]["Running"]:
-                return None
-            raise
-        return int(answer["StatusCode"])
-
-    def history(self, name: str, *events: str) -> list[str]:
-        """Which of these events befell a container, still there or not, as far as the engine
-        remembers, in their order."""
-        # Events until now are all of the past; else the engine would wait for more. By its clock.
-        now = datetime.fromisoformat(self._client.info()["SystemTime"]).timestamp()
-        filters = {"type": ["container"], "container": [name], "event": events}
-        answer: requests.Response = self._client.get(
-            f"{self._client.base_url}/v{self.api_version}/events",
-            params={"until": f"{now:.6f}", "filters": json.dumps(filters)},
-            headers={"connection": "close"},
-            timeout=_TIMEOUT_S,
-        )
-        answer.raise_for_status()
-        return [str(json.loads(line)["Action"]) for line in answer.text.splitlines() if line]
+    async def remove_unused_volumes(self, label: str) -> None:
+        """Remove the volumes with a label that no container, running or not, uses."""
+        unused = _filters(label=[label], dangling=["true"])
+        for volume in (await self._ask("GET", "volumes", params=unused))["Volumes"] or ():
+            try:
+                await self._call("DELETE", f"volumes/{volume['Name']}")
+            except EngineError as error:
+                if not error.status:
+                    raise  # any refusal is fine: another sweep was faster
 
     async def aclose(self) -> None:
-        await self._api.aclose()
-        self._client.close()
+        """Close all connections; the next call would open new ones."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def _ask(self, method: str, path: str, **parts: Any) -> Any:
+        """Make a call and return its answer's JSON."""
+        content = await self._call(method, path, **parts)
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise EngineError(f"it answers with what is no JSON: {error}") from error
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: EngineJson | None = None,
+        data: bytes | None = None,
+        max_bytes: int = _MAX_ANSWER_BYTES,
+    ) -> bytes:
+        """Make a call and return its answer, cut somewhere after `max_bytes`."""
+        url = URL(f"{self._root}/{quote(path, safe='/:')}", encoded=True).with_query(params)
+        sent = io.BytesIO(data) if data is not None else None  # aiohttp would warn of large bytes
+        content = bytearray()
+        try:
+            async with self._opened().request(method, url, json=body, data=sent) as answer:
+                async for piece in answer.content.iter_any():
+                    content += piece
+                    if len(content) >= max_bytes:
+                        break
+        except aiohttp.ClientError as error:
+            raise EngineError(str(error)) from error
+        if answer.status >= 400:
+            kinds = {404: MissingError, 409: ConflictError}
+            kind = kinds.get(answer.status, EngineError)
+            raise kind(_reason(bytes(content), answer.status), answer.status)
+        return bytes(content)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector: aiohttp.BaseConnector
+            if self._address.scheme == "unix":
+                # A socket of this host is opened in no time, so none is kept.
+                connector = aiohttp.UnixConnector(self._address.path, force_close=True)
+            else:
+                connector = aiohttp.TCPConnector(ssl=self._tls() or True)
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=_TIMEOUT_S, sock_read=_TIMEOUT_S
+                ),
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+    async def _open_stream(self) -> "AttachStream":
+        address, loop = self._address, asyncio.get_running_loop()
+        if address.scheme == "unix":
+            _, stream = await loop.create_unix_connection(AttachStream, address.path)
+        else:
+            host, port = address.hostname or "", address.port or 0
+            _, stream = await loop.create_connection(AttachStream, host, port, ssl=self._tls())
+        return stream
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """Return what DOCKER_CERT_PATH and DOCKER_TLS_VERIFY mean to the Docker command line."""
+        if self._address.scheme != "https":
+            return None
+        certificates = Path(os.environ.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
+        context = ssl.create_default_context()
+        if (certificates / "ca.pem").exists():
+            context.load_verify_locations(certificates / "ca.pem")
+        if not os.environ.get("DOCKER_TLS_VERIFY"):
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if (certificates / "cert.pem").exists():
+            context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+        return context
 
 
-def said(error: Exception) -> str:
-    """What the engine gave as reason, in one line."""
-    explained = error.explanation if isinstance(error, docker.errors.APIError) else None
-    return str(explained or error).strip().partition("\n")[0][:_REASON_CHARS]
+def _one_line(reason: str) -> str:
+    return reason.strip().partition("\n")[0][:_REASON_CHARS]
+
+
+def _filters(**filters: list[str]) -> Mapping[str, str]:
+    return {"filters": json.dumps(filters)}
+
+
+def _reason(content: bytes, status: int) -> str:
+    """Return why the engine refuses, from its answer."""
+    try:
+        return str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        return content.decode(errors="replace").strip() or f"its status is {status}"
+
+
+FRAME_HEADER = struct.Struct(">BxxxI")
+"""Before each piece of output: the stream that it belongs to and its length."""
+STDOUT = 1
+
+
+class AttachStream(Duplex):
+    """The standard streams of a container's main process, over the engine's attach call.
+
+    The SDK's attach gives a blocking socket; to ask for the upgrade here serves unix, tcp and TLS
+    engines alike without a thread. When the connection ends, the container's standard input does
+    too (`StdinOnce`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffer = bytearray()
+        self._stderr = StderrTail()
+        self._frame_rate = FrameRate()
+        """The rate of the engine's frames: each write of the agent may be one frame."""
+
+    async def listen(self, take: Take) -> None:
+        """Hand over standard output until its end; the end of standard error is kept for
+        `last_words`. Raises ProtocolError."""
+
+        def demultiplex(data: bytes | memoryview) -> float | None:
+            self._buffer += data
+            output, frames = self._output()
+            pause_s = take(output)
+            now_s = asyncio.get_running_loop().time()
+            own_pause_s = self._frame_rate.pause_s(frames, len(data), now_s)
+            return max(pause_s or 0.0, own_pause_s) if own_pause_s else pause_s
+
+        await super().listen(demultiplex)
+
+    def last_words(self) -> str:
+        """Return the end of standard error."""
+        return self._stderr.text()
+
+    def _output(self) -> tuple[bytes, int]:
+        """Take the whole frames that have come; return what they hold of standard output, and how
+        many they are, those of standard error included."""
+        output, frames = bytearray(), 0
+        while len(self._buffer) >= FRAME_HEADER.size:
+            stream, length = FRAME_HEADER.unpack_from(self._buffer)
+            piece = self._buffer[FRAME_HEADER.size : FRAME_HEADER.size + length]
+            if len(piece) < length:
+                break
+            del self._buffer[: FRAME_HEADER.size + length]
+            frames += 1
+            if stream == STDOUT:
+                output += piece
+            else:
+                self._stderr.add(piece)
+        return bytes(output), frames

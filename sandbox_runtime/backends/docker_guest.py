@@ -1,20 +1,27 @@
-"""A guest in a container: the agent at the far end of an attachment."""
+"""A running container: its agent's byte stream, the cause of its end, and its removal.
+
+runsc leaves processes on this host when a container ends badly; `RunscProcesses` kills them.
+"""
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
-import time
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import anyio
-import anyio.to_thread
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Pressure, Take
-from sandbox_runtime.backends.docker_api import MissingError
-from sandbox_runtime.backends.docker_attach import Attachment
 from sandbox_runtime.backends.docker_container import limits
-from sandbox_runtime.backends.docker_engine import ENGINE_ERRORS, Engine, said
+from sandbox_runtime.backends.docker_engine import (
+    AttachStream,
+    DockerEngine,
+    EngineError,
+    MissingError,
+)
 from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
@@ -24,27 +31,27 @@ _CAUSE_WAIT_S = 3.0
 _EXIT_WAIT_S = 0.5
 _EVENTS_WAIT_S, _EVENTS_EVERY_S = 0.5, 0.1
 _KILLED = 128 + signal.SIGKILL
-
-
-class Removal(Protocol):
-    """What is to be done about a container's end beside asking the engine."""
-
-    async def hasten(self, name: str) -> None:
-        """The engine takes long to remove it."""
-
-    async def over(self, name: str) -> None:
-        """It is removed, or could not be."""
+_RUNSC_PROGRAMS = ("runsc", "runsc-sandbox", "runsc-gofer", "containerd-shim-runc-v2")
 
 
 class DockerGuest:
-    """One container."""
+    """One container. `on_end` is called when it is removed, or could not be."""
 
-    def __init__(self, name: str, engine: Engine, runtime: str | None, removal: Removal) -> None:
-        self.attachment: Attachment | None = None
+    def __init__(
+        self,
+        name: str,
+        engine: DockerEngine,
+        runtime: str | None,
+        runsc: "RunscProcesses | None",
+        on_end: Callable[[str], None],
+    ) -> None:
+        self.stream: AttachStream | None = None
+        """Set once the container is made and attached to."""
         self._name = name
         self._engine = engine
         self._runtime = runtime
-        self._removal = removal
+        self._runsc = runsc
+        self._on_end = on_end
         self._cause = ""
         self._ending: asyncio.Task[bool] | None = None
 
@@ -53,45 +60,44 @@ class DockerGuest:
         return self._name
 
     async def listen(self, take: Take) -> None:
-        assert self.attachment
-        await self.attachment.listen(take)
+        assert self.stream
+        await self.stream.listen(take)
         if self._ending is None and not self._cause:
             self._cause = await self._find_cause()
 
     async def drain(self) -> None:
-        assert self.attachment
-        await self.attachment.drain()
+        assert self.stream
+        await self.stream.drain()
 
     def write(self, data: bytes) -> None:
-        assert self.attachment
-        self.attachment.write(data)
+        assert self.stream
+        self.stream.write(data)
 
     def write_control(self, data: bytes) -> None:
-        assert self.attachment
-        self.attachment.write_control(data)
+        assert self.stream
+        self.stream.write_control(data)
 
     async def kill(self) -> bool:
         return await asyncio.shield(self._begin_to_end())
 
     def stop(self, why: str) -> None:
-        """Kill it without waiting; `last_words` will tell why."""
+        """Kill it without waiting; `last_words` will include the reason."""
         self._cause = self._cause or why
         self._begin_to_end()
 
     async def limit(self, isolation: Isolation) -> None:
-        bounds = limits(isolation, self._runtime)
         try:
-            await self._engine.update(self._name, bounds)
-        except ENGINE_ERRORS as error:
+            await self._engine.update(self._name, limits(isolation, self._runtime))
+        except EngineError as error:
             raise SandboxStartError(
-                f"the limits of sandbox {self._name} cannot be changed: {said(error)}"
+                f"the limits of sandbox {self._name} cannot be changed: {error}"
             ) from error
 
     def pressure(self) -> Pressure | None:
         return None  # the container shows its own counters inside
 
     def last_words(self) -> str:
-        printed = self.attachment.last_words() if self.attachment else ""
+        printed = self.stream.last_words() if self.stream else ""
         return "\n".join(filter(None, (printed, self._cause)))
 
     def _begin_to_end(self) -> "asyncio.Task[bool]":
@@ -100,53 +106,109 @@ class DockerGuest:
         return self._ending
 
     async def _end(self) -> bool:
-        if self.attachment:
-            self.attachment.close()
+        if self.stream:
+            self.stream.abort()  # nothing is worth waiting for a peer that may be gone
         removing = asyncio.ensure_future(self._remove())
         done, _ = await asyncio.wait([removing], timeout=_REMOVAL_PATIENCE_S)
-        if not done:
-            await self._removal.hasten(self._name)
+        if not done and self._runsc:
+            await asyncio.to_thread(self._runsc.kill, self._name)
         return await removing
 
     async def _remove(self) -> bool:
         try:
             await self._engine.remove(self._name)
-        except ENGINE_ERRORS as error:
-            logger.warning("%s could not be removed, a sweep will: %s", self._name, said(error))
+        except EngineError as error:
+            logger.warning("%s could not be removed, a sweep will: %s", self._name, error)
             return False
         finally:
-            await self._removal.over(self._name)
+            self._on_end(self._name)
+            if self._runsc:
+                await asyncio.to_thread(self._runsc.end, self._name)
         return True
 
     async def _find_cause(self) -> str:
+        """Return why the stream has ended, of which the engine may hear a little later than we."""
         with anyio.move_on_after(_CAUSE_WAIT_S):
-            return await anyio.to_thread.run_sync(self._ask_for_cause, abandon_on_cancel=True)
+            try:
+                code = await self._engine.exit_code(self._name, _EXIT_WAIT_S)
+            except MissingError:  # it is removed already: the agent has ended, or was killed
+                return await self._killed_by("")
+            except EngineError as error:
+                return f"the engine closed the connection: {error}"
+            if code is None:
+                return "the engine closed the connection"
+            if code != _KILLED:
+                return ""
+            unknown = "it was killed, on the engine's host or because memory ran out"
+            return await self._killed_by(unknown)
         return "the engine closed the connection and does not answer"
 
-    def _ask_for_cause(self) -> str:
-        """Why the stream has ended, of which the engine may hear a little later than we do."""
+    async def _killed_by(self, unknown: str) -> str:
+        """Return who killed the container, from the engine's events, or else `unknown`."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _EVENTS_WAIT_S
         try:
-            code = self._engine.exit_code(self._name, _EXIT_WAIT_S)
-        except MissingError:
-            code = _KILLED  # perhaps: it is removed already
-            unknown = ""  # the agent has ended
-        except ENGINE_ERRORS as error:
-            return f"the engine closed the connection: {said(error)}"
-        else:
-            unknown = "it was killed, on the engine's host or because memory ran out"
-        if code is None:
-            return "the engine closed the connection"
-        return self._killed_by(unknown) if code == _KILLED else ""
-
-    def _killed_by(self, unknown: str) -> str:
-        try:
-            events = self._engine.history(self._name, "kill", "oom")
-            until = time.monotonic() + _EVENTS_WAIT_S
-            while not events and time.monotonic() < until:  # it hears of them later than we do
-                time.sleep(_EVENTS_EVERY_S)
-                events = self._engine.history(self._name, "kill", "oom")
-        except (*ENGINE_ERRORS, ValueError, KeyError):  # an engine that keeps none, or others
+            events = await self._engine.events(self._name, "kill", "oom")
+            while not events and loop.time() < until_s:  # it hears of them later than we do
+                await asyncio.sleep(_EVENTS_EVERY_S)
+                events = await self._engine.events(self._name, "kill", "oom")
+        except (EngineError, ValueError, KeyError):  # an engine that keeps none, or others
             return unknown
         if "kill" in events:
             return "its container was killed or removed from outside"
         return "memory ran out and it was killed" if "oom" in events else unknown
+
+
+class RunscProcesses:
+    """The processes on this host of an installation's runsc containers.
+
+    runsc leaves its kernel and file server running when a start fails, and the engine's shim when
+    so many processes end at once that it misses the end that matters. The engine has forgotten the
+    former and waits for the latter for good; only the container's id on their command lines tells
+    whose they are. So the ids are written to a directory before a container starts, for later
+    owners too: one file a container, with its name.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._notes = state_dir / "runsc"
+        self._notes.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def note(self, name: str, container_id: str) -> None:
+        """Write down the id of a container that is about to start."""
+        (self._notes / name).write_text(container_id, encoding="ascii")
+
+    def kill(self, name: str) -> None:
+        """Kill all that runs for a container."""
+        with contextlib.suppress(FileNotFoundError):
+            for pid in _processes_of((self._notes / name).read_text(encoding="ascii")):
+                logger.warning("container %s: runsc has left process %d, killed", name, pid)
+                _kill(pid)
+
+    def end(self, name: str) -> None:
+        """Kill what a removed container, or one that was never made, left running."""
+        self.kill(name)
+        (self._notes / name).unlink(missing_ok=True)
+
+    def sweep(self, is_leftover: Callable[[str], bool]) -> None:
+        """End what the containers named by `is_leftover` left running."""
+        for note in self._notes.iterdir():
+            if is_leftover(note.name):
+                self.end(note.name)
+
+
+def _processes_of(container_id: str) -> Iterator[int]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours to see
+            program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
+            told = any(container_id.encode() in argument for argument in arguments)
+            if told and container_id and Path(os.fsdecode(program)).name in _RUNSC_PROGRAMS:
+                yield int(process.name)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        logger.warning("process %d cannot be killed: %s", pid, error)

@@ -6,31 +6,31 @@ from collections import Counter
 import anyio
 import pytest
 
-from sandbox_runtime.backends.disk_watch import DiskWatch, Usage
+from sandbox_runtime.backends.docker_disk import DiskUsage, DiskWatch
 from tests.fakes.waiting import until
 
 MIB = 1 << 20
-LIMIT = Usage(100 * MIB, 1000)
+LIMIT = DiskUsage(100 * MIB, 1000)
 
 
 class PretendDisk:
     """A disk to which the test writes."""
 
     def __init__(self) -> None:
-        self.usages: dict[str, Usage] = {}
-        self.by_others = Usage()
+        self.usages: dict[str, DiskUsage] = {}
+        self.by_others = DiskUsage()
         self.free: int | None = None
         self.looks = 0
         self.measured: Counter[str] = Counter()
 
-    def filled(self) -> Usage:
+    def filled(self) -> DiskUsage:
         self.looks += 1
         all_of_them = (*self.usages.values(), self.by_others)
-        return Usage(
+        return DiskUsage(
             sum(each.bytes for each in all_of_them), sum(each.files for each in all_of_them)
         )
 
-    def used(self, name: str, limit: Usage) -> Usage | None:
+    async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
         self.measured[name] += 1
         return self.usages.get(name)
 
@@ -65,7 +65,7 @@ async def test_who_writes_more_than_allowed_is_stopped_and_told_why() -> None:
     disk = PretendDisk()
     sandboxes = Sandboxes(disk)
     sandboxes.begin("greedy", "modest")
-    disk.usages = {"greedy": Usage(101 * MIB - 1, 5), "modest": Usage(90 * MIB, 5)}
+    disk.usages = {"greedy": DiskUsage(101 * MIB - 1, 5), "modest": DiskUsage(90 * MIB, 5)}
     assert await sandboxes.is_stopped("greedy") == (
         "its disk use of 101 MiB exceeded the limit of 100 MiB"
     )
@@ -78,7 +78,7 @@ async def test_too_many_files_are_too_much_as_well() -> None:
     disk = PretendDisk()
     sandboxes = Sandboxes(disk)
     sandboxes.begin("bomb")
-    disk.usages = {"bomb": Usage(0, 1001)}
+    disk.usages = {"bomb": DiskUsage(0, 1001)}
     assert await sandboxes.is_stopped("bomb") == (
         "it has more than the 1000 files that its disk may have"
     )
@@ -89,7 +89,7 @@ async def test_nobody_is_measured_while_too_little_was_written_to_matter() -> No
     disk = PretendDisk()
     sandboxes = Sandboxes(disk)
     sandboxes.begin("idle", "idle too")
-    disk.by_others = Usage(99 * MIB, 10)
+    disk.by_others = DiskUsage(99 * MIB, 10)
     await a_few_looks(disk)
     assert not disk.measured
     await sandboxes.watch.aclose()
@@ -99,14 +99,14 @@ async def test_who_was_measured_is_left_alone_until_that_much_more_was_written()
     disk = PretendDisk()
     sandboxes = Sandboxes(disk)
     sandboxes.begin("working")
-    disk.usages = {"working": Usage(40 * MIB, 10)}
-    disk.by_others = Usage(90 * MIB, 10)
+    disk.usages = {"working": DiskUsage(40 * MIB, 10)}
+    disk.by_others = DiskUsage(90 * MIB, 10)
     with anyio.fail_after(5):
         await until(lambda: disk.measured["working"] == 1)
-    disk.by_others = Usage(140 * MIB, 10)
+    disk.by_others = DiskUsage(140 * MIB, 10)
     await a_few_looks(disk)
     assert disk.measured["working"] == 1
-    disk.by_others = Usage(160 * MIB, 10)
+    disk.by_others = DiskUsage(160 * MIB, 10)
     with anyio.fail_after(5):
         await until(lambda: disk.measured["working"] == 2)
     await sandboxes.watch.aclose()
@@ -118,8 +118,8 @@ async def test_what_somebody_frees_does_not_hide_what_another_writes(seen_bytes:
     disk.free = 1000 * MIB
     sandboxes = Sandboxes(disk)
     sandboxes.begin("hidden")
-    disk.usages = {"hidden": Usage(101 * MIB, 10)}
-    disk.by_others = Usage(-101 * MIB, -10)
+    disk.usages = {"hidden": DiskUsage(101 * MIB, 10)}
+    disk.by_others = DiskUsage(-101 * MIB, -10)
     await a_few_looks(disk)
     assert not sandboxes.stopped
     disk.free += seen_bytes
@@ -131,10 +131,10 @@ async def test_who_cannot_be_measured_is_asked_again() -> None:
     disk = PretendDisk()
     sandboxes = Sandboxes(disk)
     sandboxes.begin("unseen")
-    disk.by_others = Usage(200 * MIB, 10)
+    disk.by_others = DiskUsage(200 * MIB, 10)
     with anyio.fail_after(5):
         await until(lambda: disk.measured["unseen"] >= 3)
-    disk.usages = {"unseen": Usage(200 * MIB, 10)}
+    disk.usages = {"unseen": DiskUsage(200 * MIB, 10)}
     assert "exceeded" in await sandboxes.is_stopped("unseen")
     await sandboxes.watch.aclose()
 
@@ -144,9 +144,9 @@ async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> N
     sandboxes = Sandboxes(disk, reserve_bytes=1000 * MIB)
     sandboxes.begin("large", "larger", "small")
     disk.usages = {
-        "large": Usage(50 * MIB, 5),
-        "larger": Usage(60 * MIB, 5),
-        "small": Usage(15 * MIB, 5),
+        "large": DiskUsage(50 * MIB, 5),
+        "larger": DiskUsage(60 * MIB, 5),
+        "small": DiskUsage(15 * MIB, 5),
     }
     disk.free = 999 * MIB
     why = await sandboxes.is_stopped("larger")

@@ -19,8 +19,7 @@ from sandbox_runtime.backends.docker import (
     OWNER_LABEL,
     DockerBackend,
 )
-from sandbox_runtime.backends.docker_api import Facts
-from sandbox_runtime.backends.docker_engine import Engine
+from sandbox_runtime.backends.docker_engine import DockerEngine, EngineJson
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.sandbox_runtime.backends.engine import (
@@ -77,10 +76,10 @@ async def test_an_image_without_python_is_served(tmp_path: Path) -> None:
     assert not await asyncio.to_thread(names, tmp_path)
 
 
-class ForeignEngine(Engine):
+class ForeignEngine(DockerEngine):
     """An engine whose images are for another machine."""
 
-    async def image(self, name: str) -> Facts:
+    async def image(self, name: str) -> EngineJson:
         return {**await super().image(name), "Architecture": "s390x"}
 
 

@@ -14,8 +14,8 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.backends.docker_agent import AgentVolumes, _tar
-from sandbox_runtime.backends.docker_container import Blueprint, Image
-from sandbox_runtime.backends.docker_engine import Engine
+from sandbox_runtime.backends.docker_container import ContainerSpec, Image
+from sandbox_runtime.backends.docker_engine import DockerEngine
 from tests.sandbox_runtime.backends.engine import docker_backend, imported
 
 pytestmark = pytest.mark.docker
@@ -34,7 +34,7 @@ async def test_the_agents_volume_is_filled_once_and_again_when_somebody_removes_
     program = tmp_path / "agent"
     program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
     image = Image(await backend.fingerprint(), "x86_64", ())
-    engine = Engine()
+    engine = DockerEngine()
     volumes = AgentVolumes(engine, {})
     for _ in range(2):
         name = await volumes.name(program, image)
@@ -67,7 +67,7 @@ async def test_an_agents_volume_that_holds_anything_else_is_put_right_before_its
     program = tmp_path / "agent"
     program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
     image = Image(await backend.fingerprint(), "x86_64", ())
-    engine = Engine()
+    engine = DockerEngine()
     name = await AgentVolumes(engine, {}).name(program, image)
     try:
         run = ["docker", "run", "--rm", "-v", f"{name}:/.agent", "-w", "/.agent", image.id]
@@ -83,7 +83,7 @@ async def test_an_agents_volume_that_holds_anything_else_is_put_right_before_its
         await engine.aclose()
 
 
-class SlowEngine(Engine):
+class SlowEngine(DockerEngine):
     """An engine that writes the first byte of a file, and then the file."""
 
     writers = most_writers = 0
@@ -120,7 +120,7 @@ async def test_container_of_a_proxy_that_died_while_it_wrote_is_removed(
     program = tmp_path / "agent"
     program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
     image = Image(await backend.fingerprint(), "x86_64", ())
-    engine = Engine()
+    engine = DockerEngine()
     name = await AgentVolumes(engine, {}).name(program, image)
     await engine.create(f"{name}-filling", {"Image": image.id, "Cmd": ["x"]})
     with anyio.fail_after(60):
@@ -142,15 +142,15 @@ async def test_an_image_has_no_say_in_the_agents_program(tmp_path: Path) -> None
     async with imported(tar) as tag:
         backend = docker_backend(tmp_path, tag)
         image = Image(await backend.fingerprint(), "x86_64", ())
-        engine = Engine()
+        engine = DockerEngine()
         name = await AgentVolumes(engine, {}).name(program, image)
-        blueprint = Blueprint(image, Isolation(), labels={}, agent_volume=name)
+        spec = ContainerSpec(image, Isolation(), labels={}, agent_volume=name)
         empty = f"llm-sandbox-proxy-test-{uuid.uuid4().hex[:8]}"
         try:
-            made = await engine.create(empty, replace(blueprint, agent_volume=empty).config())
+            made = await engine.create(empty, replace(spec, agent_volume=empty).to_request())
             assert await engine.get(made, "/.agent/agent", 1) == b""
             await engine.remove(made)
-            made = await engine.create(f"{empty}-2", blueprint.config())
+            made = await engine.create(f"{empty}-2", spec.to_request())
             assert program.read_bytes() in await engine.get(made, "/.agent/agent", 1 << 20)
             await engine.remove(made)
         finally:

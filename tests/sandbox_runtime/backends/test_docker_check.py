@@ -1,13 +1,20 @@
 """What doctor says of an engine, from what the engine says of itself and the host of its disks."""
 
 import os
+import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandbox_runtime.backends.docker_check import findings
-from sandbox_runtime.backends.docker_device import BlockDevice, block_device
+from sandbox_runtime.backends.docker_check import (
+    BlockDevice,
+    EngineInfo,
+    block_device,
+    engine_checks,
+    engine_info,
+)
 
 SOUND: dict[str, Any] = {
     "DefaultRuntime": "runc",
@@ -22,10 +29,15 @@ SOUND: dict[str, Any] = {
 DISK = BlockDevice("/dev/vda")
 
 
+def engine_at(directory: Path | None, **answer: Any) -> EngineInfo:
+    """An engine that has its containers in a directory of this host, or elsewhere."""
+    return replace(engine_info({**SOUND, **answer}, "tcp://far.away:2375"), directory=directory)
+
+
 def said(
     runtime: str | None = None, device: BlockDevice = DISK, **facts: Any
 ) -> dict[str, tuple[bool, str]]:
-    found = findings({**SOUND, **facts}, runtime, "disk watched", device)
+    found = engine_checks(engine_at(None, **facts), runtime, "disk watched", device)
     return {each.name.removeprefix("docker "): (each.ok, each.detail) for each in found}
 
 
@@ -94,19 +106,43 @@ def devices_of(directory: Path, top: Path, *, partition: bool) -> dict[str, Path
 @pytest.mark.parametrize("partition", [False, True])
 def test_the_whole_disk_below_the_engine_is_found(tmp_path: Path, partition: bool) -> None:
     devices = devices_of(tmp_path, tmp_path, partition=partition)
-    found = block_device({}, tmp_path, **devices)
+    engine = engine_at(tmp_path)
+    found = block_device(engine, **devices)
     assert found == BlockDevice(str(devices["devices"] / "sda"))
     (devices["devices"] / "sda").unlink()
-    assert block_device({}, tmp_path, **devices).why_not.endswith("/sda is missing")
+    assert block_device(engine, **devices).why_not.endswith("/sda is missing")
 
 
 def test_why_block_io_cannot_be_limited_is_told(tmp_path: Path) -> None:
     devices = devices_of(tmp_path, tmp_path, partition=False)
     unable = {"Warnings": ["WARNING: No blkio throttle.read_bps_device support"]}
-    for engine, directory, numbers, why in (
+    for answer, directory, numbers, why in (
         ({}, None, devices["numbers"], "cannot be seen"),
         (unable, tmp_path, devices["numbers"], "cannot limit"),
         ({}, tmp_path, tmp_path, "names no block device"),
     ):
-        found = block_device(engine, directory, numbers=numbers, devices=devices["devices"])
+        engine = engine_at(directory, **answer)
+        found = block_device(engine, numbers=numbers, devices=devices["devices"])
         assert (found.path, why in found.why_not) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "may"),
+    [
+        ({"Driver": "zfs"}, True),
+        ({"Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "xfs"]]}, True),
+        ({"Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "extfs"]]}, False),
+        ({}, False),
+    ],
+)
+def test_storage_drivers_that_may_limit_a_disk_are_known(answer: dict[str, Any], may: bool) -> None:
+    assert engine_at(None, **answer).may_have_quota is may
+
+
+def test_directory_of_an_engine_is_known_only_on_this_host(tmp_path: Path) -> None:
+    answer = {**SOUND, "DockerRootDir": str(tmp_path), "Name": socket.gethostname()}
+    assert engine_info(answer, "unix:///run/docker.sock").directory == tmp_path
+    assert engine_info(answer, "tcp://far.away:2375").directory is None
+    assert engine_info({**answer, "Name": "another"}, "unix:///run/docker.sock").directory is None
+    by_containerd = {**answer, "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]}
+    assert engine_info(by_containerd, "unix:///run/docker.sock").directory is None

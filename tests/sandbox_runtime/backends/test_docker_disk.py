@@ -9,11 +9,9 @@ import anyio
 import pytest
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.disk_watch import Usage
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.docker_api import Facts
-from sandbox_runtime.backends.docker_disk import DockerDisk
-from sandbox_runtime.backends.docker_engine import Engine
+from sandbox_runtime.backends.docker_disk import DiskUsage, DockerDisk
+from sandbox_runtime.backends.docker_engine import DockerEngine, EngineJson
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.sandbox import Sandbox
@@ -96,11 +94,11 @@ async def test_a_background_process_is_not_forgotten(backend: DockerBackend) -> 
     await sandbox.close()
 
 
-class Distant(Engine):
+class Distant(DockerEngine):
     """An engine whose directories are not on this host."""
 
-    def container(self, name: str, *, size: bool = False) -> Facts:
-        return {**super().container(name, size=size), "GraphDriver": {"Data": None}}
+    async def container(self, name: str, *, size: bool = False) -> EngineJson:
+        return {**await super().container(name, size=size), "GraphDriver": {"Data": None}}
 
 
 async def test_an_engine_that_is_far_away_is_asked_how_much_was_written(
@@ -110,11 +108,11 @@ async def test_an_engine_that_is_far_away_is_asked_how_much_was_written(
     await output(sandbox, "head -c 5M /dev/zero > file")
     engine = Distant()
     disk = DockerDisk(engine, None)
-    used = await asyncio.to_thread(disk.used, sandbox.id, Usage())
+    used = await disk.used(sandbox.id, DiskUsage())
     assert used is not None
     assert 5 << 20 <= used.bytes < 6 << 20
     assert disk.free_bytes() is None
-    assert disk.filled() != Usage()  # for all that one can know
+    assert disk.filled() != DiskUsage()  # for all that one can know
     await sandbox.close()
-    assert await asyncio.to_thread(disk.used, sandbox.id, Usage()) is None
+    assert await disk.used(sandbox.id, DiskUsage()) is None
     await engine.aclose()

@@ -42,6 +42,19 @@ async def test_an_engine_reached_over_tcp_serves_as_well(line: Relay, tmp_path: 
     await backend.aclose()
 
 
+async def test_proxies_of_the_environment_are_not_asked_for_the_engine(
+    line: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    sandbox = await start_sandbox(backend, Isolation())
+    assert await output(sandbox, "echo straight") == "straight\n"
+    await sandbox.close()
+    assert await backend.sweep() == 0
+    await backend.aclose()
+
+
 async def test_an_engine_behind_tls_serves_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from sandbox_runtime.backends.byte_stream import (
     TAIL_BYTES,
     Duplex,
 )
-from sandbox_runtime.backends.docker_attach import HEADER, Attachment
+from sandbox_runtime.backends.docker_engine import FRAME_HEADER, AttachStream
 from sandbox_runtime.backends.process_guest import spawn
 from sandbox_runtime.protocol import BURST_FRAMES, ProtocolError
 from tests.fakes.waiting import until
@@ -33,6 +33,17 @@ async def connected() -> AsyncIterator[tuple[Duplex, socket.socket]]:
     transport, duplex = await connect(Duplex, sock=ours)
     with theirs, anyio.fail_after(20):
         yield duplex, theirs
+    transport.abort()
+
+
+@asynccontextmanager
+async def attached() -> AsyncIterator[tuple[AttachStream, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    connect = asyncio.get_running_loop().create_unix_connection
+    transport, stream = await connect(AttachStream, sock=ours)
+    with theirs, anyio.fail_after(20):
+        yield stream, theirs
     transport.abort()
 
 
@@ -200,15 +211,14 @@ async def test_what_came_before_anybody_listened_is_heard_after_the_end_too() ->
 
 
 async def test_a_container_with_endless_diagnostics_is_refused() -> None:
-    piece = HEADER.pack(2, 1 << 16) + bytes(1 << 16)
-    async with connected() as (duplex, theirs):
-        attachment = Attachment(duplex)
+    piece = FRAME_HEADER.pack(2, 1 << 16) + bytes(1 << 16)
+    async with attached() as (stream, theirs):
         flood = asyncio.create_task(
             asyncio.get_running_loop().sock_sendall(theirs, piece * (MAX_STDERR_BYTES // (1 << 15)))
         )
         with pytest.raises(ProtocolError, match="diagnostics"):
-            await attachment.listen(lambda data: None)
-        assert len(attachment.last_words()) <= TAIL_BYTES
+            await stream.listen(lambda data: None)
+        assert len(stream.last_words()) <= TAIL_BYTES
         flood.cancel()
 
 
@@ -224,34 +234,30 @@ async def test_a_process_with_endless_diagnostics_is_refused() -> None:
     assert len(guest.last_words()) <= TAIL_BYTES
 
 
-@pytest.mark.parametrize("stream", [1, 2], ids=["output", "diagnostics"])
-async def test_small_frames_of_the_engine_pause_their_container(stream: int) -> None:
+@pytest.mark.parametrize("number", [1, 2], ids=["output", "diagnostics"])
+async def test_small_frames_of_the_engine_pause_their_container(number: int) -> None:
     """Each write of the agent may be a frame of the engine: they cost time whatever is in them."""
     taken = bytearray()
 
     def take(data: bytes | memoryview) -> None:
         taken.extend(data)
 
-    flood = (HEADER.pack(stream, 1) + b"x") * (4 * BURST_FRAMES)
-    async with connected() as (duplex, theirs):
-        attachment = Attachment(duplex)
-        listening = asyncio.create_task(attachment.listen(take))
+    flood = (FRAME_HEADER.pack(number, 1) + b"x") * (4 * BURST_FRAMES)
+    async with attached() as (stream, theirs):
+        listening = asyncio.create_task(stream.listen(take))
         flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, flood))
-        await until(lambda: bool(duplex._pause))
+        await until(lambda: bool(stream._pause))
         await flooding
         theirs.close()
         await listening
-    assert len(taken) == (4 * BURST_FRAMES if stream == 1 else 0)
+    assert len(taken) == (4 * BURST_FRAMES if number == 1 else 0)
 
 
 async def test_large_frames_of_the_engine_never_pause_their_container() -> None:
-    frames = (HEADER.pack(1, 1 << 15) + bytes(1 << 15)) * 1024
+    frames = (FRAME_HEADER.pack(1, 1 << 15) + bytes(1 << 15)) * 1024
     pauses = []
-    async with connected() as (duplex, theirs):
-        attachment = Attachment(duplex)
-        listening = asyncio.create_task(
-            attachment.listen(lambda data: pauses.append(duplex._pause))
-        )
+    async with attached() as (stream, theirs):
+        listening = asyncio.create_task(stream.listen(lambda data: pauses.append(stream._pause)))
         await asyncio.get_running_loop().sock_sendall(theirs, frames)
         theirs.close()
         await listening

@@ -10,7 +10,7 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.runsc_leftovers import RunscLeftovers
+from sandbox_runtime.backends.docker_guest import RunscProcesses
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.images import image_checks
@@ -133,7 +133,7 @@ async def test_what_a_dead_owner_left_running_is_found_and_the_livings_is_not(
 ) -> None:
     """A process that is called as runsc's are stands in for what it leaves when a start fails."""
     container_id = "ab" * 32
-    RunscLeftovers(tmp_path).note("sandbox-0123456789abcdef-0", container_id)
+    RunscProcesses(tmp_path).note("sandbox-0123456789abcdef-0", container_id)
     sleep = f"{sys.executable} -c 'import time; time.sleep(1000)' {container_id}"
     command = ["bash", "-c", f"exec -a runsc-sandbox {sleep}"]
     living = await start_sandbox(backend, SMALL)
