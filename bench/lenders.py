@@ -18,7 +18,7 @@ from docker.utils import kwargs_from_env
 from bench.places import Kind
 from bench.processes import Family, Process, alive, open_files, rss_mib
 from bench.servers import process
-from sandbox_runtime.backends.cgroups import find_cgroups, owner
+from sandbox_runtime.backends.cgroups import find_cgroups, process_key
 from sandbox_runtime.backends.docker import INSTALL_LABEL
 
 ORDER_TIMEOUT_S = 900
@@ -84,7 +84,7 @@ class Lender:
         self._directory = directory
         self._words = words
         self._engine = engine
-        self._owner = owner(child.pid)
+        self._owner = process_key(child.pid)
 
     async def order(self, do: str, **details: Any) -> float:
         """Have it do something; returns how many seconds that took. Raises LenderError."""

@@ -1,4 +1,5 @@
-"""The pool's decisions: how many sandboxes there may be, how many stay ready, and who must wait."""
+"""The decisions of the sandbox pool: how many sandboxes may exist, how many stay idle, and when a
+request must wait."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -9,23 +10,23 @@ from policies.isolation import Isolation
 
 OnMiss = Literal["create", "wait", "fail"]
 Limits = tuple[int, float, int]
-Recipe = tuple[tuple[str, object], ...]
+PoolKey = tuple[tuple[str, object], ...]
 
-LIMITS = ("memory_mib", "cpus", "pids")
+RESIZABLE_FIELDS = ("memory_mib", "cpus", "pids")
 """Fields of Isolation that can be changed in a running sandbox."""
-UNBOUND = ("egress",)
-"""Fields that a sandbox is created without, and gets when it is leased."""
+LEASE_FIELDS = ("egress",)
+"""Fields of Isolation that take effect only when a sandbox is leased."""
 
-FIRST_REST_S = 1.0
-LONGEST_REST_S = 30.0
-SHARE_OF_NEWEST = 0.2
-SHORTEST_RETRY_S = 1.0
-LONGEST_RETRY_S = 300.0
+MIN_START_BACKOFF_S = 1.0
+MAX_START_BACKOFF_S = 30.0
+NEWEST_WEIGHT = 0.2
+MIN_RETRY_AFTER_S = 1.0
+MAX_RETRY_AFTER_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How many sandboxes there are, and what happens if none is free. Raises ValueError."""
+    """The size of the pool, and what happens if no sandbox is free. Raises ValueError."""
 
     idle: int = 2
     """Sandboxes that are kept ready for each isolation; 0: each is started when it is asked for."""
@@ -73,29 +74,29 @@ class Load:
         return Load(self.sandboxes - other.sandboxes, self.memory_mib - other.memory_mib)
 
 
-def limits_of(isolation: Isolation) -> Limits:
+def resizable_limits(isolation: Isolation) -> Limits:
     """Return the limits that can be changed in a running sandbox."""
     return isolation.memory_mib, isolation.cpus, isolation.pids
 
 
-def unbound(isolation: Isolation) -> Isolation:
-    """Return the isolation that a sandbox is created with: without what it gets when leased."""
+def without_lease_fields(isolation: Isolation) -> Isolation:
+    """Return the isolation that a sandbox is created with: without the fields set when leased."""
     return replace(isolation, egress=Egress())
 
 
-def recipe(isolation: Isolation) -> Recipe:
-    """Return what is fixed when a sandbox is created. A sandbox suits every request with the same
-    recipe."""
-    return _without(isolation, LIMITS + UNBOUND)
+def pool_key(isolation: Isolation) -> PoolKey:
+    """Return the settings that are fixed when a sandbox is created. A sandbox suits every request
+    with the same key."""
+    return _without(isolation, RESIZABLE_FIELDS + LEASE_FIELDS)
 
 
-def exact_recipe(isolation: Isolation) -> Recipe:
-    """Return the recipe for a backend on which limits cannot be changed later."""
-    return _without(isolation, UNBOUND)
+def exact_pool_key(isolation: Isolation) -> PoolKey:
+    """Return the pool key for a backend that cannot change limits later."""
+    return _without(isolation, LEASE_FIELDS)
 
 
-def _without(isolation: Isolation, names: tuple[str, ...]) -> Recipe:
-    # By exclusion: a field that is added to Isolation is never left out by mistake.
+def _without(isolation: Isolation, names: tuple[str, ...]) -> PoolKey:
+    # By exclusion, so that a field added to Isolation is never left out by mistake.
     kept = (field.name for field in fields(isolation) if field.name not in names)
     return tuple((name, getattr(isolation, name)) for name in kept)
 
@@ -107,14 +108,14 @@ def fits(settings: PoolSettings, load: Load) -> bool:
     return within and load.sandboxes <= settings.max_total
 
 
-def most(settings: PoolSettings, isolation: Isolation) -> int:
+def capacity(settings: PoolSettings, isolation: Isolation) -> int:
     """Return how many sandboxes with this isolation there may be at one time."""
     if settings.memory_budget_mib is None:
         return settings.max_total
     return min(settings.max_total, settings.memory_budget_mib // isolation.memory_mib)
 
 
-def how_many_to_end(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
+def idle_to_end(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:
     """Return how many of the idle sandboxes, in their order, must end before `load` is permitted,
     or None if it is too much even without them."""
     if fits(settings, load):
@@ -142,18 +143,20 @@ def starts_at_once(settings: PoolSettings, cores: int) -> int:
             return 0
 
 
-def rest_s(failures: int) -> float:
+def start_backoff_s(failures: int) -> float:
     """Return how long no sandbox is started in advance after so many failures in a row."""
-    return min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(failures - 1, 10))
+    return min(MAX_START_BACKOFF_S, MIN_START_BACKOFF_S * 2.0 ** min(failures - 1, 10))
 
 
 def moving_mean(mean: float, newest: float) -> float:
     """Return an exponential moving average."""
-    return mean + SHARE_OF_NEWEST * (newest - mean)
+    return mean + NEWEST_WEIGHT * (newest - mean)
 
 
-def retry_after_s(*, has_room: bool, ahead: int, lent: int, start_s: float, lend_s: float) -> float:
+def retry_after_s(
+    *, has_room: bool, ahead: int, leased: int, start_s: float, lease_s: float
+) -> float:
     """Return when another attempt may succeed: after one start if there is room, else once all the
     requests `ahead` had their turn."""
-    estimate_s = start_s if has_room else lend_s * (ahead + 1) / max(1, lent)
-    return min(max(estimate_s, SHORTEST_RETRY_S), LONGEST_RETRY_S)
+    estimate_s = start_s if has_room else lease_s * (ahead + 1) / max(1, leased)
+    return min(max(estimate_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)

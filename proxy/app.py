@@ -6,8 +6,6 @@ from contextlib import AbstractAsyncContextManager
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.errors import ServerErrorMiddleware
-from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
@@ -17,6 +15,7 @@ from proxy.api import (
     chat,
     containers,
     conversations,
+    description,
     files,
     messages,
     passthrough,
@@ -26,8 +25,14 @@ from proxy.api import (
     system,
 )
 from proxy.api.dependencies import Services, told
-from proxy.api.middleware import BrowserMiddleware, ClientKeyMiddleware, FastPathMiddleware
+from proxy.api.middleware import (
+    BrowserMiddleware,
+    ClientKeyMiddleware,
+    FastPathMiddleware,
+    RequestMiddleware,
+)
 from proxy.errors import BadRequestError, ProxyError, internal_error
+from proxy.wire.resources import refusal
 
 CLIENT_LEFT = 499
 ROUTERS = (
@@ -40,6 +45,7 @@ ROUTERS = (
     containers,
     runs,
     system,
+    description,
 )
 HOT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 """The routes that ask a model."""
@@ -47,28 +53,21 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def create_app(services: Services, lifespan: Lifespan | None = None) -> ASGIApp:
-    """Return the application with its fast path to the routes that ask a model."""
-    app = routed(services, lifespan)
-    kinds = app.exception_handlers
-    handlers = {kind: handler for kind, handler in kinds.items() if kind is not Exception}
-    hot: dict[str, ASGIApp] = {}
-    for route in _routes():
-        if route.path in HOT_PATHS:
-            inner: ASGIApp = ExceptionMiddleware(route.app, handlers)
-            if services.client_keys:
-                inner = ClientKeyMiddleware(inner, services.client_keys)
-            hot[route.path] = ServerErrorMiddleware(_for_browsers(inner, services), _on_exception)
-    return FastPathMiddleware(app, hot)
+    """Return the application as it is served."""
+    return RequestMiddleware(routed(services, lifespan))
 
 
 def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
-    """Return the application without its fast path."""
+    """Return the application without what goes around each request. All routes are within one
+    stack of middleware, whose last is the short way to the routes that ask a model."""
     # As they are: include_router makes each anew, when its first request comes.
     routes: list[BaseRoute] = list(_routes())
     app = FastAPI(routes=routes, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.services = services
     app.state.endpoints = _endpoints()
     app.router.default = passthrough.forward_unmatched
+    hot = {route.path: route.app for route in _routes() if route.path in HOT_PATHS}
+    app.router.middleware_stack = FastPathMiddleware(app.router.middleware_stack, hot)
     app.add_exception_handler(ProxyError, _on_proxy_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -77,13 +76,12 @@ def routed(services: Services, lifespan: Lifespan | None = None) -> FastAPI:
     app.add_exception_handler(Exception, _on_exception)
     if services.client_keys:
         app.add_middleware(ClientKeyMiddleware, keys=services.client_keys)
-    app.add_middleware(_for_browsers, services)
+    app.add_middleware(
+        BrowserMiddleware,
+        needs_key=not services.keyring.is_open,
+        public_url=services.public_url,
+    )
     return app
-
-
-def _for_browsers(app: ASGIApp, services: Services) -> BrowserMiddleware:
-    needs_key = not services.keyring.is_open
-    return BrowserMiddleware(app, needs_key=needs_key, public_url=services.public_url)
 
 
 def _routes() -> Iterator[Route]:
@@ -136,8 +134,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     # The first step says where the field was looked for: body, query, path or header.
-    param = ".".join(str(step) for step in first["loc"][1:]) or None
-    return told(request, BadRequestError(f"{first['msg']}.", param=param, code="invalid_value"))
+    return told(request, refusal({**first, "loc": first["loc"][1:]}))
 
 
 async def _on_recursion_error(request: Request, error: Exception) -> Response:

@@ -24,7 +24,7 @@ from policies.budgets import DailyBudget
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.passthrough import PassthroughSetting
-from policies.pool import PoolSettings, most
+from policies.pool import PoolSettings, capacity
 from policies.prices import Price
 from policies.redaction import Redaction
 from policies.rules import Watch
@@ -183,7 +183,7 @@ class SandboxConfig(_Section):
 
     @model_validator(mode="after")
     def _has_room(self) -> Self:
-        if not most(self.pool, self.isolation):
+        if not capacity(self.pool, self.isolation):
             raise ValueError("pool.memory_budget_mib has no room for one isolation.memory_mib")
         return self
 

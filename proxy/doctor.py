@@ -18,7 +18,7 @@ from sandbox_runtime.escape.context import Finding
 from sandbox_runtime.escape.run import refusal, run_batch, run_probes, untried
 from sandbox_runtime.escape.run import self_test as try_everything
 from sandbox_runtime.guest_sandbox import start_sandbox
-from sandbox_runtime.images import REQUIRED, image_checks, installed, terminal_check
+from sandbox_runtime.images import REQUIRED, image_checks, installed_programs, terminal_check
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ async def require_sound(
         try:
             if self_test:
                 _require_walls(backend.name, await run_batch(sandbox))
-            return await installed(sandbox)
+            return await installed_programs(sandbox)
         finally:
             await sandbox.close()
     except SandboxError as error:

@@ -37,7 +37,7 @@ from policies.workspace import (
     plan,
 )
 from proxy.agent.model import Credentials, Message, Model
-from proxy.agent.task import InputFile, Task
+from proxy.agent.task import AgentInput, InputFile, PendingInput
 from proxy.body_memory import HeldBody
 from proxy.errors import BadRequestError, FileTooLargeError
 from proxy.fetch import Fetched, Fetcher, FetchError, Room, refuse_private_urls
@@ -72,8 +72,25 @@ _PIECE_BYTES = 1 << 20
 _MAX_TEXT_BYTES = 16 << 20
 
 Pieces = AsyncGenerator[bytes, None]
-WindowOf = Callable[[Task], Awaitable[int | None]]
-"""Returns the context window of a task's model in tokens, or None if it is not known."""
+WindowOf = Callable[[str, str, Credentials | None], Awaitable[int | None]]
+"""Returns the context window of a model in tokens, or None if it is not known. The arguments are
+the model, the client's owner, and the client's own credentials for the backend, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputContext:
+    """What `Inputs` has to know of a request beside its messages."""
+
+    owner: str
+    model: str
+    credentials: Credentials | None
+    limits: InputLimits
+    body: HeldBody | None
+    """Counts the memory that the files take."""
+    present: Sequence[InputFile]
+    """The files that are in the container already, beside its workspace."""
+    notes_follow: bool
+    """True if the notes on the files of the user's last message stay out of that message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +135,28 @@ class Inputs:
         self.backend_fetches = backend_fetches
         """True if the backend may download any URL."""
 
-    async def receive(self, task: Task, owner: str, body: Mapping[str, Any]) -> Task:
-        """Return the task with its files taken out of its messages. Downloads begin with the run,
-        so that the client of a stream does not wait for them without an answer.
+    async def load(
+        self, given: Sequence[Message], body: Mapping[str, Any], context: InputContext
+    ) -> AgentInput | PendingInput:
+        """Return the messages without their files, and the files, which are also named in other
+        fields of the body. Downloads begin with the run, so that the client of a stream does not
+        wait for them without an answer.
 
         Raises BadRequestError, FileTooLargeError, BusyError.
         """
-        messages, parts = read(task.messages)
+        messages, parts = read(given)
         parts = [*beside(body), *parts]
-        await self._check_other_urls(messages, parts, owner)
-        limits = task.profile.inputs
+        await self._check_other_urls(messages, parts, context.owner)
+        limits = context.limits
         sizes = await asyncio.to_thread(_measured, parts, limits) if parts else {}
-        media = ModelMedia(task.body)
-        local = [await self._local_content(part, sizes, owner, media) for part in parts]
-        if any(isinstance(part.source, Remote) for part in parts):
-            room = Room((limits.max_total_mib << 20) - sum(sizes.values()), owner, task.body)
-            arrive = partial(self._arrive, messages, parts, local, room, media)
-            return replace(task, arriving=arrive)
-        return await self._place(task, messages, parts, local)
+        media = ModelMedia(context.body)
+        local = [await self._local_content(part, sizes, context.owner, media) for part in parts]
+        if not any(isinstance(part.source, Remote) for part in parts):
+            return await self._place(messages, parts, local, context)
+        left = (limits.max_total_mib << 20) - sum(sizes.values())
+        room = Room(left, context.owner, context.body)
+        download = partial(self._download, messages, parts, local, room, media, context)
+        return PendingInput(given, context.present, download)
 
     async def _check_other_urls(
         self, messages: Sequence[Message], parts: Sequence[FilePart], owner: str
@@ -147,68 +168,66 @@ class Inputs:
         if urls := [url for url in others if url not in fetched]:
             await self.refuse_private(urls, owner)
 
-    async def _arrive(
+    async def _download(
         self,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
         local: Sequence[_FileContent],
         room: Room,
         media: "ModelMedia",
-        task: Task,
-    ) -> Task:
-        """Return the task with its downloaded files."""
-        fetched = await self._fetch_all(parts, room, task.profile.inputs)
+        context: InputContext,
+    ) -> AgentInput:
+        """Return the messages and the files, the downloaded ones among them."""
+        fetched = await self._fetch_all(parts, room, context.limits)
         contents = [
             await self._with_shown(part, fetched[part.source.url], media)
             if isinstance(part.source, Remote)
             else content
             for part, content in zip(parts, local, strict=True)
         ]
-        return await self._place(replace(task, arriving=None), messages, parts, contents)
+        return await self._place(messages, parts, contents, context)
 
     async def _place(
         self,
-        task: Task,
         messages: Sequence[Message],
         parts: Sequence[FilePart],
         contents: Sequence[_FileContent],
-    ) -> Task:
-        """Return the task with a path in the sandbox for each file and for each long text."""
+        context: InputContext,
+    ) -> AgentInput:
+        """Return the messages with a path in the sandbox for each file and for each long text."""
         given = [self._given(part, content) for part, content in zip(parts, contents, strict=True)]
-        over = await self._text_limit(task, messages)
+        over = await self._text_limit(messages, context)
         near = long_texts(messages, over) if self._lengths else ()
         counted: Mapping[str, int] = {}
         if self._lengths and near:
-            counted = await self._lengths.counted(task.model, near, task.credentials)
-        # The reference style puts the notes on the files of the user's last message after it.
-        notes_follow = task.profile.manner.kind == "paper" and task.resumes is None
+            counted = await self._lengths.counted(context.model, near, context.credentials)
         work = partial(
             plan,
             messages,
             given,
             over_tokens=over,
             counted=counted,
-            without_notes=last_of_user(messages) if notes_follow else None,
+            without_notes=last_of_user(messages) if context.notes_follow else None,
         )
         workspace = await asyncio.to_thread(work) if is_much(messages) else work()
         inputs = [_input_file(placed, parts, contents) for placed in workspace.files]
         if inputs:
             inputs = await asyncio.to_thread(_digested, inputs)
-        return replace(
-            task,
+        return AgentInput(
             messages=workspace.messages,
-            inputs=[*task.inputs, *inputs],
+            files=[*context.present, *inputs],
+            notes=workspace.notes,
             documents_tokens=workspace.tokens_kept_out,
-            file_notes=workspace.notes,
         )
 
-    async def _text_limit(self, task: Task, messages: Sequence[Message]) -> int | None:
+    async def _text_limit(self, messages: Sequence[Message], context: InputContext) -> int | None:
         """Return above how many tokens a text becomes files. The model's window is asked for only
         if a text is long enough for it to matter."""
-        limit = task.profile.inputs.move_text_over_tokens
+        limit = context.limits.move_text_over_tokens
         if limit is None or self._window is None or not has_long_text(messages):
             return limit
-        return moved_over(limit, await self._window(task))
+        window = await self._window(context.model, context.owner, context.credentials)
+        return moved_over(limit, window)
 
     async def lost(self, owner: str, file_ids: Iterable[str]) -> set[str]:
         """Return those ids that are not, or no longer, uploads of the owner."""

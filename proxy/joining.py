@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from policies.isolation import Isolation
-from policies.pool import most
+from policies.pool import capacity
 from policies.prompts import Equipment
 from policies.tool_support import is_local
 from proxy.agent.agent import Agent
@@ -45,10 +45,10 @@ from proxy.store.store import Store
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.egress.dialer import Endpoint
+from sandbox_runtime.egress.gateway import EgressGateways
 from sandbox_runtime.errors import EngineMissingError
 from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.tools import make_tools
-from sandbox_runtime.way_out import WayOut
 
 log = logging.getLogger(__name__)
 
@@ -215,8 +215,8 @@ def build_services(
     """The house, joined; `software` is what its sandboxes have. Raises ConfigError."""
     profiles = build_profiles(config)
     forbidden = own_addresses(config, listener)
-    way_out = _build_way_out(profiles, forbidden)
-    pool = Pool(backend, config.sandbox.pool, [profiles.default.isolation], on_lend=way_out.open)
+    gateways = _egress_gateways(profiles, forbidden)
+    pool = Pool(backend, config.sandbox.pool, [profiles.default.isolation], gateways=gateways)
     metrics = _metrics(config, pool)
     store = build_store(config)
     workspaces = _workspaces(config, profiles.default.isolation, pool, store)
@@ -263,7 +263,7 @@ def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory
 
 def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:
     sessions = config.sessions
-    max_kept = min(sessions.max_kept, most(config.sandbox.pool, isolation) // 2)
+    max_kept = min(sessions.max_kept, capacity(config.sandbox.pool, isolation) // 2)
     workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
     pool.when_full(workspaces.give_back)
     return workspaces
@@ -297,14 +297,14 @@ def build_tool_probe(config: Config, model: Model) -> ToolProbe | None:
     return ToolProbe(model, is_local=is_local(config.backend.base_url or ""))
 
 
-def _build_way_out(profiles: Profiles, forbidden: list[Endpoint]) -> WayOut:
-    way_out = WayOut(forbidden=forbidden, secrets=os.environ)
+def _egress_gateways(profiles: Profiles, forbidden: list[Endpoint]) -> EgressGateways:
+    gateways = EgressGateways(forbidden=forbidden, secrets=os.environ)
     for name, profile in profiles.named.items():
         try:
-            way_out.check(profile.isolation.egress)
+            gateways.check(profile.isolation.egress)
         except ValueError as error:
             raise ConfigError(f"profiles.{name}.isolation.egress: {error}") from error
-    return way_out
+    return gateways
 
 
 def _ledger(config: Config) -> Ledger:

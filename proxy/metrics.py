@@ -307,7 +307,7 @@ def _pool(stats: PoolStats) -> Iterator[Metric]:
     )
     sandboxes.add_metric(["starting"], stats.starting)
     sandboxes.add_metric(["idle"], stats.idle)
-    sandboxes.add_metric(["in_use"], stats.lent)
+    sandboxes.add_metric(["in_use"], stats.leased)
     sandboxes.add_metric(["ending"], stats.ending)
     yield sandboxes
     yield GaugeMetricFamily(

@@ -24,7 +24,7 @@ from policies.hosts import Target
 from policies.isolation import Isolation
 from policies.sessions import GoesOn, Session, State
 from sandbox_runtime.clock import Clock, SystemClock
-from sandbox_runtime.egress.decision import Decision, OnAsk, OnDecision
+from sandbox_runtime.egress.decision import ConfirmTarget, Decision, OnDecision
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, Sandboxes, Sink
 
@@ -67,7 +67,7 @@ class Seat:
         self.origin: Origin = "new"
         self.listener: OnDecision | None = None
         """Who hears what programs inside reach: of the present run."""
-        self.judge: OnAsk | None = None
+        self.judge: ConfirmTarget | None = None
         """Who is asked what they may reach: still the last run's, when that has ended."""
         self.restore: Callable[[Sandbox], Awaitable[None]] | None = None
         """What gives a new computer the files of the state that the run goes on from."""
@@ -166,7 +166,7 @@ class Workspaces:
         goes_on: GoesOn | None,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        on_ask: OnAsk | None = None,
+        confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[Seat]:
         """A workspace for the length of the block; it is kept if its `leave_as` is set by then.
 
@@ -175,7 +175,7 @@ class Workspaces:
         parent = await self._parent(goes_on) if goes_on else None
         seat = self._kept_seat(parent, isolation) or Seat(self._sandboxes, isolation)
         try:
-            seat.judge = on_ask
+            seat.judge = confirm_target
             await self._make_ready(seat, parent)
             seat.listener = on_decision
             yield seat

@@ -1,1 +1,1 @@
-"""ACT. A virtual computer for a language model; knows no model and no HTTP API of ours."""
+"""ACT. Sandboxes for a language model; this package knows neither the model nor the HTTP API."""

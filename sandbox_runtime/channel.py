@@ -15,12 +15,7 @@ import anyio
 from sandbox_runtime.backends.base import Guest
 from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.connection_queue import ConnectionQueue
-from sandbox_runtime.errors import (
-    SandboxGoneError,
-    SandboxLostError,
-    SandboxStartError,
-    SandboxUnreachableError,
-)
+from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.protocol import (
     ACK,
     HELLO,
@@ -51,71 +46,70 @@ _TOO_MANY_RESETS = (
     f"more than {MAX_RESET_STREAMS} streams were reset, and it has not answered since"
 )
 MAX_REQUEST_BYTES = 64
-"""The payload of an agent's OPEN; ours sends `{}`."""
+"""The largest payload of an OPEN frame from the agent, which sends `{}`."""
 SILENCE_TIMEOUT_S = 10.0
-"""How long the agent may be silent during an operation before it is sent a PING, and how long it
-has to answer."""
+"""How long the agent may send nothing during an operation before the host sends a PING, and how
+long the agent may take to answer it."""
 HOLD_BYTES = 1 << 16
-"""No more is held back to be written together."""
+"""How many bytes at most are held back to be written together with the next data."""
 MAX_WIDE_STREAMS = 32
-"""Streams of one sandbox that may have WINDOW_BYTES unread at one time; all others may have
-FIRST_WINDOW_BYTES. With as many connections as there may be that is 16 MiB, and 16 KiB for each
-operation that the host began."""
+"""How many streams of one sandbox may have WINDOW_BYTES unread; all others may have
+FIRST_WINDOW_BYTES. With MAX_CONNECTIONS that is at most 16 MiB, and 16 KiB for each operation of
+the host."""
 READ_FRAMES = 4
-"""The cost in frames of each piece of the byte stream, however small it is."""
+"""The cost of each received piece of the byte stream, in frames."""
 TURN_FRAMES = 1024
-"""How many frames are taken before other tasks have their turn: about 1.5 ms."""
+"""How many frames are processed before other tasks run: about 1.5 ms."""
 OPEN_FRAMES = 32
-"""The cost in frames of a connection, which has a task."""
-FAREWELL_S = 5.0
-"""How long an operation of a lost guest waits to hear whether the guest is really gone."""
+"""The cost of a new connection, which has a task, in frames."""
+KILL_TIMEOUT_S = 5.0
+"""How long the operations of a lost guest wait for its end before they raise SandboxLostError."""
 
 
 class Channel:
-    """The link to one guest."""
+    """The link to one guest, which multiplexes operations and connections."""
 
     def __init__(
-        self, guest: Guest, patience_s: float = SILENCE_TIMEOUT_S, clock: Clock | None = None
+        self, guest: Guest, silence_timeout_s: float = SILENCE_TIMEOUT_S, clock: Clock | None = None
     ) -> None:
         self.lost: str | None = None
-        """Why the guest is gone."""
+        """Why the guest cannot be used any more; None while it can."""
         self.guest = guest
-        self._patience_s = patience_s
-        self._heard_at = 0.0
-        self._watch: asyncio.TimerHandle | None = None
+        self._silence_timeout_s = silence_timeout_s
+        self._received_at = 0.0
+        self._silence_timer: asyncio.TimerHandle | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._decoder = Decoder(MAX_REPORT_BYTES)
         self._held = b""
-        """What is written together with the next data: each write costs more than its bytes."""
+        """Bytes that are written together with the next data, because each write is expensive."""
         self._streams: dict[int, Stream | Connection] = {}
         self._reset_streams = ResetStreams()
         self._frame_rate = FrameRate()
         self._frames = 0
-        """The cost, in frames, of the bytes taken last."""
+        """The cost of the bytes processed last, in frames."""
         self._next = 1
-        self._last_from_inside = 0
+        self._last_connection = 0
         self._wide: set[int] = set()
-        """The streams that have a whole window."""
+        """The streams that have a full window."""
         self._connections = ConnectionQueue(clock or SystemClock(), self._wide.discard)
         self._open_connections: set[int] = set()
-        """The connections that the agent has open too."""
-        self._is_gone = False
+        """The connections that are open at the agent's end too."""
         self._hello = asyncio.Event()
         self._pong = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def connect(self, timeout_s: float) -> None:
-        """Wait until the agent is ready. Raises SandboxStartError; the guest is then dead."""
+        """Wait until the agent is ready. Raises SandboxStartError after it has killed the guest."""
         self._reader = asyncio.create_task(self._read(), name=f"channel {self.guest.id}")
         try:
             async with asyncio.timeout(timeout_s):
                 await self._hello.wait()
         except TimeoutError as error:
             await self.close()
-            words = self.guest.last_words() or "it said nothing"
+            reason = self.guest.diagnostics() or "it said nothing"
             raise SandboxStartError(
-                f"sandbox {self.guest.id} was not ready after {timeout_s:g} s: {words}"
+                f"sandbox {self.guest.id} was not ready after {timeout_s:g} s: {reason}"
             ) from error
         except asyncio.CancelledError:
             await self.close()
@@ -141,21 +135,21 @@ class Channel:
         stream = self._streams[number] = Stream(self, number)
         try:
             await self._drain()
-        except BaseException:  # the agent has not heard of it
+        except BaseException:  # the request was not sent
             self._streams.pop(number, None)
             raise
         self._write(stream.opening(request), more=more)
-        return stream  # nothing was waited for since it was opened: who is cancelled has none
+        return stream  # no await since the request was sent: a cancelled caller leaves no stream
 
     def widen(self, number: int) -> bool:
-        """Return whether a stream may have WINDOW_BYTES unread from now on."""
+        """Return True if a stream may have WINDOW_BYTES unread from now on."""
         if len(self._wide) >= MAX_WIDE_STREAMS:
             return False
         self._wide.add(number)
         return True
 
     def reset(self, number: int) -> None:
-        """Close a stream from the host's end; do nothing if it is over."""
+        """Cancel a stream from the host's end; do nothing if it is over."""
         stream = self._streams.pop(number, None)
         self._open_connections.discard(number)
         self._connections.discard(number)
@@ -164,21 +158,21 @@ class Channel:
             self._reset_stream(number, stream)
 
     def connection_ended(self, number: int) -> None:
-        """Free the connection's place among MAX_CONNECTIONS: both sides have sent EOF."""
+        """Stop counting a connection towards MAX_CONNECTIONS: both sides have sent EOF."""
         self._open_connections.discard(number)
 
     def _reset_stream(self, number: int, stream: Stream | Connection) -> None:
-        if self._held:  # the rest of it waits for what is sent next
+        if self._held:  # drop what the stream still has to send
             held = Decoder(HOLD_BYTES).feed(self._held)
             self._held = b"".join(frame(*each) for each in held if each[0] != number)
-        # Without waiting: an agent that does not read must not hold up who resets its stream.
+        # Without awaiting: an agent that does not read must not block the caller.
         self.write(frame(number, RESET))
         if self._reset_streams.add(number, stream):
             self._reset_streams.ping_sent()
             self.write(frame(0, PING))
 
     async def ping(self, timeout_s: float) -> None:
-        """Return when the agent answers. Raises SandboxLostError when it does not."""
+        """Return when the agent answers. Raises SandboxLostError if it does not, and kills it."""
         self._pong.clear()
         self._reset_streams.ping_sent()
         self.write(frame(0, PING))
@@ -191,33 +185,32 @@ class Channel:
             raise self.lost_error()
 
     def acknowledge(self, command_id: str) -> None:
-        """Let the agent forget a command whose outcome has arrived; there is no hurry."""
+        """Let the agent forget a command whose report has arrived. Sent with the next data."""
         self._held += frame(0, ACK, command_id.encode())
 
     def lost_error(self) -> SandboxLostError:
         """Return the error for operations of a lost guest."""
-        kind = SandboxGoneError if self._is_gone else SandboxUnreachableError
-        return kind(self.lost)
+        return SandboxLostError(self.lost)
 
     def write(self, data: bytes) -> None:
-        """Queue control frames for the guest without waiting; nothing when it is lost."""
+        """Queue control frames for the guest without waiting; do nothing if it is lost."""
         if not self.lost:
             self.guest.write_control(data)
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
-        """Write to the guest once it has room; where `more` is about to follow, perhaps with that,
-        as MSG_MORE of send(2) has it. Raises SandboxLostError."""
+        """Write to the guest once its buffer has room. With `more`, like MSG_MORE of send(2), the
+        data may be held back until the next call. Raises SandboxLostError."""
         await self._drain()
         self._write(data, more=more)
 
     async def _drain(self) -> None:
-        """Wait until the guest has room. Raises SandboxLostError."""
+        """Wait until the guest's buffer has room. Raises SandboxLostError."""
         if self.lost:
             raise self.lost_error()
         try:
             await self.guest.drain()
         except OSError as error:
-            self._lose(f"its input is closed: {error}")
+            self._mark_lost(f"its input is closed: {error}")
             raise self.lost_error() from error
 
     def _write(self, data: bytes, *, more: bool) -> None:
@@ -229,29 +222,29 @@ class Channel:
             self.guest.write(data)
 
     async def fail(self, why: str) -> None:
-        """Kill the guest because it cannot be trusted or reached any more."""
-        self._lose(why)
+        """Kill the guest for a violation of the protocol, or because it does not answer."""
+        self._mark_lost(why)
         await self.close()
 
     async def close(self) -> None:
-        """Kill the guest. Safe to call twice; the guest is killed when its caller is cancelled."""
-        self._lose("it was closed")
+        """Kill the guest, even if the caller is cancelled. Safe to call twice."""
+        self._mark_lost("it was closed")
         if self._closing is None or self._closing.done():
-            end = self._end(besides=asyncio.current_task())
-            self._closing = asyncio.create_task(end, name=f"end of {self.guest.id}")
+            end = self._end(caller=asyncio.current_task())
+            self._closing = asyncio.create_task(end, name=f"kill of {self.guest.id}")
         with anyio.CancelScope(shield=True):
-            await asyncio.shield(self._closing)  # which a native cancellation leaves alone too
+            await asyncio.shield(self._closing)  # also against cancellation by asyncio
 
-    async def _end(self, *, besides: asyncio.Task[object] | None) -> None:
-        """End the guest and all tasks but `besides`."""
-        if self._watch:
-            self._watch.cancel()
+    async def _end(self, *, caller: asyncio.Task[object] | None) -> None:
+        """Kill the guest and cancel all tasks except `caller`, which may be one of them."""
+        if self._silence_timer:
+            self._silence_timer.cancel()
         others = {task for task in (self._reader, self._pinging) if task}
         others |= self._connections.tasks()
-        others -= {besides}
+        others -= {caller}
         for task in others:
             task.cancel()
-        self._is_gone = await self.guest.kill()
+        await self.guest.kill()
         if others:
             await asyncio.wait(others)
         self._reset_streams.clear()
@@ -260,63 +253,61 @@ class Channel:
     async def _read(self) -> None:
         why = ""
         try:
-            await self.guest.listen(self._take)
+            await self.guest.listen(self._on_data)
         except ProtocolError as error:
             why = f"it broke the protocol: {error}"
-        self._lose(why or self.guest.last_words() or "it ended")
-        try:
-            async with asyncio.timeout(FAREWELL_S):
-                self._is_gone = await self.guest.kill()
-        except TimeoutError:
-            pass
+        self._mark_lost(why or self.guest.diagnostics() or "it ended")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILL_TIMEOUT_S):
+                await self.guest.kill()
         self._wake_all()
 
-    def _take(self, data: bytes | memoryview) -> float | None:
-        """Take frames from inside; return None, or in how many seconds to call again for frames
-        that wait in the decoder or are not read yet."""
-        now_s = self._heard_at = asyncio.get_running_loop().time()
+    def _on_data(self, data: bytes | memoryview) -> float | None:
+        """Process received frames. Return None, or the seconds after which to call again for
+        frames that wait in the decoder or have not been read yet."""
+        now_s = self._received_at = asyncio.get_running_loop().time()
         self._frames = READ_FRAMES if data else 0
         frames = self._decoder.feed(data)
         for number, kind, payload in frames:
             self._frames += 1
             self._dispatch(number, kind, payload)
             if self._frames >= TURN_FRAMES:
-                frames.close()  # the others wait in the decoder
+                frames.close()  # the remaining frames stay in the decoder
         pause_s = self._frame_rate.pause_s(self._frames, len(data), now_s)
         return pause_s if pause_s or self._frames >= TURN_FRAMES else None
 
     def _watch_silence(self) -> None:
-        if self._watch is None and not self._pinging:
-            self._heard_at = asyncio.get_running_loop().time()
-            self._check_silence_in(self._patience_s)
+        if self._silence_timer is None and not self._pinging:
+            self._received_at = asyncio.get_running_loop().time()
+            self._check_silence_in(self._silence_timeout_s)
 
     def _check_silence_in(self, seconds: float) -> None:
-        self._watch = asyncio.get_running_loop().call_later(seconds, self._check_silence)
+        self._silence_timer = asyncio.get_running_loop().call_later(seconds, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Ping an agent that has been silent too long during an operation. One timer serves all
-        operations: most are over long before."""
-        self._watch = None
+        """Ping an agent that has sent nothing for too long during an operation. One timer serves
+        all operations, because most end long before it fires."""
+        self._silence_timer = None
         if self.lost or not (self._streams or self._reset_streams):
             return
-        silent_s = asyncio.get_running_loop().time() - self._heard_at
-        if silent_s < self._patience_s:
-            self._check_silence_in(self._patience_s - silent_s)
+        silent_s = asyncio.get_running_loop().time() - self._received_at
+        if silent_s < self._silence_timeout_s:
+            self._check_silence_in(self._silence_timeout_s - silent_s)
         else:
             self._pinging = asyncio.create_task(
-                self._ping_silent(), name=f"silence of {self.guest.id}"
+                self._ping_after_silence(), name=f"ping of {self.guest.id}"
             )
 
-    async def _ping_silent(self) -> None:
-        with suppress(SandboxLostError):  # the operations raise it too
-            await self.ping(self._patience_s)
+    async def _ping_after_silence(self) -> None:
+        with suppress(SandboxLostError):  # the operations raise it
+            await self.ping(self._silence_timeout_s)
         self._pinging = None
         if not self.lost:
-            self._check_silence_in(self._patience_s)
+            self._check_silence_in(self._silence_timeout_s)
 
     def _dispatch(self, number: int, kind: int, payload: bytes) -> None:
         if number == 0:
-            self._greet(kind, payload)
+            self._on_link_frame(kind, payload)
         elif stream := self._streams.get(number):
             if stream.accept(kind, payload):
                 del self._streams[number]
@@ -325,28 +316,28 @@ class Channel:
         elif number in self._reset_streams:
             self._reset_streams.accept(number, kind, payload)
         elif number % 2 == 0 and kind == OPEN:
-            self._connect(number, payload)
+            self._open_connection(number, payload)
         else:
             raise ProtocolError(f"frame type {kind} on stream {number}, which is not open")
 
-    def _connect(self, number: int, request: bytes) -> None:
-        """Open the connection that a program inside asks for."""
-        if number != self._last_from_inside + 2:
-            raise ProtocolError(f"stream {number} opened after {self._last_from_inside}")
+    def _open_connection(self, number: int, request: bytes) -> None:
+        """Open the connection that a program inside requests."""
+        if number != self._last_connection + 2:
+            raise ProtocolError(f"stream {number} opened after {self._last_connection}")
         if len(self._reset_streams) > MAX_RESET_STREAMS:
             raise ProtocolError(_TOO_MANY_RESETS)
         if len(request) > MAX_REQUEST_BYTES:
             raise ProtocolError(f"a connection with a request of {len(request)} bytes")
         if len(self._open_connections) >= MAX_CONNECTIONS:
             raise ProtocolError(f"more than {MAX_CONNECTIONS} connections at one time")
-        self._last_from_inside = number
+        self._last_connection = number
         self._frames += OPEN_FRAMES
         self._watch_silence()
         connection = self._streams[number] = Connection(self, number)
         self._open_connections.add(number)
         self._connections.add(connection)
 
-    def _greet(self, kind: int, payload: bytes) -> None:
+    def _on_link_frame(self, kind: int, payload: bytes) -> None:
         if kind == HELLO and not self._hello.is_set():
             version = parse_object(payload).get("version")
             if version != VERSION:
@@ -359,7 +350,7 @@ class Channel:
         else:
             raise ProtocolError(f"frame type {kind} on stream 0")
 
-    def _lose(self, why: str) -> None:
+    def _mark_lost(self, why: str) -> None:
         if not self.lost:
             self.lost = f"sandbox {self.guest.id} is gone: {why}"
         self._hello.set()

@@ -1,4 +1,4 @@
-"""Time, as far as something waits for it to pass."""
+"""The clock that timers of the sandbox runtime use; tests replace it with a manual one."""
 
 import asyncio
 import time
@@ -6,17 +6,17 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A time that never goes back."""
+    """A monotonic clock."""
 
     def time(self) -> float:
-        """Now, in seconds since some moment."""
+        """Return the current time in seconds; only differences have a meaning."""
 
     async def sleep(self, seconds: float) -> None:
-        """Return so much later."""
+        """Return after `seconds`."""
 
 
 class SystemClock:
-    """The machine's own."""
+    """The monotonic clock of this machine."""
 
     def time(self) -> float:
         return time.monotonic()

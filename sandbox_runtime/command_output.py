@@ -1,6 +1,6 @@
-"""The output of commands: `CommandOutput` puts together on the host what a command prints,
-`OutputRetention` accounts for the files inside that keep output whole, and `exec_result` makes the
-result of both and the agent's report."""
+"""The output of commands: `CommandOutput` collects on the host what a command prints,
+`OutputRetention` accounts for the files in the sandbox that keep the full output, and `exec_result`
+combines both with the agent's report."""
 
 import codecs
 import uuid
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from policies.workspace import OBSERVATION_DIR
-from sandbox_runtime.backends.base import Pressure
+from sandbox_runtime.backends.base import LimitEvents
 from sandbox_runtime.protocol import DATA, STDERR, STDERR_TAIL, TAIL
 from sandbox_runtime.reports import CommandReport, OutputReport
 from sandbox_runtime.sandbox import ExecResult, OnOutput, OutputCap, StreamName
@@ -19,7 +19,7 @@ KINDS: Mapping[StreamName, tuple[int, int]] = {
     "stderr": (STDERR, STDERR_TAIL),
 }
 MAX_KEPT_BYTES = 32 << 20
-"""Of all output files of one sandbox: its disk may be memory."""
+"""The total size of the output files of one sandbox, whose disk may be in memory."""
 PRUNE = f"""export LC_ALL=C
 find {OBSERVATION_DIR} -type f ! -path '*
 *' -printf '%T@ %s %p\\n' 2>/dev/null | sort -rn | {{
@@ -33,26 +33,26 @@ while read -r _ size path; do
 done
 echo "$kept"
 }}"""
-"""A shell script that removes the oldest files that came with a workspace and prints how many bytes
-are left. New files need room, and a conversation has many sandboxes."""
+"""A shell script that removes the oldest output files of a restored workspace and prints how many
+bytes are left. A workspace passes through many sandboxes, and each needs room for new files."""
 
 
 class CommandOutput:
-    """What a command has printed in one reading."""
+    """The output of a command in one reading."""
 
     def __init__(self, cap: OutputCap, on_output: OnOutput | None) -> None:
-        # The agent cuts at characters and lines, never above the cap, which holds for each stream.
-        self._room = 2 * cap.max_bytes
+        # The agent truncates each stream at a character or line boundary within the cap.
+        self._bytes_left = 2 * cap.max_bytes
         self._on_output = on_output
-        # Not a list of pieces: pieces of one byte would take far more memory than their bytes.
+        # Not lists of pieces: a piece of one byte would take far more memory than a byte.
         self._text = {kind: bytearray() for kind in (DATA, STDERR, TAIL, STDERR_TAIL)}
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {kind: decoder(errors="replace") for kind in STREAM_NAMES}
 
     async def take(self, kind: int, data: bytes) -> bool:
-        """Add a piece and pass it to `on_output`; return whether there was room for it."""
-        self._room -= len(data)
-        if self._room < 0:
+        """Add a piece and pass it to `on_output`; return False if the output exceeds the cap."""
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
             return False
         self._text[kind] += data
         if self._on_output and kind in STREAM_NAMES:
@@ -62,12 +62,12 @@ class CommandOutput:
         return True
 
     def omitted_bytes(self, name: StreamName, report: OutputReport) -> int:
-        """Return how many bytes of a stream the agent did not send; not above 0: none."""
+        """Return how many bytes of a stream the agent left out; 0 or less if none."""
         return report.total_bytes - sum(len(self._text[kind]) for kind in KINDS[name])
 
     def text(self, name: StreamName, report: OutputReport, path: str) -> str:
-        """Return a whole stream; or its head and tail, with a line between them that says how much
-        is left out and that `path` has it."""
+        """Return a stream in full, or its head and tail with a line between them that says how much
+        is left out and that the file `path` has it."""
         head, tail = (self._text[kind] for kind in KINDS[name])
         omitted = self.omitted_bytes(name, report)
         if omitted <= 0:
@@ -80,7 +80,7 @@ class CommandOutput:
         return f"{shown}{newline}{marker}\n{tail.decode(errors='replace')}"
 
     def lines(self, reports: Mapping[StreamName, OutputReport]) -> int:
-        """Return the number of lines of both streams, those left out included. A last line without
+        """Return the number of lines of both streams, including those left out. A last line without
         a newline counts."""
         count = 0
         for name, kinds in KINDS.items():
@@ -93,7 +93,7 @@ class CommandOutput:
 
 
 def truncation_marker(omitted: int, lines: int, path: str, kept: int, total: int) -> str:
-    """Return the line that stands for what is not shown of a stream."""
+    """Return the line that replaces the omitted part of a stream."""
     where = ""
     if path and kept < total:
         where = f"; the first {kept} bytes of it all are in {path}"
@@ -103,47 +103,47 @@ def truncation_marker(omitted: int, lines: int, path: str, kept: int, total: int
 
 
 class OutputRetention:
-    """Counts the bytes of the files inside one sandbox that keep its commands' output. What a
-    command may keep is reserved while it runs."""
+    """Counts the bytes of one sandbox's output files. While a command runs, the bytes that it may
+    still add are reserved."""
 
     def __init__(self) -> None:
         self._bytes = 0
 
     def begin(self, cap: OutputCap) -> "RetainedFiles":
         """Reserve bytes for a command's files."""
-        room = min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.keep_in else 0
-        if room <= 0:
+        allowed = min(cap.max_kept_bytes, MAX_KEPT_BYTES - self._bytes) if cap.keep_in else 0
+        if allowed <= 0:
             return RetainedFiles(None, 0)
-        self._bytes += room
-        # A random name: files of an earlier sandbox may have come with its workspace.
-        return RetainedFiles(f"{cap.keep_in}/{uuid.uuid4().hex[:8]}", room)
+        self._bytes += allowed
+        # A random name: a restored workspace may contain files of an earlier sandbox.
+        return RetainedFiles(f"{cap.keep_in}/{uuid.uuid4().hex[:8]}", allowed)
 
     def end(self, files: "RetainedFiles") -> None:
-        """Release what a command has reserved and not used."""
+        """Release the bytes that a command has reserved and not used."""
         self._bytes -= files.left
 
-    def found(self, size: bytes) -> None:
-        """Count the files that came with a workspace, from what PRUNE prints. If it is no number,
-        nothing is kept from now on."""
+    def add_restored(self, size: bytes) -> None:
+        """Count the files of a restored workspace; `size` is the output of PRUNE. If it is not a
+        number, no output is kept from now on."""
         self._bytes += int(size) if size.strip().isdigit() else MAX_KEPT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedFiles:
-    """The files with one command's output."""
+    """The output files of one command."""
 
     name: str | None
-    """The beginning of their paths; None: nothing is kept."""
+    """The common prefix of their paths; None if no output is kept."""
     left: int
-    """How many bytes may be added."""
+    """How many bytes may still be added."""
 
     def path(self, stream: StreamName, reading: int, size: int) -> str:
-        """Return the path of a stream of a reading, of which `size` bytes are kept; empty if none
-        are."""
+        """Return the path of the file for a stream in one reading, or "" if `size`, the number of
+        kept bytes, is 0."""
         return f"{self.name}-{reading}.{stream}" if self.name is not None and size > 0 else ""
 
     def spent(self, size: int) -> "RetainedFiles":
-        """Return the files after `size` bytes were added."""
+        """Return the files with `size` bytes added."""
         return self if self.name is None else replace(self, left=max(0, self.left - size))
 
 
@@ -152,9 +152,9 @@ def exec_result(
     report: CommandReport,
     output: CommandOutput,
     files: RetainedFiles,
-    pressure: Pressure,
+    limit_events: LimitEvents,
 ) -> ExecResult:
-    """Return the result of one reading of a command. `pressure`: the limits that were hit in it."""
+    """Return the result of one reading of a command, with the `limit_events` of that reading."""
     stdout, stderr = report.outputs["stdout"], report.outputs["stderr"]
     stdout_file = files.path("stdout", report.reading, stdout.kept_bytes)
     stderr_file = files.path("stderr", report.reading, stderr.kept_bytes)
@@ -170,8 +170,8 @@ def exec_result(
         output_lines=output.lines(report.outputs),
         cpu_s=report.cpu_s,
         peak_memory_bytes=report.peak_memory_bytes,
-        oom_kills=pressure.oom_kills,
-        pids_refused=pressure.pids_refused,
+        oom_kills=limit_events.oom_kills,
+        pids_refused=limit_events.pids_refused,
         running=report.running,
         waiting=report.waiting,
         job_id=job_id if report.running else "",

@@ -1,5 +1,5 @@
-"""The connections that programs of one sandbox open: those that are served, and those that wait for
-their turn because more are opened in a second than `ConnectionRate` allows."""
+"""The connections that programs of one sandbox open. Those beyond the rate of `ConnectionRate` wait
+in a queue."""
 
 import asyncio
 import logging
@@ -16,19 +16,19 @@ MAX_HANDLERS = 2 * MAX_CONNECTIONS
 """Handlers of closed connections end a little later, hence the factor 2."""
 CONNECTIONS_PER_S = 64
 BURST_CONNECTIONS = MAX_CONNECTIONS
-"""The connections of one sandbox's programs. A refused one costs the host about 0.2 ms, one that
-reaches a server about 1 ms. Connections beyond this rate wait, for 4 s at most."""
+"""The rate of connections of one sandbox. A refused connection costs the host about 0.2 ms, one
+that reaches a server about 1 ms. Connections beyond the rate wait for up to 4 s."""
 
 
 class ConnectionRate:
-    """How soon the next connection of one sandbox's programs may be served."""
+    """Limits the rate at which the connections of one sandbox are served."""
 
     def __init__(self) -> None:
         self._next_s = -math.inf
-        """When the connections served so far would all have been served at the steady rate."""
+        """The time by which the connections so far would have been served at the steady rate."""
 
     def wait_s(self, now_s: float) -> float:
-        """Return in how many seconds another connection may be served; 0 if one may be now."""
+        """Return the seconds until another connection may be served; 0 if one may be now."""
         return max(0.0, self._next_s - now_s)
 
     def take(self, now_s: float) -> None:
@@ -38,10 +38,10 @@ class ConnectionRate:
 
 
 class ConnectionQueue:
-    """Serves connections in their order, as fast as their rate allows.
+    """Serves connections in order, as fast as the rate allows.
 
-    A connection that waits has no task. It keeps what its program sends, up to a stream's window,
-    and the agent counts it among those that may be open at one time.
+    A waiting connection has no task. It buffers what its program sends, up to a stream's window,
+    and counts towards MAX_CONNECTIONS.
     """
 
     def __init__(self, clock: Clock, on_served: Callable[[int], None]) -> None:
@@ -51,14 +51,14 @@ class ConnectionQueue:
         self._on_connection: OnConnection | None = None
         self._rate = ConnectionRate()
         self._waiting: dict[int, Connection] = {}
-        """By number, in the order in which they were opened."""
+        """Waiting connections by stream number, in the order in which they were opened."""
         self._handlers: dict[asyncio.Task[None], Connection] = {}
-        self._turns: asyncio.Task[None] | None = None
-        """Serves those that wait; it ends when none is left."""
+        self._serving: asyncio.Task[None] | None = None
+        """Serves the waiting connections; ends when none is left."""
 
     def set_handler(self, on_connection: OnConnection | None) -> None:
-        """Serve connections with `on_connection` from now on, at a new rate; None closes each.
-        Those that wait are closed."""
+        """Serve new connections with `on_connection`, with a new rate; None closes them. Close the
+        connections that wait."""
         self.close_waiting()
         self._on_connection = on_connection
         self._rate = ConnectionRate()
@@ -69,23 +69,23 @@ class ConnectionQueue:
             self._serve(connection)
             return
         self._waiting[connection.number] = connection
-        if self._turns is None:
-            self._turns = asyncio.create_task(self._take_turns(), name="turns of connections")
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve_waiting(), name="connection queue")
 
     def discard(self, number: int) -> None:
-        """Forget a connection that is over, if it waits."""
+        """Remove a connection that is over from the queue."""
         self._waiting.pop(number, None)
 
     def close_waiting(self) -> None:
-        """Close all connections that wait."""
+        """Close all waiting connections."""
         for connection in list(self._waiting.values()):
             connection.abort()
 
     def tasks(self) -> set[asyncio.Task[None]]:
-        """Return all tasks, to be cancelled with the sandbox."""
-        return {*self._handlers, self._turns} if self._turns else {*self._handlers}
+        """Return all tasks, for cancellation when the sandbox ends."""
+        return {*self._handlers, self._serving} if self._serving else {*self._handlers}
 
-    async def _take_turns(self) -> None:
+    async def _serve_waiting(self) -> None:
         try:
             while self._waiting:
                 if wait_s := self._rate.wait_s(self._clock.time()):
@@ -93,7 +93,7 @@ class ConnectionQueue:
                 else:
                     self._serve(self._waiting.pop(next(iter(self._waiting))))
         finally:
-            self._turns = None
+            self._serving = None
 
     def _serve(self, connection: Connection) -> None:
         self._rate.take(self._clock.time())
@@ -102,12 +102,14 @@ class ConnectionQueue:
             return
         task = asyncio.ensure_future(self._on_connection(connection))
         self._handlers[task] = connection
-        task.add_done_callback(self._served)
+        task.add_done_callback(self._on_handler_done)
 
-    def _served(self, task: asyncio.Task[None]) -> None:
+    def _on_handler_done(self, task: asyncio.Task[None]) -> None:
         connection = self._handlers.pop(task)
         connection.abort()
         self._on_served(connection.number)
         error = None if task.cancelled() else task.exception()
-        if error and not isinstance(error, ConnectionError):  # that the guest is gone is known
+        if error and not isinstance(
+            error, ConnectionError
+        ):  # which the program or the end of the guest caused
             logger.error("a connection from inside failed", exc_info=error)

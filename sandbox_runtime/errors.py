@@ -1,37 +1,36 @@
-"""What can go wrong with a sandbox.
+"""The exceptions of the sandbox runtime.
 
 SandboxError
-├ SandboxStartError        it could not be made
-│ └ EngineMissingError     no engine answers, or the one that does has not the image
-├ SandboxUnavailableError  none is free now: later there may be one
-├ SandboxLostError         it was there and cannot be used any more
-│ ├ SandboxGoneError       it has ended, and all in it: no command goes on
-│ └ SandboxUnreachableError  nothing is heard of it: what a command did in the end is unknown
-├ JobMissingError          no job of the sandbox has that id
-└ SandboxFileError         a file operation was refused (missing, too large, …) or late
-  ├ FileMissingError       nothing has that path
-  ├ NotARegularFileError   a directory, link, FIFO, socket or device has that path
+├ SandboxStartError        the sandbox could not be started
+│ └ EngineMissingError     no Docker engine answers, or the engine does not have the image
+├ SandboxUnavailableError  no sandbox is free now; try again later
+├ SandboxLostError         a started sandbox cannot be used any more
+├ JobMissingError          the sandbox has no job with that id
+└ SandboxFileError         a file operation was refused or failed
+  ├ FileMissingError       nothing exists at the path
+  ├ PathExistsError        something exists at the path already
+  ├ NotARegularFileError   the path is a directory, link, FIFO, socket or device
   ├ FileTooLargeError      the file is larger than the caller allows
-  └ FileTimeoutError       it took too long and was given up
+  └ FileTimeoutError       the operation exceeded its timeout
 
-A command that fails or runs too long is no error: its ExecResult says so.
+A command that fails or times out raises none of these: its ExecResult has the exit code.
 """
 
 
 class SandboxError(Exception):
-    """Anything the sandbox runtime raises."""
+    """Base class of all errors of the sandbox runtime."""
 
 
 class SandboxStartError(SandboxError):
-    """The sandbox could not be made."""
+    """The sandbox could not be started, or its limits could not be changed."""
 
 
 class EngineMissingError(SandboxStartError):
-    """No engine answers, or the one that does has not the image."""
+    """No Docker engine answers, or the engine does not have the image."""
 
 
 class SandboxUnavailableError(SandboxError):
-    """None is free now; after `retry_after_s` seconds there may be one."""
+    """No sandbox is free now; one may be after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -39,35 +38,28 @@ class SandboxUnavailableError(SandboxError):
 
 
 class SandboxLostError(SandboxError):
-    """The sandbox was there and cannot be used any more."""
-
-
-class SandboxGoneError(SandboxLostError):
-    """The sandbox has ended, or broke the protocol and was killed for it: no command goes on."""
-
-
-class SandboxUnreachableError(SandboxLostError):
-    """Nothing is heard of the sandbox: what a command did in the end is unknown."""
+    """The sandbox has ended, broke the protocol or does not answer. It was killed, and what its
+    last command did is unknown."""
 
 
 class JobMissingError(SandboxError):
-    """No job of the sandbox has that id, or it has ended and was told of."""
+    """The sandbox has no job with that id, or the result of the job has been returned already."""
 
 
 class SandboxFileError(SandboxError):
-    """A file operation was refused; the sandbox is unharmed."""
+    """A file operation was refused or failed; the sandbox can still be used."""
 
 
 class FileMissingError(SandboxFileError):
-    """Nothing has that path."""
+    """Nothing exists at the path."""
 
 
-class FileThereError(SandboxFileError):
-    """Something has that path already."""
+class PathExistsError(SandboxFileError):
+    """Something exists at the path already."""
 
 
 class NotARegularFileError(SandboxFileError):
-    """A directory, link, FIFO, socket or device has that path."""
+    """The path is a directory, link, FIFO, socket or device."""
 
 
 class FileTooLargeError(SandboxFileError):
@@ -75,4 +67,4 @@ class FileTooLargeError(SandboxFileError):
 
 
 class FileTimeoutError(SandboxFileError):
-    """The operation took longer than its caller allows and was given up."""
+    """The operation exceeded its timeout and was stopped."""

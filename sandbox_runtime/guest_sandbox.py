@@ -1,4 +1,5 @@
-"""The Sandbox that an agent at the other end of a channel works for, and how one is started."""
+"""GuestSandbox, the Sandbox whose operations a guest agent performs at the other end of a channel,
+and `start_sandbox`, which starts one."""
 
 import asyncio
 import itertools
@@ -9,7 +10,7 @@ from typing import NoReturn, TypeVar
 
 from policies.isolation import Isolation
 from policies.workspace import WORKING_DIR
-from sandbox_runtime.backends.base import Backend, Pressure
+from sandbox_runtime.backends.base import Backend, LimitEvents
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.command_output import (
     PRUNE,
@@ -18,14 +19,14 @@ from sandbox_runtime.command_output import (
     RetainedFiles,
     exec_result,
 )
-from sandbox_runtime.egress.limits import Meter
+from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.errors import (
     FileMissingError,
-    FileThereError,
     FileTimeoutError,
     FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
+    PathExistsError,
     SandboxFileError,
 )
 from sandbox_runtime.protocol import ProtocolError
@@ -39,8 +40,8 @@ from sandbox_runtime.reports import (
     size_in,
 )
 from sandbox_runtime.sandbox import (
-    LIST_S,
-    TRANSFER_S,
+    LIST_TIMEOUT_S,
+    TRANSFER_TIMEOUT_S,
     ExecResult,
     HashLimits,
     Listing,
@@ -52,20 +53,20 @@ from sandbox_runtime.sandbox import (
 from sandbox_runtime.streams import OnConnection, Stream
 
 START_TIMEOUT_S = 60.0
-ANSWER_S = 4.0
-"""How long the report of a command is awaited after its time is up; the agent needs about 0.7 s."""
+REPORT_TIMEOUT_S = 4.0
+"""How long the report of a command may be late after its timeout; the agent needs about 0.7 s."""
 MAX_COUNT_CHARS = 20
-"""How much unpacking may print: a count of bytes."""
+"""The longest output of unpacking, which is a count of bytes."""
 FILE_ERRORS: Mapping[str, type[SandboxFileError]] = {
     "missing": FileMissingError,
-    "exists": FileThereError,
+    "exists": PathExistsError,
     "not_regular": NotARegularFileError,
     "too_large": FileTooLargeError,
 }
 Read = TypeVar("Read")
 PACK = ["tar", "-c", "-C", WORKING_DIR, "--exclude=./shared", "-f", "-", "."]
 UNPACK = ["sh", "-c", f"tar -x -o -p -C {WORKING_DIR} -f - || exit\n{PRUNE}"]
-"""Nobody inside may own what it unpacks but the one user there is."""
+"""All unpacked files belong to the one user inside (-o)."""
 
 
 async def start_sandbox(backend: Backend, isolation: Isolation) -> "GuestSandbox":
@@ -82,8 +83,8 @@ class GuestSandbox:
         self._channel = channel
         self._ids = itertools.count(1)
         self._jobs: dict[str, _Job] = {}
-        self._last_pressure = Pressure()
-        self.meter = Meter()
+        self._last_limit_events = LimitEvents()
+        self.traffic = TrafficQuota()
         self._retention = OutputRetention()
 
     @property
@@ -92,18 +93,18 @@ class GuestSandbox:
 
     @property
     def lost(self) -> str | None:
-        """Why the sandbox cannot be used any more; None while it can."""
+        """Why the sandbox cannot be used any more; None while it can be used."""
         return self._channel.lost
 
     async def ping(self, timeout_s: float) -> None:
-        """Return when the agent answers. Raises SandboxLostError if it does not."""
+        """Return when the guest agent answers. Raises SandboxLostError if it does not."""
         await self._channel.ping(timeout_s)
 
-    async def limit(self, isolation: Isolation) -> None:
-        """Change memory, cpus and pids. Raises SandboxStartError."""
-        await self._channel.guest.limit(isolation)
+    async def resize(self, isolation: Isolation) -> None:
+        """Set memory, cpus and pids of the running sandbox. Raises SandboxStartError."""
+        await self._channel.guest.resize(isolation)
 
-    def let_out(self, on_connection: OnConnection | None) -> None:
+    def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         """Serve connections that programs inside open with `on_connection`; None closes each."""
         self._channel.set_connection_handler(on_connection)
 
@@ -138,10 +139,10 @@ class GuestSandbox:
             "max_kept_bytes": files.left,
             "shell_state": shell_state,
         }
-        patience_s = timeout_s if wait_s is None else min(timeout_s, wait_s)
+        reading_s = timeout_s if wait_s is None else min(timeout_s, wait_s)
         output = CommandOutput(cap, on_output)
         stream = await self._read_output(
-            request, output, patience_s, stdin or b"", end_of_input=True
+            request, output, reading_s, stdin or b"", end_of_input=True
         )
         if failure := await self._checked(failure_in, stream):
             self._retention.end(files)
@@ -172,11 +173,11 @@ class GuestSandbox:
         self._job(job_id)
         try:
             request = {"op": "stop", "id": job_id}
-            async with asyncio.timeout(ANSWER_S), self._operation(request, None) as stream:
+            async with asyncio.timeout(REPORT_TIMEOUT_S), self._operation(request, None) as stream:
                 if await stream.receive():
-                    raise ProtocolError("it sent data where none was asked for")
+                    raise ProtocolError("it sent data that was not requested")
         except TimeoutError:
-            await self._kill("it did not take an order in time")
+            await self._kill("it did not stop a job in time")
         await self._checked(failure_in, stream)
 
     def _job(self, job_id: str) -> "_Job":
@@ -190,17 +191,17 @@ class GuestSandbox:
         self,
         request: Mapping[str, object],
         output: CommandOutput,
-        patience_s: float,
+        reading_s: float,
         stdin: bytes,
         *,
         end_of_input: bool,
     ) -> Stream:
-        """Read the output of one reading to its end; return the stream, which has the report."""
+        """Read the output of one reading to its end and return the stream, which has the report."""
         clock = asyncio.get_running_loop().time
-        deadline = clock() + patience_s + ANSWER_S
+        deadline = clock() + reading_s + REPORT_TIMEOUT_S
         try:
             async with (
-                asyncio.timeout_at(deadline) as patience,
+                asyncio.timeout_at(deadline) as timeout,
                 self._operation(request, None) as stream,
             ):
                 if stdin:
@@ -209,13 +210,13 @@ class GuestSandbox:
                     await stream.finish_input()
                 while piece := await stream.receive():
                     arrived = clock()
-                    patience.reschedule(None)  # the time in on_output is not the agent's
+                    timeout.reschedule(None)  # the time spent in on_output does not count
                     if not await output.take(*piece):
                         await self._kill("it sent more output than allowed")
                     deadline += clock() - arrived
-                    patience.reschedule(deadline)
+                    timeout.reschedule(deadline)
         except TimeoutError:
-            if patience.expired():
+            if timeout.expired():
                 await self._kill("the agent did not end a command in time")
             raise
         return stream
@@ -223,8 +224,8 @@ class GuestSandbox:
     def _finish_reading(
         self, id: str, job: "_Job", report: CommandReport, output: CommandOutput
     ) -> ExecResult:
-        """Return the result of a reading, and keep the job or forget it."""
-        result = exec_result(id, report, output, job.files, self._limits_hit(report))
+        """Return the result of a reading; keep the job if it still runs, else forget it."""
+        result = exec_result(id, report, output, job.files, self._new_limit_events(report))
         files = job.files.spent(sum(each.kept_bytes for each in report.outputs.values()))
         if report.running:
             self._jobs[id] = replace(job, next_reading=report.reading + 1, files=files)
@@ -234,14 +235,14 @@ class GuestSandbox:
             self._retention.end(files)
         return result
 
-    def _limits_hit(self, report: CommandReport) -> Pressure:
-        """Return how often limits were hit since the last reading: by the host's own counters where
-        it has any."""
-        now, before = self._channel.guest.pressure(), self._last_pressure
+    def _new_limit_events(self, report: CommandReport) -> LimitEvents:
+        """Return how often limits were hit since the last reading, from the host's counters if it
+        has any, else from the agent's."""
+        now, before = self._channel.guest.limit_events(), self._last_limit_events
         if now is None:
-            return Pressure(report.oom_kills, report.pids_refused)
-        self._last_pressure = now
-        return Pressure(
+            return LimitEvents(report.oom_kills, report.pids_refused)
+        self._last_limit_events = now
+        return LimitEvents(
             oom_kills=now.oom_kills - before.oom_kills,
             pids_refused=now.pids_refused - before.pids_refused,
         )
@@ -252,7 +253,7 @@ class GuestSandbox:
         source: AsyncIterable[bytes],
         *,
         new: bool = False,
-        timeout_s: float = TRANSFER_S,
+        timeout_s: float = TRANSFER_TIMEOUT_S,
     ) -> int:
         request = {"op": "put", "path": path, "new": new}
         async with self._operation(request, timeout_s, more=True) as stream:
@@ -260,11 +261,11 @@ class GuestSandbox:
                 await stream.send(data, more=True)
             await stream.finish_input()
             if await stream.receive():
-                raise ProtocolError("it sent data where none was asked for")
+                raise ProtocolError("it sent data that was not requested")
         return await self._size(stream)
 
     async def get(
-        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_S
+        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_TIMEOUT_S
     ) -> int:
         request = {"op": "get", "path": path, "max_bytes": max_bytes}
         received = 0
@@ -272,10 +273,10 @@ class GuestSandbox:
             while piece := await stream.receive():
                 received += len(piece[1])
                 if received > max_bytes:
-                    raise ProtocolError("it sent more of a file than asked for")
+                    raise ProtocolError("it sent more of a file than was requested")
                 await sink(piece[1])
         if await self._size(stream) != received:
-            await self._kill("it sent less of a file than it says")
+            await self._kill("it sent less of a file than it reports")
         return received
 
     async def list(
@@ -285,7 +286,7 @@ class GuestSandbox:
         max_entries: int = 10_000,
         max_depth: int | None = None,
         hashes: HashLimits | None = None,
-        timeout_s: float = LIST_S,
+        timeout_s: float = LIST_TIMEOUT_S,
     ) -> Listing:
         hash_bytes, hash_s = (hashes.max_file_bytes, hashes.timeout_s) if hashes else (None, None)
         bounds = {"max_entries": max_entries, "max_depth": max_depth, "hash_bytes": hash_bytes}
@@ -300,57 +301,57 @@ class GuestSandbox:
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
         size = 0
-        async with self._operation({"op": "pipe", "argv": PACK}, TRANSFER_S) as stream:
+        async with self._operation({"op": "pipe", "argv": PACK}, TRANSFER_TIMEOUT_S) as stream:
             await stream.finish_input()
             while piece := await stream.receive():
                 size += len(piece[1])
                 if size > max_bytes:
                     raise FileTooLargeError(f"the workspace is larger than {max_bytes} bytes")
                 await sink(piece[1])
-        # 1: a file changed while it was read, which a program in the background may do.
-        await self._raise_failure("packing the workspace", stream, fine=(0, 1))
+        # 1: a background process changed a file while tar read it.
+        await self._raise_failure("packing the workspace", stream, accepted=(0, 1))
         return size
 
     async def restore(self, source: AsyncIterable[bytes]) -> None:
-        async with self._operation({"op": "pipe", "argv": UNPACK}, TRANSFER_S) as stream:
+        async with self._operation({"op": "pipe", "argv": UNPACK}, TRANSFER_TIMEOUT_S) as stream:
             async for data in source:
                 await stream.send(data)
             await stream.finish_input()
-            left = b""
+            printed = b""
             while piece := await stream.receive():
-                left += piece[1]
-                if len(left) > MAX_COUNT_CHARS:
-                    raise ProtocolError("it sent data where a count was asked for")
-        await self._raise_failure("unpacking the workspace", stream, fine=(0,))
-        self._retention.found(left)
+                printed += piece[1]
+                if len(printed) > MAX_COUNT_CHARS:
+                    raise ProtocolError("it sent more data than a count of bytes")
+        await self._raise_failure("unpacking the workspace", stream, accepted=(0,))
+        self._retention.add_restored(printed)
 
     @asynccontextmanager
     async def _operation(
         self, request: Mapping[str, object], timeout_s: float | None, *, more: bool = False
     ) -> AsyncIterator[Stream]:
-        """Open an operation and reset it when the block ends early. `more`: input follows at once.
+        """Open an operation, and reset it if the block ends early. `more`: input follows at once.
 
-        Raises FileTimeoutError after `timeout_s`, and SandboxLostError for a ProtocolError of the
+        Raises FileTimeoutError after `timeout_s`, and SandboxLostError for a ProtocolError in the
         block."""
         try:
-            async with asyncio.timeout(timeout_s) as patience:
+            async with asyncio.timeout(timeout_s) as timeout:
                 stream = await self._channel.open(request, more=more)
                 try:
                     yield stream
                 finally:
                     self._channel.reset(stream.number)
-        except ProtocolError as error:  # out here the deadline does not stop the guest's end
+        except ProtocolError as error:  # outside the timeout, which must not interrupt the kill
             await self._kill(str(error))
         except TimeoutError as error:
-            if not patience.expired():
+            if not timeout.expired():
                 raise
             raise FileTimeoutError(f"{request['op']} took longer than {timeout_s} s") from error
 
-    async def _raise_failure(self, what: str, stream: Stream, *, fine: tuple[int, ...]) -> None:
+    async def _raise_failure(self, what: str, stream: Stream, *, accepted: tuple[int, ...]) -> None:
         await self._raise_file_error(stream)
-        exit_code, words = await self._checked(exit_of, stream)
-        if exit_code not in fine:
-            raise SandboxFileError(f"{what} failed: {words.strip()}")
+        exit_code, stderr = await self._checked(exit_of, stream)
+        if exit_code not in accepted:
+            raise SandboxFileError(f"{what} failed: {stderr.strip()}")
 
     async def close(self) -> None:
         await self._channel.close()
@@ -364,7 +365,8 @@ class GuestSandbox:
             raise FILE_ERRORS.get(failure.code, SandboxFileError)(failure.message)
 
     async def _checked(self, read: Callable[[Mapping[str, object]], Read], stream: Stream) -> Read:
-        """Return what `read` finds in a stream's report. Raises SandboxLostError if malformed."""
+        """Return what `read` parses from a stream's report. Raises SandboxLostError on a bad
+        one."""
         try:
             return read(stream.report)
         except ProtocolError as error:
@@ -377,12 +379,12 @@ class GuestSandbox:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A command that still runs."""
+    """A command that runs as a job."""
 
     next_reading: int
     cap: OutputCap
     files: RetainedFiles
-    """Where its output is kept whole."""
+    """The files that keep its full output."""
 
 
 def _not_started(message: str) -> ExecResult:

@@ -1,8 +1,9 @@
-"""Whose sandbox or run is it: a lock that lives exactly as long as the process that holds it.
+"""Ownership of sandboxes and runs: a file lock that is held exactly as long as its process lives.
 
-An engine may serve several proxies. Each has an owner id and holds a lock on a file of that name;
-what carries the id of an owner whose lock is free is a leftover. The installation's id keeps
-proxies on other hosts, whose locks cannot be seen from here, out of the question.
+Several proxies may share one engine. Each has an owner id and locks a file of that name. A sandbox
+or run whose owner's lock is free is a leftover of a dead process. The locks of proxies on other
+hosts cannot be seen, so sandboxes also carry an installation id, and a proxy looks only at those
+of its own installation.
 """
 
 import fcntl
@@ -13,7 +14,7 @@ from pathlib import Path
 
 
 class Owner:
-    """This process as owner of sandboxes, from construction until `release`."""
+    """This process as an owner of sandboxes and runs, from construction until `release`."""
 
     def __init__(self, state_dir: Path) -> None:
         self._locks = state_dir / "owners"
@@ -23,13 +24,13 @@ class Owner:
         self._fd = self._hold(self._locks / self.id)
 
     def is_dead(self, owner_id: str) -> bool:
-        """Whether the owner with that id, of this installation, is gone."""
+        """Return whether the process of an owner of this installation has ended."""
         if owner_id == self.id:
             return False
         path = self._locks / Path(owner_id).name
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except (FileNotFoundError, IsADirectoryError):  # the latter: it is nobody's
+        except (FileNotFoundError, IsADirectoryError):  # an empty id gives the directory itself
             return True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,14 +42,16 @@ class Owner:
             os.close(fd)
 
     def forget_dead(self) -> None:
-        """Remove the lock files of dead owners, once nothing carries their id any more."""
-        os.utime(self._fd)  # who removes old files must not take ours, for then we are dead
+        """Remove the lock files of dead owners. Call it once nothing has their ids any more."""
+        os.utime(
+            self._fd
+        )  # a cleaner of old files must not remove our lock: we would count as dead
         for path in self._locks.iterdir():
             if self.is_dead(path.name):
                 path.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Give the lock back. Safe to call twice."""
+        """Release the lock. Safe to call twice."""
         (self._locks / self.id).unlink(missing_ok=True)
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -68,11 +71,11 @@ class Owner:
 def _install_id(state_dir: Path) -> str:
     path = state_dir / "install-id"
     if not path.exists():
-        # Whole or not at all: several proxies may start at once.
-        whole = state_dir / f"install-id.{uuid.uuid4().hex}"
-        whole.touch(mode=0o600)
-        whole.write_text(uuid.uuid4().hex, encoding="ascii")
+        # Written to a temporary file first: several proxies may start at the same time.
+        temporary = state_dir / f"install-id.{uuid.uuid4().hex}"
+        temporary.touch(mode=0o600)
+        temporary.write_text(uuid.uuid4().hex, encoding="ascii")
         with suppress(FileExistsError):
-            path.hardlink_to(whole)
-        whole.unlink()
+            path.hardlink_to(temporary)
+        temporary.unlink()
     return path.read_text(encoding="ascii")

@@ -1,29 +1,32 @@
-"""The protocol between the host and the agent inside: frames, flow control and their limits.
+"""The protocol between the host and the guest agent: frames, flow control and their limits.
 
-A frame is `u32 stream, u8 type, u32 length`, big-endian, and `length` bytes. Stream 0 is the link
-itself. The host opens odd streams, one for each operation; the agent opens even ones, one for each
-connection that a program inside makes to the way out. On each stream the host may send WINDOW_BYTES
-of data and the agent FIRST_WINDOW_BYTES before the receiver has given credit for more, so one noisy
-stream never blocks another; and no more than WINDOW_BYTES may wait for the receiver, whatever the
-credit. After END or RESET the agent sends nothing more on that stream. On one that the host has
-RESET it may send what was in flight: no more than the stream had credit for, until it has answered
-a PING that was sent later. No frame is empty that need not be, and no credit is for nothing.
+A frame is `u32 stream, u8 type, u32 length`, big-endian, followed by `length` bytes. Stream 0 is
+the link itself. The host opens odd streams, one for each operation. The agent opens even streams,
+one for each connection that a program inside makes to the egress port.
+
+Flow control: on each stream the host may send WINDOW_BYTES of data and the agent FIRST_WINDOW_BYTES
+before the receiver gives credit for more, so one stream never blocks another. At most WINDOW_BYTES
+may wait for the receiver, whatever its credit.
+
+After END or RESET the agent sends nothing more on that stream. After a RESET by the host, data in
+flight may still arrive: at most what the stream had credit for, until the agent has answered a PING
+that was sent after the RESET. DATA frames are never empty, and WINDOW frames never give 0 bytes.
 
     host → agent   OPEN(json)  DATA*  EOF           an operation and its input
-                   RESET                            give it up
-                   WINDOW(u32)                      credit for so many more bytes
+                   RESET                            cancels the operation
+                   WINDOW(u32)                      credit for more bytes
                    PING                             answered by PONG
-                   ACK(id)                          that command's outcome has arrived: forget it
-    agent → host   HELLO(json)                      once, on stream 0: ready
-                   DATA* STDERR*                    output as it comes
-                   TAIL* STDERR_TAIL*               the end of output too long to send whole
-                   END(json)                        the outcome
+                   ACK(id)                          the command's result has arrived: forget it
+    agent → host   HELLO(json)                      once, on stream 0: the agent is ready
+                   DATA* STDERR*                    output as it is written
+                   TAIL* STDERR_TAIL*               the tail of truncated output
+                   END(json)                        the report of the operation
                    WINDOW(u32), PONG
-    even streams   OPEN  DATA*  EOF  RESET  WINDOW  a byte stream, alike in both directions
+    even streams   OPEN  DATA*  EOF  RESET  WINDOW  a byte stream, the same in both directions
 
-A command has an id, runs at most once, and is heard in readings. A reading ends with the command,
-or while it still runs when its host asked for that; what it delivered is kept until the next one
-begins or the command is acknowledged, so a host that lost its stream can ask for it again.
+A command has an id, runs at most once, and is read in readings. A reading ends when the command
+ends, or earlier if the host requested that. The agent keeps the output of a reading until the next
+one begins or the command is acknowledged, so that a host that lost its stream can request it again.
 """
 
 import json
@@ -40,38 +43,38 @@ HELLO, OPEN, DATA, STDERR, TAIL, STDERR_TAIL, EOF, WINDOW, END, RESET, PING, PON
 
 WINDOW_BYTES = 256 * 1024
 FIRST_WINDOW_BYTES = 16 * 1024
-"""Agent to host: it is the host that decides which streams of a sandbox may have more unread."""
+"""Agent to host. The host decides which streams of a sandbox may have more unread data."""
 MAX_DATA_BYTES = 64 * 1024
 MAX_OPEN_BYTES = 16 * 1024 * 1024
-"""Host to agent: a command's text travels here."""
+"""Host to agent. The text of a command is in its OPEN frame."""
 MAX_REPORT_BYTES = 64 * 1024
-"""Agent to host: the largest frame the host accepts."""
+"""Agent to host: the largest frame that the host accepts."""
 MAX_CONNECTIONS = 256
-"""Connections of programs inside, at one time: the agent opens no more."""
+"""Concurrent connections of the programs of one sandbox; the agent opens no more."""
 FRAMES_PER_S = 50_000
 BURST_FRAMES = 8192
-"""Small frames cost their number of times a constant: about 1.5 µs each on a machine of 2024. A
-guest that sends more of them is read more slowly, which is all that happens to it."""
+"""A small frame costs the host about 1.5 µs (measured in 2024), whatever its size. A guest that
+sends more of them is read more slowly."""
 FREE_BYTES = 1024
-"""The bytes of data that pay for one frame."""
+"""Each FREE_BYTES of data allow one more frame, which does not count towards the rate."""
 
 
 class ProtocolError(Exception):
-    """The other side sent something that is not this protocol."""
+    """The other side broke the protocol."""
 
 
 def frame(stream: int, kind: int, payload: bytes = b"") -> bytes:
-    """Return one frame as bytes."""
+    """Return the bytes of one frame."""
     return HEADER.pack(stream, kind, len(payload)) + payload
 
 
 def json_frame(stream: int, kind: int, value: object) -> bytes:
-    """Return one frame whose payload is JSON."""
+    """Return the bytes of one frame whose payload is JSON."""
     return frame(stream, kind, json.dumps(value).encode())
 
 
 def parse_object(payload: bytes) -> dict[str, object]:
-    """Return a frame's payload as a JSON object. Raises ProtocolError for anything else."""
+    """Parse a payload as a JSON object. Raises ProtocolError."""
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -82,15 +85,15 @@ def parse_object(payload: bytes) -> dict[str, object]:
 
 
 class Decoder:
-    """Cuts a byte stream into frames, none longer than `max_bytes`."""
+    """Splits a byte stream into frames of at most `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> Generator[tuple[int, int, bytes], None, None]:
-        """Yield each frame that `data` completes: (stream, type, payload); those that are not asked
-        for come first the next time. Raises ProtocolError."""
+        """Yield each frame that `data` completes as (stream, type, payload). Frames that the caller
+        does not take are the first of the next call. Raises ProtocolError."""
         self._buffer += data
         start = 0
         try:
@@ -109,15 +112,15 @@ class Decoder:
 
 
 class FrameRate:
-    """The rate of small frames from one guest, beyond which the host reads it more slowly."""
+    """Limits the rate of small frames from one guest, which is read more slowly beyond it."""
 
     def __init__(self) -> None:
         self._frames = float(BURST_FRAMES)
         self._at_s = 0.0
 
     def pause_s(self, frames: int, size: int, now_s: float) -> float:
-        """Return for how many seconds the guest should not be read after `frames` frames, which
-        have `size` bytes together."""
+        """Return the seconds for which the guest should not be read after `frames` frames with
+        `size` bytes in total."""
         frames -= size // FREE_BYTES
         if frames <= 0:
             return 0.0

@@ -1,5 +1,5 @@
-"""What the guest agent reports: the outcome of a command or a file operation, and the entries of a
-listing. Every field is checked for its type and range before it is used."""
+"""Parsers of the guest agent's reports: the outcome of a command or file operation, and the entries
+of a listing. The type and range of every field are checked before it is used."""
 
 import asyncio
 import json
@@ -12,19 +12,19 @@ from sandbox_runtime.protocol import ProtocolError
 from sandbox_runtime.sandbox import Entry, StreamName
 
 MAX_NUMBER = 1e18
-"""Beyond any count of bytes or seconds; NaN is not below it either."""
+"""Larger than any real count of bytes or seconds. `value < MAX_NUMBER` also rejects NaN."""
 MAX_MESSAGE_CHARS = 1000
 MAX_LISTING_BYTES = 4 << 20
-"""The agent lists no more, hashes aside. As text it may take four times as much memory: one wide
-character makes all of a path's wide."""
+"""The agent's limit on a listing, without hashes. As text it may take four times as much memory,
+because one wide character makes all characters of a path wide."""
 HASH_BYTES = 68
-"""What a hash adds to an entry."""
+"""How many bytes a hash adds to an entry."""
 TURN_ENTRIES = 200
-"""How many entries are parsed before other tasks have their turn: about 2 ms."""
+"""How many entries are parsed before other tasks run: about 2 ms."""
 MAX_PATH_BYTES = 4096
-"""Of Linux: the agent leaves out what lies deeper."""
+"""Linux's limit on paths; the agent leaves out longer ones."""
 MAX_LINE_BYTES = 6 * MAX_PATH_BYTES + 1024
-"""A path whose every byte is escaped, and the other fields."""
+"""A path with every byte escaped, and the other fields."""
 SHA256 = re.compile("[0-9a-f]{64}|")
 
 Report = Mapping[str, object]
@@ -65,7 +65,7 @@ class CommandReport:
 
 
 def failure_in(report: Report) -> Failure | None:
-    """Return the report's error, or None if the operation was done. Raises ProtocolError."""
+    """Return the failure that a report has, or None. Raises ProtocolError."""
     if "error" not in report:
         return None
     message = _text(report, "message") if "message" in report else ""
@@ -79,7 +79,7 @@ def command_report(report: Report) -> CommandReport:
         duration_s=_seconds(report, "duration_s"),
         cpu_s=_seconds(report, "cpu_s"),
         peak_memory_bytes=_count(report, "peak_memory_bytes"),
-        # The agent subtracts two readings of a counter, of which the second may have failed.
+        # Negative if the agent could not read a counter the second time.
         oom_kills=max(0, _integer(report, "oom_kills")),
         pids_refused=max(0, _integer(report, "pids_refused")),
         reading=_count(report, "reading"),
@@ -101,7 +101,7 @@ def is_truncated(report: Report) -> bool:
 
 
 def exit_of(report: Report) -> tuple[int, str]:
-    """Return the exit code of a program and the end of what it wrote to standard error.
+    """Return the exit code of a program and the tail of its standard error.
 
     Raises ProtocolError.
     """
@@ -148,29 +148,29 @@ def _text(report: Report, key: str) -> str:
     value = report.get(key)
     if not isinstance(value, str):
         raise _bad(key, value)
-    # Half of a surrogate pair has no bytes: whoever encoded the text would fail.
+    # A lone surrogate cannot be encoded, so it would make later code fail.
     return value.encode("utf-8", "replace").decode()
 
 
 def _bad(key: str, value: object) -> ProtocolError:
-    # The repr of a list or an object may be nested deeper than the interpreter can recurse.
+    # repr() of a deeply nested list or object could exceed the recursion limit.
     shown = repr(value)[:80] if isinstance(value, str | int | float | None) else type(value)
     return ProtocolError(f"it reported {key} as {shown}")
 
 
 class ListingReader:
-    """Reads one listing, a line of JSON for each entry, while it arrives. The number of entries and
-    that of bytes are checked before anything is parsed."""
+    """Parses one listing, a line of JSON for each entry, as it arrives. The numbers of entries and
+    bytes are checked before a line is parsed."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
         self._bytes_left = MAX_LISTING_BYTES + HASH_BYTES * max_entries
         self._line = b""
-        """The last line, whose end has not arrived."""
+        """The last line, which is not complete yet."""
         self._entries: list[Entry] = []
 
     async def feed(self, data: bytes) -> None:
-        """Parse the lines that `data` completes, some in each turn of the loop. Raises
+        """Parse the lines that `data` completes, a few in each turn of the event loop. Raises
         ProtocolError."""
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
@@ -218,7 +218,7 @@ def _entry(line: bytes) -> Entry:
 
 
 def _is_path(path: str) -> bool:
-    """Return whether a path is relative, has no `..`, and is one that a file can have."""
+    """Return True if a path is relative, has no `..`, and is a valid path of a file."""
     try:
         size = len(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:

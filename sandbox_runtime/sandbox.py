@@ -1,4 +1,8 @@
-"""What one can do with a computer: run commands, move files, close it."""
+"""The interface of a sandbox: run commands, transfer files, save and restore the workspace.
+
+`Sandboxes` leases sandboxes, and a `Lease` gives one. Open this module to see what a backend must
+offer and which values the tools and the agent loop get.
+"""
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -6,117 +10,116 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from policies.isolation import Isolation
-from sandbox_runtime.egress.decision import OnAsk, OnDecision
-from sandbox_runtime.egress.limits import Meter
+from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.limits import TrafficQuota
 
 StreamName = Literal["stdout", "stderr"]
 ShellState = Literal["snapshot", "none"]
 EntryKind = Literal["file", "directory", "other"]
 OnOutput = Callable[[StreamName, str], Awaitable[None]]
 Sink = Callable[[bytes], Awaitable[None]]
-LIST_S = 60.0
-"""How long naming files may take, unless the caller has less time."""
-TRANSFER_S = 300.0
-"""The same of moving a file; and how long moving a snapshot may take."""
+LIST_TIMEOUT_S = 60.0
+"""Default timeout of a listing."""
+TRANSFER_TIMEOUT_S = 300.0
+"""Default timeout of a file transfer, and the timeout of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputCap:
-    """How much of each output stream leaves the sandbox: half from its start, half from its end."""
+    """How much of each output stream is returned: half from its start and half from its end."""
 
     max_bytes: int = 1 << 20
     max_lines: int = 1_000_000
     keep_in: str | None = None
-    """A directory inside where a stream that is cut is kept whole; None: nowhere."""
+    """A directory inside the sandbox where the full output of a truncated stream is kept; None: it
+    is not kept."""
     max_kept_bytes: int = 4 << 20
-    """How much of a command's output is kept there, in all its readings."""
+    """How many bytes of one command's output are kept there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended and what it printed.
+    """The exit code and the output of a command.
 
-    A stream longer than the cap is its head and tail with one line between them that says how much
-    is left out, and in which file it is kept. Bytes that are not UTF-8 appear as U+FFFD.
+    A stream that exceeds the cap is its head and tail, with a line between them that says how much
+    is left out and which file has the full output. Bytes that are not UTF-8 appear as U+FFFD.
     """
 
     exit_code: int
-    """As bash reports it: 128 + n when signal n ended the command."""
+    """As bash reports it: 128 + n if signal n ended the command."""
     stdout: str
     stderr: str
     timed_out: bool
     truncated: bool
-    """Whether either stream was longer than the cap."""
+    """Whether either stream exceeded the cap."""
     duration_s: float
     stdout_bytes: int
-    """How many bytes the command wrote, shown or not."""
+    """Bytes that the command wrote, including those left out."""
     stderr_bytes: int
     output_lines: int = 0
-    """How many lines the command wrote to both streams, shown or not."""
+    """Lines that the command wrote to both streams, including those left out."""
     cpu_s: float = 0.0
-    """Processor time of the command and of the children it waited for."""
+    """CPU time of the command and of the children that it waited for."""
     peak_memory_bytes: int = 0
-    """Resident memory of the largest of these processes."""
+    """Peak resident memory of the largest of these processes."""
     oom_kills: int = 0
-    """Processes of the sandbox killed meanwhile because its memory had run out."""
+    """Processes of the sandbox that were killed during the command because memory ran out."""
     pids_refused: int = 0
-    """Processes and threads not made meanwhile because the sandbox had too many."""
+    """Processes and threads that could not be created during the command: too many existed."""
     running: bool = False
-    """Whether it goes on as a job; the outcome above is then none yet, and the output that since
-    it was last asked for."""
+    """Whether the command still runs, as a job. The result then has no exit code yet, and only the
+    output since the last call."""
     waiting: bool = False
-    """Whether the job stands still until somebody types."""
+    """Whether the job waits for input on its terminal."""
     job_id: str = ""
-    """What `wait` and `stop` take while it runs."""
+    """The id for `wait` and `stop` while the command runs."""
     stdout_file: str = ""
-    """Where it is kept whole, or as much as may be; empty: it was not cut, or could not be kept."""
+    """The file that keeps the full output; empty if stdout is not truncated or not kept."""
     stderr_file: str = ""
+    """As `stdout_file`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something found in a directory; links are `other` and never followed."""
+    """An entry of a directory. A link has the kind `other` and is never followed."""
 
     path: str
     """Relative to the listed directory. Bytes that are not UTF-8 are surrogate escapes."""
     kind: EntryKind
     bytes: int
     sha256: str = ""
-    """Of a file, in hex, where it was asked for, could be read and is within the HashLimits."""
+    """The hex digest of a file, if requested, readable and within the HashLimits; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashLimits:
-    """Which files of a listing get a hash."""
+    """Limits on the hashing of files in a listing."""
 
     max_file_bytes: int
-    """Larger ones get none."""
+    """Larger files get no hash."""
     timeout_s: float
-    """Files that are not read to their end by then get none."""
+    """Files that have not been read completely by then get no hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What lies below a directory, sorted by path; `truncated` when there is more."""
+    """The entries below a directory, sorted by path; `truncated` if some are left out."""
 
     entries: tuple[Entry, ...]
     truncated: bool
 
 
 class Sandbox(Protocol):
-    """One isolated computer, for one user, used once.
-
-    Every method raises SandboxLostError when the computer cannot be used any more:
-    SandboxGoneError where it has ended, SandboxUnreachableError where nothing is known.
-    """
+    """An isolated machine for one lease. Every method raises SandboxLostError once the machine
+    cannot be used any more."""
 
     @property
     def id(self) -> str:
-        """A name for logs, unique among the living."""
+        """A name for logs, unique among running sandboxes."""
 
     @property
-    def meter(self) -> Meter:
-        """What passes between it and the world, while it is lent."""
+    def traffic(self) -> TrafficQuota:
+        """Counts and limits the sandbox's network traffic during its lease."""
 
     async def exec(
         self,
@@ -132,20 +135,20 @@ class Sandbox(Protocol):
         wait_s: float | None = None,
         command_id: str | None = None,
     ) -> ExecResult:
-        """Run `command` in bash and return when it ends or its time is up.
+        """Run `command` in bash and return when it ends or times out.
 
-        Directory, variables and functions left behind by one command are there for the next
-        (`shell_state="none"`: neither read nor kept). `cwd` and `env` hold for this command only,
-        and its state is then not kept. Background processes live on. `on_output` hears each
-        stream as it is written, up to the head of the cap.
+        The working directory, variables and functions carry over from one command to the next,
+        unless `shell_state="none"`. With `cwd` or `env`, which apply to this command only, its
+        state does not carry over. Background processes keep running. `on_output` receives the
+        head of each stream as it is written.
 
-        With `wait_s` it returns after so long at the latest: a command that still runs then goes on
-        as a job (`ExecResult.running`), its deadline unchanged. `stdin=None` is a terminal to type
-        into, or, with a line of error output that says so, a pipe where all terminals are taken; a
-        command that waits for somebody to type is returned as a job at once.
+        With `wait_s` the call returns after that time at the latest. A command that still runs
+        then becomes a job (`ExecResult.running`) with an unchanged deadline. With `stdin=None`
+        standard input is a terminal, or a pipe if no terminal is free (standard error says so). A
+        command that waits for input on its terminal becomes a job at once.
 
-        A `command_id` runs at most once: asked for again, after SandboxUnreachableError, it
-        delivers what the first asking would have. Ids are letters, digits, `_` and `-`.
+        A command with a `command_id` runs at most once: a second call with the same id returns the
+        result of the first. Ids have letters, digits, `_` and `-`.
         """
 
     async def wait(
@@ -157,20 +160,20 @@ class Sandbox(Protocol):
         end_of_input: bool = False,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Type into a job's terminal, if anything, and return when the job ends, waits for more to
-        be typed, or after `wait_s`. The output is what came since it was last asked for.
+        """Write `typed` to a job's terminal and return when the job ends or waits for more input,
+        after `wait_s` at the latest. The result has the output since the last call.
 
         Raises JobMissingError.
         """
 
     async def stop(self, job_id: str) -> None:
-        """Interrupt a job, and kill it soon if that does not end it; `wait` then tells its end.
+        """Interrupt a job, and kill it if it does not end soon; `wait` then returns its result.
 
         Raises JobMissingError.
         """
 
-    # An operation on files is given up when its time is over, that of `source` and `sink` included:
-    # it raises FileTimeoutError, and the sandbox stops working on it.
+    # File operations raise FileTimeoutError after `timeout_s`, which includes the time spent in
+    # `source` and `sink`; the sandbox then stops working on them.
 
     async def put(
         self,
@@ -178,21 +181,21 @@ class Sandbox(Protocol):
         source: AsyncIterable[bytes],
         *,
         new: bool = False,
-        timeout_s: float = TRANSFER_S,
+        timeout_s: float = TRANSFER_TIMEOUT_S,
     ) -> int:
-        """Write a file in full or not at all, parents included, and return its size.
+        """Write a file atomically, create its parent directories, and return its size.
 
-        An existing file keeps its mode. Raises SandboxFileError; of these, where `new`,
-        FileThereError if anything has that path.
+        An existing file keeps its mode. Raises SandboxFileError; with `new`, PathExistsError if
+        the path exists.
         """
 
     async def get(
-        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_S
+        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_TIMEOUT_S
     ) -> int:
-        """Send a regular file's bytes to `sink` and return how many.
+        """Send the bytes of a regular file to `sink` and return how many there were.
 
-        Raises FileMissingError, NotARegularFileError (a link is one: none is followed) and
-        FileTooLargeError (the sink may have had `max_bytes` by then).
+        Raises FileMissingError, NotARegularFileError (also for a link, which is never followed)
+        and FileTooLargeError (`sink` may have received up to `max_bytes` by then).
         """
 
     async def list(
@@ -202,49 +205,51 @@ class Sandbox(Protocol):
         max_entries: int = 10_000,
         max_depth: int | None = None,
         hashes: HashLimits | None = None,
-        timeout_s: float = LIST_S,
+        timeout_s: float = LIST_TIMEOUT_S,
     ) -> Listing:
-        """Name what lies below a directory, following no link; with `hashes`, a manifest. What has
-        no path that a system call takes (4,095 bytes) is left out.
+        """List the entries below a directory without following links; with `hashes`, also hash
+        the files. Entries with a path longer than 4,095 bytes are left out.
 
-        Raises FileMissingError, and NotARegularFileError if `path` is no directory.
+        Raises FileMissingError, and NotARegularFileError if `path` is not a directory.
         """
 
     async def snapshot(self, sink: Sink, *, max_bytes: int) -> int:
-        """Send the working directory and all below it to `sink`, as tar; returns its size.
+        """Send the working directory to `sink` as a tar archive and return its size.
 
-        Nobody but `restore` should read it: what it says is the sandbox's. Raises FileTooLargeError
-        (the sink may have had `max_bytes` by then) and SandboxFileError.
+        The archive is untrusted: only `restore` may read it, inside a sandbox. Raises
+        FileTooLargeError (`sink` may have received up to `max_bytes` by then) and SandboxFileError.
         """
 
     async def restore(self, source: AsyncIterable[bytes]) -> None:
-        """Unpack a snapshot over the working directory. Raises SandboxFileError."""
+        """Unpack a snapshot into the working directory. Raises SandboxFileError."""
 
     async def close(self) -> None:
-        """End the computer and all in it. Safe to call twice; finishes when cancelled."""
+        """End the sandbox, even if the caller is cancelled. Safe to call twice."""
 
 
 class Lease(Protocol):
-    """A claim to one sandbox, which may still be starting."""
+    """The right to use one sandbox, which may still be starting."""
 
     async def sandbox(self) -> Sandbox:
-        """The sandbox, once it is ready; the same at every call, a new one when that is lost.
+        """Wait until the sandbox is ready and return it. All calls return the same sandbox; once it
+        is lost, they return a new one.
 
         Raises SandboxStartError and SandboxUnavailableError.
         """
 
 
 class Sandboxes(Protocol):
-    """Where sandboxes come from."""
+    """Leases sandboxes."""
 
     def lease(
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        on_ask: OnAsk | None = None,
+        confirm_target: ConfirmTarget | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """A sandbox for the length of the block, starting now and closed off the caller's path.
+        """Lease a sandbox for the length of the block. It starts at once, and it is closed in the
+        background after the block.
 
-        `on_decision` hears of every connection that a program inside has tried to make, `on_ask`
-        is asked before one is made.
+        `on_decision` is called after every connection that a program inside tried to make.
+        `confirm_target` is called before a connection is made and may deny it.
         """

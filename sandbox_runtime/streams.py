@@ -1,6 +1,6 @@
-"""The streams of a channel: `Stream` is an operation of the host, `Connection` a connection that a
-program inside has opened, and `ResetStreams` are those that the host has reset. Both directions are
-flow-controlled."""
+"""The streams of a channel, flow-controlled in both directions. A `Stream` is an operation of the
+host, a `Connection` was opened by a program inside, and `ResetStreams` are streams that the host
+has reset."""
 
 import asyncio
 import itertools
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 OUTPUT_KINDS = (DATA, STDERR, TAIL, STDERR_TAIL)
 NO_CREDIT = CREDIT.pack(0)
 MAX_PIECES = 1024
-"""Pieces of data, each of one kind, that wait to be received in their order. Data beyond them is
-added to the last piece of its kind: 256 KiB in frames of a byte take 200 KiB more at most."""
+"""Pieces of data, each of one kind, that wait in order to be received. Further data is appended to
+the last piece of its kind, so 256 KiB in frames of one byte take at most 200 KiB more."""
 RESETS_BEFORE_PING = MAX_CONNECTIONS
 MAX_RESET_STREAMS = 8 * MAX_CONNECTIONS
-"""Two round trips of an agent that opens and closes at full speed leave at most 1,280 reset
-streams; beyond 2,048 the agent ignores PING."""
+"""An agent that opens and closes connections at full speed leaves at most 1,280 reset streams in
+two round trips; one with more than this number does not answer PING."""
 
 
 class _FlowControl:
-    """Bytes in both directions, each only as fast as the other side gives credit."""
+    """Sends and receives bytes only as fast as the receiver gives credit."""
 
     def __init__(self, channel: "Channel", number: int) -> None:
         self.number = number
@@ -55,14 +55,14 @@ class _FlowControl:
         self._arrived = asyncio.Event()
         self._credit = WINDOW_BYTES
         self._window = self._credit_given = FIRST_WINDOW_BYTES
-        """How much may wait to be received, or be on its way here."""
+        """Bytes that may wait to be received or be in flight."""
         self._credit_due = 0
         self._over = False
         """Closed by either side."""
         self._is_reset = False
 
     def mark_reset(self) -> None:
-        """Check what still arrives, but keep none of it: the host has reset the stream."""
+        """Check data that still arrives, but discard it: the host has reset the stream."""
         self._is_reset = True
         self._pieces.clear()
 
@@ -89,7 +89,7 @@ class _FlowControl:
     async def _next(self) -> tuple[int, bytes]:
         kind, data = self._pieces.popleft()
         self._credit_due += len(data)
-        # Half a window at a time: most operations are over before any is due.
+        # Credit is given half a window at a time: most operations end before any is due.
         if self._credit_due >= self._window // 2 and not self._over:
             credit, self._credit_due = self._credit_due, 0
             await self._channel.send(self._give(credit + self._widen()))
@@ -115,19 +115,19 @@ class _FlowControl:
             return
         if self._pieces:
             self._add(kind, payload)
-        else:  # the reader keeps up
+        else:  # nothing waits, so there is no piece to append to
             self._pieces.append((kind, payload))
 
     def _add(self, kind: int, payload: bytes) -> None:
-        """Queue data behind what waits already, as part of the last piece where that is small."""
+        """Queue data behind the waiting pieces; append it to the last piece if that is small."""
         place = len(self._pieces) - 1
         last_kind, last = self._pieces[place]
         if last_kind != kind or len(last) + len(payload) > MAX_DATA_BYTES:
             if len(self._pieces) < MAX_PIECES:
                 self._pieces.append((kind, payload))
                 return
-            # In such a queue the order of different kinds is lost. The last
-            # pieces are of different kinds, as one is only added of a kind that is not among them.
+            # A full queue keeps the order within each kind only. Its last pieces are of different
+            # kinds, because a piece is added only if its kind is not among them.
             oldest = place - len(OUTPUT_KINDS)
             while place > oldest and self._pieces[place][0] != kind:
                 place -= 1
@@ -149,24 +149,24 @@ class _FlowControl:
 
 
 class Stream(_FlowControl):
-    """One operation: its input, its output and its report."""
+    """One operation of the host: its input, its output and its report."""
 
     def __init__(self, channel: "Channel", number: int) -> None:
         super().__init__(channel, number)
         self._report: dict[str, object] | None = None
 
     def opening(self, request: Mapping[str, object]) -> bytes:
-        """Return the frames that open it: the request, and credit if it has a whole window."""
+        """Return the frames that open the stream: the request, and credit for a full window."""
         credit = self._widen()
         return json_frame(self.number, OPEN, request) + (self._give(credit) if credit else b"")
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
-        """Send input, as fast as the guest takes it; nothing once the operation is over. Where
-        `more` is about to follow, or the end, it may go out with that."""
+        """Send input as fast as the guest accepts it; do nothing once the operation is over. With
+        `more`, the data may be held back until the next data or the end of input."""
         await self._send(data, more=more)
 
     async def finish_input(self) -> None:
-        """Say that the input is complete."""
+        """Tell the agent that the input is complete."""
         await self._channel.send(frame(self.number, EOF))
 
     async def receive(self) -> tuple[int, bytes] | None:
@@ -184,7 +184,7 @@ class Stream(_FlowControl):
         return self._report
 
     def accept(self, kind: int, payload: bytes) -> bool:
-        """Take a frame from inside; return whether it was the last. Raises ProtocolError."""
+        """Process a frame from the agent; return True if it is the last. Raises ProtocolError."""
         if kind in OUTPUT_KINDS:
             self._take(kind, payload)
         elif kind == WINDOW:
@@ -199,15 +199,15 @@ class Stream(_FlowControl):
 
 
 class Connection(_FlowControl):
-    """A byte stream that a program inside has opened through the agent."""
+    """A byte stream that a program inside has opened."""
 
     def __init__(self, channel: "Channel", number: int) -> None:
         super().__init__(channel, number)
         self._ended = self._finished = False
 
     async def receive(self) -> bytes:
-        """Return the next bytes; b"" once the program has finished. Raises ConnectionError."""
-        with _lost_with_its_sandbox():
+        """Return the next bytes, or b"" once the program has finished. Raises ConnectionError."""
+        with _translate_loss():
             while not self._pieces:
                 if self._over:
                     raise ConnectionResetError("the program has closed its connection")
@@ -217,21 +217,21 @@ class Connection(_FlowControl):
             return (await self._next())[1]
 
     async def send(self, data: bytes) -> None:
-        """Send, as fast as the program reads. Raises ConnectionError."""
-        with _lost_with_its_sandbox():
+        """Send data as fast as the program reads it. Raises ConnectionError."""
+        with _translate_loss():
             await self._send(data)
         if self._over:
             raise ConnectionResetError("the program has closed its connection")
 
     async def finish(self, last: bytes = b"") -> None:
         """Send `last` and nothing more; the other direction stays open. Raises ConnectionError."""
-        with _lost_with_its_sandbox():
+        with _translate_loss():
             await self._send(last, more=True)
             if not self._finished and not self._over:
                 self._finished = True
                 try:
                     await self._channel.send(frame(self.number, EOF))
-                except BaseException:  # it did not go out
+                except BaseException:  # EOF was not sent
                     self._finished = False
                     raise
                 self._close_if_over()
@@ -244,7 +244,7 @@ class Connection(_FlowControl):
             self.wake()
 
     def accept(self, kind: int, payload: bytes) -> bool:
-        """Take a frame from inside; return whether it was the last. Raises ProtocolError."""
+        """Process a frame from the agent; return True if it is the last. Raises ProtocolError."""
         if kind == DATA and not self._ended:
             self._take(kind, payload)
         elif kind == WINDOW:
@@ -265,7 +265,7 @@ class Connection(_FlowControl):
 
 
 @contextmanager
-def _lost_with_its_sandbox() -> Iterator[None]:
+def _translate_loss() -> Iterator[None]:
     try:
         yield
     except SandboxLostError as error:
@@ -273,22 +273,22 @@ def _lost_with_its_sandbox() -> Iterator[None]:
 
 
 OnConnection = Callable[[Connection], Awaitable[None]]
-"""The handler of a connection; runs in a task of its own."""
+"""Handles one connection, in a task of its own."""
 
 
 class ResetStreams:
-    """The streams that the host has reset, of which the agent may not know yet.
+    """The streams that the host has reset and that the agent may still send on.
 
-    What was in flight is tolerated: as much as a stream still had credit for, and its end. A stream
-    is forgotten once the agent has closed it, or has answered a PING that was sent after its RESET.
+    Data in flight is accepted up to the stream's credit, and so is the stream's end. A stream is
+    forgotten once the agent has closed it or has answered a PING that was sent after its RESET.
     """
 
     def __init__(self) -> None:
         self._streams: dict[int, tuple[int, Stream | Connection]] = {}
-        """By number, in the order of their RESETs: which RESET it was, and the stream."""
+        """By stream number, in the order of the RESETs: the count of the RESET, and the stream."""
         self._resets = 0
         self._pings: deque[int] = deque()
-        """For each PING without an answer: how many RESETs were sent before it."""
+        """For each unanswered PING, the number of RESETs sent before it."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -304,12 +304,12 @@ class ResetStreams:
         return len(self._streams) >= RESETS_BEFORE_PING and not self._pings
 
     def accept(self, number: int, kind: int, payload: bytes) -> None:
-        """Check a frame that was in flight. Raises ProtocolError."""
+        """Check and discard a frame that was in flight. Raises ProtocolError."""
         if self._streams[number][1].accept(kind, payload):
             del self._streams[number]
 
     def ping_sent(self) -> None:
-        """Note that a PING follows the RESETs sent so far."""
+        """Record that a PING follows the RESETs sent so far."""
         self._pings.append(self._resets)
 
     def pong_received(self) -> None:

@@ -31,7 +31,7 @@ from proxy.demo import SCRIPT
 from proxy.models.scripted import ScriptedModel
 from proxy.profiles import build_profiles, profile_table
 from proxy.wire.chat_parameters import PARAMETERS
-from proxy.wire.steps import StepEvents
+from proxy.wire.steps import StepEventRenderer
 from sandbox_runtime.egress.decision import Decision
 from tests.fakes.server import join, open_sandboxes, serve
 
@@ -89,7 +89,7 @@ def test_every_budget_and_every_way_to_end_is_told_of() -> None:
 
 def test_the_events_of_steps_are_those_that_are_sent() -> None:
     (block,) = re.findall(r"```json\n(\{\"v\".*?)```", README, re.DOTALL)
-    told = StepEvents("5f")
+    told = StepEventRenderer("5f")
     decision = Decision("example.com", 443, "denied", "not allowed", 0, 0, 0.1)
     ended = ToolCallFinished(
         1, "c", "execute_bash", "Exit code: 0\n[stdout]\ncc -o a a.c", 0, 1, 1.21
@@ -105,7 +105,9 @@ def test_the_events_of_steps_are_those_that_are_sent() -> None:
         FileProduced("cfile_1", "/testbed/output/a", 880),
         RunFinished(StopReason.SUBMITTED),
     ]
-    assert [json.loads(line) for line in block.splitlines()] == [told.of(event) for event in events]
+    assert [json.loads(line) for line in block.splitlines()] == [
+        told.render(event) for event in events
+    ]
 
 
 def test_the_rules_in_the_readme_are_rules() -> None:

@@ -3,7 +3,6 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,17 +30,17 @@ from proxy.agent.events import (
 from proxy.agent.guard import EgressWatch
 from proxy.agent.history import text_of
 from proxy.agent.loop import AgentLoop
-from proxy.agent.model import Answering, Model, NoMoreAttempts, Reply, refusal_of
+from proxy.agent.model import Answering, Credentials, Model, NoMoreAttempts, Reply, refusal_of
 from proxy.agent.redactor import Redactor
 from proxy.agent.result import Result, Stopwatch, Tally, times, token_counts, tokens
-from proxy.agent.task import Task, out_of_time
+from proxy.agent.task import AgentInput, PendingInput, RunClock, Task, out_of_time
 from proxy.agent.turn_stream import FirstCall, emit_reasoning
 from proxy.errors import BackendError
 from proxy.workspaces import Workspaces
 from sandbox_runtime.tools.base import Tool
 
-REQUEST_IDS = frozenset({"request_id", "rid"})
-"""vLLM's and SGLang's names of one request: two that run at once may not share it."""
+LEAST_S = 0.001
+"""What is left of a deadline that the downloads of a request have used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,82 +53,78 @@ class Agent:
     equipment: Equipment = Equipment()
     windows: Windows = field(default_factory=Windows)
 
-    async def window(self, task: Task) -> int | None:
-        """Return the context window of the task's model in tokens, or None if it is unknown."""
-        return await self.windows.of_first_asked(self.door(task), task.owner, task.model)
+    async def window(
+        self, model: str, owner: str, credentials: Credentials | None = None
+    ) -> int | None:
+        """Return the context window of a model in tokens, or None if it is unknown. `credentials`
+        are the client's own for the backend."""
+        return await self.windows.of_first_asked(self._reached_with(credentials), owner, model)
 
-    def door(self, task: Task) -> Model:
-        """Return the model, reached with the client's own key if the task has one."""
-        return self.model.for_client(task.credentials) if task.credentials else self.model
-
-    async def run(self, task: Task, emit: Emit) -> Result:
-        """Answer one request in a run with tools, and emit its events.
+    async def answer(self, task: Task, emit: Emit) -> Result:
+        """Answer a request with all its choices, each in a run and a sandbox of its own, and emit
+        the events. The first run that fails ends the others.
 
         Raises BackendError if the model fails for good, SandboxError if the sandbox does.
         """
-        began = time.monotonic()
-        watch = EgressWatch(task, emit)
+        if task.is_single_call:
+            return await _redacted(task, emit, partial(_single_call, self.model_of(task)))
+        began, deadline_s = time.monotonic(), task.limits.deadline_s
+        given = task.input
+        if isinstance(given, PendingInput):
+            given = await given.load()
+            if deadline_s is not None:
+                deadline_s = max(LEAST_S, deadline_s - (time.monotonic() - began))
+        run = partial(self._run, given, deadline_s)
+        if not task.others:
+            return await _redacted(task, emit, run)
+        try:
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(_redacted(task, emit, run))
+                others = [
+                    group.create_task(_redacted(other, _of_choice(index, emit), run))
+                    for index, other in enumerate(task.others, 1)
+                ]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return replace(first.result(), others=[other.result() for other in others])
+
+    async def _run(
+        self, given: AgentInput, deadline_s: float | None, task: Task, emit: Emit
+    ) -> Result:
+        """Answer one choice in a run with tools."""
+        clock = RunClock(time.monotonic(), deadline_s)
+        session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
-            task.goes_on, task.profile.isolation, watch.decided, watch.asked
+            session.resume_from, task.profile.isolation, watch.decided, watch.asked
         ) as seat:
             if task.profile.computer == "always":
                 await seat.ask()
-            run = AgentLoop(
-                self.door(task),
+            loop = AgentLoop(
+                self.model_of(task),
                 self.windows,
                 self.make_tools(task.profile),
                 self.equipment,
                 task,
+                given,
                 emit,
                 seat,
                 watch,
-                began,
+                clock,
             )
             try:
-                result = await run.go()
+                result = await loop.go()
             finally:
                 watch.close()
-                await run.budget.close()
-            seat.leave_as = task.leaves or (task.parks if result.parked else None)
+                await loop.budget.close()
+            seat.leave_as = session.save_as or (session.suspend_as if result.parked else None)
             return result
 
+    def model_of(self, task: Task) -> Model:
+        """Return the model, reached with the client's own key if the task has one."""
+        return self._reached_with(task.credentials)
 
-def several(task: Task, count: int, own: Callable[[Task], Task]) -> Task:
-    """Return the task with further choices (`n`), `count` in all; `own` gives each choice what it
-    shares with no other."""
-    others = []
-    for index in range(1, count):
-        run_id = uuid.uuid4().hex
-        every_turn = {
-            key: value for key, value in task.every_turn.items() if key not in REQUEST_IDS
-        }
-        if isinstance(seed := every_turn.get("seed"), int):
-            every_turn["seed"] = seed + index  # else all would say the same, as vLLM knows too
-        others.append(own(replace(task, run_id=run_id, every_turn=every_turn)))
-    return replace(task, others=tuple(others)) if others else task
-
-
-async def run(agent: Agent, task: Task, emit: Emit) -> Result:
-    """Answer a request with all its choices, each in a run and a sandbox of its own. The first run
-    that fails ends the others.
-
-    Raises what Agent.run raises.
-    """
-    if task.alone:
-        return await _redacted(task, emit, partial(_single_call, agent.door(task)))
-    task = await _arrived(task)
-    if not task.others:
-        return await _redacted(task, emit, agent.run)
-    try:
-        async with asyncio.TaskGroup() as group:
-            first = group.create_task(_redacted(task, emit, agent.run))
-            others = [
-                group.create_task(_redacted(other, _of_choice(index, emit), agent.run))
-                for index, other in enumerate(task.others, 1)
-            ]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return replace(first.result(), others=[other.result() for other in others])
+    def _reached_with(self, credentials: Credentials | None) -> Model:
+        return self.model.for_client(credentials) if credentials else self.model
 
 
 async def _redacted(
@@ -141,30 +136,6 @@ async def _redacted(
         return await work(task, emit)
     redactor = Redactor(secrets, emit)
     return redactor.result(await work(task, redactor.emit))
-
-
-async def _arrived(task: Task) -> Task:
-    """Return the task with all its files; the time that they took is taken off its deadline."""
-    if task.arriving is None:
-        return task
-    began = time.monotonic()
-    whole = await task.arriving(task)
-    if whole.deadline_s is not None:
-        waited_s = min(time.monotonic() - began, whole.deadline_s - 0.001)
-        whole = replace(whole, deadline_s=whole.deadline_s - waited_s, waited_s=waited_s)
-    others = [
-        replace(
-            other,
-            messages=whole.messages,
-            inputs=whole.inputs,
-            documents_tokens=whole.documents_tokens,
-            deadline_s=whole.deadline_s,
-            waited_s=whole.waited_s,
-            arriving=None,
-        )
-        for other in task.others
-    ]
-    return replace(whole, others=others)
 
 
 def _of_choice(index: int, emit: Emit) -> Emit:
@@ -179,7 +150,7 @@ async def _single_call(model: Model, task: Task, emit: Emit) -> Result:
     budget, waited = Budget(task, task.profile.limits, time.monotonic()), Stopwatch()
     await emit(RunStarted(task.run_id))
     try:
-        async with asyncio.timeout(task.deadline_s):
+        async with asyncio.timeout(task.limits.deadline_s):
             reply = await _asked(Paying(model, budget), task, emit, waited)
     except TimeoutError as error:
         raise out_of_time(task) from error
@@ -227,7 +198,7 @@ class _SingleCallHandler:
     """Passes the reply of a single call on as it comes."""
 
     def __init__(self, task: Task, emit: Emit) -> None:
-        self._first_call = FirstCall(task.status_hold, emit)
+        self._first_call = FirstCall(task.delivery.status_hold, emit)
         self._emit = emit
         self._has_shown = False
 
@@ -249,19 +220,19 @@ class _SingleCallHandler:
 async def _asked(model: Answering, task: Task, emit: Emit, waited: Stopwatch) -> Reply:
     body = {
         "model": task.model,
-        "messages": list(task.messages),
-        **task.every_turn,
-        **task.final_only,
-        **task.final_budget,
+        "messages": list(task.input.messages),
+        **task.params.base,
+        **task.params.final,
+        **task.params.token_limits,
     }
-    hear = waited.standing(_SingleCallHandler(task, emit).hear) if task.stream else None
+    hear = waited.standing(_SingleCallHandler(task, emit).hear) if task.request.stream else None
     try:
         with waited:
             reply = await model.complete(body, hear)
     except BackendError as error:
         error.renumber(lambda _: None)  # the client wrote them in another API
         raise
-    if not task.stream:
+    if not task.request.stream:
         await emit_reasoning(reply, emit)
         if text := _text(reply):
             await emit(AnswerDelta(text))

@@ -16,7 +16,7 @@ from proxy.agent.guard import Guard
 from proxy.agent.result import Artifact, Notice
 from proxy.agent.task import InputFile, Outbox, Task
 from sandbox_runtime.errors import FileTimeoutError, SandboxFileError, SandboxLostError
-from sandbox_runtime.sandbox import LIST_S, Entry, HashLimits, Listing, Sandbox
+from sandbox_runtime.sandbox import LIST_TIMEOUT_S, Entry, HashLimits, Listing, Sandbox
 
 TIDY_S = 10.0
 LINKABLE_S = 10.0
@@ -205,7 +205,7 @@ async def all_files(sandbox: Sandbox) -> list[Produced]:
 
 async def _listing(sandbox: Sandbox, hashes: HashLimits | None, seconds: float) -> Listing:
     try:
-        return await sandbox.list(OUTPUT_DIR, hashes=hashes, timeout_s=min(LIST_S, seconds))
+        return await sandbox.list(OUTPUT_DIR, hashes=hashes, timeout_s=min(LIST_TIMEOUT_S, seconds))
     except FileTimeoutError:
         return _UNLISTED
     except SandboxFileError:

@@ -36,7 +36,7 @@ from proxy.agent.model import Answering, Message, Model, Reply, ReplyStopped
 from proxy.agent.prose import estimated_tokens
 from proxy.agent.task import Account, Task
 from proxy.errors import BackendError
-from sandbox_runtime.egress.limits import Meter
+from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.tools.base import Observation
 
 
@@ -51,16 +51,17 @@ class Budget:
         self.cost_usd: float | None = None
         """The cost of all model calls; None if the cost of one is unknown."""
         self._limits = limits
-        self._tariff = task.tariff
+        self._tariff = task.limits.tariff
         self.unfinished: Reply | None = None
         """The reply to the last call as far as it came, if it was cut off."""
-        self._day = Day(task.account) if task.account else None
+        reservation = task.limits.reservation
+        self._day = Day(reservation.account) if reservation else None
         self._began = began
         self._calls = 0
         self._tokens = 0
         self._prompt_tokens = 0
         self._output_chars = 0
-        self._meters: list[tuple[Meter, int]] = []
+        self._traffic_quotas: list[tuple[TrafficQuota, int]] = []
         self._told: dict[str, int] = {}
 
     @property
@@ -75,7 +76,7 @@ class Budget:
     @property
     def egress_bytes(self) -> int:
         """The traffic between the run's sandboxes and the network, both ways."""
-        return sum(meter.bytes - before for meter, before in self._meters)
+        return sum(traffic.bytes - before for traffic, before in self._traffic_quotas)
 
     # Model calls
 
@@ -168,9 +169,9 @@ class Budget:
             actual = Expense(commands=1, cpu_s=observation.cpu_s, tool_output_chars=chars)
             await self._day.end_command(actual, self.egress_bytes)
 
-    def watch(self, meter: Meter) -> None:
+    def watch(self, traffic: TrafficQuota) -> None:
         """Count the traffic of a sandbox that the run uses from now on."""
-        self._meters.append((meter, meter.bytes))
+        self._traffic_quotas.append((traffic, traffic.bytes))
         self._limit_egress()
 
     def _limit_egress(self) -> None:
@@ -181,8 +182,8 @@ class Budget:
         self._allow(left)
 
     def _allow(self, count: int) -> None:
-        for meter, _ in self._meters[-1:]:  # the sandboxes before it are lost
-            meter.allow(count)
+        for traffic, _ in self._traffic_quotas[-1:]:  # the sandboxes before it are lost
+            traffic.cap(count)
 
     # What is left
 

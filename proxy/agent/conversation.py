@@ -18,9 +18,9 @@ from proxy.agent.context_windows import Window
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
 from proxy.agent.history import History
 from proxy.agent.model import Message, NoMoreAttempts, Reply
-from proxy.agent.parking import INSTRUCTING, leading
+from proxy.agent.parking import INSTRUCTING, Parked, leading
 from proxy.agent.result import Compaction, Stopwatch, add, tokens
-from proxy.agent.task import Task
+from proxy.agent.task import Params, Task
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 FLOOR_SHARE = 4
@@ -50,17 +50,22 @@ class Conversation:
         self,
         model: Paying,
         task: Task,
+        messages: Sequence[Message],
+        params: Params,
         tools: Sequence[Mapping[str, Any]],
         words: str,
         window: Window,
         files: ObservationFiles,
     ) -> None:
-        """`words` go to the model before the client's messages."""
+        """`messages` and `params` are the task's as the run's style words them; `words` go to the
+        model before the messages."""
         self._model = model
-        self._task = task
-        self._tools = [*tools, *task.client_tools]
-        self.history = _history(task, words)
-        self._ours_before = len(self.history.entries) - len(task.messages)
+        self._task, self._request, self._params = task, task.request, params
+        self._clients = len(messages)
+        """The number of the client's messages."""
+        self._tools = [*tools, *task.request.client_tools]
+        self.history = _history(messages, task.session.suspended_run, words)
+        self._ours_before = len(self.history.entries) - len(messages)
         """How many messages of ours stand before the client's, unless the run was resumed."""
         self.usage: dict[str, Any] = {}
         self.usages: list[Mapping[str, Any]] = []
@@ -70,10 +75,10 @@ class Conversation:
         """The time spent waiting for the model, without that spent on pieces of its replies."""
         self._known_stubs = 0
         self._is_last = False
-        self._while_it_fits = task.while_it_fits
+        self._optional = params.optional
         self._floor: int | None = task.profile.limits.min_turn_tokens
         """The least token limit that calls are given; None once the backend refused it."""
-        self._with_turns = {k: v for k, v in task.final_only.items() if k in WITH_TURNS}
+        self._with_turns = {k: v for k, v in params.final.items() if k in WITH_TURNS}
         self.has_worked = False
         """True once a tool has run: only then may the history be shortened."""
         self._counter = TokenCounter(self._tools)
@@ -107,13 +112,13 @@ class Conversation:
     async def ask(self, on_delta: OnDelta) -> Reply:
         """Ask for the model's next turn, with tools. Raises BackendError."""
         with_tools: dict[str, Any] = {"tools": self._tools, **self._with_turns}
-        if self._task.must_call:
+        if self._request.must_call:
             with_tools["tool_choice"] = "required"
-        elif self._task.tool_choice is not None and self.trajectory.llm_calls == 0:
+        elif self._request.tool_choice is not None and self.trajectory.llm_calls == 0:
             # A forced call holds for the first turn; repeated, the run would never end.
-            with_tools["tool_choice"] = self._task.tool_choice
-        if self._task.parallel_tool_calls is not None:
-            with_tools["parallel_tool_calls"] = self._task.parallel_tool_calls
+            with_tools["tool_choice"] = self._request.tool_choice
+        if self._request.parallel_tool_calls is not None:
+            with_tools["parallel_tool_calls"] = self._request.parallel_tool_calls
         try:
             return await self._complete(with_tools, on_delta)
         except BackendError as error:
@@ -132,16 +137,15 @@ class Conversation:
         BackendError."""
         asked: dict[str, Any] = {
             "model": self._task.model,
-            "messages": self._task.plain_messages or self._task.messages,
-            **self._task.every_turn,
-            **self._task.final_only,
-            **self._task.final_budget,
+            "messages": self._request.messages,
+            **self._params.base,
+            **self._params.final,
+            **self._params.token_limits,
         }
-        if self._task.client_tools:
-            asked["tools"] = self._task.client_tools
-            asked |= (
-                {} if self._task.tool_choice is None else {"tool_choice": self._task.tool_choice}
-            )
+        if self._request.client_tools:
+            asked["tools"] = self._request.client_tools
+            if self._request.tool_choice is not None:
+                asked["tool_choice"] = self._request.tool_choice
         hear = on_delta and self.waited.standing(on_delta)
         reply = await self._answered(asked, hear, ours_before=0)
         self._count(reply)
@@ -151,13 +155,13 @@ class Conversation:
         """Ask for a call of one of the client's tools, without ours."""
         self._is_last = True
         self.history.ask(call_request(stop))
-        tools: dict[str, Any] = {"tools": self._task.client_tools, "tool_choice": "required"}
+        tools: dict[str, Any] = {"tools": self._request.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
 
     async def ask_final(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
         """Ask for the visible answer, without tools and in the form that the client wants."""
         self._is_last = True
-        self.history.ask(final_request(stop, self._task.form))
+        self.history.ask(final_request(stop, self._request.answer_form))
         return await self._complete_final(on_delta)
 
     async def ask_again(self, answer: str, request: str, on_delta: OnDelta | None) -> Reply:
@@ -167,7 +171,7 @@ class Conversation:
         return await self._complete_final(on_delta)
 
     async def _complete_final(self, on_delta: OnDelta | None) -> Reply:
-        return await self._complete(self._task.final_only, on_delta)
+        return await self._complete(self._params.final, on_delta)
 
     async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
         hear = on_delta and self.waited.standing(on_delta)
@@ -179,9 +183,9 @@ class Conversation:
                 reply = await self._answered(self._body(messages, extra), hear)
             except ContextOverflowError as error:
                 await self._may_ask_again(error, hear)
-                if self._while_it_fits:
-                    self._while_it_fits = {}
-                elif self._floor is not None and self._budget() != self._task.final_budget:
+                if self._optional:
+                    self._optional = {}
+                elif self._floor is not None and self._budget() != self._params.token_limits:
                     self._floor = None
                     extra = await self._context.relimit({**extra, **self._budget()}, error)
                 else:
@@ -204,12 +208,12 @@ class Conversation:
     def _budget(self) -> dict[str, Any]:
         """Return the token limit of a call under the client's name for it, raised to leave room for
         thinking and for a call's arguments."""
-        if not self._task.final_budget:
+        if not self._params.token_limits:
             return {}
         floor = self._floor or 0
         if (window := self._context.known_window) is not None:
             floor = min(floor, window // FLOOR_SHARE)
-        return {name: max(limit, floor) for name, limit in self._task.final_budget.items()}
+        return {name: max(limit, floor) for name, limit in self._params.token_limits.items()}
 
     async def _ask_aside(self, messages: Sequence[Message]) -> Reply | None:
         """Make a call that is no part of the history, without tools. Return None if the budget has
@@ -242,16 +246,16 @@ class Conversation:
 
     def _clients_index(self, ours_before: int, index: int) -> int | None:
         """Return the index of a message in the client's request, or None if it is not there."""
-        is_new = self._task.are_as_sent and self._task.resumes is None
+        is_new = self._request.has_client_indexes and self._task.session.suspended_run is None
         index -= ours_before
-        return index if is_new and 0 <= index < len(self._task.messages) else None
+        return index if is_new and 0 <= index < self._clients else None
 
     def _body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "model": self._task.model,
             "messages": messages,
-            **self._while_it_fits,
-            **self._task.every_turn,
+            **self._optional,
+            **self._params.base,
             **extra,
         }
 
@@ -291,14 +295,14 @@ async def ignore(delta: ModelDelta) -> None:
     """Ignore the piece: the whole reply is enough."""
 
 
-def _history(task: Task, words: str) -> History:
-    if task.resumes is None:
-        return History(opening(task.messages, words))
-    waited = task.resumes
-    if instructions := leading(task.messages):
+def _history(messages: Sequence[Message], waited: Parked | None, words: str) -> History:
+    """Return the history that a run begins with, or goes on with if `waited` is suspended."""
+    if waited is None:
+        return History(opening(messages, words))
+    if instructions := leading(messages):
         waited = waited.instructed(opening(instructions, words))
-    messages, marks = waited.continued(task.messages)
-    return History(messages, waited.ours_from, marks)
+    continued, marks = waited.continued(messages)
+    return History(continued, waited.ours_from, marks)
 
 
 def opening(messages: Sequence[Message], words: str) -> list[Message]:

@@ -20,7 +20,7 @@ from proxy.agent.answer import AnswerWriter, answer_file
 from proxy.agent.conversation import WITH_TURNS, Conversation
 from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
 from proxy.agent.history import text_of
-from proxy.agent.model import Reply, refusal_of
+from proxy.agent.model import Message, Reply, refusal_of
 from proxy.agent.outcome import RunOutcome
 from proxy.agent.prose import Prose, ProseRules, own_texts
 from proxy.agent.result import Notice
@@ -93,7 +93,7 @@ class FinalCall:
 
     async def _asked(self, stop: StopReason, fallback: str) -> Final:
         final = await self._heard(partial(self._talk.ask_final, stop), fallback)
-        form = self._task.form
+        form = self._task.request.answer_form
         if form is None or final.refusal or final.finish_reason in CUT_SHORT:
             return await self._released(final)
         formed = await in_form(form, final)
@@ -118,14 +118,18 @@ class FinalCall:
     async def _heard(self, ask: Callable[[OnDelta], Awaitable[Reply]], fallback: str) -> Final:
         """Ask for the answer and pass it on. Return `fallback` if the reply is empty or repeats the
         proxy's own texts."""
-        shows: Shows = "soon" if self._task.stream and self._task.form is None else "never"
+        shows: Shows = (
+            "soon"
+            if self._task.request.stream and self._task.request.answer_form is None
+            else "never"
+        )
         async with StreamHandler(
             self._emit,
             self._first_call,
             self._writer,
             self._toolbox,
             Prose(self._rules),
-            streams=self._task.stream,
+            streams=self._task.request.stream,
             shows=shows,
             shows_submit=False,
         ) as listener:
@@ -155,7 +159,7 @@ class FinalCall:
         return final
 
     async def _as_it_is(self, final: Final) -> Final:
-        form = self._task.form
+        form = self._task.request.answer_form
         return final if form is None else await in_form(form, final)
 
 
@@ -187,18 +191,19 @@ SHOWN_AS_IT_COMES = frozenset({"stop", *WITH_TURNS})
 
 def when_shown(task: Task) -> Shows:
     """Return how soon the prose of a turn may be shown as the answer."""
-    must_wait = task.narration == "reasoning" or task.final_only.keys() - SHOWN_AS_IT_COMES
-    return "never" if must_wait or not task.stream else "soon"
+    needs_call = task.params.final.keys() - SHOWN_AS_IT_COMES
+    must_wait = task.delivery.narration == "reasoning" or needs_call
+    return "never" if must_wait or not task.request.stream else "soon"
 
 
 async def fitting_answer(task: Task, found: str, outcome: RunOutcome) -> str | None:
     """Return an answer as the client's parameters want it, or None if only a model call with these
     parameters can give that."""
-    unmet = set(task.final_only) - {"stop"}
+    form, unmet = task.request.answer_form, set(task.params.final) - {"stop"}
     if outcome.choice.get("logprobs"):
         unmet -= set(WITH_TURNS)
-    if task.form is not None and unmet & FORMS:
-        formed = await in_form(task.form, Final(found))
+    if form is not None and unmet & FORMS:
+        formed = await in_form(form, Final(found))
         if not formed.notices:
             found, unmet = formed.text, unmet - FORMS
     if unmet:
@@ -208,7 +213,7 @@ async def fitting_answer(task: Task, found: str, outcome: RunOutcome) -> str | N
 
 def stop_strings(task: Task) -> tuple[str, ...]:
     """The client's stop strings."""
-    stop = task.final_only.get("stop")
+    stop = task.params.final.get("stop")
     given = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
     return tuple(each for each in given if isinstance(each, str) and each)
 
@@ -218,16 +223,22 @@ def _up_to_stop(text: str, stops: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def prose_rules(task: Task, words: str, tools: Sequence[Mapping[str, Any]]) -> ProseRules:
-    """Return the rules for the visible prose of a run that sends these words and tools."""
-    limits = [n for n in task.final_budget.values() if isinstance(n, int) and n > 0]
+def prose_rules(
+    task: Task,
+    messages: Sequence[Message],
+    words: str,
+    tools: Sequence[Mapping[str, Any]],
+) -> ProseRules:
+    """Return the rules for the visible prose of a run that sends these words and tools beside the
+    client's messages."""
+    limits = [n for n in task.params.token_limits.values() if isinstance(n, int) and n > 0]
     descriptions = tuple(str(tool["function"].get("description", "")) for tool in tools)
     return ProseRules(
         max_tokens=min(limits, default=None),
         stops=stop_strings(task),
         own=own_texts((words, *descriptions), INSTRUCTIONS),
-        client_texts=[text_of(message) for message in task.messages],
-        tool_names=[tool_name(tool) for tool in (*tools, *task.client_tools)],
+        client_texts=[text_of(message) for message in messages],
+        tool_names=[tool_name(tool) for tool in (*tools, *task.request.client_tools)],
     )
 
 

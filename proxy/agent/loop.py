@@ -40,7 +40,7 @@ from proxy.agent.result import (
     tokens,
 )
 from proxy.agent.styles import style_of
-from proxy.agent.task import Task, out_of_time
+from proxy.agent.task import AgentInput, RunClock, Task, out_of_time
 from proxy.agent.tool_calls import Turn, only_of
 from proxy.agent.tools import CallRunner, Toolbox, tool_name
 from proxy.agent.turn_stream import FirstCall, StreamHandler, client_call_stream
@@ -68,29 +68,30 @@ class AgentLoop:
         tools: Sequence[Tool],
         equipment: Equipment,
         task: Task,
+        given: AgentInput,
         emit: Emit,
         seat: Seat,
         watch: EgressWatch,
-        began: float,
+        clock: RunClock,
     ) -> None:
         profile = task.profile
         self._style = style_of(profile)
-        self._task = task = self._style.posed(task)
+        self._task, self._given = task, given
         self._emit, self._seat, self._watch = emit, seat, watch
         self._use, self._outcome = CapabilityUse(), RunOutcome()
-        self._times = time_plan(profile.limits.wall_time_s, task.deadline_s)
+        self._times = time_plan(profile.limits.wall_time_s, clock.deadline_s)
         self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
-        self._outputs = Outputs(task.inputs, profile.artifacts.max_file_mib << 20)
+        self._outputs = Outputs(given.files, profile.artifacts.max_file_mib << 20)
         self._guard = Guard(profile, emit)
-        self._client_names = [tool_name(tool) for tool in task.client_tools]
+        self._client_names = [tool_name(tool) for tool in task.request.client_tools]
         self._toolbox = Toolbox(
-            *(tools, seat, emit, self._guard, task.inputs),
+            *(tools, seat, emit, self._guard, given.files),
             prepare=self._prepare,
             keep_warm=model.keep_warm,
             taken=self._client_names,
-            max_calls=task.max_tool_calls,
+            max_calls=task.request.max_tool_calls,
         )
-        self.budget = Budget(task, self._limits, began)
+        self.budget = Budget(task, self._limits, clock.began)
         self._begin(model, windows, equipment)
         self._nudged = False
         """Whether the model was asked for a call that it had announced."""
@@ -103,17 +104,19 @@ class AgentLoop:
         task, emit = self._task, self._emit
         words = self._style.words(task.profile, equipment, self._toolbox.names)
         self._prompt = hashlib.sha256(words.encode()).hexdigest() if words else ""
-        schemas = self._toolbox.schemas_but("submit" if task.must_call else "")
+        schemas = self._toolbox.schemas_but("submit" if task.request.must_call else "")
         files = ObservationFiles(task.run_id, self._computer)
-        window = Window(windows, model, task.owner, task.model)
+        window = Window(windows, model, task.session.owner, task.model)
         paying = Paying(model, self.budget, self._limits.model_timeout_s)
-        self._talk = Conversation(paying, task, schemas, words, window, files)
-        self._talk.has_worked = task.resumes is not None or not self._style.prose_ends
-        rewrites = task.rewrite_links
+        told = self._style.messages(task, self._given), self._style.params(task)
+        self._talk = Conversation(paying, task, *told, schemas, words, window, files)
+        self._talk.has_worked = task.session.suspended_run is not None or not self._style.prose_ends
+        rewrites = task.request.rewrite_links
         self._writer = AnswerWriter(emit, task.outbox, task.profile, rewrite_links=rewrites)
-        is_checked = self._style.prose_ends
-        self._rules = prose_rules(task, words, schemas) if is_checked else UNCHECKED
-        self._first_call = FirstCall(task.status_hold, emit)
+        self._rules = UNCHECKED
+        if self._style.prose_ends:
+            self._rules = prose_rules(task, self._given.messages, words, schemas)
+        self._first_call = FirstCall(task.delivery.status_hold, emit)
         self._call_ids = (f"call_{task.run_id}_{n}" for n in itertools.count(1))
         self._calls = CallRunner(
             *(self._toolbox, self._talk, self.budget, self._outcome, self._use),
@@ -131,7 +134,7 @@ class AgentLoop:
         if stop is StopReason.WALL_TIME:
             stop = self._times.stop
         asks = self._limits.final_question and not self._outcome.has_cut_call
-        if asks and self._task.must_call and stop in WHY_NO_MORE_TOOLS:
+        if asks and self._task.request.must_call and stop in WHY_NO_MORE_TOOLS:
             stop = await self._calls.ask_for(stop, self._call_ids, self._final_question_s())
         answer = await self._best_answer(stop)
         await self._writer.finish(answer, self._toolbox.computer)
@@ -151,7 +154,12 @@ class AgentLoop:
         anything. Return why the run ends. Raises OutOfTimeError if the time is up."""
         outcome = self._outcome
         has_answer = outcome.prose or outcome.prose_reply or outcome.has_cut_call
-        if stop not in WHY_NO_MORE_TOOLS or has_answer or self._has_worked or self._task.must_call:
+        if (
+            stop not in WHY_NO_MORE_TOOLS
+            or has_answer
+            or self._has_worked
+            or self._task.request.must_call
+        ):
             return stop
         again: StopReason | None = stop
         if stop is not StopReason.WALL_TIME:
@@ -181,17 +189,18 @@ class AgentLoop:
 
     async def _prepare(self, computer: Sandbox) -> Mapping[str, str]:
         """Make a sandbox ready for this run. Return the client's files that are in it already."""
-        self.budget.watch(computer.meter)
+        self.budget.watch(computer.traffic)
         if not self._seat.goes_on:
             return {}
-        if self._task.resumes is None or not self._task.resumes.began:
+        waited = self._task.session.suspended_run
+        if waited is None or not waited.began:
             await remove_answer_files(computer)
         await self._outputs.begin(computer, self.budget.time_left_s)
         return await read_manifest(computer)
 
     async def _computer(self) -> Sandbox | None:
         """Return the sandbox in use; a run that is resumed gets its own back here at the latest."""
-        waited = self._task.resumes
+        waited = self._task.session.suspended_run
         if waited and waited.began and not self._toolbox.is_begun:
             with suppress(SandboxError, TimeoutError):  # the next command fails for it
                 async with asyncio.timeout(self.budget.time_left_s):
@@ -237,13 +246,13 @@ class AgentLoop:
             prose, shows = Prose(ProseRules()), "at once"
         elif self._nudged and not self._has_worked:
             prose, shows = Prose(self._rules, max_chars=HOLD_CHARS), "never"
-        streams = task.stream and self._style.prose_ends
+        streams = task.request.stream and self._style.prose_ends
         calls = (task, self._emit, self._toolbox, self._client_names, self._call_ids)
         return StreamHandler(
             *(self._emit, self._first_call, self._writer, self._toolbox, prose),
-            streams=task.stream,
+            streams=task.request.stream,
             shows=shows if streams else "never",
-            shows_submit=streams and not task.final_only,
+            shows_submit=streams and not task.params.final,
             client_calls=client_call_stream(*calls) if streams else None,
             tools=self._client_names if self._plainly else None,
         )
@@ -341,7 +350,7 @@ class AgentLoop:
             return StopReason.REFUSED
         if is_answer:
             return StopReason.ANSWERED
-        if not self._has_worked and not self._task.must_call:
+        if not self._has_worked and not self._task.request.must_call:
             if not outcome.prose:
                 self._plainly = True
                 return None
@@ -377,6 +386,7 @@ class AgentLoop:
         reply = self._outcome.reply
         calls = client_tool_calls(self._task, self._outcome, self._call_ids)
         began = self._toolbox.computer is not None
+        legacy_state = self._task.request.legacy_state
         return Result(
             run_id=self._task.run_id,
             container_id=self._task.outbox.container_id,
@@ -384,13 +394,13 @@ class AgentLoop:
             answer=self._writer.text,
             streamed_before=self._writer.streamed_before,
             stop_reason=stop,
-            finish_reason=self._outcome.finish_reason_of(stop, answer, self._task.legacy_state),
+            finish_reason=self._outcome.finish_reason_of(stop, answer, legacy_state),
             tool_calls=calls,
-            usage=self._talk.usage_of(self._task.usage_of),
+            usage=self._talk.usage_of(self._task.delivery.usage_of),
             usages=self._talk.usages,
             segments=len(self._talk.compactions) + 1,
             compactions=self._talk.compactions,
-            tally=tally_of(self._task, self._talk, self.budget, self._toolbox, self._use),
+            tally=tally_of(self._given, self._talk, self.budget, self._toolbox, self._use),
             artifacts=collected.artifacts,
             left_out=collected.left_out,
             choice=self._outcome.choice,
@@ -420,7 +430,7 @@ class AgentLoop:
 
 
 def tally_of(
-    task: Task, talk: Conversation, budget: Budget, toolbox: Toolbox, use: CapabilityUse
+    given: AgentInput, talk: Conversation, budget: Budget, toolbox: Toolbox, use: CapabilityUse
 ) -> Tally:
     """Return what a run has cost."""
     said = talk.trajectory
@@ -432,8 +442,8 @@ def tally_of(
         context_tokens=said.context_tokens,
         env_tokens=said.env_tokens,
         trajectory_tokens=said.tokens,
-        documents_tokens=task.documents_tokens,
-        documents_tokens_saved=task.documents_tokens * said.llm_calls,
+        documents_tokens=given.documents_tokens,
+        documents_tokens_saved=given.documents_tokens * said.llm_calls,
         cost_usd=budget.cost_usd,
         cpu_ms=int(budget.cpu_s * 1000),
         peak_mem_bytes=toolbox.peak_memory_bytes,

@@ -77,15 +77,17 @@ def client_tool_calls(
     which lead back to the run: a model's own ids are not unique."""
     made = []
     for call in outcome.client_calls:
-        if task.legacy_state is not None:
+        if task.request.legacy_state is not None:
             function = call.raw["function"]
-            id = function_call_id(task.legacy_state, function["name"], function["arguments"])
+            id = function_call_id(
+                task.request.legacy_state, function["name"], function["arguments"]
+            )
         elif sent := outcome.sent_ids.get(call.id):
             id = sent
         else:
             id = call.id if minted_for(call.id) == task.run_id else next(new_id)
         entry = {**call.raw, "id": id}
-        made.append(as_custom(entry) if call.name in task.free_text else entry)
+        made.append(as_custom(entry) if call.name in task.request.text_tools else entry)
     return made
 
 
@@ -101,7 +103,7 @@ def parked_run(
     there are none. `began`: the run has a sandbox."""
     if not calls:
         return None
-    state = task.leaves or task.parks
+    state = task.session.save_as or task.session.suspend_as
     return Parked(
         messages=list(history.messages),
         ours_from=history.ours_from,
@@ -111,6 +113,6 @@ def parked_run(
         ],
         as_text=outcome.as_text,
         goes_on=GoesOn(state.session, [state.name]) if state else None,
-        began=began or bool(task.resumes and task.resumes.began),
+        began=began or bool(task.session.suspended_run and task.session.suspended_run.began),
         marks=history.marks,
     )

@@ -16,7 +16,7 @@ from policies.reference_style import PaperWords, steps_words, unknown_words
 from policies.workspace import last_of_user
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Message
-from proxy.agent.task import Task
+from proxy.agent.task import AgentInput, Params, Task
 from proxy.agent.tool_calls import ToolCall, Turn, call_of, repaired, understand
 
 TEMPERATURE = 1.0
@@ -37,8 +37,11 @@ class AgentStyle(Protocol):
     def prose_ends(self) -> bool:
         """Whether a turn that calls nothing can be the answer."""
 
-    def posed(self, task: Task) -> Task:
-        """Return the task as the model is told of it."""
+    def messages(self, task: Task, given: AgentInput) -> Sequence[Message]:
+        """Return the client's messages as the model is sent them."""
+
+    def params(self, task: Task) -> Params:
+        """Return the parameters of the run's model calls."""
 
     def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
         """Return the words before the client's own; `names` are those of our tools."""
@@ -57,8 +60,11 @@ class DefaultStyle:
     no_call = NUDGE
     prose_ends = True
 
-    def posed(self, task: Task) -> Task:
-        return task
+    def messages(self, task: Task, given: AgentInput) -> Sequence[Message]:
+        return given.messages
+
+    def params(self, task: Task) -> Params:
+        return task.params
 
     def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
         return system_prompt(profile, equipment, names)
@@ -79,16 +85,23 @@ class ReferenceStyle:
         self._words = words
         self.no_call = words.no_call
 
-    def posed(self, task: Task) -> Task:
-        """Return the task with the reference's parameters. The client's own win; its token limit
-        holds for each turn."""
+    def messages(self, task: Task, given: AgentInput) -> Sequence[Message]:
+        """Return the messages, the user's last one posed as a problem unless the run is resumed."""
+        told = list(given.messages)
+        index = None if task.session.suspended_run else last_of_user(told)
+        if index is not None:
+            told[index] = {**told[index], "content": self._problem(told[index], given.notes)}
+        return told
+
+    def params(self, task: Task) -> Params:
+        """Return the reference's parameters. The client's own win; its token limit holds for each
+        turn."""
         warm = {} if any(name in task.model for name in _COLD) else {"temperature": TEMPERATURE}
-        return replace(
-            task,
-            messages=task.messages if task.resumes else self._posed(task),
-            every_turn={**warm, **task.every_turn, **task.final_budget},
-            while_it_fits={} if task.final_budget else {"max_tokens": MAX_TOKENS},
-            final_budget={},  # it goes with every turn as it is
+        own = task.params
+        return Params(
+            base={**warm, **own.base, **own.token_limits},
+            optional={} if own.token_limits else {"max_tokens": MAX_TOKENS},
+            final=own.final,
         )
 
     def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
@@ -111,14 +124,6 @@ class ReferenceStyle:
         if call.name not in names:
             call = replace(call, mistake=unknown_words(call.name))
         return Turn(told, (call,), as_text=False)
-
-    def _posed(self, task: Task) -> Sequence[Message]:
-        """Return the messages, the user's last one posed as a problem."""
-        told = list(task.messages)
-        index = last_of_user(told)
-        if index is not None:
-            told[index] = {**told[index], "content": self._problem(told[index], task.file_notes)}
-        return told
 
     def _problem(self, message: Message, notes: Sequence[str]) -> Any:
         """Return the problem and the notes on its files in one text; a list of parts only if the

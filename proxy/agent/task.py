@@ -1,4 +1,5 @@
-"""What the agent is asked for: the task of one run, and what the run needs from the server."""
+"""The task of one run: a request in the parts that the agent reads, and the interfaces to what the
+run needs from the server. `proxy.api.prepare` builds tasks."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -11,14 +12,14 @@ from policies.budgets import DailyBudget, Expense, Receipt
 from policies.prices import Tariff
 from policies.profile import Profile
 from policies.routing import RouteReason
-from policies.sessions import GoesOn, State
+from policies.sessions import GoesOn, Session, State
 from policies.steps import NarrationSetting, UsageOf
 from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
 from proxy.agent.parking import Parked
 from proxy.agent.result import Artifact, Result
 from proxy.body_memory import HeldBody
-from proxy.errors import OutOfTimeError, ProxyError
+from proxy.errors import OutOfTimeError, ProxyError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
 
 LAST_ATTEMPT_S = 2.0
@@ -100,101 +101,189 @@ class Account(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One request, split into what the loop needs."""
+class ChatRequest:
+    """A chat-completions request as a run reads it, apart from its model parameters."""
 
-    run_id: str
-    outbox: Outbox
-    model: str
-    messages: Sequence[Message]
-    owner: str = ""
-    """Whose request it is: a digest of the client's key."""
-    are_as_sent: bool = False
-    """Whether these are the client's messages one by one, so that their indexes are its own."""
-    profile: Profile = Profile()
-    route: RouteReason = "auto"
-    """Why there is a run, or one call of the model's without tools."""
-    inputs: Sequence[InputFile] = ()
-    file_notes: Sequence[str] = ()
-    """What the model is told of the files of the user's last message, where that says nothing of
-    them itself."""
+    messages: Sequence[Message] = ()
+    """The client's messages as it sent them."""
+    has_client_indexes: bool = False
+    """True if the indexes of these messages are those of the client's own request."""
     client_tools: Sequence[Mapping[str, Any]] = ()
     """Tools that only the client can run."""
-    free_text: frozenset[str] = frozenset()
-    """Those of them, by name, that the client calls `custom`: they take no arguments but a text."""
+    text_tools: frozenset[str] = frozenset()
+    """The names of those that the client calls `custom`: they take a text and no arguments."""
     tool_choice: Any = None
+    """The `tool_choice` of the first model call."""
     must_call: bool = False
-    """Whether the run has to end in a call of a tool of the client's."""
+    """True if the run has to end in a call of one of the client's tools."""
     parallel_tool_calls: Any = None
     """Whether the client can answer several calls of its tools in one turn."""
-    every_turn: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters that go with each model call."""
-    while_it_fits: Mapping[str, Any] = field(default_factory=dict)
-    """The same, until the backend has no room for them any more."""
-    final_only: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters that go with the call that writes the visible answer, and with no other."""
-    final_budget: Mapping[str, Any] = field(default_factory=dict)
+    max_tool_calls: int | None = None
+    """The number of calls of the proxy's tools that the client allows."""
+    answer_form: AnswerForm | None = None
+    """The form of the visible answer, as far as it can be checked."""
+    rewrite_links: bool = True
+    """True if the answer is prose, in which links to produced files may be put."""
+    stream: bool = False
+    """True if the model is asked to stream, because the client reads along."""
+    legacy_state: str | None = None
+    """The state of the conversation, if the client knows its tools as `functions`, whose calls have
+    no ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """The model parameters of a run, by the model calls that they go with."""
+
+    base: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of each model call."""
+    optional: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of each model call until the backend refuses one for its length."""
+    final: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the call that writes the visible answer, and of no other."""
+    token_limits: Mapping[str, Any] = field(default_factory=dict)
     """The client's token limit, under the name it used. It bounds visible prose; thinking and calls
     may take `limits.min_turn_tokens` at least."""
-    plain_messages: Sequence[Message] = ()
-    """The client's messages as it sent them, for an answer without tools; empty: `messages`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInput:
+    """The messages and the files that a run begins with."""
+
+    messages: Sequence[Message]
+    """The client's messages, with a path in the sandbox in place of each file."""
+    files: Sequence[InputFile] = ()
+    notes: Sequence[str] = ()
+    """The notes on the files of the user's last message, if that does not contain them itself."""
+    documents_tokens: int = 0
+    """An estimate of the tokens of the messages that are in files instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingInput:
+    """The input of a request that names files on the web. They are downloaded by the run, so that
+    the client of a stream is answered meanwhile."""
+
+    messages: Sequence[Message]
+    """The client's messages, with their files."""
+    files: Sequence[InputFile]
+    """The files that are there already."""
+    load: Callable[[], Awaitable[AgentInput]]
+    """Download the files. Raises BusyError."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunClock:
+    """When the work on a choice began, and how much of the client's deadline was left then."""
+
+    began: float
+    """By time.monotonic."""
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """The session of a run: the files it begins with, and the state it saves them as."""
+
+    session: Session
+    resume_from: GoesOn | None = None
+    """The state that the run resumes from; None: an empty workspace."""
+    save_as: State | None = None
+    """The state that its files are saved as; None: they are not saved."""
+    suspend_as: State | None = None
+    """The same for a run that waits for the client's tools."""
+    suspended_run: Parked | None = None
+    """The suspended run that the client has answered."""
+
+    @property
+    def owner(self) -> str:
+        """The owner of the session: a digest of the client's key."""
+        return self.session.owner
+
+    @property
+    def container_id(self) -> str:
+        """The id under which the API shows the session's files."""
+        return self.session.name
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetReservation:
+    """What was taken of a key's daily budget for a run to be made."""
+
+    account: Account
+    receipt: Receipt
+
+    async def refund(self) -> None:
+        """Give it back, because no run is made."""
+        await self.account.settle(self.receipt, Expense())
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLimits:
+    """The client's deadline and the daily budget of its key, beside the limits of the profile."""
+
+    deadline_s: float | None = None
+    """When the answer must be there, in seconds from the run's start."""
+    tariff: Tariff | None = None
+    """The model's prices, if they are known and needed."""
+    reservation: BudgetReservation | None = None
+    """None if the key has no daily budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the client is told of the run."""
+
     narration: NarrationSetting = "content"
     """How prose before a tool call is streamed. `content`: as content once it was held for a
     moment; `reasoning`: as reasoning, for clients that take all content for the answer."""
     usage_of: UsageOf = "all_calls"
-    stream: bool = False
-    """Whether the model is asked to stream, because someone watches."""
-    rewrite_links: bool = True
-    """Whether the answer is prose, in which links to produced files may be put."""
-    goes_on: GoesOn | None = None
-    """The conversation whose files the run finds."""
-    leaves: State | None = None
-    """What its files are kept as; None: they are not kept."""
-    parks: State | None = None
-    """The same for a run that waits for the client's tools."""
-    resumes: Parked | None = None
-    """The run that it goes on with, now that the client has answered."""
-    deadline_s: float | None = None
-    """When the answer must be there, from the run's start; the policy's limit holds beside it."""
+    """The model calls that the reported usage counts."""
     status_hold: StatusHold | None = None
     """The status line of the response that waits for the first model call, if one does."""
-    waited_s: float = 0.0
-    """How much of the client's deadline the files took that arrived before the run's start."""
-    form: AnswerForm | None = None
-    """What the visible answer must be, as far as it can be checked."""
-    body: HeldBody | None = None
-    """The request's share of the memory for bodies, which its run keeps as well."""
-    arriving: Callable[["Task"], Awaitable["Task"]] | None = None
-    """What makes the task complete where some of its files have to be fetched."""
-    legacy_state: str | None = None
-    """Where the client knows its tools as `functions`, whose calls have no ids: the conversation's
-    state by its own account."""
-    max_tool_calls: int | None = None
-    """How many calls of ours the client allows."""
-    documents_tokens: int = 0
-    """About how many tokens of the messages lie in files instead."""
-    alone: bool = False
-    """Whether the model answers by itself, without tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request, complete: `proxy.api.prepare` builds it, and nothing changes it afterwards."""
+
+    run_id: str
+    model: str
+    outbox: Outbox
+    session: SessionPlan
+    input: AgentInput | PendingInput
+    request: ChatRequest = ChatRequest()
+    params: Params = Params()
+    profile: Profile = Profile()
+    route: RouteReason = "auto"
+    """Why there is a run, or one model call without tools."""
+    is_single_call: bool = False
+    """True if the model answers in one call, without tools."""
+    limits: TaskLimits = TaskLimits()
+    delivery: Delivery = Delivery()
+    credentials: Credentials | None = None
+    """The client's own credentials for the backend, if it brings such."""
+    body_memory: HeldBody | None = None
+    """The memory that is reserved for the request's body, which the run keeps as well."""
+    witness: Witness | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     """When it was asked for, in seconds since 1970."""
-    witness: Witness | None = None
-    tariff: Tariff | None = None
-    """What the model costs, where that is known and anybody needs it."""
-    account: Account | None = None
-    """What its key may spend today, where that is bounded."""
-    charge: Receipt | None = None
-    """What was taken of the account for the run to be made."""
-    credentials: Credentials | None = None
-    """The client's own with the backend, where its model is reached with those."""
     others: Sequence["Task"] = ()
-    """The same request's further choices, each answered in a run of its own."""
+    """The request's further choices (`n`), each answered in a run of its own."""
+
+    async def discard(self) -> None:
+        """Refund the budget and end the recording, because the run does not start."""
+        if self.limits.reservation:
+            await self.limits.reservation.refund()
+        if self.witness:
+            await self.witness.failed(RunCancelledError())
 
 
 def out_of_time(task: Task) -> OutOfTimeError:
     """Return the error of a task that has no answer when its time is up."""
-    if task.deadline_s is None:
+    deadline_s = task.limits.deadline_s
+    if deadline_s is None:
         return OutOfTimeError("The model did not answer in time.")
-    deadline_s = task.deadline_s + task.waited_s
     return OutOfTimeError(
         f"The model did not answer within the client's deadline of {deadline_s:g} s."
         " Allow more time: X-Sandbox-Deadline, sandbox.deadline_s or the SDK's timeout."

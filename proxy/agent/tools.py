@@ -29,7 +29,7 @@ from proxy.agent.parking import NO_RESULT, answers
 from proxy.agent.result import CapabilityUse, Stopwatch
 from proxy.agent.task import InputFile
 from proxy.agent.tool_calls import ToolCall, Turn, recovered_answer, understand
-from sandbox_runtime.errors import SandboxFileError, SandboxGoneError, SandboxLostError
+from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Lease, Sandbox, StreamName
 from sandbox_runtime.tools.base import Observation, Tool
 
@@ -179,11 +179,11 @@ class Toolbox:
 
     async def sandbox(self) -> Sandbox:
         """Return the run's sandbox, as the tools see it. Raises SandboxStartError, and once
-        SandboxGoneError if a new sandbox has taken the place of the one in use."""
+        SandboxLostError if a new sandbox has taken the place of the one in use."""
         self.is_begun = True
         computer = await self._lease.sandbox()
         if self.computer and self.computer is not computer:
-            raise SandboxGoneError(f"sandbox {self.computer.id} is gone")
+            raise SandboxLostError(f"sandbox {self.computer.id} is gone")
         if self.computer is None:
             present = await self._prepare(computer)
             await self._place(computer, present)

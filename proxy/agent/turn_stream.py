@@ -319,9 +319,9 @@ def client_call_stream(
 ) -> ClientCallStream | None:
     """Return the stream for one turn's calls; None if the client gets them when the run ends: it
     speaks of `functions`, or secrets are taken out of what it is sent."""
-    if not names or task.legacy_state is not None or Secrets(task.profile.redact):
+    if not names or task.request.legacy_state is not None or Secrets(task.profile.redact):
         return None
-    return ClientCallStream(emit, toolbox, names, task.free_text, new_id)
+    return ClientCallStream(emit, toolbox, names, task.request.text_tools, new_id)
 
 
 def _is_json(pieces: Collection[str]) -> bool:

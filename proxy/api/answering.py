@@ -1,4 +1,5 @@
-"""Responses that tell a client of a run, in whatever dialect: in one piece, or as it goes on."""
+"""HTTP responses with the answer of a run, for every API: in one piece, or streamed while the run
+goes on. A `ResponseBuilder` or a `StreamEncoder` of proxy.wire gives them their content."""
 
 import json
 import logging
@@ -26,56 +27,59 @@ SEND_TIMEOUT_S = 300
 STOPPING_S = 4.5
 """How long a stream may still go on when the server stops, for it to tell its end."""
 SHARE_OF_PATIENCE = 3
-"""How many signs of life a client gets in the time that it waits in silence."""
+"""How many keep-alives a client gets in the time that it waits without data."""
 SHORTEST_SILENCE_S = 1.0
 KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
 MANY = MAX_BEHIND // 2
-"""So many events at a time are soon enough for who waits for the end."""
+"""The number of events to wait for at a time if the client gets nothing before the run's end."""
 ANY_ERROR = f"event: error\ndata: {json.dumps({'type': 'error', **internal_error().body()})}\n\n"
-"""An error as the clients of every dialect know it, where an encoder cannot say its own."""
+"""The end of a stream whose encoder fails. Clients of every API understand it."""
 BLANK = b" \n"
-"""What JSON may begin with, any number of times."""
+"""Whitespace before JSON, sent to keep the connection alive."""
 
 
-class Document(Protocol):
-    """An answer in one piece, in one dialect."""
+class ResponseBuilder(Protocol):
+    """Builds an answer in one piece, in the format of one API."""
 
     def event(self, event: Event) -> None:
-        """Note what has happened."""
+        """Record an event of the run."""
 
     def finish(self, result: Result) -> dict[str, Any]:
-        """The answer."""
+        """Return the answer of a finished run."""
 
     def fail(self, error: ProxyError) -> Mapping[str, Any]:
-        """The same where the run has failed."""
+        """Return the answer of a failed run."""
 
 
-class Frames(Protocol):
-    """An answer as server-sent events, in one dialect. Each method gives whole frames, or ""."""
+class StreamEncoder(Protocol):
+    """Writes an answer as server-sent events, in the format of one API. Each method returns whole
+    events, or an empty string."""
 
     def begin(self) -> str:
-        """What is sent before anything is known."""
+        """Return what is sent before the run has begun."""
 
     def event(self, event: Event) -> str:
-        """What shows of an event."""
+        """Return what the client sees of an event of the run."""
 
     def finish(self, result: Result) -> str:
-        """What comes last."""
+        """Return the end of the stream of a finished run."""
 
     def fail(self, error: ProxyError) -> str:
-        """The same where the run has failed."""
+        """Return the end of the stream of a failed run."""
 
 
-async def whole(request: Request, listener: Listener, document: Document, terms: Terms) -> Response:
-    """The answer in one piece. Leaves the listener. Raises what the run failed with."""
+async def whole(
+    request: Request, listener: Listener, builder: ResponseBuilder, terms: Terms
+) -> Response:
+    """Return the answer in one piece. Leaves the listener. Raises the run's error."""
     note_run(request, listener.run.id)
     silence_s = services(request).nonstream_keep_alive_s
     if silence_s is not None:
         silence_s = _within_patience(silence_s, terms)
     try:
-        if not await while_connected(request, _heard_out(listener, document, silence_s)):
-            return _ProlongedResponse(listener, document, silence_s)
-        content = document.finish(listener.run.result())
+        if not await while_connected(request, _collect(listener, builder, silence_s)):
+            return _ProlongedResponse(listener, builder, silence_s)
+        content = builder.finish(listener.run.result())
     except BaseException:
         listener.leave()
         raise
@@ -86,13 +90,13 @@ async def whole(request: Request, listener: Listener, document: Document, terms:
 async def streamed(
     request: Request,
     listener: Listener,
-    frames: Frames,
+    encoder: StreamEncoder,
     terms: Terms,
     hold: StatusHold,
     alive: ServerSentEvent = KEEP_ALIVE,
 ) -> Response:
-    """Return the answer as it comes, once the status line is known; `alive` is said in silence.
-    Leaves the listener. Raises what the run failed with while the status was held."""
+    """Return the answer as server-sent events, once the status of the response is known; `alive` is
+    the keep-alive. Leaves the listener. Raises the run's error if it failed before that."""
     note_run(request, listener.run.id)
     wait_s = services(request).status_wait_s
     silence_s = _within_patience(services(request).keep_alive_s, terms)
@@ -102,12 +106,12 @@ async def streamed(
         listener.leave()
         raise
     hold.is_held = False
-    return _StreamResponse(listener, heard, frames, silence_s, alive)
+    return _StreamResponse(listener, heard, encoder, silence_s, alive)
 
 
 async def _until_status(listener: Listener, hold: StatusHold, wait_s: float) -> list[Event]:
-    """Wait until the response's status is known, or need not be known any more; return the events
-    so far. Raises what the run failed with."""
+    """Wait until the status of the response is known, at most for `wait_s` or, if a model call has
+    failed, until the hold ends. Return the events so far. Raises the run's error."""
     heard: list[Event] = []
     with anyio.move_on_after(wait_s) as waiting:
         waiting.deadline = min(waiting.deadline, hold.until)
@@ -122,7 +126,7 @@ async def _until_status(listener: Listener, hold: StatusHold, wait_s: float) -> 
 
 
 def _is_answered(event: Event) -> bool:
-    """Return whether the first model call must have been accepted, if there was one."""
+    """Return True if the event shows that the backend has accepted the first model call."""
     return not isinstance(_of(event), RunStarted | TurnStarted | CallFailed)
 
 
@@ -133,7 +137,7 @@ def _of(event: Event) -> Event:
 def replayed(
     request: Request, headers: Mapping[str, str], frames: AsyncIterator[bytes]
 ) -> Response:
-    """Return a recorded answer as server-sent events; the client may leave and come back."""
+    """Return a recorded answer as server-sent events; the client may disconnect and come back."""
     silence_s = _within_patience(services(request).keep_alive_s, read_terms({}, request.headers))
     return _Events(frames, silence_s, headers)
 
@@ -144,21 +148,23 @@ def _within_patience(silence_s: float, terms: Terms) -> float:
     return min(silence_s, max(SHORTEST_SILENCE_S, terms.patience_s / SHARE_OF_PATIENCE))
 
 
-async def _heard_out(listener: Listener, document: Document, within_s: float | None) -> bool:
-    """Listen for so long; whether the run has ended."""
+async def _collect(listener: Listener, builder: ResponseBuilder, within_s: float | None) -> bool:
+    """Pass the run's events to the builder for at most `within_s` seconds. Return True if the run
+    has ended."""
     with anyio.move_on_after(within_s):
         while events := await listener.events(MANY):
             for event in events:
-                document.event(event)
+                builder.event(event)
         return True
     return False
 
 
 class _ProlongedResponse(StreamingResponse):
-    """The answer in one piece, blanks before it while it is not there; its status has to be 200."""
+    """The answer in one piece, with whitespace before it while the run goes on. Its status is 200
+    even if the run fails."""
 
-    def __init__(self, listener: Listener, document: Document, every_s: float | None) -> None:
-        content = _prolonged(listener, document, every_s)
+    def __init__(self, listener: Listener, builder: ResponseBuilder, every_s: float | None) -> None:
+        content = _prolonged(listener, builder, every_s)
         super().__init__(
             content,
             media_type="application/json",
@@ -172,24 +178,24 @@ class _ProlongedResponse(StreamingResponse):
 
 
 async def _prolonged(
-    listener: Listener, document: Document, every_s: float | None
+    listener: Listener, builder: ResponseBuilder, every_s: float | None
 ) -> AsyncIterator[bytes]:
     yield BLANK
     content: Mapping[str, Any]
     try:
-        while not await _heard_out(listener, document, every_s):
+        while not await _collect(listener, builder, every_s):
             yield BLANK
-        content = document.finish(listener.run.result())
+        content = builder.finish(listener.run.result())
     except ProxyError as error:
-        content = document.fail(error)
-    except Exception:  # noqa: BLE001 - the head is out: the client must hear of it here
+        content = builder.fail(error)
+    except Exception:  # noqa: BLE001 - the status is sent, so the body has to tell
         _log_unwritten(listener.run)
-        content = document.fail(internal_error())
+        content = builder.fail(internal_error())
     yield json.dumps(content).encode()
 
 
 class _Events(EventSourceResponse):
-    """Server-sent events for as long as the client is there."""
+    """Server-sent events, with keep-alives."""
 
     def __init__(
         self,
@@ -210,18 +216,18 @@ class _Events(EventSourceResponse):
 
 
 class _StreamResponse(_Events):
-    """The answer as it comes."""
+    """The answer as server-sent events while the run goes on."""
 
     def __init__(
         self,
         listener: Listener,
         heard: Sequence[Event],
-        frames: Frames,
+        encoder: StreamEncoder,
         silence_s: float,
         alive: ServerSentEvent,
     ) -> None:
         names = headers(listener.run.id, listener.run.container_id)
-        super().__init__(_stream(listener, heard, frames), silence_s, names, alive)
+        super().__init__(_stream(listener, heard, encoder), silence_s, names, alive)
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -230,29 +236,29 @@ class _StreamResponse(_Events):
 
 
 async def _stream(
-    listener: Listener, heard: Sequence[Event], frames: Frames
+    listener: Listener, events: Sequence[Event], encoder: StreamEncoder
 ) -> AsyncIterator[bytes]:
-    """Yield the answer's frames, from the events that were `heard` already on."""
+    """Yield the answer's frames, from the `events` that the listener has returned so far on."""
     try:
-        yield frames.begin().encode()
-        events = heard or await listener.events()
+        yield encoder.begin().encode()
+        events = events or await listener.events()
         while events:
-            if shown := "".join(map(frames.event, events)):
-                yield shown.encode()
+            if frames := "".join(map(encoder.event, events)):
+                yield frames.encode()
             events = await listener.events()
-        last = frames.finish(listener.run.result())
+        last = encoder.finish(listener.run.result())
     except ProxyError as error:
-        last = _failed(frames, error)
-    except Exception:  # noqa: BLE001 - the head is out: the client must hear of it here
+        last = _failed(encoder, error)
+    except Exception:  # noqa: BLE001 - the status is sent, so the body has to tell
         _log_unwritten(listener.run)
-        last = _failed(frames, internal_error())
+        last = _failed(encoder, internal_error())
     yield last.encode()
 
 
-def _failed(frames: Frames, error: ProxyError) -> str:
+def _failed(encoder: StreamEncoder, error: ProxyError) -> str:
     """Return the frames that end a stream in an error."""
     try:
-        return frames.fail(error)
+        return encoder.fail(error)
     except Exception:
         log.exception("an error cannot be written")
         return ANY_ERROR
@@ -265,5 +271,5 @@ def _log_unwritten(run: Run) -> None:
 
 
 def headers(run_id: str, container_id: str) -> dict[str, str]:
-    """What every answer has beside its body."""
+    """Return the headers that the answer of every run has."""
     return {"X-Sandbox-Run": run_id, "X-Sandbox-Container": container_id}

@@ -8,12 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.steps import suited
-from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
-from proxy.api.claims import claim, deadline_s, status_hold
 from proxy.api.dependencies import read_model_request, services
+from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
 from proxy.api.routing import RoutingDecision, resolve_route
-from proxy.api.tasks import task_of
 from proxy.api.upstream_relay import refuse_private_urls, relay_chat, strip_plain_suffix
 from proxy.wire.chat_request import check_messages, wants_usage
 from proxy.wire.chat_response import StreamedCompletion, WholeCompletion, head
@@ -46,19 +44,15 @@ async def _run(
     asked_steps = steps_asked(body, request.headers)
     steps = asked_steps or suited(services(request).steps, request.headers)
     usage = wants_usage(body)
-    claimed = claim(request, body, terms, written)
-    by_s, hold = deadline_s(request, terms, claimed), status_hold(request, terms, claimed)
-
-    async def make_task(run_id: str) -> Task:
-        return await task_of(
-            *(request, body, decision),
-            run_id=run_id,
-            deadline_s=by_s,
-            hold=hold,
-            is_translated=False,
-        )
-
-    listener = await services(request).runs.enter(claimed, make_task)
+    identity = identify(request, body, terms, written)
+    hold = status_hold(request, terms, identity)
+    asked = Preparation(
+        body=body,
+        decision=decision,
+        deadline_s=deadline_s(request, terms, identity),
+        hold=hold,
+    )
+    listener = await start_or_join(request, identity, asked)
     names = head(listener.run.id, listener.run.created, body["model"])
     if hold is None:
         return await whole(request, listener, WholeCompletion(names, listener.run.id, steps), terms)

@@ -5,179 +5,259 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.file_names import type_of
 from policies.sessions import Session
 from policies.workspace import ArchiveNames
+from proxy.api import dependencies
 from proxy.api.dependencies import (
     JSONResponse,
-    authorize,
+    Services,
     base_url,
     has_key,
     json_body,
-    owner,
-    services,
 )
-from proxy.api.files import file_response, owned_upload, put_upload, read_upload, zip_response
+from proxy.api.files import (
+    file_response,
+    owned_upload,
+    put_upload,
+    read_upload,
+    zip_response,
+)
+from proxy.api.parameters import (
+    BODY_ERRORS,
+    FORM,
+    Owner,
+    ServicesOf,
+    body_of,
+    content,
+    errors,
+    json_of,
+)
 from proxy.errors import BadRequestError, NotFoundError, ProxyError, UnauthorizedError
 from proxy.files import WHOLE
 from proxy.store.records import Container, ContainerFile
 from proxy.wire.resources import (
-    CONTAINERS,
+    ArchiveQuery,
+    ContainerCreate,
+    ContainerFileCreate,
+    ContainerFileListQuery,
+    ContainerFileObject,
+    ContainerListQuery,
+    ContainerObject,
+    Deleted,
+    LinkQuery,
+    ListObject,
     container_file_object,
     container_object,
-    container_wish,
-    deleted,
-    file_ids,
-    listing,
-    name_of,
-    page,
+    parse,
 )
 from proxy.wire.validation import missing
 
-router = APIRouter()
+router = APIRouter(
+    tags=["Containers"],
+    default_response_class=JSONResponse,
+)
 
 FILES = "/v1/containers/{container_id}/files"
 FILE = FILES + "/{file_id}"
 READ_BYTES = 1 << 20
+_FILE_BODY = body_of(ContainerFileCreate, "application/json", FORM)
 
 
-@router.post("/v1/containers")
-async def create_container(request: Request) -> Response:
-    authorize(request)
-    body = await json_body(request)
-    files = services(request).files
-    wish = container_wish(body, max_minutes=files.container_minutes)
-    uploads = [await owned_upload(request, each, "file_ids") for each in file_ids(body)]
-    container = await files.store.containers.create(owner(request), wish)
+async def _container(services: ServicesOf, owner: Owner, container_id: str) -> Container:
+    """Return the client's container, and note its use. Raises NotFoundError."""
+    container = await services.store.containers.use(owner, container_id)
+    if container is None:
+        raise _no_such_container(container_id)
+    return container
+
+
+OwnedContainer = Annotated[Container, Depends(_container)]
+"""The client's container that the path names."""
+
+
+@router.post(
+    "/v1/containers",
+    response_model_exclude_none=True,
+    responses=errors(*BODY_ERRORS, 404),
+    openapi_extra=body_of(ContainerCreate),
+)
+async def create_container(
+    request: Request,
+    services: ServicesOf,
+    owner: Owner,
+    asked: Annotated[ContainerCreate, Depends(json_of(ContainerCreate))],
+) -> ContainerObject:
+    """Create a container, with copies of uploads."""
+    files = services.files
+    wish = asked.wish(max_minutes=files.container_minutes)
+    uploads = [
+        await owned_upload(services, owner, each, "file_ids") for each in asked.file_ids or []
+    ]
+    container = await files.store.containers.create(owner, wish)
     try:
         for upload in uploads:
-            await put_upload(request, container.id, upload)
+            await put_upload(services, owner, container.id, upload)
     except ProxyError:
-        await files.store.containers.delete(owner(request), container.id)
+        await files.store.containers.delete(owner, container.id)
         raise
-    return JSONResponse(_described(request, container))
+    return _described(request, services, container)
 
 
-@router.get("/v1/containers")
-async def list_containers(request: Request) -> Response:
-    authorize(request)
-    query = request.query_params
-    containers = services(request).store.containers
-    found = await containers.page(owner(request), page(query, CONTAINERS), query.get("name"))
-    return JSONResponse(
-        listing([_described(request, each) for each in found.items], found.has_more)
+@router.get("/v1/containers", response_model_exclude_none=True, responses=errors(400))
+async def list_containers(
+    request: Request,
+    services: ServicesOf,
+    owner: Owner,
+    query: Annotated[ContainerListQuery, Query()],
+) -> ListObject[ContainerObject]:
+    """List the containers."""
+    found = await services.store.containers.page(owner, query.page, query.name)
+    return ListObject.of(
+        [_described(request, services, each) for each in found.items], found.has_more
     )
 
 
-@router.get("/v1/containers/{container_id}")
-async def retrieve_container(request: Request, container_id: str) -> Response:
-    return JSONResponse(_described(request, await _owned_container(request, container_id)))
+@router.get(
+    "/v1/containers/{container_id}", response_model_exclude_none=True, responses=errors(404)
+)
+async def retrieve_container(
+    request: Request, services: ServicesOf, container: OwnedContainer
+) -> ContainerObject:
+    """Return what is known of a container."""
+    return _described(request, services, container)
 
 
-@router.delete("/v1/containers/{container_id}")
-async def delete_container(request: Request, container_id: str) -> Response:
-    authorize(request)
-    whose = owner(request)
-    await services(request).runs.cancel_in(whose, container_id)
-    had_files = await services(request).workspaces.discard(Session(whose, container_id))
-    if not (await services(request).store.containers.delete(whose, container_id) or had_files):
+@router.delete("/v1/containers/{container_id}", responses=errors(404))
+async def delete_container(services: ServicesOf, owner: Owner, container_id: str) -> Deleted:
+    """Delete a container with its files, and cancel its runs."""
+    await services.runs.cancel_in(owner, container_id)
+    had_files = await services.workspaces.discard(Session(owner, container_id))
+    if not (await services.store.containers.delete(owner, container_id) or had_files):
         raise _no_such_container(container_id)
-    return JSONResponse(deleted(container_id, "container.deleted"))
+    return Deleted(id=container_id, object="container.deleted")
 
 
-def _described(request: Request, container: Container) -> dict[str, object]:
-    files = services(request).files
+def _described(request: Request, services: Services, container: Container) -> ContainerObject:
+    files = services.files
     zip_url = files.url(base_url(request), container.id, WHOLE, files.link_expiry())
     return container_object(container, zip_url)
 
 
-@router.post(FILES)
-async def create_container_file(request: Request, container_id: str) -> Response:
-    await _owned_container(request, container_id)
+@router.post(FILES, responses=errors(*BODY_ERRORS, 404, 408), openapi_extra=_FILE_BODY)
+async def create_container_file(
+    request: Request, services: ServicesOf, owner: Owner, container: OwnedContainer
+) -> ContainerFileObject:
+    """Put a file into a container: an upload, or the file of a form."""
     if request.headers.get("content-type", "").lower().startswith("application/json"):
-        file_id = name_of(await json_body(request), "file_id")
-        file = await _from_upload(request, container_id, file_id)
+        asked = parse(ContainerFileCreate, await json_body(request))
+        file = await _from_upload(services, owner, container.id, asked.file_id)
     else:
-        file = await _from_form(request, container_id)
-    return JSONResponse(_describe_file(request)(file))
+        file = await _from_form(request, services, owner, container.id)
+    return _describe_file(request, services)(file)
 
 
-@router.get(FILES)
-async def list_container_files(request: Request, container_id: str) -> Response:
-    await _owned_container(request, container_id)
-    query = request.query_params
-    found = await services(request).store.container_files.page(
-        owner(request), container_id, page(query, CONTAINERS), query.get("path")
-    )
-    return JSONResponse(listing(list(map(_describe_file(request), found.items)), found.has_more))
+@router.get(FILES, responses=errors(400, 404))
+async def list_container_files(
+    request: Request,
+    services: ServicesOf,
+    owner: Owner,
+    container: OwnedContainer,
+    query: Annotated[ContainerFileListQuery, Query()],
+) -> ListObject[ContainerFileObject]:
+    """List the files of a container."""
+    found = await services.store.container_files.page(owner, container.id, query.page, query.path)
+    return ListObject.of(list(map(_describe_file(request, services), found.items)), found.has_more)
 
 
-@router.get(f"{FILES}/content")
-async def zip_of_files(request: Request, container_id: str) -> Response:
-    if request.query_params.get("format", "zip") != "zip":
-        raise BadRequestError(
-            "Invalid 'format': supported is 'zip'.", param="format", code="invalid_value"
-        )
-    store = services(request).store
-    under = request.query_params.get("path")
-    reader = _reader(request, container_id, WHOLE)
-    files = await store.container_files.all(container_id, reader, under)
+@router.get(
+    f"{FILES}/content",
+    response_class=Response,
+    responses=content("application/zip") | errors(400, 401, 404),
+)
+async def zip_of_files(
+    request: Request,
+    services: ServicesOf,
+    container_id: str,
+    query: Annotated[ArchiveQuery, Query()],
+) -> Response:
+    """Return an archive of all files of a container, or of those under a path; with a link, no key
+    is needed."""
+    reader = _reader(request, services, container_id, WHOLE, query)
+    store = services.store
+    files = await store.container_files.all(container_id, reader, query.path)
     if files is None:
         raise _no_such_container(container_id)
     pieces = _zip_pieces((file, store.blobs.path(file.blob)) for file in files)
     return zip_response(pieces, f"{container_id}.zip")
 
 
-@router.get(FILE)
-async def retrieve_container_file(request: Request, container_id: str, file_id: str) -> Response:
-    await _owned_container(request, container_id)
-    files = services(request).store.container_files
-    file = await files.get(container_id, file_id, owner(request))
+@router.get(FILE, responses=errors(404))
+async def retrieve_container_file(
+    request: Request, services: ServicesOf, owner: Owner, container: OwnedContainer, file_id: str
+) -> ContainerFileObject:
+    """Return what is known of a container's file."""
+    file = await services.store.container_files.get(container.id, file_id, owner)
     if file is None:
-        raise _no_such_file(container_id, file_id)
-    return JSONResponse(_describe_file(request)(file))
+        raise _no_such_file(container.id, file_id)
+    return _describe_file(request, services)(file)
 
 
-@router.delete(FILE)
-async def delete_container_file(request: Request, container_id: str, file_id: str) -> Response:
-    await _owned_container(request, container_id)
-    files = services(request).store.container_files
-    if not await files.delete(owner(request), container_id, file_id):
-        raise _no_such_file(container_id, file_id)
-    return JSONResponse(deleted(file_id, "container.file.deleted"))
+@router.delete(FILE, responses=errors(404))
+async def delete_container_file(
+    services: ServicesOf, owner: Owner, container: OwnedContainer, file_id: str
+) -> Deleted:
+    """Delete a container's file."""
+    if not await services.store.container_files.delete(owner, container.id, file_id):
+        raise _no_such_file(container.id, file_id)
+    return Deleted(id=file_id, object="container.file.deleted")
 
 
-@router.api_route(f"{FILE}/content", methods=["GET", "HEAD"])
-async def file_content(request: Request, container_id: str, file_id: str) -> Response:
-    reader = _reader(request, container_id, file_id)
-    stored = await services(request).files.find(container_id, file_id, reader)
+@router.get(f"{FILE}/content", response_class=Response, responses=content() | errors(401, 404))
+@router.head(f"{FILE}/content", include_in_schema=False)
+async def file_content(
+    request: Request,
+    services: ServicesOf,
+    container_id: str,
+    file_id: str,
+    query: Annotated[LinkQuery, Query()],
+) -> Response:
+    """Return the content of a container's file; with a link, no key is needed."""
+    reader = _reader(request, services, container_id, file_id, query)
+    stored = await services.files.find(container_id, file_id, reader)
     if stored is None:
         raise _no_such_file(container_id, file_id)
     return file_response(stored)
 
 
-async def _from_upload(request: Request, container_id: str, file_id: str | None) -> ContainerFile:
+async def _from_upload(
+    services: Services, owner: str, container_id: str, file_id: str | None
+) -> ContainerFile:
     if file_id is None:
         raise missing("file")
-    return await put_upload(request, container_id, await owned_upload(request, file_id, "file_id"))
+    upload = await owned_upload(services, owner, file_id, "file_id")
+    return await put_upload(services, owner, container_id, upload)
 
 
-async def _from_form(request: Request, container_id: str) -> ContainerFile:
-    store, limits = services(request).store, services(request).file_limits
+async def _from_form(
+    request: Request, services: Services, owner: str, container_id: str
+) -> ContainerFile:
+    store, limits = services.store, services.file_limits
     async with store.blobs.new() as writer:
-        form = await read_upload(request, writer)
+        form = await read_upload(request, services, owner, writer)
         file_id = form.fields.get("file_id")
         if form.filename is None:
-            return await _from_upload(request, container_id, file_id)
+            return await _from_upload(services, owner, container_id, file_id)
         if file_id is not None:
             raise BadRequestError("Send either 'file' or 'file_id', not both.", param="file_id")
         return await store.container_files.put(
-            owner(request),
+            owner,
             container_id,
             await writer.keep(),
             filename=form.filename,
@@ -186,19 +266,22 @@ async def _from_form(request: Request, container_id: str) -> ContainerFile:
         )
 
 
-def _reader(request: Request, container_id: str, file_id: str) -> str | None:
+def _reader(
+    request: Request, services: Services, container_id: str, file_id: str, link: LinkQuery
+) -> str | None:
     """Return the owner whose files the request may read: None, for any, with a valid link, else
     the client itself. Raises UnauthorizedError."""
-    expires, signature = request.query_params.get("exp", ""), request.query_params.get("sig", "")
-    if services(request).files.is_signed(container_id, file_id, expires, signature):
+    if services.files.is_signed(container_id, file_id, link.exp, link.sig):
         return None
     if not has_key(request):
         raise UnauthorizedError("This link has expired or is not one of ours.")
-    return owner(request)
+    return dependencies.owner(request)
 
 
-def _describe_file(request: Request) -> Callable[[ContainerFile], dict[str, object]]:
-    files, base = services(request).files, base_url(request)
+def _describe_file(
+    request: Request, services: Services
+) -> Callable[[ContainerFile], ContainerFileObject]:
+    files, base = services.files, base_url(request)
     expires = files.link_expiry()
     return lambda file: container_file_object(
         file, files.url(base, file.container_id, file.id, expires)
@@ -207,15 +290,6 @@ def _describe_file(request: Request) -> Callable[[ContainerFile], dict[str, obje
 
 def _no_such_file(container_id: str, file_id: str) -> NotFoundError:
     return NotFoundError(f"No file {file_id!r} in container {container_id!r}.", param="file_id")
-
-
-async def _owned_container(request: Request, container_id: str) -> Container:
-    """Return the client's container, and note its use. Raises UnauthorizedError, NotFoundError."""
-    authorize(request)
-    container = await services(request).store.containers.use(owner(request), container_id)
-    if container is None:
-        raise _no_such_container(container_id)
-    return container
 
 
 def _no_such_container(container_id: str) -> NotFoundError:

@@ -1,126 +1,173 @@
 """/v1/conversations: items under one name, which responses go on from and add to."""
 
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy.api.dependencies import JSONResponse, authorize, held_json, owner, read_body, services
+from proxy.api.dependencies import JSONResponse
+from proxy.api.parameters import (
+    BODY_ERRORS,
+    REQUIRES_KEY,
+    Owner,
+    ServicesOf,
+    body_of,
+    errors,
+    long_json_of,
+)
 from proxy.api.stored_responses import is_reference, no_such_conversation, resolve_references
 from proxy.errors import NotFoundError
 from proxy.store.conversations import ConversationShelf
 from proxy.store.records import Conversation
 from proxy.wire.resources import (
-    CONTAINERS,
+    ConversationCreate,
+    ConversationObject,
+    ConversationUpdate,
+    Deleted,
+    ItemObject,
+    ItemsCreate,
+    ListObject,
+    ListQuery,
     conversation_object,
-    deleted,
-    items,
-    listing,
-    metadata,
-    page,
+    items_list,
 )
 from proxy.wire.responses_request import input_items
-from proxy.wire.validation import request_body
 
-router = APIRouter()
+router = APIRouter(
+    tags=["Conversations"],
+    default_response_class=JSONResponse,
+    dependencies=[REQUIRES_KEY],
+)
 PATH = "/v1/conversations"
-THE_ITEM = PATH + "/{conversation_id}/items/{item_id}"
+THE_CONVERSATION = PATH + "/{conversation_id}"
+ITEMS = THE_CONVERSATION + "/items"
+THE_ITEM = ITEMS + "/{item_id}"
 
 
-@router.post(PATH)
-async def create_conversation(request: Request) -> Response:
-    body = await _body(request)
-    notes, new = metadata(body), items(body, required=False)
-    begins_with = await _identified(request, new)
-    return _told(await _shelf(request).create(owner(request), notes, begins_with))
+async def _shelf(services: ServicesOf) -> ConversationShelf:
+    return services.store.conversations
 
 
-@router.get(PATH + "/{conversation_id}")
-async def retrieve_conversation(request: Request, conversation_id: str) -> Response:
-    return _told(await _found(request, conversation_id))
+Shelf = Annotated[ConversationShelf, Depends(_shelf)]
 
 
-@router.post(PATH + "/{conversation_id}")
-async def update_conversation(request: Request, conversation_id: str) -> Response:
-    notes = metadata(await _body(request))
-    found = await _shelf(request).update(owner(request), conversation_id, notes)
-    if found is None:
-        raise no_such_conversation(conversation_id)
-    return _told(found)
-
-
-@router.delete(PATH + "/{conversation_id}")
-async def delete_conversation(request: Request, conversation_id: str) -> Response:
-    authorize(request)
-    if not await _shelf(request).delete(owner(request), conversation_id):
-        raise no_such_conversation(conversation_id)
-    return JSONResponse(deleted(conversation_id, "conversation.deleted"))
-
-
-@router.post(PATH + "/{conversation_id}/items")
-async def create_items(request: Request, conversation_id: str) -> Response:
-    new = await _identified(request, items(await _body(request), required=True))
-    if not await _shelf(request).add(owner(request), conversation_id, new):
-        raise no_such_conversation(conversation_id)
-    return JSONResponse(listing(new, has_more=False))
-
-
-@router.get(PATH + "/{conversation_id}/items")
-async def list_items(request: Request, conversation_id: str) -> Response:
-    await _found(request, conversation_id)
-    asked = page(request.query_params, CONTAINERS)
-    found = await _shelf(request).page(owner(request), conversation_id, asked)
-    return JSONResponse(listing(found.items, found.has_more))
-
-
-@router.get(THE_ITEM)
-async def retrieve_item(request: Request, conversation_id: str, item_id: str) -> Response:
-    authorize(request)
-    found = await _shelf(request).item(owner(request), conversation_id, item_id)
-    if found is None:
-        raise _no_such_item(conversation_id, item_id)
-    return JSONResponse(found)
-
-
-@router.delete(THE_ITEM)
-async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
-    conversation = await _found(request, conversation_id)
-    if not await _shelf(request).delete_item(owner(request), conversation_id, item_id):
-        raise _no_such_item(conversation_id, item_id)
-    return _told(conversation)
-
-
-def _shelf(request: Request) -> ConversationShelf:
-    return services(request).store.conversations
-
-
-async def _body(request: Request) -> Mapping[str, Any]:
-    authorize(request)
-    written = await read_body(request, services(request).inputs.max_body_bytes)
-    return request_body(await held_json(request, written) if written else {})
-
-
-async def _identified(request: Request, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items as they are kept: with ids, and what they refer to in their place."""
-    found = await resolve_references(request, new)
-    if missing := next(filter(is_reference, found), None):
-        raise NotFoundError(f"Item with id '{missing['id']}' not found.", param="items")
-    return input_items(found, uuid.uuid4().hex)
-
-
-async def _found(request: Request, conversation_id: str) -> Conversation:
-    authorize(request)
-    found = await _shelf(request).get(owner(request), conversation_id)
+async def _conversation(shelf: Shelf, owner: Owner, conversation_id: str) -> Conversation:
+    """Return the client's conversation. Raises NotFoundError."""
+    found = await shelf.get(owner, conversation_id)
     if found is None:
         raise no_such_conversation(conversation_id)
     return found
 
 
-def _told(conversation: Conversation) -> Response:
-    return JSONResponse(conversation_object(conversation))
+OwnedConversation = Annotated[Conversation, Depends(_conversation)]
+"""The client's conversation that the path names."""
+
+
+@router.post(PATH, responses=errors(*BODY_ERRORS, 404), openapi_extra=body_of(ConversationCreate))
+async def create_conversation(
+    request: Request,
+    shelf: Shelf,
+    owner: Owner,
+    asked: Annotated[ConversationCreate, Depends(long_json_of(ConversationCreate))],
+) -> ConversationObject:
+    """Create a conversation, with the items that it begins with."""
+    begins_with = await _identified(request, asked.items or [])
+    return conversation_object(await shelf.create(owner, asked.metadata or {}, begins_with))
+
+
+@router.get(THE_CONVERSATION, responses=errors(404))
+async def retrieve_conversation(conversation: OwnedConversation) -> ConversationObject:
+    """Return a conversation without its items."""
+    return conversation_object(conversation)
+
+
+@router.post(
+    THE_CONVERSATION,
+    responses=errors(*BODY_ERRORS, 404),
+    openapi_extra=body_of(ConversationUpdate),
+)
+async def update_conversation(
+    shelf: Shelf,
+    owner: Owner,
+    conversation_id: str,
+    asked: Annotated[ConversationUpdate, Depends(long_json_of(ConversationUpdate))],
+) -> ConversationObject:
+    """Replace the metadata of a conversation."""
+    found = await shelf.update(owner, conversation_id, asked.metadata or {})
+    if found is None:
+        raise no_such_conversation(conversation_id)
+    return conversation_object(found)
+
+
+@router.delete(THE_CONVERSATION, responses=errors(404))
+async def delete_conversation(shelf: Shelf, owner: Owner, conversation_id: str) -> Deleted:
+    """Delete a conversation with its items."""
+    if not await shelf.delete(owner, conversation_id):
+        raise no_such_conversation(conversation_id)
+    return Deleted(id=conversation_id, object="conversation.deleted")
+
+
+@router.post(
+    ITEMS,
+    response_model=ListObject[ItemObject],
+    responses=errors(*BODY_ERRORS, 404),
+    openapi_extra=body_of(ItemsCreate),
+)
+async def create_items(
+    request: Request,
+    shelf: Shelf,
+    owner: Owner,
+    conversation_id: str,
+    asked: Annotated[ItemsCreate, Depends(long_json_of(ItemsCreate))],
+) -> Response:
+    """Add items to a conversation."""
+    new = await _identified(request, asked.items)
+    if not await shelf.add(owner, conversation_id, new):
+        raise no_such_conversation(conversation_id)
+    return JSONResponse(items_list(new, has_more=False))
+
+
+@router.get(ITEMS, response_model=ListObject[ItemObject], responses=errors(400, 404))
+async def list_items(
+    shelf: Shelf,
+    owner: Owner,
+    conversation: OwnedConversation,
+    query: Annotated[ListQuery, Query()],
+) -> Response:
+    """List the items of a conversation."""
+    found = await shelf.page(owner, conversation.id, query.page)
+    return JSONResponse(items_list(found.items, found.has_more))
+
+
+@router.get(THE_ITEM, response_model=ItemObject, responses=errors(404))
+async def retrieve_item(shelf: Shelf, owner: Owner, conversation_id: str, item_id: str) -> Response:
+    """Return an item of a conversation."""
+    found = await shelf.item(owner, conversation_id, item_id)
+    if found is None:
+        raise _no_such_item(conversation_id, item_id)
+    return JSONResponse(found)
+
+
+@router.delete(THE_ITEM, responses=errors(404))
+async def delete_item(
+    shelf: Shelf, owner: Owner, conversation: OwnedConversation, item_id: str
+) -> ConversationObject:
+    """Delete an item of a conversation, and return the conversation."""
+    if not await shelf.delete_item(owner, conversation.id, item_id):
+        raise _no_such_item(conversation.id, item_id)
+    return conversation_object(conversation)
+
+
+async def _identified(request: Request, new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return items as they are kept: with ids, and what they refer to in their place. Raises
+    NotFoundError."""
+    found = await resolve_references(request, new)
+    if missing := next(filter(is_reference, found), None):
+        raise NotFoundError(f"Item with id '{missing['id']}' not found.", param="items")
+    return input_items(found, uuid.uuid4().hex)
 
 
 def _no_such_item(conversation_id: str, item_id: str) -> NotFoundError:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from starlette import responses
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
@@ -133,10 +134,8 @@ def services(request: Request) -> Services:
     return found
 
 
-class JSONResponse(Response):
+class JSONResponse(responses.JSONResponse):
     """JSON in plain ASCII, so that half a surrogate pair from a model is no reason to fail."""
-
-    media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content).encode()

@@ -4,31 +4,33 @@ sends files and archives."""
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from policies.file_names import shown_name, type_of
-from proxy.api.dependencies import JSONResponse, authorize, owner, services
+from proxy.api.dependencies import JSONResponse, Services
+from proxy.api.parameters import BODY_ERRORS, FORM, Owner, ServicesOf, body_of, content, errors
 from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
 from proxy.files import StoredFile
 from proxy.store.blobs import Blob, BlobWriter
 from proxy.store.records import ContainerFile, StoredUpload
 from proxy.wire.resources import (
-    FILES,
-    deleted,
-    expires_after_s,
-    listing,
-    page,
-    purpose,
-    upload_object,
+    Deleted,
+    FileListQuery,
+    FileObject,
+    ListObject,
+    UploadForm,
+    file_object,
+    parse,
 )
 from proxy.wire.validation import missing
 
-router = APIRouter()
+router = APIRouter(tags=["Files"], default_response_class=JSONResponse)
 
 DEFAULT_FILENAME = "upload"
 FILE_FIELD = "file"
@@ -49,75 +51,93 @@ DOWNLOAD_HEADERS = {
 }
 
 
-@router.post("/v1/files")
-async def create_file(request: Request) -> Response:
-    authorize(request)
-    store, limits = services(request).store, services(request).file_limits
-    async with store.blobs.new() as writer:
-        form = await read_upload(request, writer)
-        asked_purpose, asked_s = purpose(form.fields), expires_after_s(form.fields)
-        if form.filename is None:
-            raise missing(FILE_FIELD)
-        upload = await store.uploads.add(
-            owner(request),
-            await writer.keep(),
-            filename=form.filename or DEFAULT_FILENAME,
-            purpose=asked_purpose,
-            mime_type=type_of(form.filename),
-            expires_at=lambda created_at: limits.expiry(created_at, asked_s),
-            quota=limits.quota_mib << 20,
-        )
-    return JSONResponse(upload_object(upload))
-
-
-@router.get("/v1/files")
-async def list_files(request: Request) -> Response:
-    authorize(request)
-    asked = page(request.query_params, FILES)
-    uploads = services(request).store.uploads
-    found = await uploads.page(owner(request), asked, request.query_params.get("purpose"))
-    return JSONResponse(listing([upload_object(upload) for upload in found.items], found.has_more))
-
-
-@router.get("/v1/files/{file_id}")
-async def retrieve_file(request: Request, file_id: str) -> Response:
-    authorize(request)
-    return JSONResponse(upload_object(await owned_upload(request, file_id)))
-
-
-@router.delete("/v1/files/{file_id}")
-async def delete_file(request: Request, file_id: str) -> Response:
-    authorize(request)
-    if not await services(request).store.uploads.delete(owner(request), file_id):
-        raise no_such_file(file_id)
-    return JSONResponse(deleted(file_id, "file"))
-
-
-@router.get("/v1/files/{file_id}/content")
-async def file_content(request: Request, file_id: str) -> Response:
-    authorize(request)
-    upload = await owned_upload(request, file_id)
-    path = services(request).store.blobs.path(upload.blob)
-    return file_response(StoredFile(path, upload.filename, upload.mime_type))
-
-
-async def owned_upload(request: Request, file_id: str, param: str = "id") -> StoredUpload:
+async def owned_upload(
+    services: Services, owner: str, file_id: str, param: str = "id"
+) -> StoredUpload:
     """Return the client's upload. Raises NotFoundError."""
-    upload = await services(request).store.uploads.get(owner(request), file_id)
+    upload = await services.store.uploads.get(owner, file_id)
     if upload is None:
         raise no_such_file(file_id, param)
     return upload
 
 
-async def put_upload(request: Request, container_id: str, upload: StoredUpload) -> ContainerFile:
+async def _upload(services: ServicesOf, owner: Owner, file_id: str) -> StoredUpload:
+    return await owned_upload(services, owner, file_id)
+
+
+OwnedUpload = Annotated[StoredUpload, Depends(_upload)]
+"""The client's upload that the path names."""
+
+
+@router.post(
+    "/v1/files",
+    responses=errors(*BODY_ERRORS, 408),
+    openapi_extra=body_of(UploadForm, FORM),
+)
+async def create_file(request: Request, services: ServicesOf, owner: Owner) -> FileObject:
+    """Upload a file, as a form."""
+    store, limits = services.store, services.file_limits
+    async with store.blobs.new() as writer:
+        form = await read_upload(request, services, owner, writer)
+        asked = parse(UploadForm, form.fields)
+        if form.filename is None:
+            raise missing(FILE_FIELD)
+        asked_s = asked.expires_after.seconds if asked.expires_after else None
+        upload = await store.uploads.add(
+            owner,
+            await writer.keep(),
+            filename=form.filename or DEFAULT_FILENAME,
+            purpose=asked.purpose,
+            mime_type=type_of(form.filename),
+            expires_at=lambda created_at: limits.expiry(created_at, asked_s),
+            quota=limits.quota_mib << 20,
+        )
+    return file_object(upload)
+
+
+@router.get("/v1/files", responses=errors(400))
+async def list_files(
+    services: ServicesOf, owner: Owner, query: Annotated[FileListQuery, Query()]
+) -> ListObject[FileObject]:
+    """List the uploads."""
+    found = await services.store.uploads.page(owner, query.page, query.purpose)
+    return ListObject.of([file_object(upload) for upload in found.items], found.has_more)
+
+
+@router.get("/v1/files/{file_id}", responses=errors(404))
+async def retrieve_file(upload: OwnedUpload) -> FileObject:
+    """Return what is known of an upload."""
+    return file_object(upload)
+
+
+@router.delete("/v1/files/{file_id}", responses=errors(404))
+async def delete_file(services: ServicesOf, owner: Owner, file_id: str) -> Deleted:
+    """Delete an upload."""
+    if not await services.store.uploads.delete(owner, file_id):
+        raise no_such_file(file_id)
+    return Deleted(id=file_id, object="file")
+
+
+@router.get(
+    "/v1/files/{file_id}/content", response_class=Response, responses=content() | errors(404)
+)
+async def file_content(services: ServicesOf, upload: OwnedUpload) -> Response:
+    """Return the content of an upload."""
+    path = services.store.blobs.path(upload.blob)
+    return file_response(StoredFile(path, upload.filename, upload.mime_type))
+
+
+async def put_upload(
+    services: Services, owner: str, container_id: str, upload: StoredUpload
+) -> ContainerFile:
     """Put a copy of an upload into a container. Raises NotFoundError, QuotaError."""
-    store, limits = services(request).store, services(request).file_limits
+    store, limits = services.store, services.file_limits
     try:
         blob = await store.blobs.copy(Blob(upload.blob, upload.bytes, upload.sha256))
     except FileNotFoundError as error:  # it was deleted since it was found
         raise no_such_file(upload.id) from error
     return await store.container_files.put(
-        owner(request),
+        owner,
         container_id,
         blob,
         filename=upload.filename,
@@ -126,13 +146,15 @@ async def put_upload(request: Request, container_id: str, upload: StoredUpload) 
     )
 
 
-async def read_upload(request: Request, writer: BlobWriter) -> "Form":
+async def read_upload(
+    request: Request, services: Services, owner: str, writer: BlobWriter
+) -> "Form":
     """Read a form whose file goes to the writer, if the client's quota has room for it. Raises
     ProxyError."""
-    store, limits = services(request).store, services(request).file_limits
+    store, limits = services.store, services.file_limits
 
     async def admit(size: int) -> None:
-        await store.require_room(owner(request), size, limits.quota_mib << 20)
+        await store.require_room(owner, size, limits.quota_mib << 20)
 
     return await _read_form(request, writer, max_mib=limits.max_file_mib, admit=admit)
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,9 +12,7 @@ from starlette.responses import Response
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import suited_to_messages
 from proxy.agent.model import Passage, Passing
-from proxy.agent.task import Task
 from proxy.api.answering import streamed, whole
-from proxy.api.claims import claim, deadline_s, status_hold
 from proxy.api.dependencies import (
     JSONResponse,
     model,
@@ -23,10 +20,10 @@ from proxy.api.dependencies import (
     services,
     while_connected,
 )
+from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
 from proxy.api.routing import RoutingDecision, resolve_route
-from proxy.api.tasks import task_of
 from proxy.api.upstream_relay import forward_json
-from proxy.errors import NotFoundError, ProxyError, request_id
+from proxy.errors import NotFoundError, request_id
 from proxy.models.openai_http import MAX_TOKENIZED_BYTES, NOT_THERE, TOKENIZE_PATH, count_in
 from proxy.models.relay import read_at_most
 from proxy.wire.messages_request import AsChat, as_chat, as_chat_to_count, to_be_counted
@@ -59,23 +56,20 @@ async def _run(
     terms = read_terms(asked.chat, request.headers)
     decision = resolve_route(request, asked.chat)
     shown = _shown(request, body, asked, decision)
-    claimed = claim(request, asked.chat, terms, written)
-    by_s, hold = deadline_s(request, terms, claimed), status_hold(request, terms, claimed)
-
-    async def make_task(run_id: str) -> Task:
-        try:
-            task = await task_of(
-                request, asked.chat, decision, run_id=run_id, deadline_s=by_s, hold=hold
-            )
-        except ProxyError as error:
-            raise asked.in_own_words(error) from error
-        if task.alone or not asked.code_execution:
-            return task
-        first = "required" if asked.tool_first else task.tool_choice
+    identity = identify(request, asked.chat, terms, written)
+    hold = status_hold(request, terms, identity)
+    preparation = Preparation(
+        body=asked.chat,
+        decision=decision,
+        deadline_s=deadline_s(request, terms, identity),
+        hold=hold,
+        is_translated=True,
+        forces_tool=asked.code_execution and asked.tool_first,
         # A client that asks for a sandbox is told its id, and names it in its next request.
-        return replace(task, tool_choice=first, leaves=task.leaves or task.parks)
-
-    listener = await services(request).runs.enter(claimed, make_task)
+        is_kept=asked.code_execution,
+        in_own_words=asked.in_own_words,
+    )
+    listener = await start_or_join(request, identity, preparation)
     if hold is None:
         response = await whole(request, listener, WholeMessage(listener.run.id, shown), terms)
     else:

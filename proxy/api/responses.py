@@ -1,7 +1,6 @@
 """POST /v1/responses: a response by a run, kept from its beginning on if it is to be."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,13 +9,13 @@ from starlette.responses import Response
 
 from policies.profile import Profile
 from policies.routing import PLAIN_SUFFIX
-from policies.sessions import Session, State
+from policies.sessions import State
 from policies.steps import Steps, suited_to_responses
-from proxy.agent.task import Task
+from proxy.agent.task import SessionPlan, Witness
 from proxy.api.answering import streamed, whole
-from proxy.api.claims import claim, deadline_s, status_hold
 from proxy.api.dependencies import owner, read_model_request, services
 from proxy.api.passthrough import forward_response
+from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
 from proxy.api.response_recorder import KeptResponse
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.stored_responses import (
@@ -26,14 +25,11 @@ from proxy.api.stored_responses import (
     previous_context,
     resolve_references,
 )
-from proxy.api.tasks import task_of
-from proxy.errors import BadRequestError, ProxyError
-from proxy.runs.run import Claim
-from proxy.runs.runs import give_back
+from proxy.errors import BadRequestError, RunCancelledError
 from proxy.store.records import StoredResponse
 from proxy.wire.responses_request import AsChat, as_chat, input_items
 from proxy.wire.responses_response import Asked, StreamedResponse, WholeResponse
-from proxy.wire.terms import Terms, read_terms, steps_asked
+from proxy.wire.terms import read_terms, steps_asked
 from proxy.wire.validation import unsupported
 
 router = APIRouter()
@@ -68,42 +64,35 @@ async def _run(
     terms = read_terms(body, request.headers)
     steps = _steps(request, body, asked)
     is_kept = _is_kept(body)
-    claimed = _claim(request, body, terms, written)
-    hold = None if body.get("background") else status_hold(request, terms, claimed)
+    is_background = bool(body.get("background"))
+    identity = identify(request, body, terms, written, detach=is_background)
+    hold = None if is_background else status_hold(request, terms, identity)
 
-    async def make_task(run_id: str) -> Task:
-        try:
-            task = await task_of(
-                *(request, asked.chat, decision),
-                run_id=run_id,
-                deadline_s=deadline_s(request, terms, claimed),
-                hold=hold,
-                follows=before.follows,
-                is_kept=is_kept,
-            )
-        except ProxyError as error:
-            raise asked.in_own_words(error) from error
-        first = "required" if asked.tool_first else task.tool_choice
-        task = replace(task, tool_choice=first, max_tool_calls=body.get("max_tool_calls"))
-        if not is_kept:
-            return task
-        kept = Asked(body, run_id, task.created, task.outbox.container_id, steps, asked.tools)
-        return await _begin_recording(request, task, kept, before)
+    async def record(run_id: str, created: int, session: SessionPlan) -> Witness:
+        told = Asked(body, run_id, created, session.container_id, steps, asked.tools)
+        return await _begin_recording(request, told, session, before)
 
-    listener = await services(request).runs.enter(claimed, make_task)
-    if body.get("background"):
-        return await in_background(request, listener, stream=claimed.stream)
+    preparation = Preparation(
+        body=asked.chat,
+        decision=decision,
+        deadline_s=deadline_s(request, terms, identity),
+        hold=hold,
+        is_translated=True,
+        forces_tool=asked.tool_first,
+        max_tool_calls=body.get("max_tool_calls"),
+        follows=before.follows,
+        is_kept=is_kept,
+        record=record if is_kept else None,
+        in_own_words=asked.in_own_words,
+    )
+    listener = await start_or_join(request, identity, preparation)
+    if is_background:
+        return await in_background(request, listener, stream=identity.stream)
     run = listener.run
     told = Asked(body, run.id, run.created, run.container_id, steps, asked.tools)
     if hold is None:
         return await whole(request, listener, WholeResponse(told), terms)
     return await streamed(request, listener, StreamedResponse(told), terms, hold)
-
-
-def _claim(request: Request, body: Mapping[str, Any], terms: Terms, written: bytes) -> Claim:
-    """Return the request's identity; a run in the background goes on without its client."""
-    claimed = claim(request, body, terms, written)
-    return replace(claimed, detach=claimed.detach or bool(body.get("background")))
 
 
 def _steps(request: Request, body: Mapping[str, Any], asked: AsChat) -> Steps:
@@ -133,34 +122,32 @@ def _is_kept(body: Mapping[str, Any]) -> bool:
 
 
 async def _begin_recording(
-    request: Request, task: Task, asked: Asked, before: PreviousContext
-) -> Task:
-    """Return the task with a recorder of its response, which is kept as in progress."""
+    request: Request, asked: Asked, session: SessionPlan, before: PreviousContext
+) -> KeptResponse:
+    """Store a response as in progress, and return its recorder."""
     store, whose = services(request).store, owner(request)
-    witness = KeptResponse(store.responses, whose, asked)
-    leaves = task.leaves or _unchanged_files(task, whose, before)
+    recorder = KeptResponse(store.responses, whose, asked)
+    save_as = session.save_as or _unchanged_files(asked.run_id, session, before)
     stored = StoredResponse(
-        id=witness.begun["id"],
-        session=leaves.session.name,
-        state=leaves.name,
-        record=witness.begun,
+        id=recorder.begun["id"],
+        session=save_as.session.name,
+        state=save_as.name,
+        record=recorder.begun,
         previous_id=before.previous_id,
         conversation_id=before.conversation_id,
         seen_seq=before.seen_seq,
         worker=store.worker.id,
     )
-    inputs = [i for i in input_items(asked.body["input"], task.run_id) if not is_reference(i)]
-    task = replace(task, witness=witness)
+    inputs = [i for i in input_items(asked.body["input"], asked.run_id) if not is_reference(i)]
     try:
         await store.responses.begin(whose, stored, inputs, before.chain)
     except BaseException:
-        await give_back(task)
+        await recorder.failed(RunCancelledError())
         raise
-    return task
+    return recorder
 
 
-def _unchanged_files(task: Task, owner: str, before: PreviousContext) -> State:
+def _unchanged_files(run_id: str, session: SessionPlan, before: PreviousContext) -> State:
     """Return the saved state of a run that leaves no files: no state has this name, so a request
     that continues the response finds the state before it."""
-    session = Session(owner, task.outbox.container_id)
-    return State(before.follows.session if before.follows else session, task.run_id)
+    return State(before.follows.session if before.follows else session.session, run_id)

@@ -5,48 +5,58 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
-from policies.steps import suited
+from policies.steps import Steps, suited
 from proxy.agent.events import Event
 from proxy.agent.result import Result
-from proxy.api.dependencies import JSONResponse, authorize, owner, services
+from proxy.api.dependencies import JSONResponse, Services
+from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesOf, errors
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.event_log import Record
 from proxy.runs.run import Head
 from proxy.wire.chat_response import WholeCompletion, head
+from proxy.wire.resources import RunObject
 from proxy.wire.result_objects import usage
 
-router = APIRouter()
+router = APIRouter(
+    tags=["Runs"],
+    default_response_class=JSONResponse,
+    dependencies=[REQUIRES_KEY],
+)
 
 
-@router.get("/v1/runs/{run_id}")
-async def retrieve_run(request: Request, run_id: str) -> JSONResponse:
-    authorize(request)
-    return JSONResponse(_shown(request, *await _found(request, run_id)))
+@router.get("/v1/runs/{run_id}", response_model=RunObject, responses=errors(404))
+async def retrieve_run(
+    request: Request, services: ServicesOf, owner: Owner, run_id: str
+) -> Response:
+    """Return a run, with its answer if it has ended."""
+    return JSONResponse(_shown(request, services, *await _found(services, owner, run_id)))
 
 
-@router.delete("/v1/runs/{run_id}")
-async def cancel_run(request: Request, run_id: str) -> JSONResponse:
-    authorize(request)
-    if run := services(request).runs.get(owner(request), run_id):
+@router.delete("/v1/runs/{run_id}", response_model=RunObject, responses=errors(404, 409))
+async def cancel_run(request: Request, services: ServicesOf, owner: Owner, run_id: str) -> Response:
+    """Cancel a run if it has not ended, and return it."""
+    if run := services.runs.get(owner, run_id):
         if run.status == "running":
             run.cancel("it was cancelled")
             await run.ended()
-        return JSONResponse(_shown(request, run.head, run.record()))  # it may be forgotten by now
-    known, record = await _found(request, run_id)
+        # It may be forgotten by now.
+        return JSONResponse(_shown(request, services, run.head, run.record()))
+    known, record = await _found(services, owner, run_id)
     if record.status == "running":
         raise RunElsewhereError
-    return JSONResponse(_shown(request, known, record))
+    return JSONResponse(_shown(request, services, known, record))
 
 
-async def _found(request: Request, run_id: str) -> tuple[Head, Record]:
-    found = await services(request).runs.find(owner(request), run_id)
+async def _found(services: Services, owner: str, run_id: str) -> tuple[Head, Record]:
+    found = await services.runs.find(owner, run_id)
     if found is None:
         raise NotFoundError(f"No run {run_id!r}.")
     return found
 
 
-def _shown(request: Request, known: Head, record: Record) -> dict[str, Any]:
+def _shown(request: Request, services: Services, known: Head, record: Record) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": known.id,
         "object": "run",
@@ -63,17 +73,18 @@ def _shown(request: Request, known: Head, record: Record) -> dict[str, Any]:
         try:
             result = record.outcome()
             if not record.is_summary:
-                shown["completion"] = _completion(request, known, record.events, result)
+                steps = suited(services.steps, request.headers)
+                shown["completion"] = _completion(steps, known, record.events, result)
         except ProxyError as error:
             shown |= error.body()
     return shown
 
 
 def _completion(
-    request: Request, known: Head, events: Sequence[Event], result: Result
+    steps: Steps, known: Head, events: Sequence[Event], result: Result
 ) -> dict[str, Any]:
     names = head(known.id, known.created, known.model)
-    document = WholeCompletion(names, known.id, suited(services(request).steps, request.headers))
+    document = WholeCompletion(names, known.id, steps)
     for event in events:
         document.event(event)
     return document.finish(result)

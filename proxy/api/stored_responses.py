@@ -16,6 +16,7 @@ from starlette.types import Scope
 from policies.sessions import GoesOn, Session, container_named
 from proxy.api.answering import headers, replayed
 from proxy.api.dependencies import JSONResponse, authorize, note_run, owner, services
+from proxy.api.parameters import EVENTS, REQUIRES_KEY, errors, query_of
 from proxy.api.passthrough import or_upstream
 from proxy.api.response_recorder import KeptResponse
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
@@ -23,13 +24,22 @@ from proxy.runs.recording import Recording
 from proxy.runs.run import Listener, Run
 from proxy.store.database import part
 from proxy.store.records import StoredResponse
-from proxy.wire.resources import CONTAINERS, integer_param, listing, page
+from proxy.wire.resources import (
+    Deleted,
+    ItemObject,
+    ListObject,
+    ListQuery,
+    ResponseObject,
+    ResponseQuery,
+    StreamQuery,
+    items_list,
+    parse,
+)
 from proxy.wire.responses_response import failed, response_id, run_id
 from proxy.wire.responses_shapes import INCLUDES, item_type
 from proxy.wire.validation import array, one_of
 
 PATH = "/v1/responses/{response_id}"
-MAX_SEQUENCE = 2**53
 LOST = "[A file that was given here was deleted since, or has expired.]"
 """Stands in an item in the place of a file that is no longer kept."""
 Item = Mapping[str, Any]
@@ -44,12 +54,24 @@ class _Route(APIRoute):
         return (Match.NONE, {}) if is_other else (match, found)
 
 
-router = APIRouter(route_class=_Route)
+router = APIRouter(
+    route_class=_Route,
+    tags=["Responses"],
+    default_response_class=JSONResponse,
+    dependencies=[REQUIRES_KEY],
+)
 
 
-@router.get(PATH)
+# Queries are described, but read only where the response is not the backend's, which has its own.
+@router.get(
+    PATH,
+    response_model=ResponseObject,
+    responses=EVENTS | errors(400, 404, 409, "4XX"),
+    openapi_extra=query_of(ResponseQuery),
+)
 @or_upstream
 async def retrieve_response(request: Request, response_id: str) -> Response:
+    """Return a response that was kept, or its events as a stream."""
     stored = await get_stored(request, response_id)
     _check_include(request)
     if request.query_params.get("stream") == "true":
@@ -57,9 +79,10 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
     return JSONResponse(await current_response(request, stored))
 
 
-@router.delete(PATH)
+@router.delete(PATH, response_model=Deleted, responses=errors(404, "4XX"))
 @or_upstream
 async def delete_response(request: Request, response_id: str) -> Response:
+    """Delete a response; one in the background is cancelled first."""
     stored = await get_stored(request, response_id)
     await services(request).store.responses.delete(owner(request), response_id)
     run = run_of(request, response_id)
@@ -70,9 +93,12 @@ async def delete_response(request: Request, response_id: str) -> Response:
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.post(PATH + "/cancel")
+@router.post(
+    PATH + "/cancel", response_model=ResponseObject, responses=errors(400, 404, 409, "4XX")
+)
 @or_upstream
 async def cancel_response(request: Request, response_id: str) -> Response:
+    """Cancel a response in the background, and return it."""
     stored = await get_stored(request, response_id)
     if not stored.record["background"]:
         raise BadRequestError("Cannot cancel a synchronous response.", param="response_id")
@@ -84,15 +110,21 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     return JSONResponse(await current_response(request, await get_stored(request, response_id)))
 
 
-@router.get(PATH + "/input_items")
+@router.get(
+    PATH + "/input_items",
+    response_model=ListObject[ItemObject],
+    responses=errors(400, 404, "4XX"),
+    openapi_extra=query_of(ListQuery),
+)
 @or_upstream
 async def list_input_items(request: Request, response_id: str) -> Response:
+    """List the items that a response was made from, those of the responses before it included."""
     await get_stored(request, response_id)
     _check_include(request)
     chain = await services(request).store.responses.chain(owner(request), response_id)
     items = chain.inputs if chain else ()
-    few = part(items, page(request.query_params, CONTAINERS))
-    return JSONResponse(listing(few.items, few.has_more))
+    few = part(items, parse(ListQuery, dict(request.query_params)).page)
+    return JSONResponse(items_list(few.items, few.has_more))
 
 
 def _check_include(request: Request) -> None:
@@ -137,8 +169,7 @@ async def in_background(request: Request, listener: Listener, *, stream: bool) -
 async def replay_stream(request: Request, stored: StoredResponse) -> Response:
     """Send a response's events from the beginning, or after the one that the request names."""
     recording = await _recording(request, stored)
-    number = request.query_params.get("starting_after")
-    after = integer_param(number, "starting_after", least=0, most=MAX_SEQUENCE)
+    after = parse(StreamQuery, dict(request.query_params)).starting_after
     first = 0 if after is None else after + 1
     if first < recording.first:
         raise BadRequestError(

@@ -16,21 +16,21 @@ from starlette.responses import Response
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import PROFILES
 from proxy.agent.model import Passage, Passing
-from proxy.api.dependencies import (
-    JSONResponse,
-    Services,
-    authorize,
-    is_operator,
-    model,
-    require_operator,
-    services,
-    while_connected,
+from proxy.api.dependencies import JSONResponse, Services, model, while_connected
+from proxy.api.description import DISTRIBUTION
+from proxy.api.parameters import (
+    REQUIRES_KEY,
+    REQUIRES_OPERATOR,
+    KeyOrOperator,
+    ServicesOf,
+    content,
+    errors,
 )
 from proxy.errors import NotFoundError, ProxyError
+from proxy.wire.resources import Capabilities, Health, ModelList, ModelObject
 
-router = APIRouter()
+router = APIRouter(tags=["Server"], default_response_class=JSONResponse)
 
-DISTRIBUTION = "llm-sandbox-proxy"
 BACKEND_TIMEOUT_S = 5.0
 """How long the backend's metrics may take: Prometheus gives up after 10 s by default."""
 MAX_BACKEND_BYTES = 16 << 20
@@ -44,22 +44,32 @@ EOF = b"# EOF\n"
 """The last line of OpenMetrics."""
 
 
-@router.api_route("/health", methods=["GET", "HEAD"])
+@router.get("/health", response_model=Health)
+@router.head("/health", include_in_schema=False)
 async def health() -> Response:
     """Answer that this process answers."""
     return Response('{"status":"ok"}', media_type="application/json")
 
 
-@router.get("/v1/models")
+@router.get(
+    "/v1/models",
+    response_model=ModelList,
+    responses=errors("4XX"),
+    dependencies=[REQUIRES_KEY],
+)
 async def list_models(request: Request) -> Response:
     """Return the backend's models, each also as `<model>:plain`."""
-    authorize(request)
     return JSONResponse({"object": "list", "data": await _models(request)})
 
 
-@router.get("/v1/models/{model:path}")
+@router.get(
+    "/v1/models/{model:path}",
+    response_model=ModelObject,
+    responses=errors(404, "4XX"),
+    dependencies=[REQUIRES_KEY],
+)
 async def retrieve_model(request: Request, model: str) -> Response:
-    authorize(request)
+    """Return a model of the backend."""
     for entry in await _models(request):
         if entry.get("id") == model:
             return JSONResponse(entry)
@@ -71,20 +81,17 @@ async def _models(request: Request) -> list[dict[str, Any]]:
     return served + [{**entry, "id": f"{entry.get('id')}{PLAIN_SUFFIX}"} for entry in served]
 
 
-@router.get("/v1/capabilities")
-async def capabilities(request: Request) -> Response:
+@router.get("/v1/capabilities", response_model=Capabilities, responses=errors("4XX"))
+async def capabilities(request: Request, services: ServicesOf, key: KeyOrOperator) -> Response:
     """Return what this server can do, for clients that want to know before they ask."""
-    parts = services(request)
-    names = list(parts.profiles.named)
-    if not is_operator(request):
-        names = parts.profiles.open_to(authorize(request))
+    names = services.profiles.open_to(key) if key else list(services.profiles.named)
     served = await while_connected(request, model(request).models())
     return JSONResponse(
         {
             "object": "capabilities",
             "version": version(DISTRIBUTION),
             "models": [entry["id"] for entry in served],
-            **_settings(parts, names),
+            **_settings(services, names),
             "endpoints": request.app.state.endpoints,
         }
     )
@@ -111,15 +118,19 @@ def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
     }
 
 
-@router.get("/metrics")
-async def metrics(request: Request) -> Response:
-    """Return the backend's metrics, with the proxy's own below."""
-    require_operator(request)
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses=content(TEXT) | errors(403),
+    dependencies=[REQUIRES_OPERATOR],
+)
+async def metrics(request: Request, services: ServicesOf) -> Response:
+    """Return the backend's metrics, with the proxy's own below, in Prometheus's format."""
     wanted = _wanted_format(request.headers.get("accept", ""))
     passage = model(request).passage
     theirs, written = await while_connected(request, _backend_metrics(passage, wanted))
     encode, media_type = choose_encoder(written)
-    return Response(theirs + encode(services(request).runs.metrics), media_type=media_type)
+    return Response(theirs + encode(services.runs.metrics), media_type=media_type)
 
 
 def _wanted_format(accept: str) -> str:

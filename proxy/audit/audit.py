@@ -217,10 +217,12 @@ def _request_line(task: Task, owner: str, fingerprint: str) -> Fields:
         "policies": _hash_of(asdict(task.profile)),
         "container": task.outbox.container_id,
         "choices": 1 + len(task.others),
-        "client_tools": [str(tool.get("function", {}).get("name")) for tool in task.client_tools],
+        "client_tools": [
+            str(tool.get("function", {}).get("name")) for tool in task.request.client_tools
+        ],
         "body": fingerprint,
-        "messages": [_hash_of(message) for message in task.messages],
-        "files": {file.path: file.identity for file in task.inputs},
+        "messages": [_hash_of(message) for message in task.input.messages],
+        "files": {file.path: file.identity for file in task.input.files},
     }
 
 

@@ -2,18 +2,14 @@
 
 import asyncio
 import logging
-import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
 import anyio
 
-from policies.budgets import Expense
-from proxy.agent import agent as choices
 from proxy.agent.agent import Agent
 from proxy.agent.events import Emit, Event
 from proxy.agent.parking import ParkedRuns
@@ -22,7 +18,6 @@ from proxy.agent.task import Task, Witness
 from proxy.audit.audit import Ledger
 from proxy.errors import (
     RESTART_S,
-    BudgetError,
     IdempotencyError,
     ProxyError,
     RunCancelledError,
@@ -47,9 +42,6 @@ KEEP_S = 600.0
 """How long a result is kept for retries."""
 REMEMBERED_FAILURES = 1024
 SERVER_STOPS = "the server stops"
-
-MakeTask = Callable[[str], Awaitable[Task]]
-"""Makes the task of a request for a run id."""
 
 
 class Runs:
@@ -85,31 +77,35 @@ class Runs:
         """Owner and fingerprint of requests whose run failed: a retry of one starts a new run, and
         does not join the run of an equal request."""
 
-    async def enter(self, claim: Claim, make_task: MakeTask) -> Listener:
-        """Subscribe to the run that a request is a retry of, or to a new one.
+    def one_at_a_time(self, claim: Claim) -> AbstractAsyncContextManager[None]:
+        """Let one request with this claim's key at a time join a run or start one. Requests
+        without a key wait for nobody."""
+        if claim.key is None:
+            return nullcontext()
+        return self._locks.setdefault((claim.owner, claim.key), asyncio.Lock())
 
-        The caller must leave it again. Raises IdempotencyError, and what `make_task` raises.
-        """
-        async with self._one_at_a_time(claim):
-            if found := await self._find(claim):
-                return self._listen(found)
-            try:
-                task = await make_task(uuid.uuid4().hex)
-            except BudgetError:  # a run that exists already costs nothing
-                if claim.key is None or not (found := await self._archive.named(claim)):
-                    raise
-                return self._listen(found)
-            head = Head(task.run_id, task.model, task.outbox.container_id, task.created)
-            if claim.has_name and (found := await self._begin(head, claim, task)):
-                return self._listen(found)
-            work = partial(self._witnessed, task.witness) if task.witness else self._work
-            run = Run(head, claim, partial(work, task), self._on_alone, task.witness)
-            if task.body:
-                task.body.keep()
-                run.on_end(task.body.release)
-            self._runs[run.id] = run
-            self._archive.note(run)
-            return run.listen()
+    async def join(self, claim: Claim) -> Listener | None:
+        """Subscribe to the run that a request is a retry of, or return None. The caller must leave
+        it again. Raises IdempotencyError."""
+        found = await self._find(claim)
+        return self._listen(found) if found else None
+
+    async def start(self, claim: Claim, task: Task) -> Listener:
+        """Start a run and subscribe to it, or to the run that another process has started for this
+        key meanwhile; the task is then discarded. The caller must leave it again.
+
+        Raises IdempotencyError."""
+        head = Head(task.run_id, task.model, task.outbox.container_id, task.created)
+        if claim.has_name and (found := await self._begin(head, claim, task)):
+            return self._listen(found)
+        work = partial(self._witnessed, task.witness) if task.witness else self._work
+        run = Run(head, claim, partial(work, task), self._on_alone, task.witness)
+        if task.body_memory:
+            task.body_memory.keep()
+            run.on_end(task.body_memory.release)
+        self._runs[run.id] = run
+        self._archive.note(run)
+        return run.listen()
 
     async def _begin(self, head: Head, claim: Claim, task: Task) -> Run | None:
         """Store that a run starts. If another run has the key already, return that one instead."""
@@ -117,10 +113,10 @@ class Runs:
             found = await self._archive.begin(head, claim)
         except BaseException:
             self._archive.forget(head.id)
-            await give_back(task)
+            await task.discard()
             raise
         if found:
-            await give_back(task)
+            await task.discard()
         return found
 
     def get(self, owner: str, run_id: str) -> Run | None:
@@ -178,11 +174,6 @@ class Runs:
         return [run for run in self._runs.values() if not run.has_ended]
 
     # Finding
-
-    def _one_at_a_time(self, claim: Claim) -> "asyncio.Lock | nullcontext[None]":
-        if claim.key is None:
-            return nullcontext()
-        return self._locks.setdefault((claim.owner, claim.key), asyncio.Lock())
 
     async def _find(self, claim: Claim) -> Run | None:
         if claim.key is not None:
@@ -289,7 +280,7 @@ class Runs:
 
     async def _act(self, task: Task, claim: Claim, emit: Emit) -> Result:
         """Run the agent, with an audit log if the profile has one."""
-        work = partial(choices.run, self.agent, task)
+        work = partial(self.agent.answer, task)
         if not task.profile.audit.enabled:
             return await work(emit)
         assert self.ledger, "a server whose profiles have an audit log has a directory for it"
@@ -336,14 +327,6 @@ class Runs:
         del self._saving[run.id]
         if not run.listeners:
             self._settle(run)
-
-
-async def give_back(task: Task) -> None:
-    """Refund the budget and end the recording of a task whose run does not start."""
-    if task.account and task.charge:
-        await task.account.settle(task.charge, Expense())
-    if task.witness:
-        await task.witness.failed(RunCancelledError())
 
 
 def _can_be_retried(run: Run, claim: Claim) -> bool:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the request as a task of the agent.
+"""POST /v1/chat/completions: the request and its model parameters, as a run reads them.
 
 The deprecated `functions` and OpenAI's custom tools, which take free text, become function tools.
 Fields that are not read here travel on unchanged.
@@ -11,7 +11,7 @@ from typing import Any
 
 from policies.answer_form import form_of
 from policies.sessions import function_call_id, states, states_between
-from proxy.agent.task import Outbox, Task
+from proxy.agent.task import ChatRequest, Params
 from proxy.errors import BadRequestError
 from proxy.wire.chat_parameters import GRAMMARS, check_parameters, has_effect, params_for
 from proxy.wire.validation import array, integer, mapping, not_together, require
@@ -46,46 +46,54 @@ def choice_count(body: Mapping[str, Any], limit: int) -> int:
     return int(count)
 
 
-def to_task(
-    body: Mapping[str, Any], *, model: str, run_id: str, outbox: Outbox, owner: str = ""
-) -> Task:
-    """Return the request as a task of the agent. Raises BadRequestError."""
+def parse_chat(
+    body: Mapping[str, Any],
+    *,
+    has_client_indexes: bool = False,
+    forces_tool: bool = False,
+    max_tool_calls: int | None = None,
+) -> tuple[ChatRequest, Params]:
+    """Return the request and its model parameters. `has_client_indexes`: the messages are the
+    client's own, one by one. `forces_tool`: the model must call a tool first.
+
+    Raises BadRequestError.
+    """
     check_parameters(body)
     legacy_state = None
     if _is_legacy(body):
         legacy_state, _ = states(body["messages"])
         body = _functions_as_tools(body)
     tools = body.get("tools") or []
-    free_text = frozenset(tool["custom"]["name"] for tool in tools if _is_custom(tool))
+    text_tools = frozenset(tool["custom"]["name"] for tool in tools if _is_custom(tool))
     body = _custom_tools_as_functions(body)
     choice = _resolve_tool_choice(body["tools"], body["tool_choice"])
     given = {key: value for key, value in body.items() if value is not None}
-    final_only = _structured(params_for(given, "visible answer"))
-    final_only = {key: value for key, value in final_only.items() if has_effect(key, value)}
-    return Task(
-        run_id=run_id,
-        outbox=outbox,
-        model=model,
-        owner=owner,
+    final = _structured(params_for(given, "visible answer"))
+    final = {key: value for key, value in final.items() if has_effect(key, value)}
+    request = ChatRequest(
         messages=body["messages"],
-        plain_messages=body["messages"],
+        has_client_indexes=has_client_indexes,
         client_tools=choice.tools,
-        free_text=free_text,
-        tool_choice=choice.first,
+        text_tools=text_tools,
+        tool_choice="required" if forces_tool else choice.first,
         must_call=choice.must_call,
         parallel_tool_calls=body.get("parallel_tool_calls") if choice.tools else None,
-        legacy_state=legacy_state,
-        every_turn=params_for(body, "every call", "straight"),
-        final_only=final_only,
-        final_budget={key: given[key] for key in TOKEN_LIMITS if given.get(key, 0) > 0},
-        form=form_of(
-            final_only.get("response_format"),
-            final_only.get("structured_outputs"),
-            final_only.get("json_schema"),
+        max_tool_calls=max_tool_calls,
+        answer_form=form_of(
+            final.get("response_format"),
+            final.get("structured_outputs"),
+            final.get("json_schema"),
         ),
-        stream=bool(body.get("stream")),
         rewrite_links=_is_text(body.get("response_format")) and not GRAMMARS & given.keys(),
+        stream=bool(body.get("stream")),
+        legacy_state=legacy_state,
     )
+    params = Params(
+        base=params_for(body, "every call", "straight"),
+        final=final,
+        token_limits={key: given[key] for key in TOKEN_LIMITS if given.get(key, 0) > 0},
+    )
+    return request, params
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
@@ -95,17 +103,17 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
     return bool(options.get("include_usage"))
 
 
-def _structured(final_only: Mapping[str, Any]) -> dict[str, Any]:
+def _structured(final: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with `structured_outputs` made of vLLM's former fields, which stay too, for
     older servers. Raises BadRequestError."""
-    guided = {now: final_only[old] for old, now in _GUIDED.items() if final_only.get(old)}
-    asked = final_only.get("structured_outputs") or guided
+    guided = {now: final[old] for old, now in _GUIDED.items() if final.get(old)}
+    asked = final.get("structured_outputs") or guided
     if sum(asked.get(kind) not in (None, False) for kind in _KINDS) > 1:
         raise not_together(
             f"Only one kind of grammar can hold for an answer: one of {', '.join(_KINDS)}.",
             "structured_outputs",
         )
-    return {**final_only, "structured_outputs": asked} if asked else dict(final_only)
+    return {**final, "structured_outputs": asked} if asked else dict(final)
 
 
 def _is_text(response_format: object) -> bool:

@@ -1,15 +1,16 @@
 """The answer of POST /v1/chat/completions, in one piece or streamed.
 
-`WholeCompletion` and `StreamedCompletion` turn the events of a run into the JSON object or the
-frames of the answer. `ChunkWriter` writes the chunks of a stream.
+`ChatEncoder` turns the events of a run into the chunks of a stream. `StreamedCompletion` writes
+these as server-sent events; `WholeCompletion` takes the thinking and the steps from them, and
+builds the JSON object around the run's result.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, TypedDict
 
-from policies.steps import Steps, is_shown
+from policies.steps import Steps
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
@@ -18,306 +19,23 @@ from proxy.agent.events import (
     Event,
     OfChoice,
     Refused,
-    ToolCallFinished,
-    ToolCallStarted,
-    ToolOutput,
 )
 from proxy.agent.result import Result
 from proxy.errors import ProxyError
 from proxy.wire.result_objects import annotations, images, json_text, sandbox_object, usage
 from proxy.wire.steps import (
     EVENT_NAME,
-    StepEvents,
-    StepItems,
-    StepText,
-    call_item,
+    AnswerState,
+    Keys,
+    StepCardRenderer,
+    StepEventRenderer,
+    StepTextRenderer,
     extension,
-    output_item,
 )
 
 _OURS = frozenset({"id", "object", "created", "model", "choices", "usage"})
 """Fields that the proxy sets itself; the backend's are dropped."""
-
-
-def completion(
-    result: Result,
-    *,
-    response_id: str,
-    created: int,
-    model: str,
-    reasoning: str,
-    other_reasoning: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return a `chat.completion` object."""
-    results = [result, *result.others]
-    thoughts = [reasoning, *other_reasoning, *[""] * len(result.others)]
-    choices = [
-        _choice(each, index, thought)
-        for index, (each, thought) in enumerate(zip(results, thoughts, strict=False))
-    ]
-    if result.others:
-        for choice, each in zip(choices, results, strict=True):
-            choice["sandbox"] = sandbox_object(each)
-    return {
-        "id": response_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": choices,
-        "usage": usage(result),
-        **_without_nulls(result.response, _OURS),
-        "sandbox": sandbox_object(result),
-    }
-
-
-def _choice(result: Result, index: int, reasoning: str) -> dict[str, Any]:
-    silent = not result.answer and (result.tool_calls or result.refusal)
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": None if silent else result.answer,
-        "refusal": result.refusal,
-        "annotations": annotations(result),
-    }
-    if reasoning:
-        message |= {"reasoning": reasoning, "reasoning_content": reasoning}
-    if pictures := images(result):
-        message["images"] = pictures
-    if result.finish_reason == "function_call":
-        message["function_call"] = result.tool_calls[0]["function"]
-    elif result.tool_calls:
-        message["tool_calls"] = list(result.tool_calls)
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": _logprobs(result.choice.get("logprobs")),
-        "finish_reason": result.finish_reason,
-        **_beside(result),
-    }
-
-
-def _beside(result: Result) -> dict[str, Any]:
-    """Return the backend's own fields of the choice, such as vLLM's token ids."""
-    return _without_nulls(result.choice, {"index", "logprobs"})
-
-
-def _without_nulls(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key not in names and value is not None}
-
-
-def _logprobs(logprobs: Any) -> Any:
-    """Return `logprobs` with both lists: vLLM sends one of them."""
-    if not isinstance(logprobs, dict):
-        return logprobs
-    return {"content": None, "refusal": None, **logprobs}
-
-
-class ChunkWriter:
-    """Writes the chunks of one streamed completion, each as the JSON of a `data:` line."""
-
-    def __init__(
-        self,
-        *,
-        response_id: str,
-        created: int,
-        model: str,
-        run_id: str,
-        steps: Steps,
-        index: int = 0,
-    ) -> None:
-        self._run_id = run_id
-        self._profile = steps
-        self._steps = StepText(steps)
-        self._items = StepItems(run_id) if steps == "items" else None
-        self._events = StepEvents(run_id) if steps == "events" else None
-        self._answer_began = False
-        self._sent_calls = set[str]()
-        """The ids of the client's calls that were sent as the model wrote them."""
-        self._call_fields: dict[int, tuple[str, str]] = {}
-        """The key and the field that hold the pieces of each call, by the call's index."""
-        self._index = index
-        self._others: dict[int, ChunkWriter] = {}
-        self._opening: dict[str, Any] = {"role": "assistant"} if index else {}
-        self._names: dict[str, Any] = {
-            "response_id": response_id,
-            "created": created,
-            "model": model,
-            "run_id": run_id,
-        }
-        self._head = json.dumps(
-            {
-                "id": response_id,
-                "object": "chat.completion.chunk",
-                "created": created,
-                "model": model,
-            }
-        )[:-1]
-
-    def role(self) -> str:
-        """Return the first chunk, which is sent before the run has begun."""
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def event(self, event: Event) -> list[str]:
-        """Return the chunks of an event, mostly none."""
-        if isinstance(event, OfChoice):
-            return self._other(event.index).event(event.event)
-        frames = [frame] if (frame := self._spoken(event)) else []
-        if self._items:
-            frames += [self._beside(keys) for keys in self._items.of(event)]
-        if self._events and (told := self._events.of(event)):
-            # As an event with a name, which clients that do not know it ignore.
-            frames.append(f"event: {EVENT_NAME}\ndata: {self._beside({'sandbox': told})}")
-        return frames
-
-    def _spoken(self, event: Event) -> str | None:
-        if isinstance(event, Refused):
-            return self._chunk({"refusal": event.text})
-        if isinstance(event, AnswerDelta):
-            self._answer_began = True
-            return self._chunk({"content": event.text}, logprobs=event.logprobs)
-        if isinstance(event, AnswerRestarted):
-            self._answer_began = False  # what was sent was narration: steps follow it
-        if isinstance(event, ClientCallStarted | ClientCallDelta):
-            return self._client_call(event)
-        text = self._steps.of(event)
-        return self._thought(text, extension(event, self._run_id)) if text else None
-
-    def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> str | None:
-        """Return the chunk of a piece of a call. Open WebUI gets calls complete: it renders its
-        message anew for each piece, which would move its cards."""
-        if self._items:
-            return None
-        if isinstance(event, ClientCallStarted):
-            kind, field = ("custom", "input") if event.takes_text else ("function", "arguments")
-            self._sent_calls.add(event.call_id)
-            self._call_fields[event.index] = kind, field
-            made: dict[str, Any] = {"name": event.name, field: ""}
-            piece = {"id": event.call_id, "type": kind, kind: made}
-        else:
-            kind, field = self._call_fields.get(event.index, ("function", "arguments"))
-            piece = {kind: {field: event.text}}
-        return self._chunk({"tool_calls": [{"index": event.index, **piece}]})
-
-    def _thought(self, text: str, sandbox: Mapping[str, Any] | None) -> str | None:
-        if self._answer_began:
-            # Open WebUI would put thinking after the answer into the block before the answer.
-            return None
-        return self._chunk({"reasoning": text, "reasoning_content": text}, sandbox=sandbox)
-
-    def fail(self, error: Mapping[str, Any]) -> list[str]:
-        """Return the chunks that end a failed run: the end of open steps, then the error."""
-        text = self._steps.abandoned()
-        ended = self._thought(text, None) if text else None
-        open_items = self._items.abandoned() if self._items else []
-        frames = [self._beside(keys) for keys in open_items]
-        return [*([ended] if ended else []), *frames, json.dumps(error)]
-
-    def finish(self, result: Result) -> list[str]:
-        """Return the chunks after the answer: pictures, the client's tool calls, and the chunk with
-        the finish reason and the files."""
-        frames = (
-            [self._beside(keys) for keys in self._items.finished(result)] if self._items else []
-        )
-        if pictures := images(result):
-            # In a chunk of their own: some clients drop text beside them.
-            frames.append(self._chunk({"images": pictures}))
-        if result.finish_reason == "function_call":
-            frames.append(self._chunk({"function_call": result.tool_calls[0]["function"]}))
-        elif result.tool_calls:
-            calls = [self._unsent(call, n) for n, call in enumerate(result.tool_calls)]
-            if missing := [call for call in calls if len(call) > 1]:
-                frames.append(self._chunk({"tool_calls": missing}))
-        delta: dict[str, Any] = {}
-        if not self._items and (found := annotations(result, result.streamed_before)):
-            # Open WebUI would ask Google for the icon of each link, with its signature.
-            delta["annotations"] = found
-        frames.append(
-            self._chunk(
-                delta,
-                finish=result.finish_reason,
-                sandbox=sandbox_object(result),
-                beside=_beside(result),
-            )
-        )
-        for index, other in enumerate(result.others, 1):
-            frames += self._other(index).finish(other)
-        return frames
-
-    def _unsent(self, call: Mapping[str, Any], index: int) -> dict[str, Any]:
-        """Return a client's call without the fields that were sent before, but with its index."""
-        if call["id"] not in self._sent_calls:
-            return {**call, "index": index}
-        rest = {key: call[key] for key in call if key not in ("id", "type", "function", "custom")}
-        return {"index": index, **rest}
-
-    def _other(self, index: int) -> "ChunkWriter":
-        """Return the writer of a further choice."""
-        if index not in self._others:
-            # Open WebUI's cards are of one message.
-            steps = "reasoning" if self._profile == "items" else self._profile
-            self._others[index] = ChunkWriter(**self._names, steps=steps, index=index)
-        return self._others[index]
-
-    def usage(self, result: Result) -> str:
-        """Return the usage chunk, for clients that asked for it."""
-        return f'{self._head}, "choices": [], "usage": {json.dumps(usage(result))}}}'
-
-    def _beside(self, keys: Mapping[str, Any]) -> str:
-        """Return a chunk with an empty delta and further keys beside `choices`."""
-        return f"{self._chunk({})[:-1]}, {json_text(keys)[1:]}"
-
-    def _chunk(
-        self,
-        delta: Mapping[str, Any],
-        *,
-        finish: str | None = None,
-        logprobs: Any = None,
-        sandbox: Mapping[str, Any] | None = None,
-        beside: Mapping[str, Any] | None = None,
-    ) -> str:
-        delta, self._opening = {**self._opening, **delta}, {}
-        choice: dict[str, Any] = {"index": self._index, "delta": delta, "finish_reason": finish}
-        if logprobs is not None:
-            choice["logprobs"] = _logprobs(logprobs)
-        choice |= beside or {}
-        extra = f', "sandbox": {json.dumps(sandbox)}' if sandbox else ""
-        return f'{self._head}, "choices": [{json.dumps(choice)}]{extra}}}'
-
-
-class _ChoiceSteps:
-    """The steps and the thinking of one choice of an answer in one piece."""
-
-    def __init__(self, steps: Steps, run_id: str) -> None:
-        self._steps = steps
-        self._run_id = run_id
-        self._text = StepText(steps)
-        self._events = StepEvents(run_id)
-        self._thinking: list[str] = []
-        self._shown: list[dict[str, Any]] = []
-
-    def take(self, event: Event) -> None:
-        """Record what the client sees of an event."""
-        self._thinking.append(self._text.of(event))
-        if self._steps == "items":
-            self._take_item(event)
-        elif self._steps == "events" and not isinstance(event, ToolOutput):
-            told = self._events.of(event)
-            self._shown += [told] if told else []
-
-    def _take_item(self, event: Event) -> None:
-        if isinstance(event, ToolCallStarted) and is_shown(event.name):
-            self._shown.append(call_item(event, self._run_id))
-        elif isinstance(event, ToolCallFinished) and is_shown(event.name):
-            self._shown.append(output_item(event.step, self._run_id, event.observation))
-
-    @property
-    def thinking(self) -> str:
-        """The `reasoning` of the message."""
-        return "".join(self._thinking)
-
-    @property
-    def beside(self) -> dict[str, Any]:
-        """The fields of the `sandbox` object, named after the profile."""
-        return {self._steps: self._shown} if self._steps in ("items", "events") else {}
+_DONE = "data: [DONE]\n\n"
 
 
 class Head(TypedDict):
@@ -333,60 +51,286 @@ def head(run_id: str, created: int, model: str) -> Head:
     return Head(response_id=f"chatcmpl-{run_id}", created=created, model=model)
 
 
-class WholeCompletion:
-    """Builds the answer in one piece."""
+class Chunk(NamedTuple):
+    """A chunk without its head. Chunks that tell of steps have an empty delta."""
 
-    def __init__(self, head: Head, run_id: str, steps: Steps) -> None:
-        self._head = head
-        self._choices = defaultdict[int, _ChoiceSteps](lambda: _ChoiceSteps(steps, run_id))
+    choice: dict[str, Any]
+    sandbox: Mapping[str, Any] | None = None
+    """The `sandbox` object beside the choice."""
+    card: Keys | None = None
+    """Keys beside the choice, from which Open WebUI makes a card."""
+    step: Mapping[str, Any] | None = None
+    """A step as the `sandbox` object of a chunk that is a server-sent event with a name."""
 
-    def event(self, event: Event) -> None:
-        """See Document."""
-        if isinstance(event, OfChoice):
-            self._choices[event.index].take(event.event)
+
+class ChatEncoder:
+    """Turns the events of one choice into chunks."""
+
+    def __init__(self, run_id: str, steps: Steps, index: int = 0) -> None:
+        self._run_id = run_id
+        self._index = index
+        self._state = AnswerState()
+        self._text = StepTextRenderer(steps, self._state)
+        self._cards = StepCardRenderer(run_id, self._state) if steps == "items" else None
+        self._steps = StepEventRenderer(run_id) if steps == "events" else None
+        self._call_fields: dict[int, tuple[str, str]] = {}
+        """The key and the field that hold the pieces of each call, by the call's index."""
+        self._opening: dict[str, Any] = {"role": "assistant"} if index else {}
+        """Fields to add to the next delta. The first choice's role is in a chunk of its own."""
+
+    def begin(self) -> Chunk:
+        """Return the first chunk, which is sent before the run has begun."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def encode(self, event: Event) -> list[Chunk]:
+        """Return the chunks of an event, mostly none."""
+        chunks = self._said(event)
+        if self._cards:
+            chunks += [self._chunk({}, card=keys) for keys in self._cards.render(event)]
+        if self._steps and (step := self._steps.render(event)):
+            chunks.append(self._chunk({}, step=step))
+        self._state.update(event)
+        return chunks
+
+    def finish(self, result: Result) -> list[Chunk]:
+        """Return the chunks after the answer: pictures, the client's tool calls, and the chunk with
+        the finish reason and the files."""
+        cards = self._cards.finish(result) if self._cards else []
+        chunks = [self._chunk({}, card=keys) for keys in cards]
+        if pictures := images(result):
+            # In a chunk of their own: some clients drop text beside them.
+            chunks.append(self._chunk({"images": pictures}))
+        if result.finish_reason == "function_call":
+            chunks.append(self._chunk({"function_call": result.tool_calls[0]["function"]}))
+        elif result.tool_calls:
+            calls = [self._unsent(call, n) for n, call in enumerate(result.tool_calls)]
+            if missing := [call for call in calls if len(call) > 1]:
+                chunks.append(self._chunk({"tool_calls": missing}))
+        delta: dict[str, Any] = {}
+        if not self._cards and (found := annotations(result, result.streamed_before)):
+            # Open WebUI would ask Google for the icon of each link, with its signature.
+            delta["annotations"] = found
+        last = self._chunk(delta, sandbox=sandbox_object(result))
+        last.choice.update({"finish_reason": result.finish_reason, **_backend_fields(result)})
+        return [*chunks, last]
+
+    def abandon(self) -> list[Chunk]:
+        """Return the chunks that close the open step of a failed run."""
+        cards = self._cards.abandon() if self._cards else []
+        return [
+            *self._thought(self._text.abandon()),
+            *(self._chunk({}, card=keys) for keys in cards),
+        ]
+
+    def _said(self, event: Event) -> list[Chunk]:
+        """Return the chunk of the model's words, of a call, or of a step as text."""
+        match event:
+            case AnswerDelta(text, logprobs):
+                chunk = self._chunk({"content": text})
+                if logprobs is not None:
+                    chunk.choice["logprobs"] = _logprobs(logprobs)
+                return [chunk]
+            case Refused(text):
+                return [self._chunk({"refusal": text})]
+            case ClientCallStarted() | ClientCallDelta():
+                return self._client_call(event)
+        return self._thought(self._text.render(event), event)
+
+    def _thought(self, text: str, event: Event | None = None) -> list[Chunk]:
+        if not text:
+            return []
+        sandbox = extension(event, self._run_id) if event else None
+        return [self._chunk({"reasoning": text, "reasoning_content": text}, sandbox=sandbox)]
+
+    def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> list[Chunk]:
+        """Return the chunk of a piece of a call. Open WebUI gets calls complete: it renders its
+        message anew for each piece, which would move its cards."""
+        if self._cards:
+            return []
+        if isinstance(event, ClientCallStarted):
+            kind, field = ("custom", "input") if event.takes_text else ("function", "arguments")
+            self._state.sent_calls.add(event.call_id)
+            self._call_fields[event.index] = kind, field
+            made: dict[str, Any] = {"name": event.name, field: ""}
+            piece = {"id": event.call_id, "type": kind, kind: made}
         else:
-            self._choices[0].take(event)
+            kind, field = self._call_fields.get(event.index, ("function", "arguments"))
+            piece = {kind: {field: event.text}}
+        return [self._chunk({"tool_calls": [{"index": event.index, **piece}]})]
 
-    def finish(self, result: Result) -> dict[str, Any]:
-        """See Document."""
-        others = [self._choices[index].thinking for index, _ in enumerate(result.others, 1)]
-        reasoning = self._choices[0].thinking
-        content = completion(result, **self._head, reasoning=reasoning, other_reasoning=others)
-        content["sandbox"] |= self._choices[0].beside
-        for choice in content["choices"] if result.others else ():
-            choice["sandbox"] |= self._choices[choice["index"]].beside
-        return content
+    def _unsent(self, call: Mapping[str, Any], index: int) -> dict[str, Any]:
+        """Return a client's call without the fields that were sent before, but with its index."""
+        if call["id"] not in self._state.sent_calls:
+            return {**call, "index": index}
+        rest = {key: call[key] for key in call if key not in ("id", "type", "function", "custom")}
+        return {"index": index, **rest}
 
-    def fail(self, error: ProxyError) -> Mapping[str, Any]:
-        """See Document."""
-        return error.body()
+    def _chunk(
+        self,
+        delta: Mapping[str, Any],
+        *,
+        sandbox: Mapping[str, Any] | None = None,
+        card: Keys | None = None,
+        step: Mapping[str, Any] | None = None,
+    ) -> Chunk:
+        if self._opening:
+            delta, self._opening = {**self._opening, **delta}, {}
+        choice = {"index": self._index, "delta": delta, "finish_reason": None}
+        return Chunk(choice, sandbox, card, step)
 
 
 class StreamedCompletion:
     """Writes the frames of a streamed answer."""
 
     def __init__(self, head: Head, run_id: str, steps: Steps, *, wants_usage: bool) -> None:
-        self._chunks = ChunkWriter(**head, run_id=run_id, steps=steps)
+        self._run_id = run_id
         self._wants_usage = wants_usage
+        self._choices = {0: ChatEncoder(run_id, steps)}
+        # Open WebUI's cards are of one message.
+        self._steps_of_others: Steps = "reasoning" if steps == "items" else steps
+        self._head = json.dumps(
+            {
+                "id": head["response_id"],
+                "object": "chat.completion.chunk",
+                "created": head["created"],
+                "model": head["model"],
+            }
+        )[:-1]
 
     def begin(self) -> str:
-        """See Frames."""
-        return _data(self._chunks.role())
+        return self._frame(self._choices[0].begin())
 
     def event(self, event: Event) -> str:
-        """See Frames."""
-        return "".join(map(_data, self._chunks.event(event)))
+        if isinstance(event, OfChoice):
+            chunks = self._choice(event.index).encode(event.event)
+        else:
+            chunks = self._choices[0].encode(event)
+        return "".join(map(self._frame, chunks))
 
     def finish(self, result: Result) -> str:
-        """See Frames."""
-        usages = [self._chunks.usage(result)] if self._wants_usage else []
-        return "".join(map(_data, [*self._chunks.finish(result), *usages, "[DONE]"]))
+        chunks = [
+            chunk
+            for index, each in enumerate((result, *result.others))
+            for chunk in self._choice(index).finish(each)
+        ]
+        frames = [self._frame(chunk) for chunk in chunks]
+        if self._wants_usage:
+            counted = json.dumps(usage(result))
+            frames.append(f'data: {self._head}, "choices": [], "usage": {counted}}}\n\n')
+        return "".join([*frames, _DONE])
 
     def fail(self, error: ProxyError) -> str:
-        """See Frames."""
-        return "".join(map(_data, [*self._chunks.fail(error.body()), "[DONE]"]))
+        chunks = self._choices[0].abandon()
+        return "".join([*map(self._frame, chunks), f"data: {json.dumps(error.body())}\n\n", _DONE])
+
+    def _choice(self, index: int) -> ChatEncoder:
+        if index not in self._choices:
+            self._choices[index] = ChatEncoder(self._run_id, self._steps_of_others, index)
+        return self._choices[index]
+
+    def _frame(self, chunk: Chunk) -> str:
+        name = extra = ""
+        if chunk.sandbox:
+            extra = f', "sandbox": {json.dumps(chunk.sandbox)}'
+        elif chunk.card:
+            extra = f", {json_text(chunk.card)[1:-1]}"
+        elif chunk.step:
+            # Clients ignore a server-sent event whose name they do not know.
+            name, extra = f"event: {EVENT_NAME}\n", f', "sandbox": {json_text(chunk.step)}'
+        return f'{name}data: {self._head}, "choices": [{json.dumps(chunk.choice)}]{extra}}}\n\n'
 
 
-def _data(frame: str) -> str:
-    named = frame.startswith("event: ")
-    return f"{'' if named else 'data: '}{frame}\n\n"
+class WholeCompletion:
+    """Builds the answer in one piece. Of the stream it has the thinking and the steps; the final
+    answer is in the result."""
+
+    def __init__(self, head: Head, run_id: str, steps: Steps) -> None:
+        self._head = head
+        self._profile = steps
+        self._encoders = defaultdict[int, ChatEncoder](lambda: ChatEncoder(run_id, steps))
+        self._thinking = defaultdict[int, list[str]](list)
+        self._steps = defaultdict[int, list[Mapping[str, Any]]](list)
+
+    def event(self, event: Event) -> None:
+        index, event = (event.index, event.event) if isinstance(event, OfChoice) else (0, event)
+        if isinstance(event, AnswerDelta | AnswerRestarted):
+            return
+        for chunk in self._encoders[index].encode(event):
+            if thinking := chunk.choice["delta"].get("reasoning"):
+                self._thinking[index].append(thinking)
+            if step := _complete_step(chunk):
+                self._steps[index].append(step)
+
+    def finish(self, result: Result) -> dict[str, Any]:
+        results = [result, *result.others]
+        choices = [self._choice(index, each) for index, each in enumerate(results)]
+        if result.others:
+            for index, each in enumerate(results):
+                choices[index]["sandbox"] = self._sandbox(index, each)
+        return {
+            "id": self._head["response_id"],
+            "object": "chat.completion",
+            "created": self._head["created"],
+            "model": self._head["model"],
+            "choices": choices,
+            "usage": usage(result),
+            **_without_nulls(result.response, _OURS),
+            "sandbox": self._sandbox(0, result),
+        }
+
+    def fail(self, error: ProxyError) -> Mapping[str, Any]:
+        return error.body()
+
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+        silent = not result.answer and (result.tool_calls or result.refusal)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if silent else result.answer,
+            "refusal": result.refusal,
+            "annotations": annotations(result),
+        }
+        if thinking := "".join(self._thinking[index]):
+            message |= {"reasoning": thinking, "reasoning_content": thinking}
+        if pictures := images(result):
+            message["images"] = pictures
+        if result.finish_reason == "function_call":
+            message["function_call"] = result.tool_calls[0]["function"]
+        elif result.tool_calls:
+            message["tool_calls"] = list(result.tool_calls)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": _logprobs(result.choice.get("logprobs")),
+            "finish_reason": result.finish_reason,
+            **_backend_fields(result),
+        }
+
+    def _sandbox(self, index: int, result: Result) -> dict[str, Any]:
+        """Return the `sandbox` object, with the steps in a field named after the profile."""
+        if self._profile not in ("items", "events"):
+            return sandbox_object(result)
+        return {**sandbox_object(result), self._profile: self._steps[index]}
+
+
+def _complete_step(chunk: Chunk) -> Mapping[str, Any] | None:
+    """Return the step in a chunk, unless the chunk has only a part of it, such as live output."""
+    if chunk.card:
+        item: Mapping[str, Any] = chunk.card.get("item", {})
+        return item if item.get("status") == "completed" else None
+    return chunk.step if chunk.step and chunk.step["kind"] != "tool_output" else None
+
+
+def _backend_fields(result: Result) -> dict[str, Any]:
+    """Return the backend's own fields of the choice, such as vLLM's token ids."""
+    return _without_nulls(result.choice, {"index", "logprobs"})
+
+
+def _without_nulls(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in names and value is not None}
+
+
+def _logprobs(logprobs: Any) -> Any:
+    """Return `logprobs` with both lists: vLLM sends one of them."""
+    if not isinstance(logprobs, dict):
+        return logprobs
+    return {"content": None, "refusal": None, **logprobs}

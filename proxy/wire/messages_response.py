@@ -1,7 +1,8 @@
 """The answer of POST /v1/messages, in one piece or streamed.
 
-`MessageEvents` turns the events of a run into the events of a streamed message; the message in one
-piece is their sum. `CodeExecutionBlocks` renders steps as blocks of Anthropic's code execution.
+`MessagesEncoder` turns the events of a run into the events of a streamed message.
+`StreamedMessage` writes these as server-sent events; `WholeMessage` accumulates them into the
+message. `CodeExecutionBlocks` renders steps as blocks of Anthropic's code execution.
 """
 
 import json
@@ -30,7 +31,7 @@ from proxy.agent.events import (
 from proxy.agent.result import Artifact, Result, tokens
 from proxy.errors import ProxyError, error_body, request_id
 from proxy.wire.result_objects import json_text, sandbox_object, usage
-from proxy.wire.steps import StepEvents, StepText
+from proxy.wire.steps import AnswerState, StepEventRenderer, StepTextRenderer
 
 _Json = dict[str, Any]
 """An event of the stream, or a block of the message."""
@@ -64,19 +65,17 @@ class WholeMessage:
     def __init__(self, run_id: str, shown: Shown) -> None:
         self._run_id = run_id
         self._profile = shown.steps
-        self._events = MessageEvents(run_id, shown)
-        self._told = self._events.begin()
+        self._encoder = MessagesEncoder(run_id, shown)
+        self._told = self._encoder.begin()
 
     def event(self, event: Event) -> None:
-        """See Document."""
-        if not isinstance(event, AnswerDelta | AnswerRestarted):
-            self._told += self._events.event(event)
+        if not isinstance(event, AnswerDelta | AnswerRestarted):  # the result has the final answer
+            self._told += self._encoder.encode(event)
 
     def finish(self, result: Result) -> dict[str, Any]:
-        """See Document."""
         if result.answer:
-            self._told += self._events.event(AnswerDelta(result.answer))
-        message = added_up([*self._told, *self._events.finish(result)])
+            self._told += self._encoder.encode(AnswerDelta(result.answer))
+        message = accumulate([*self._told, *self._encoder.finish(result)])
         if self._profile == "events":
             steps = (told["sandbox"] for told in self._told if told["type"] == "ping")
             message["sandbox"]["events"] = [step for step in steps if step["kind"] != "tool_output"]
@@ -84,7 +83,6 @@ class WholeMessage:
         return answer
 
     def fail(self, error: ProxyError) -> dict[str, Any]:
-        """See Document."""
         return error_body(error, request_id(self._run_id))
 
 
@@ -93,45 +91,39 @@ class StreamedMessage:
 
     def __init__(self, run_id: str, shown: Shown) -> None:
         self._run_id = run_id
-        self._events = MessageEvents(run_id, shown)
+        self._encoder = MessagesEncoder(run_id, shown)
 
     def begin(self) -> str:
-        """See Frames."""
-        return _frames(self._events.begin())
+        return _frames(self._encoder.begin())
 
     def event(self, event: Event) -> str:
-        """See Frames."""
-        return _frames(self._events.event(event))
+        return _frames(self._encoder.encode(event))
 
     def finish(self, result: Result) -> str:
-        """See Frames."""
-        return _frames(self._events.finish(result))
+        return _frames(self._encoder.finish(result))
 
     def fail(self, error: ProxyError) -> str:
-        """See Frames."""
         told = error_body(error, request_id(self._run_id))
-        return _frames([*self._events.abandoned(), told])
+        return _frames([*self._encoder.abandon(), told])
 
 
 def _frames(events: Iterable[_Json]) -> str:
     return "".join(f"event: {event['type']}\ndata: {json_text(event)}\n\n" for event in events)
 
 
-class MessageEvents:
-    """The events of the streamed message of one run."""
+class MessagesEncoder:
+    """Turns the events of a run into the events of a streamed message."""
 
     def __init__(self, run_id: str, shown: Shown) -> None:
         self._run_id = run_id
         self._shown = shown
-        self._thoughts = StepText(shown.steps)
+        self._state = AnswerState()
+        self._text = StepTextRenderer(shown.steps, self._state)
         self._code = CodeExecutionBlocks(run_id) if shown.steps == "items" else None
-        self._events = StepEvents(run_id) if shown.steps == "events" else None
-        self._answer_began = False
+        self._steps = StepEventRenderer(run_id) if shown.steps == "events" else None
         self._index = -1
         self._open = ""
         """The type of the open block."""
-        self._sent_calls = set[str]()
-        """The ids of the client's calls that were sent as the model wrote them."""
         self._narrated = ""
         """Text of this turn beside its tool calls that was not sent yet."""
 
@@ -157,27 +149,34 @@ class MessageEvents:
         }
         return [{"type": "message_start", "message": message}]
 
-    def event(self, event: Event) -> list[_Json]:
+    def encode(self, event: Event) -> list[_Json]:
         """Return the events that the client sees of an event of the run."""
         if isinstance(event, Narration):
             self._narrated += event.text
             return []
-        told = self._narration_over(event)
-        if isinstance(event, AnswerDelta | Refused):
-            self._answer_began = True
-            return [*told, *self._say("text", event.text)]
-        if isinstance(event, AnswerRestarted):
-            self._answer_began = False
-        if isinstance(event, ClientCallStarted | ClientCallDelta | ClientCallFinished):
-            return self._client_call(event)
-        if thought := self._thoughts.of(event):
-            told += self._think(thought)
-        if self._code and (block := self._code.of(event)):
+        told = [*self._narration_over(event), *self._said(event)]
+        if self._code and (block := self._code.render(event)):
             told += self._whole(block)
-        if self._events and (step := self._events.of(event)):
+        if self._steps and (step := self._steps.render(event)):
             # SDKs ignore a ping, whatever fields it has.
             told.append({"type": "ping", "sandbox": step})
+        self._state.update(event)
         return told
+
+    def _said(self, event: Event) -> list[_Json]:
+        """Return the events of the model's words, of a call, or of a step as text."""
+        match event:
+            case AnswerDelta() | Refused():
+                return self._say("text", event.text)
+            case ClientCallStarted(_, call_id, name):
+                self._state.sent_calls.add(call_id)
+                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                return [*self._narration_before_call(), *self._start(block)]
+            case ClientCallDelta(_, text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+            case ClientCallFinished():
+                return self._close()
+        return self._think(self._text.render(event))
 
     def _narration_over(self, event: Event) -> list[_Json]:
         """Return narration as thinking if a step of the sandbox, a turn or the answer follows."""
@@ -186,12 +185,15 @@ class MessageEvents:
         if not text or not (step_shows or isinstance(event, TurnStarted | AnswerDelta | Refused)):
             return []
         self._narrated = ""
-        return self._think(self._thoughts.of(Narration(text)))
+        return self._think(self._text.render(Narration(text)))
 
-    def abandoned(self) -> list[_Json]:
+    def _narration_before_call(self) -> list[_Json]:
+        said, self._narrated = self._narrated.strip(), ""
+        return self._say("text", said) if said else []
+
+    def abandon(self) -> list[_Json]:
         """Return the events that close the open step and block of a failed run."""
-        text = self._thoughts.abandoned()
-        return [*(self._think(text) if text else ()), *self._close()]
+        return [*self._think(self._text.abandon()), *self._close()]
 
     def finish(self, result: Result) -> list[_Json]:
         """Return the events after the answer."""
@@ -201,7 +203,7 @@ class MessageEvents:
         if result.tool_calls:
             told += self._narration_before_call()
         for call in result.tool_calls:
-            told += [] if call["id"] in self._sent_calls else self._whole(_tool_use(call))
+            told += [] if call["id"] in self._state.sent_calls else self._whole(_tool_use(call))
         end = {"type": "message_delta", "delta": self._end(result), "usage": message_usage(result)}
         return [
             *told,
@@ -210,25 +212,9 @@ class MessageEvents:
             {"type": "message_stop"},
         ]
 
-    def _client_call(
-        self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished
-    ) -> list[_Json]:
-        match event:
-            case ClientCallStarted(_, call_id, name):
-                self._sent_calls.add(call_id)
-                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
-                return [*self._narration_before_call(), *self._start(block)]
-            case ClientCallDelta(_, text):
-                return [self._delta({"type": "input_json_delta", "partial_json": text})]
-        return self._close()
-
-    def _narration_before_call(self) -> list[_Json]:
-        said, self._narrated = self._narrated.strip(), ""
-        return self._say("text", said) if said else []
-
     def _is_cut(self, call: Mapping[str, Any]) -> bool:
         """Return True if a call was sent as written and its arguments are not complete JSON."""
-        return call["id"] in self._sent_calls and _INVALID in _tool_use(call)["input"]
+        return call["id"] in self._state.sent_calls and _INVALID in _tool_use(call)["input"]
 
     def _end(self, result: Result) -> _Json:
         reason, sequence = _stop(result, self._shown.stop_sequences)
@@ -249,8 +235,8 @@ class MessageEvents:
     # Blocks
 
     def _think(self, text: str) -> list[_Json]:
-        """Return thinking, unless it would interrupt the answer or a call."""
-        if self._answer_began or self._open == "tool_use" or not self._shown.thinking:
+        """Return thinking, unless it would interrupt a call."""
+        if not text or self._open == "tool_use" or not self._shown.thinking:
             return []
         return self._say("thinking", text)
 
@@ -285,7 +271,7 @@ class MessageEvents:
         return [{"type": "content_block_stop", "index": self._index}] if was_open else []
 
 
-def added_up(events: list[_Json]) -> _Json:
+def accumulate(events: list[_Json]) -> _Json:
     """Return the message that a client builds from the events."""
     message: _Json = {}
     pieces: dict[int, list[str]] = {}
@@ -391,7 +377,7 @@ class CodeExecutionBlocks:
         self._run_id = run_id
         self._heard = {"stdout": "", "stderr": ""}
 
-    def of(self, event: Event) -> _Json | None:
+    def render(self, event: Event) -> _Json | None:
         """Return the block of an event, or None."""
         match event:
             case ToolCallStarted(step, _, name, arguments) if name in _NAMES:

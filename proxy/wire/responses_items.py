@@ -5,20 +5,23 @@
 `items`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from policies.history import step_id
+from policies.steps import is_shown
 from proxy.agent.events import (
     ClientCallDelta,
     ClientCallFinished,
     ClientCallStarted,
+    Event,
     ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
 )
 from proxy.wire.responses_tools import PREFIXES, call_fields
-from proxy.wire.steps import MAX_OUTPUT_CHARS, UNFINISHED, command_line
+from proxy.wire.steps import MAX_OUTPUT_CHARS, UNFINISHED, AnswerState, command_line
 
 Json = dict[str, Any]
 """An event of the stream without its sequence number, an item, or a part of an item."""
@@ -78,7 +81,9 @@ class Thinking:
         self._fields: Json = {"encrypted_content": None} if encrypted else {}
 
     def say(self, text: str) -> list[Json]:
-        """Add text."""
+        """Add text, which may be empty."""
+        if not text:
+            return []
         begun: list[Json] = []
         if self._place is None:
             item = {"type": "reasoning", "summary": [], **self._fields, "status": "in_progress"}
@@ -115,11 +120,6 @@ class Message:
         self._parts: list[Json] = []
         self._pieces: list[str] = []
         """Pieces of the text of the last part."""
-
-    @property
-    def began(self) -> bool:
-        """Whether the message has an item yet."""
-        return self._place is not None
 
     def write(self, text: str, logprobs: Sequence[Json] = ()) -> list[Json]:
         """Add text of the answer."""
@@ -229,18 +229,20 @@ class ClientCall:
 class ClientCalls:
     """The calls of the client's tools, streamed if their input is one text, else complete."""
 
-    def __init__(self, output: Output, tools: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, output: Output, tools: Mapping[str, Mapping[str, Any]], state: AnswerState
+    ) -> None:
         """`tools` are the client's tools by the name of their function."""
         self._output = output
         self._tools = tools
+        self._state = state
         self._open: dict[int, ClientCall] = {}
-        self._sent = set[str]()
 
     def event(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Json]:
         """Return the events of a piece of a call."""
         match event:
             case ClientCallStarted(index, call_id, name) if self._is_text(name):
-                self._sent.add(call_id)
+                self._state.sent_calls.add(call_id)
                 self._open[index] = call = ClientCall(self._output, call_id, self._tools[name])
                 return [call.added]
             case ClientCallDelta(index, text) if index in self._open:
@@ -249,11 +251,6 @@ class ClientCalls:
                 return self._open.pop(index).end()
         return []
 
-    @property
-    def began(self) -> bool:
-        """Whether a call was streamed."""
-        return bool(self._sent)
-
     def abandon(self) -> list[Json]:
         """End the calls that are still open."""
         left, self._open = self._open, {}
@@ -261,7 +258,7 @@ class ClientCalls:
 
     def whole(self, call: Mapping[str, Any]) -> list[Json]:
         """Return the events of a complete call, none if it was streamed."""
-        if call["id"] in self._sent:
+        if call["id"] in self._state.sent_calls:
             return []
         made = call[call["type"]]
         name, written = made["name"], made["input" if call["type"] == "custom" else "arguments"]
@@ -281,22 +278,6 @@ class ClientCalls:
 # Steps as items of hosted tools
 
 
-class HostedToolItems(Protocol):
-    """The steps of one run as items of a hosted tool."""
-
-    def started(self, event: ToolCallStarted) -> list[Json]:
-        """Begin a step."""
-
-    def heard(self, event: ToolOutput) -> list[Json]:
-        """Add a piece of the step's output."""
-
-    def finished(self, event: ToolCallFinished) -> list[Json]:
-        """End the step."""
-
-    def abandoned(self) -> list[Json]:
-        """End the step of a failed run."""
-
-
 class _Streams:
     """The output of one command, up to MAX_OUTPUT_CHARS."""
 
@@ -304,12 +285,12 @@ class _Streams:
         self._pieces: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._left = MAX_OUTPUT_CHARS
 
-    def take(self, event: ToolOutput) -> str:
+    def take(self, stream: str, text: str) -> str:
         """Add a piece, and return the part of it that is kept."""
-        text = event.text[: self._left]
-        self._left -= len(text)
-        self._pieces[event.stream].append(text)
-        return text
+        kept = text[: self._left]
+        self._left -= len(kept)
+        self._pieces[stream].append(kept)
+        return kept
 
     def written(self, observation: str) -> dict[str, str]:
         """Return the output by stream; if there is none, the observation as stdout."""
@@ -317,18 +298,52 @@ class _Streams:
         return found if any(found.values()) else {"stdout": observation, "stderr": ""}
 
 
-class ShellItems:
+class HostedToolItems(ABC):
+    """Renders the steps of a run as items of a hosted tool."""
+
+    def __init__(self, output: Output, state: AnswerState) -> None:
+        self._output = output
+        self._state = state
+        self._streams = _Streams()
+        """The output of the open step."""
+
+    def render(self, event: Event) -> list[Json]:
+        """Return the events that the client sees of an event of the run."""
+        match event:
+            case ToolCallStarted() if is_shown(event.name):
+                self._streams = _Streams()
+                return self._begin(event)
+            case ToolOutput(step, stream, text) if step == self._state.open_step:
+                kept = self._streams.take(stream, text)
+                return self._write(stream, kept) if kept else []
+            case ToolCallFinished() if event.step == self._state.open_step:
+                written = self._streams.written(event.observation)
+                return self._end(written, _outcome(event), "completed")
+        return []
+
+    def abandon(self) -> list[Json]:
+        """Return the events that end the open step of a failed run."""
+        if self._state.open_step is None:
+            return []
+        return self._end(self._streams.written(UNFINISHED), {"type": "timeout"}, "incomplete")
+
+    @abstractmethod
+    def _begin(self, event: ToolCallStarted) -> list[Json]: ...
+
+    @abstractmethod
+    def _write(self, stream: str, text: str) -> list[Json]: ...
+
+    @abstractmethod
+    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]: ...
+
+
+class ShellItems(HostedToolItems):
     """Each step as a `shell_call` and a `shell_call_output`."""
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._place: Place | None = None
-        """The place of the output item while the command runs."""
-        self._streams = _Streams()
+    _place: Place
+    """The place of the open step's output."""
 
-    def started(self, event: ToolCallStarted) -> list[Json]:
-        """See HostedToolItems."""
-        self._streams = _Streams()
+    def _begin(self, event: ToolCallStarted) -> list[Json]:
         command, call_id = _command(event), step_id(self._output.run_id, event.step)
         item = {
             "type": "shell_call",
@@ -359,47 +374,32 @@ class ShellItems:
         self._place, begun = self._output.begin("sho", result)
         return [*events, begun]
 
-    def heard(self, event: ToolOutput) -> list[Json]:
-        """See HostedToolItems."""
-        if self._place is None or not (text := self._streams.take(event)):
-            return []
-        delta = {event.stream: text}
+    def _write(self, stream: str, text: str) -> list[Json]:
+        delta = {stream: text}
         return [self._place.event("shell_call_output_content.delta", command_index=0, delta=delta)]
 
-    def finished(self, event: ToolCallFinished) -> list[Json]:
-        """See HostedToolItems."""
-        return self._end(event.observation, _outcome(event), "completed")
-
-    def abandoned(self) -> list[Json]:
-        """See HostedToolItems."""
-        return self._end(UNFINISHED, {"type": "timeout"}, "incomplete")
-
-    def _end(self, observation: str, outcome: Json, status: str) -> list[Json]:
-        if self._place is None:
-            return []
-        place, self._place = self._place, None
-        content = [{**self._streams.written(observation), "outcome": outcome}]
+    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
+        content = [{**written, "outcome": outcome}]
         return [
-            place.event("shell_call_output_content.done", command_index=0, output=content),
-            self._output.end(place, output=content, status=status),
+            self._place.event("shell_call_output_content.done", command_index=0, output=content),
+            self._output.end(self._place, output=content, status=status),
         ]
 
 
-class CodeInterpreterItems:
+class CodeInterpreterItems(HostedToolItems):
     """Each step as a `code_interpreter_call`."""
 
-    def __init__(self, output: Output, *, with_outputs: bool) -> None:
-        """`with_outputs`: whether the client asked for the outputs of the calls."""
-        self._output = output
-        self._with_outputs = with_outputs
-        self._place: Place | None = None
-        self._code = ""
-        self._streams = _Streams()
+    _place: Place
+    """The place of the open step."""
+    _code: str
 
-    def started(self, event: ToolCallStarted) -> list[Json]:
-        """See HostedToolItems."""
-        self._streams = _Streams()
-        code = _command(event)
+    def __init__(self, output: Output, state: AnswerState, *, with_outputs: bool) -> None:
+        """`with_outputs`: whether the client asked for the outputs of the calls."""
+        super().__init__(output, state)
+        self._with_outputs = with_outputs
+
+    def _begin(self, event: ToolCallStarted) -> list[Json]:
+        self._code = _command(event)
         item = {
             "type": "code_interpreter_call",
             "container_id": self._output.container_id,
@@ -407,37 +407,25 @@ class CodeInterpreterItems:
             "outputs": None,
             "status": "in_progress",
         }
-        place, added = self._output.begin("ci", item)
-        self._place, self._code = place, code
+        self._place, added = self._output.begin("ci", item)
         return [
             added,
-            place.event("code_interpreter_call.in_progress"),
-            place.event("code_interpreter_call_code.delta", delta=code),
-            place.event("code_interpreter_call_code.done", code=code),
-            place.event("code_interpreter_call.interpreting"),
+            self._place.event("code_interpreter_call.in_progress"),
+            self._place.event("code_interpreter_call_code.delta", delta=self._code),
+            self._place.event("code_interpreter_call_code.done", code=self._code),
+            self._place.event("code_interpreter_call.interpreting"),
         ]
 
-    def heard(self, event: ToolOutput) -> list[Json]:
-        """See HostedToolItems."""
-        self._streams.take(event)
-        return []
+    def _write(self, stream: str, text: str) -> list[Json]:
+        return []  # a call gets its outputs when it ends
 
-    def finished(self, event: ToolCallFinished) -> list[Json]:
-        """See HostedToolItems."""
-        return self._end(event.observation, "completed")
-
-    def abandoned(self) -> list[Json]:
-        """See HostedToolItems."""
-        return self._end(UNFINISHED, "incomplete")
-
-    def _end(self, observation: str, status: str) -> list[Json]:
-        if self._place is None:
-            return []
-        place, self._place = self._place, None
-        written = "".join(self._streams.written(observation).values())
-        outputs = [{"type": "logs", "logs": written}] if self._with_outputs else None
-        ended = [place.event("code_interpreter_call.completed")] if status == "completed" else []
-        return [*ended, self._output.end(place, code=self._code, outputs=outputs, status=status)]
+    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
+        outputs = None
+        if self._with_outputs:
+            outputs = [{"type": "logs", "logs": "".join(written.values())}]
+        ended = [self._place.event("code_interpreter_call.completed")]
+        item = self._output.end(self._place, code=self._code, outputs=outputs, status=status)
+        return [*ended, item] if status == "completed" else [item]
 
 
 def _command(event: ToolCallStarted) -> str:

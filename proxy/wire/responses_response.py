@@ -1,14 +1,15 @@
 """The answer of POST /v1/responses, in one piece or streamed.
 
 `ResponseWriter` turns the events of a run into the events of a streamed response, the last of which
-holds the whole `response` object. responses_items makes the items of its output.
+holds the whole `response` object. `StreamedResponse` writes these as server-sent events;
+`WholeResponse` returns the object. responses_items makes the items of the response's output.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from policies.steps import Steps, is_shown
+from policies.steps import Steps
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
@@ -17,7 +18,6 @@ from proxy.agent.events import (
     ClientCallStarted,
     Event,
     Refused,
-    ToolCallFinished,
     ToolCallStarted,
     ToolOutput,
 )
@@ -36,7 +36,7 @@ from proxy.wire.responses_items import (
 from proxy.wire.responses_request import LOGPROBS, wants
 from proxy.wire.responses_tools import AskedTools
 from proxy.wire.result_objects import filename, json_text, place, sandbox_object, usage
-from proxy.wire.steps import EVENT_NAME, StepEvents, StepText
+from proxy.wire.steps import EVENT_NAME, AnswerState, StepEventRenderer, StepTextRenderer
 
 _KEEPALIVE = "keepalive"
 """The type of a step's event. It is OpenAI's own event without content: helpers of its SDKs refuse
@@ -64,19 +64,20 @@ class ResponseWriter:
         self._warnings = [asdict(_tool_left_out(kind)) for kind in tools.left_out]
         self._with_logprobs = wants(asked.body, LOGPROBS) or bool(asked.body.get("top_logprobs"))
         self._response = begun(asked.body, asked.run_id, asked.created)
+        self._state = AnswerState()
         self._output = Output(asked.run_id, asked.container_id)
         encrypted = wants(asked.body, "reasoning.encrypted_content")
         self._thinking = Thinking(self._output, encrypted=encrypted)
         self._message = Message(self._output)
-        self._calls = ClientCalls(self._output, tools.own)
-        self._text = StepText(asked.steps)
+        self._calls = ClientCalls(self._output, tools.own, self._state)
+        self._text = StepTextRenderer(asked.steps, self._state)
         self._items: HostedToolItems | None = None
         if asked.steps == "items" and tools.shows == "code_interpreter":
             with_outputs = wants(asked.body, "code_interpreter_call.outputs")
-            self._items = CodeInterpreterItems(self._output, with_outputs=with_outputs)
+            self._items = CodeInterpreterItems(self._output, self._state, with_outputs=with_outputs)
         elif asked.steps == "items":
-            self._items = ShellItems(self._output)
-        self._events = StepEvents(asked.run_id) if asked.steps == "events" else None
+            self._items = ShellItems(self._output, self._state)
+        self._steps = StepEventRenderer(asked.run_id) if asked.steps == "events" else None
         self._kept: list[Json] = []
         """The steps of the profile `events`, for the final `sandbox` object."""
 
@@ -89,26 +90,36 @@ class ResponseWriter:
 
     def event(self, event: Event) -> list[Json]:
         """Return the events that the client sees of an event of the run."""
+        events = self._said(event)
+        if self._items and (items := self._items.render(event)):
+            events += self._thinking.end() if isinstance(event, ToolCallStarted) else []
+            events += items
+        if self._steps and (step := self._steps.render(event)):
+            events.append({"type": _KEEPALIVE, "sandbox": step})
+            if not isinstance(event, ToolOutput):
+                self._kept.append(step)
+        self._state.update(event)
+        return events
+
+    def _said(self, event: Event) -> list[Json]:
+        """Return the events of the model's words, of a call, or of a step as text."""
         match event:
             case AnswerDelta(text, logprobs):
                 found = log_probabilities(logprobs) if self._with_logprobs else []
                 return [*self._thinking.end(), *self._message.write(text, found)]
-            case AnswerRestarted():
+            case AnswerRestarted() if self._state.answer_began:
                 narration, self._message = self._message, Message(self._output)
-                return narration.end([], [], "completed") if narration.began else []
+                return narration.end([], [], "completed")
             case Refused(text):
                 return [*self._thinking.end(), *self._message.refuse(text)]
             case ClientCallStarted() | ClientCallDelta() | ClientCallFinished():
                 return [*self._thinking.end(), *self._calls.event(event)]
-        text = self._text.of(event)
-        # Thinking after the answer would be shown below it; mostly it is about the submission.
-        thought = self._thinking.say(text) if text and not self._message.began else []
-        return [*thought, *self._step(event), *self._told(event)]
+        return self._thinking.say(self._text.render(event))
 
     def finish(self, result: Result) -> list[Json]:
         """Return the last events; the very last one holds the complete response."""
         events = [*self._thinking.end(), *self._calls.abandon()]
-        if self._message.began or not (result.tool_calls or self._calls.began):
+        if self._state.answer_began or not (result.tool_calls or self._state.sent_calls):
             found = log_probabilities(result.choice.get("logprobs")) if self._with_logprobs else []
             status = "incomplete" if result.finish_reason == "length" else "completed"
             events += self._message.end(citations(result), found, status)
@@ -124,11 +135,10 @@ class ResponseWriter:
 
     def fail(self, error: ProxyError) -> list[Json]:
         """Return the last events of a failed run."""
-        text = self._text.abandoned()
-        events = self._thinking.say(text) if text and not self._message.began else []
+        events = self._thinking.say(self._text.abandon())
         events += [*self._thinking.end(), *self._calls.abandon()]
-        events += self._message.end([], [], "incomplete") if self._message.began else []
-        events += self._items.abandoned() if self._items else []
+        events += self._message.end([], [], "incomplete") if self._state.answer_began else []
+        events += self._items.abandon() if self._items else []
         told = error.body()["error"]
         named = {key: told[key] for key in ("code", "message", "param")}
         # Nested too, as OpenAI's server does: its SDKs raise what they find there.
@@ -141,28 +151,6 @@ class ResponseWriter:
             },
         ]
 
-    def _step(self, event: Event) -> list[Json]:
-        """Return a step as items (profile `items`)."""
-        if self._items is None:
-            return []
-        match event:
-            case ToolCallStarted() if is_shown(event.name):
-                return [*self._thinking.end(), *self._items.started(event)]
-            case ToolOutput():
-                return self._items.heard(event)
-            case ToolCallFinished() if is_shown(event.name):
-                return self._items.finished(event)
-        return []
-
-    def _told(self, event: Event) -> list[Json]:
-        """Return a step as an event (profile `events`)."""
-        step = self._events.of(event) if self._events else None
-        if step is None:
-            return []
-        if not isinstance(event, ToolOutput):
-            self._kept.append(step)
-        return [{"type": _KEEPALIVE, "sandbox": step}]
-
 
 def _tool_left_out(kind: str) -> Notice:
     """Return the warning about a tool of the request that is not available."""
@@ -170,25 +158,22 @@ def _tool_left_out(kind: str) -> Notice:
 
 
 class WholeResponse:
-    """Builds the answer in one piece; of the streamed text it takes the final answer."""
+    """Builds the answer in one piece."""
 
     def __init__(self, asked: Asked) -> None:
         self._writer = ResponseWriter(asked)
 
     def event(self, event: Event) -> None:
-        """See Document."""
-        if not isinstance(event, AnswerDelta | AnswerRestarted):
+        if not isinstance(event, AnswerDelta | AnswerRestarted):  # the result has the final answer
             self._writer.event(event)
 
     def finish(self, result: Result) -> dict[str, Any]:
-        """See Document."""
         if result.answer:
             self._writer.event(AnswerDelta(result.answer))
         response: dict[str, Any] = self._writer.finish(result)[-1]["response"]
         return response
 
     def fail(self, error: ProxyError) -> Mapping[str, Any]:
-        """See Document."""
         return error.body()
 
 
@@ -200,19 +185,15 @@ class StreamedResponse:
         self._next = 0
 
     def begin(self) -> str:
-        """See Frames."""
         return self._frames(self._writer.begin())
 
     def event(self, event: Event) -> str:
-        """See Frames."""
         return self._frames(self._writer.event(event))
 
     def finish(self, result: Result) -> str:
-        """See Frames."""
         return self._frames(self._writer.finish(result))
 
     def fail(self, error: ProxyError) -> str:
-        """See Frames."""
         return self._frames(self._writer.fail(error))
 
     def _frames(self, events: Iterable[Json]) -> str:

@@ -1,8 +1,10 @@
-"""Steps of a run, rendered in each way in which clients can ask for them (`sandbox.steps`).
+"""The state of an answer that is being encoded, and the steps of a run as clients are shown them.
 
-`StepText` writes them as text among the thinking (`reasoning`), `StepEvents` as JSON objects of
-server-sent events (`events`), `StepItems` as the cards of Open WebUI (`items`). The encoders of
-chat_response, messages_response and responses_response put these into their frames.
+`AnswerState` records what was sent of an answer. There is one renderer for each way in which
+clients can ask for steps (`sandbox.steps`): `StepTextRenderer` for text among the thinking
+(`reasoning`), `StepEventRenderer` for JSON objects of server-sent events (`events`), and
+`StepCardRenderer` for the cards of Open WebUI (`items`). The encoders in chat_response,
+messages_response and responses_response use them.
 """
 
 import re
@@ -20,6 +22,7 @@ from proxy.agent.events import (
     Event,
     FileProduced,
     ReasoningDelta,
+    Refused,
     RuleMet,
     RunFinished,
     RunStarted,
@@ -30,7 +33,35 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact, Result
 from proxy.wire.result_objects import json_text
-from sandbox_runtime.egress.decision import Decision
+
+
+class AnswerState:
+    """What a client was sent of an answer, as far as it decides what may follow.
+
+    An encoder calls `update` with each event of the run after it has encoded the event.
+    """
+
+    def __init__(self) -> None:
+        self.answer_began = False
+        """True if text of the answer was sent. Thinking is withheld then: clients would show it in
+        the wrong place."""
+        self.open_step: int | None = None
+        """The step that has begun and has no result yet."""
+        self.sent_calls = set[str]()
+        """The ids of the client's calls that were sent as the model wrote them."""
+
+    def update(self, event: Event) -> None:
+        """Record an event."""
+        match event:
+            case AnswerDelta() | Refused():
+                self.answer_began = True
+            case AnswerRestarted():
+                self.answer_began = False  # what was sent was narration: steps follow it
+            case ToolCallStarted() if is_shown(event.name):
+                self.open_step = event.step
+            case ToolCallFinished() if event.step == self.open_step:
+                self.open_step = None
+
 
 # Text among the thinking
 
@@ -43,30 +74,28 @@ _INDENT = " " * 4
 """Goes before a fence in the output: with this indentation it does not end the block."""
 
 
-class StepText:
-    """The thinking of one run, with its steps if the profile is `reasoning`."""
+class StepTextRenderer:
+    """Renders the thinking of a run, with its steps if the profile is `reasoning`."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, state: AnswerState) -> None:
         self._shows_steps = steps == "reasoning"
+        self._state = state
         self._at_line_start = True
-        self._output: _OutputDigest | None = None
-        """The output of the tool call that is running."""
+        self._output = _OutputDigest()
+        """The output of the open step."""
 
-    def of(self, event: Event) -> str:
+    def render(self, event: Event) -> str:
         """Return the text that an event adds, mostly empty."""
-        text = ""
         if isinstance(event, ReasoningDelta):
-            text = event.text
-        elif self._shows_steps:
-            text = self._of_step(event)
-        return self._said(text)
+            return self._sendable(event.text)
+        return self._sendable(self._step(event)) if self._shows_steps else ""
 
-    def abandoned(self) -> str:
-        """Return the text that closes the running step of a failed run, or an empty string."""
-        unfinished, self._output = self._output, None
-        return self._said(f"{NOT_FINISHED}\n{FENCE}\n" if unfinished else "")
+    def abandon(self) -> str:
+        """Return the text that closes the open step of a failed run, or an empty string."""
+        is_open = self._shows_steps and self._state.open_step is not None
+        return self._sendable(f"{NOT_FINISHED}\n{FENCE}\n") if is_open else ""
 
-    def _of_step(self, event: Event) -> str:
+    def _step(self, event: Event) -> str:
         match event:
             case ToolCallStarted(_, _, name, arguments) if is_shown(name):
                 self._output = _OutputDigest()
@@ -74,19 +103,19 @@ class StepText:
                 return begin if self._at_line_start else f"\n{begin}"
             case StepsOmitted(steps):
                 return f"[the first {steps} steps are not kept]\n"
-            case ToolOutput(_, stream, text) if self._output:
+            case ToolOutput(step, stream, text) if step == self._state.open_step:
                 return _inside(self._output.take(stream, text))
-            case ToolCallFinished() if self._output:
-                rest, self._output = self._output.end(event.observation), None
+            case ToolCallFinished() if event.step == self._state.open_step:
+                rest = self._output.end(event.observation)
                 ended = outcome(event.exit_code, event.duration_s, event.output_lines)
                 return f"{_inside(rest)}{ended}\n{FENCE}\n"
         return ""
 
-    def _said(self, text: str) -> str:
-        if not text:
-            return ""
-        self._at_line_start = text.endswith("\n")
-        return text.encode(errors="replace").decode()  # half a surrogate pair is no text
+    def _sendable(self, text: str) -> str:
+        """Return the text without halves of surrogate pairs, or "" if the answer has begun."""
+        if text:
+            self._at_line_start = text.endswith("\n")
+        return "" if self._state.answer_began else text.encode(errors="replace").decode()
 
 
 def extension(event: Event, run_id: str) -> dict[str, Any] | None:
@@ -176,56 +205,60 @@ MAX_OUTPUT_CHARS = 100_000
 """Characters of one command's output. The observation at its end is always complete."""
 
 
-class StepEvents:
-    """The steps of one run as JSON objects."""
+class StepEventRenderer:
+    """Renders the steps of a run as JSON objects."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._output_left = MAX_OUTPUT_CHARS
 
-    def of(self, event: Event) -> dict[str, Any] | None:
+    def render(self, event: Event) -> dict[str, Any] | None:
         """Return the JSON object of an event, or None."""
-        told = self._told(event)
+        match event:
+            case ToolCallStarted() | ToolOutput() | ToolCallFinished():
+                told = self._step(event)
+            case _:
+                told = _beside_steps(event)
         return {"v": 1, "run_id": self._run_id, **told} if told else None
 
-    def _told(self, event: Event) -> dict[str, Any] | None:
+    def _step(
+        self, event: ToolCallStarted | ToolOutput | ToolCallFinished
+    ) -> dict[str, Any] | None:
         match event:
-            case ToolCallStarted() | ToolCallFinished() if not is_shown(event.name):
-                return None
-            case ToolCallStarted():
+            case ToolOutput(step, stream, text):
+                kept = text[: self._output_left]
+                self._output_left -= len(kept)
+                told = {"kind": "tool_output", "step": step, "stream": stream, "text": kept}
+                return told if kept else None
+            case ToolCallStarted(step, _, name, arguments) if is_shown(name):
                 self._output_left = MAX_OUTPUT_CHARS
-                return self._started(event)
-            case ToolOutput():
-                return self._output(event)
-            case ToolCallFinished():
-                return _ended(event)
-        return _beside_calls(event)
-
-    def _started(self, event: ToolCallStarted) -> dict[str, Any]:
-        return {
-            "kind": "tool_start",
-            "step": event.step,
-            "call_id": step_id(self._run_id, event.step),
-            "tool": event.name,
-            "arguments": dict(event.arguments),
-        }
-
-    def _output(self, event: ToolOutput) -> dict[str, Any] | None:
-        text = event.text[: self._output_left]
-        self._output_left -= len(text)
-        if not text:
-            return None
-        return {"kind": "tool_output", "step": event.step, "stream": event.stream, "text": text}
+                return {
+                    "kind": "tool_start",
+                    "step": step,
+                    "call_id": step_id(self._run_id, step),
+                    "tool": name,
+                    "arguments": dict(arguments),
+                }
+            case ToolCallFinished() if is_shown(event.name):
+                return {
+                    "kind": "tool_end",
+                    "step": event.step,
+                    "exit_code": event.exit_code,
+                    "ms": round(event.duration_s * 1000),
+                    "observation": event.observation,
+                }
+        return None
 
 
-def _beside_calls(event: Event) -> dict[str, Any] | None:
+def _beside_steps(event: Event) -> dict[str, Any] | None:
     match event:
         case RunStarted():
             return {"kind": "run_started"}
         case StepsOmitted(steps):
             return {"kind": "steps_omitted", "steps": steps}
         case EgressDecided(decision):
-            return _egress(decision)
+            fields = ("verdict", "host", "port", "reason", "bytes_up", "bytes_down")
+            return {"kind": "egress", **{name: getattr(decision, name) for name in fields}}
         case RuleMet():
             return {"kind": "rule", **asdict(event)}
         case FileProduced(file_id, path, size):
@@ -233,28 +266,6 @@ def _beside_calls(event: Event) -> dict[str, Any] | None:
         case RunFinished(stop_reason):
             return {"kind": "run_finished", "stop_reason": str(stop_reason)}
     return None
-
-
-def _ended(event: ToolCallFinished) -> dict[str, Any]:
-    return {
-        "kind": "tool_end",
-        "step": event.step,
-        "exit_code": event.exit_code,
-        "ms": round(event.duration_s * 1000),
-        "observation": event.observation,
-    }
-
-
-def _egress(decision: Decision) -> dict[str, Any]:
-    return {
-        "kind": "egress",
-        "verdict": decision.verdict,
-        "host": decision.host,
-        "port": decision.port,
-        "reason": decision.reason,
-        "bytes_up": decision.bytes_up,
-        "bytes_down": decision.bytes_down,
-    }
 
 
 # Open WebUI's tool cards, status line and files
@@ -269,70 +280,49 @@ _CARD_LIMITS = ObservationLimits(max_chars=10_000, max_lines=400)
 UNFINISHED = "It was not finished."
 
 
-def call_item(event: ToolCallStarted, run_id: str) -> Keys:
-    """Return a tool call as an item of /v1/responses."""
-    return {
-        "type": "function_call",
-        "id": f"fc_{run_id}_{event.step}",
-        "call_id": step_id(run_id, event.step),
-        "name": event.name,
-        "arguments": json_text(dict(event.arguments)),
-        "status": "completed",
-    }
+class StepCardRenderer:
+    """Renders the steps of a run as cards, numbered as Open WebUI numbers its items."""
 
-
-def output_item(step: int, run_id: str, text: str, status: str = "completed") -> Keys:
-    """Return a tool call's result as an item of /v1/responses."""
-    return {
-        "type": "function_call_output",
-        "id": f"fco_{run_id}_{step}",
-        "call_id": step_id(run_id, step),
-        "output": [{"type": "input_text", "text": clip(text, _CARD_LIMITS)}],
-        "status": status,
-    }
-
-
-class StepItems:
-    """The cards of one run, numbered as Open WebUI numbers its items."""
-
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, state: AnswerState) -> None:
         self._run_id = run_id
+        self._state = state
         self._last = ""
+        """What the last item is: "reasoning", "message" or "card"."""
         self._index = -1
-        self._running: int | None = None
-        """The step whose card has no result yet. Open WebUI would run such a call itself."""
-        self._called = ""
+        self._command = ""
+        """The open step as a line."""
         self._pieces = 0
+        """Pieces of output of the open step."""
         self._steps = 0
-        self._answer_began = False
 
-    def of(self, event: Event) -> list[Keys]:
+    def render(self, event: Event) -> list[Keys]:
         """Return the keys of each frame that an event makes."""
         match event:
-            case ReasoningDelta(text) if text and not self._answer_began:
+            case ReasoningDelta(text) if text and not self._state.answer_began:
                 self._follow("reasoning")
             case AnswerDelta():
-                self._answer_began = True
                 self._follow("message")
-            case AnswerRestarted():
-                self._answer_began = False  # what was sent was narration: thinking may follow it
             case ToolCallStarted() if is_shown(event.name):
-                return self._started(event)
-            case ToolOutput(step, _, text) if step == self._running:
-                return self._heard(text)
-            case ToolCallFinished() if event.step == self._running:
-                ended = _status(f"Ran: {self._called}", done=False)
-                return [self._result(event.observation), ended]
+                return self._begin(event)
+            case ToolOutput(step, _, text) if step == self._state.open_step:
+                return self._write(text)
+            case ToolCallFinished() if event.step == self._state.open_step:
+                ended = _status(f"Ran: {self._command}", done=False)
+                return [self._result(event.step, event.observation), ended]
         return []
 
-    def abandoned(self) -> list[Keys]:
-        """Return the frames that close the open card and the status line of a failed run."""
-        pending = [] if self._running is None else [self._result(UNFINISHED, "incomplete")]
+    def abandon(self) -> list[Keys]:
+        """Return the frames that close the open card and the status line of a failed run.
+
+        A card has to get a result: Open WebUI would run a call without one itself.
+        """
+        step = self._state.open_step
+        pending = [] if step is None else [self._result(step, UNFINISHED, "incomplete")]
         if not self._steps:
             return pending
         return [*pending, _status(f"Stopped after {_count(self._steps, 'step')}", done=True)]
 
-    def finished(self, result: Result) -> list[Keys]:
+    def finish(self, result: Result) -> list[Keys]:
         """Return the frames of the files that are not in the message, and of the last status."""
         files = [_file(artifact) for artifact in result.artifacts if not artifact.data_url]
         frames = [{"event": {"type": "files", "data": {"files": files}}}] if files else []
@@ -348,22 +338,28 @@ class StepItems:
             self._index += 1
             self._last = kind
 
-    def _started(self, event: ToolCallStarted) -> list[Keys]:
+    def _begin(self, event: ToolCallStarted) -> list[Keys]:
         self._steps += 1
-        self._running = event.step
         self._pieces = 0
-        self._called = _line(command_line(event.name, event.arguments).removeprefix("$ "))
-        item = call_item(event, self._run_id)
+        self._command = _line(command_line(event.name, event.arguments).removeprefix("$ "))
         self._index += 1
-        self._last = "item"
-        begun = {**item, "arguments": "", "status": "in_progress"}
+        self._last = "card"
+        call = {
+            "type": "function_call",
+            "id": f"fc_{self._run_id}_{event.step}",
+            "call_id": step_id(self._run_id, event.step),
+            "name": event.name,
+            "arguments": json_text(dict(event.arguments)),
+            "status": "completed",
+        }
+        begun = {**call, "arguments": "", "status": "in_progress"}
         return [
-            _status(f"Running: {self._called}", done=False),
+            _status(f"Running: {self._command}", done=False),
             {"type": "response.output_item.added", "output_index": self._index, "item": begun},
-            {"type": "response.output_item.done", "output_index": self._index, "item": item},
+            {"type": "response.output_item.done", "output_index": self._index, "item": call},
         ]
 
-    def _heard(self, text: str) -> list[Keys]:
+    def _write(self, text: str) -> list[Keys]:
         """Return a status with the output's last line for pieces 1, 2, 4, 8 and so on: Open WebUI
         stores every status that it gets."""
         self._pieces += 1
@@ -372,13 +368,17 @@ class StepItems:
         lines = readable(text).strip().splitlines()
         if not lines:
             return []
-        return [_status(f"Running: {self._called} - {_line(lines[-1])}", done=False)]
+        return [_status(f"Running: {self._command} - {_line(lines[-1])}", done=False)]
 
-    def _result(self, text: str, status: str = "completed") -> Keys:
-        assert self._running is not None
-        item = output_item(self._running, self._run_id, text, status)
-        self._running = None
+    def _result(self, step: int, text: str, status: str = "completed") -> Keys:
         self._index += 1
+        item = {
+            "type": "function_call_output",
+            "id": f"fco_{self._run_id}_{step}",
+            "call_id": step_id(self._run_id, step),
+            "output": [{"type": "input_text", "text": clip(text, _CARD_LIMITS)}],
+            "status": status,
+        }
         return {"type": "response.output_item.added", "output_index": self._index, "item": item}
 
 

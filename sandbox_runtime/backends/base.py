@@ -1,5 +1,5 @@
-"""The interface of a backend, which starts agents in isolated places, and of a guest, the byte
-stream to one agent; and the task that sweeps what dead proxies left behind."""
+"""The interfaces of a backend, which starts guest agents in isolated places, and of a guest, which
+is one of these agents; and the task that sweeps the leftovers of dead proxies."""
 
 import logging
 from collections.abc import Callable
@@ -13,60 +13,59 @@ logger = logging.getLogger(__name__)
 
 SWEEP_S = 60.0
 
-Take = Callable[[bytes | memoryview], float | None]
-"""The callback for received bytes, which are valid during the call only. It returns None, or for
-how many seconds the guest should not be read; after these it is called with b"", because it may
-have kept some of the bytes for then. It raises ProtocolError for bytes that break the protocol."""
+DataCallback = Callable[[bytes | memoryview], float | None]
+"""The callback for received bytes, which are valid only during the call. It returns None, or the
+seconds for which the guest should not be read; after that time it is called with b"", because it
+may have kept some of the bytes. It raises ProtocolError for bytes that break the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pressure:
-    """How often a limit was hit since the sandbox began."""
+class LimitEvents:
+    """How often a sandbox has hit its limits since its start."""
 
     oom_kills: int = 0
-    """Processes killed because memory had run out."""
+    """Processes that were killed because memory ran out."""
     pids_refused: int = 0
-    """Processes and threads that were not made because there were too many."""
+    """Processes and threads that could not be created because too many existed."""
 
 
 class Guest(Protocol):
-    """A running agent, seen from the host: bytes in, bytes out, and an end."""
+    """A running guest agent: the byte stream to it, its limits and its end."""
 
     @property
     def id(self) -> str:
-        """The backend's own name for the guest."""
+        """The backend's name for the guest, which log lines show."""
 
-    async def listen(self, take: Take) -> None:
-        """Call `take` with the bytes that the agent writes, as they arrive; return when the agent
-        is gone. Raises the ProtocolError that `take` raises."""
+    async def listen(self, on_data: DataCallback) -> None:
+        """Call `on_data` with the bytes that the agent writes, as they arrive, and return when the
+        agent has ended. Raises the ProtocolError that `on_data` raises."""
 
     async def drain(self) -> None:
-        """Wait until there is room to write. Raises OSError when the agent is gone."""
+        """Wait until the write buffer has room. Raises OSError if the agent has ended."""
 
     def write(self, data: bytes) -> None:
-        """Queue for the agent, after `drain`; lost when it is gone."""
+        """Queue data for the agent; await `drain` first. Does nothing if the agent has ended."""
 
     def write_control(self, data: bytes) -> None:
-        """Queue a few bytes for the agent, with or without room; lost when it is gone. If the agent
-        leaves too many of them unread, `listen` raises ProtocolError."""
+        """Queue a few bytes for the agent even if the buffer has no room. If the agent leaves too
+        many of them unread, `listen` raises ProtocolError."""
 
-    async def kill(self) -> bool:
-        """End the agent and everything it started; return whether it is certain that nothing of it
-        goes on. Safe to call twice."""
+    async def kill(self) -> None:
+        """End the agent and everything that it started. Safe to call twice."""
 
-    async def limit(self, isolation: Isolation) -> None:
-        """Change memory, cpus and pids of the running sandbox. Raises SandboxStartError."""
+    async def resize(self, isolation: Isolation) -> None:
+        """Set memory, cpus and pids of the running sandbox. Raises SandboxStartError."""
 
-    def pressure(self) -> Pressure | None:
-        """Return the host's counters; None where only the agent inside can read them."""
+    def limit_events(self) -> LimitEvents | None:
+        """Return the host's counters, or None if only the agent inside can read them."""
 
-    def last_words(self) -> str:
-        """Return the end of what the agent or the backend wrote as diagnostics."""
+    def diagnostics(self) -> str:
+        """Return the end of the agent's standard error and the backend's reason for its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding of `doctor`."""
+    """One result of `doctor`."""
 
     name: str
     ok: bool
@@ -74,26 +73,26 @@ class Check:
 
 
 class Backend(Protocol):
-    """Starts agents in one kind of isolated place."""
+    """Starts guest agents in one kind of isolated place."""
 
     @property
     def name(self) -> str:
-        """The configured name: docker, bubblewrap."""
+        """The name in the configuration: docker or bubblewrap."""
 
     async def start(self, isolation: Isolation) -> Guest:
-        """Start an agent in an isolated place. Raises SandboxStartError."""
+        """Start a guest agent in a new isolated place. Raises SandboxStartError."""
 
     async def fingerprint(self) -> str:
-        """Return a digest of what sandboxes are made from now. Raises SandboxStartError."""
+        """Return an id of the image that new sandboxes start from. Raises SandboxStartError."""
 
     async def sweep(self) -> int:
-        """Remove what dead owners on this host left behind; return how many sandboxes."""
+        """Remove the sandboxes that dead owners on this host left behind; return how many."""
 
     async def check(self) -> list[Check]:
-        """Report whether the backend can work here and what isolation is really in force."""
+        """Report whether the backend works on this host, and which isolation is in force."""
 
     async def aclose(self) -> None:
-        """Release what the backend itself holds."""
+        """Release the backend's own resources."""
 
 
 async def sweep_forever(backend: Backend, clock: Clock) -> None:
@@ -101,9 +100,9 @@ async def sweep_forever(backend: Backend, clock: Clock) -> None:
     while True:
         try:
             removed = await backend.sweep()
-        except OSError as error:  # a lock or a cgroup that another process has just removed
-            logger.warning("leftovers could not be swept, the next sweep will: %s", error)
+        except OSError as error:  # such as a lock or cgroup that another process has just removed
+            logger.warning("leftovers could not be swept, the next sweep tries again: %s", error)
         else:
             if removed:
-                logger.info("removed %d sandboxes that dead owners had left behind", removed)
+                logger.info("removed %d sandboxes of dead owners", removed)
         await clock.sleep(SWEEP_S)

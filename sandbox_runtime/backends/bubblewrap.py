@@ -1,10 +1,10 @@
 """The bubblewrap backend: sandboxes in unprivileged Linux namespaces, without an engine.
 
-Everything writable lies on one tmpfs, so the limit on the disk is a hard one. Without `rootfs`,
-sandboxes see the host's /usr read-only, /usr/local included, and nothing else of the host but the
-certificates that TLS trusts: the model can use the programs and Python packages there, and can read
-a secret kept there. Kernel and processor are shared with the host: good for development and for
-models that are trusted in part.
+Everything writable lies on one tmpfs, so the disk limit is a hard limit. Without `rootfs`,
+sandboxes see the host's /usr (with /usr/local) read-only, and the certificates that TLS trusts, but
+nothing else of the host. The model can use the programs and Python packages there, and can read any
+secret that is kept there. Sandboxes share the host's kernel: use this backend for development and
+for partly trusted models.
 """
 
 import asyncio
@@ -29,21 +29,19 @@ from sandbox_runtime.backends.bubblewrap_command import PATH, BwrapCommand, as_u
 from sandbox_runtime.backends.cgroups import Cgroups, find_cgroups
 from sandbox_runtime.backends.limits import (
     NOBODY,
-    SHARE_OF_MEMORY,
+    TMPFS_MEMORY_SHARE,
     guest_user,
-    has_range,
-    largest_disk_mib,
-    new_uid,
-    process_limits,
+    has_uid_range,
+    new_host_uid,
+    rlimits,
     tmpfs_options,
+    tmpfs_size_mib,
 )
 from sandbox_runtime.backends.process_guest import ProcessGuest, spawn
 from sandbox_runtime.backends.seccomp import bpf_filter
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
 
-LIFETIME_S = 24 * 3600.0
-"""The agent ends by itself so long after its start."""
 _TRIAL_TIMEOUT_S = 10.0
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _TAR = ("tar", "--extract", "--file=-", "--no-same-owner", "--delay-directory-restore")
@@ -51,17 +49,18 @@ _NO_DEVICES = ("--anchored", "--exclude=dev/*", "--exclude=./dev/*")
 
 
 class BubblewrapBackend:
-    """Starts sandboxes with bubblewrap, as `uid` if we are root, else as ourselves.
+    """Starts sandboxes with bubblewrap, as `uid` if the proxy is root, else as the proxy's user.
 
-    Without a `uid`, root gives each sandbox one of its own; with a `rootfs`, whose files belong to
-    one user, all run as nobody. A `uid` that nothing else on the host uses is best: a program that
-    escapes has that user's rights.
+    Without `uid`, root gives each sandbox a uid of its own, or runs all as nobody with a `rootfs`,
+    because its files belong to one user. Choose a `uid` that nothing else on the host uses: a
+    program that escapes has that user's rights.
 
-    `rootfs` is a directory that belongs to that user, or a tar as `docker export` writes it, which
-    is unpacked once below `state_dir`. With none, sandboxes have the host's /usr. `inputs` is a
-    directory that all of them see, read-only; that user must be able to reach it. `allow_weak`:
-    whether `check` accepts a host where no cgroup limits the memory and the processes of a sandbox.
-    Raises SandboxStartError if no agent was built for this machine.
+    `rootfs` is a directory that belongs to that user, or a tar archive as `docker export` writes
+    it, which is unpacked once below `state_dir`. Without it, sandboxes have the host's /usr.
+    `inputs` is a directory that all sandboxes see read-only; that user must be able to access it.
+    With `allow_weak`, `check` accepts a host without cgroups, where the memory and processes of a
+    sandbox are not limited as a whole. Raises SandboxStartError if no agent was built for this
+    machine.
     """
 
     def __init__(
@@ -76,11 +75,11 @@ class BubblewrapBackend:
         self._rootfs = rootfs
         self._allow_weak = allow_weak
         self._state_dir = state_dir
-        if uid is None and (rootfs or not has_range()):
+        if uid is None and (rootfs or not has_uid_range()):
             uid = NOBODY
         self._uid = os.geteuid() or uid
         self._inputs = inputs
-        # Read now: an update on the disk must not change the agent of a running server.
+        # Read now, so that an update on disk does not change the agent of a running server.
         self._agent = agent_program(platform.machine()).read_bytes()
         self._agent_fd: int | None = None
         self._prepared: tuple[str, Path] | None = None
@@ -93,7 +92,7 @@ class BubblewrapBackend:
     async def start(self, isolation: Isolation) -> ProcessGuest:
         message = first_message(self._guest_config(isolation))
         agent = self._agent_file()
-        # Passed open and executed from its descriptor: it is no file inside.
+        # Executed from an open descriptor, so that the sandbox needs no file of it.
         guest = await self._spawn(isolation, (f"/proc/self/fd/{agent}",), agent)
         guest.write(message)
         return guest
@@ -107,10 +106,10 @@ class BubblewrapBackend:
         return await self._cgroups.sweep() if self._cgroups else 0
 
     async def check(self) -> list[Check]:
-        found = [await asyncio.to_thread(_installed), self._payload_user()]
+        found = [await asyncio.to_thread(_installed), self._check_user()]
         if all(check.ok for check in found):
-            found += await self._trial()
-        return [*found, self._bounds()]
+            found += await self._try_sandbox()
+        return [*found, self._check_limits()]
 
     async def aclose(self) -> None:
         if self._agent_fd is not None:
@@ -122,19 +121,21 @@ class BubblewrapBackend:
         return find_cgroups()
 
     def _agent_file(self) -> int:
-        """Return the agent's program as an open file, one for all sandboxes."""
+        """Return the descriptor of the agent's program, which all sandboxes share."""
         if self._agent_fd is None:
-            # Sealed: else a sandbox, which can open the file, could change it for all others.
+            # Sealed, so that a sandbox, which can open the file, cannot change it for others.
             self._agent_fd = _sealed_memfd("agent", self._agent)
         return self._agent_fd
 
     async def _spawn(
         self, isolation: Isolation, payload: tuple[str, ...], *descriptors: int
     ) -> ProcessGuest:
-        uid = new_uid() if self._uid is None else self._uid
+        uid = new_host_uid() if self._uid is None else self._uid
         if uid == 0:
-            # As root even a sandbox without capabilities can set the host's core_pattern.
-            raise SandboxStartError("bubblewrap runs nothing as root: configure another uid")
+            # Even without capabilities, root in a sandbox can set the host's core_pattern.
+            raise SandboxStartError(
+                "bubblewrap must not run sandboxes as root: configure another uid"
+            )
         root = await self._root(uid)
         id = secrets.token_hex(6)
         with (
@@ -147,14 +148,14 @@ class BubblewrapBackend:
                 undo.callback(cgroup.discard)
             command = BwrapCommand(
                 isolation,
-                cgroup_entrances=cgroup.entrances if cgroup else (),
+                cgroup_procs_files=cgroup.procs_files if cgroup else (),
                 host_uid=uid,
                 mounts=mounts,
                 has_own_root=root is not None,
                 seccomp=seccomp,
                 inputs=self._inputs,
             )
-            # Not our environment: that of process 1 can be read inside the sandbox.
+            # Not our own environment: that of process 1 can be read inside the sandbox.
             guest = await spawn(
                 id,
                 command.argv(payload),
@@ -167,7 +168,7 @@ class BubblewrapBackend:
         return guest
 
     async def _root(self, uid: int) -> Path | None:
-        """Return the directory of the root file system; None for the host's /usr."""
+        """Return the directory of the root file system, or None for the host's /usr."""
         if self._rootfs is None:
             return None
         async with self._preparing:
@@ -184,42 +185,42 @@ class BubblewrapBackend:
             return self._prepared[1]
 
     def _disk(self, isolation: Isolation) -> str:
-        """Return the mount options of the disk."""
-        size_mib = largest_disk_mib(isolation) if self._cgroups else isolation.disk_mib
+        """Return the mount options of the sandbox's disk."""
+        size_mib = tmpfs_size_mib(isolation) if self._cgroups else isolation.disk_mib
         return f"{tmpfs_options(size_mib)},mode=0700"
 
     def _guest_config(self, isolation: Isolation) -> GuestConfig:
-        config = GuestConfig(rlimits=self._rlimits(isolation), lifetime_s=LIFETIME_S)
+        config = GuestConfig(rlimits=self._rlimits(isolation))
         return replace(config, directories=(*config.directories, guest_user(isolation).home))
 
     def _rlimits(self, isolation: Isolation) -> Mapping[str, int]:
-        limits = dict(process_limits(isolation))
+        limits = dict(rlimits(isolation))
         if self._cgroups is None:
             limits |= {"as": isolation.memory_mib << 20, "nproc": isolation.pids}
         named = {f"RLIMIT_{name.upper()}": value for name, value in limits.items()}
         return {name: _at_most_ours(name, value) for name, value in named.items()}
 
-    def _payload_user(self) -> Check:
+    def _check_user(self) -> Check:
         if self._uid is None:
             return Check("user", True, "each sandbox runs as a host uid of its own")
         detail = f"sandboxes run as host uid {self._uid}"
         return Check("user", self._uid != 0, detail if self._uid else f"{detail}: refused")
 
-    def _bounds(self) -> Check:
+    def _check_limits(self) -> Check:
         if self._cgroups is None:
             return Check(
                 "bounds",
                 self._allow_weak,
-                "per process only (RLIMIT_AS, RLIMIT_NPROC), for no cgroup can be written here: a"
-                " sandbox can take all of the host's memory. Run as root, or in a systemd unit with"
-                " Delegate=yes; or say --allow-weak",
+                "per process only (RLIMIT_AS, RLIMIT_NPROC), because no cgroup is writable here: a"
+                " sandbox can use all of the host's memory. Run as root, or in a systemd unit with"
+                " Delegate=yes; or pass --allow-weak",
             )
         controllers = ", ".join(self._cgroups.controllers)
-        share = f"the disk takes at most {SHARE_OF_MEMORY:.0%} of the memory"
+        share = f"the disk takes at most {TMPFS_MEMORY_SHARE:.0%} of the memory"
         detail = f"per sandbox, by cgroup v{self._cgroups.version}: {controllers}; {share}"
         return Check("bounds", True, detail)
 
-    async def _trial(self) -> list[Check]:
+    async def _try_sandbox(self) -> list[Check]:
         try:
             guest = await self._spawn(Isolation(), ("/bin/sh", "-c", PROBE))
         except SandboxStartError as error:
@@ -229,13 +230,13 @@ class BubblewrapBackend:
         finally:
             await guest.kill()
         if not printed:
-            said = (guest.last_words().splitlines() or ["it said nothing"])[-1]
+            said = (guest.diagnostics().splitlines() or ["it said nothing"])[-1]
             return [Check("trial", False, f"no sandbox starts: {said} ({diagnose()})")]
         return [Check("trial", True, "a sandbox starts"), *isolation_checks(printed)]
 
 
 def _seccomp_code() -> bytes:
-    """Return the filter of system calls. Raises SandboxStartError."""
+    """Return the system call filter. Raises SandboxStartError."""
     try:
         return bpf_filter()
     except ValueError as error:
@@ -252,8 +253,8 @@ def _sealed(name: str, content: bytes) -> Iterator[int]:
 
 
 def _sealed_memfd(name: str, content: bytes) -> int:
-    """Return the descriptor of a file in memory that nobody can change; the caller closes it. It
-    can be read from its start, and executed."""
+    """Return the descriptor of an immutable file in memory, for the caller to close. It can be read
+    from its start, and executed."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     written = 0
     while written < len(content):
@@ -263,7 +264,7 @@ def _sealed_memfd(name: str, content: bytes) -> int:
 
 
 def _at_most_ours(name: str, value: int) -> int:
-    """Return the value, or our own hard limit: without privileges it cannot be raised."""
+    """Return the value, or our own hard limit if lower, which only root can raise."""
     _, hard = resource.getrlimit(getattr(resource, name))
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
@@ -282,7 +283,7 @@ def _installed() -> Check:
 
 
 async def _read_all(guest: ProcessGuest) -> bytes:
-    """Return what the guest prints until it ends; nothing if it does not end in time."""
+    """Return what the guest prints until it ends, or b"" if it does not end in time."""
     printed = bytearray()
     try:
         async with asyncio.timeout(_TRIAL_TIMEOUT_S):
@@ -293,9 +294,9 @@ async def _read_all(guest: ProcessGuest) -> bytes:
 
 
 def _prepare_rootfs(rootfs: Path, *, cache: Path, uid: int, as_uid: tuple[str, ...]) -> Path:
-    """Return the directory of a root file system, which belongs to `uid`: `rootfs` itself, or where
-    that tar is unpacked below `cache`, once. `as_uid` is the prefix that runs a command as that
-    user. Raises SandboxStartError."""
+    """Return the directory of a root file system that belongs to `uid`: `rootfs` itself, or, if it
+    is a tar archive, the directory below `cache` into which it is unpacked once. `as_uid` is the
+    command prefix that runs a command as that user. Raises SandboxStartError."""
     try:
         directory = _unpack_once(rootfs, cache, uid, as_uid) if rootfs.is_file() else rootfs
         owner = directory.stat().st_uid
@@ -304,13 +305,13 @@ def _prepare_rootfs(rootfs: Path, *, cache: Path, uid: int, as_uid: tuple[str, .
     if owner != uid:
         raise SandboxStartError(
             f"rootfs {str(directory)!r} belongs to uid {owner}, but sandboxes run as uid {uid}:"
-            " give it to that user or configure its tar file"
+            " change its owner or configure a tar archive"
         )
     return directory
 
 
 def _rootfs_fingerprint(rootfs: Path) -> str:
-    """Return a text that changes if the directory or tar is replaced. Raises SandboxStartError."""
+    """Return an id of the directory or archive as it is now. Raises SandboxStartError."""
     try:
         status = rootfs.stat()
     except OSError as error:
@@ -322,7 +323,7 @@ def _unpack_once(archive: Path, cache: Path, uid: int, as_uid: tuple[str, ...]) 
     with archive.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     target = cache / digest
-    # No other user may enter it: a sandbox is started in the directory and needs no path to it.
+    # No other user may enter it. A sandbox starts in the directory, so it needs no access by path.
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (cache / f"{digest}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -339,8 +340,8 @@ def _unpack(archive: Path, target: Path, uid: int, as_uid: tuple[str, ...]) -> N
     target.mkdir()
     os.chown(target, uid, -1)
     with archive.open("rb") as file:
-        # The archive and the directory are passed open, for the user may be unable to reach them by
-        # path (below /root, for one).
+        # The archive and the directory are passed open, because the user may have no access to
+        # their paths, such as below /root.
         done = subprocess.run(
             (*as_uid, *_TAR, *_NO_DEVICES),
             cwd=target,

@@ -1,5 +1,5 @@
-"""The doctor's checks of how well bubblewrap isolates on this host, made inside a sandbox, and a
-diagnosis of hosts on which no sandbox starts."""
+"""The doctor's checks of bubblewrap's isolation, made inside a sandbox, and a diagnosis of hosts on
+which no sandbox starts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,12 +18,12 @@ for path in /proc/sys/kernel/core_pattern /proc/sysrq-trigger /proc/sys/vm/drop_
 done
 :
 """
-"""A shell script that reports on its own sandbox: it tries to open what must not open, and changes
-nothing."""
+"""A shell script that reports on its own sandbox. It tries to open files that must not open, and
+changes nothing."""
 
 
 def isolation_checks(printed: bytes) -> list[Check]:
-    """Return a finding for each boundary from what PROBE printed; what is missing counts as bad."""
+    """Return a check for each boundary from the output of PROBE; missing lines count as failed."""
     seen: dict[str, list[str]] = {}
     for line in printed.decode(errors="replace").splitlines():
         name, _, value = line.partition(" ")
@@ -67,7 +67,7 @@ def diagnose(proc: Path = Path("/proc"), root: Path = Path("/")) -> str:
             return sentence.format(f"sysctl {'.'.join(file.parts[-2:])}")
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return (
-            "this is a container, whose own walls forbid it: start it with --security-opt seccomp,"
-            " apparmor and systempaths each =unconfined, or use the docker backend"
+            "this is a container, whose own isolation forbids it: start it with --security-opt"
+            " seccomp, apparmor and systempaths each =unconfined, or use the docker backend"
         )
     return "for no known reason"

@@ -1,8 +1,7 @@
-"""The command that starts a bubblewrap sandbox: a chain of programs that execute one another.
+"""The command that starts a bubblewrap sandbox: programs that each execute the next one.
 
-sh (enter the cgroup) → setpriv (stop being root) → unshare (a namespace for mounts) → sh (the disk,
-and the overlay on a root file system) → bwrap → the payload. All are one process, which ends up as
-bwrap.
+sh (enters the cgroup) → setpriv (drops root) → unshare (new mount namespace) → sh (mounts the disk,
+and the overlay on a root file system) → bwrap → the payload. Up to bwrap all run in one process.
 """
 
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from policies.isolation import Isolation
 from policies.workspace import SHARED_DIR
-from sandbox_runtime.backends.limits import SANDBOX, TERMINALS, guest_user
+from sandbox_runtime.backends.limits import DEVPTS_OPTIONS, SANDBOX, guest_user
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -24,9 +23,9 @@ while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done
 shift
 exec "$@"
 """
-# The disk is mounted over /sys: a directory that every host has and that holds no root file system.
-# Only this namespace of mounts sees it, which ends with the sandbox. One process makes all mounts:
-# each process takes 2 ms.
+# The disk is mounted over /sys, which every host has and which never contains a root file system.
+# Only the sandbox's own mount namespace sees it. One process makes all mounts, because each process
+# takes 2 ms.
 _MAKE_DISK = f"""
 set -e
 umask 022
@@ -49,8 +48,8 @@ group: files
 hosts: files' > $tree/etc/nsswitch.conf
 exec "$@"
 """
-# The lower directory is the current one: the user may be unable to reach it by its path, which
-# would also need escaping. PWD is unset because the environment of process 1 can be read inside.
+# The lower directory is the current one: the user may have no access to its path, which would also
+# need escaping. PWD is unset because the environment of process 1 can be read inside.
 _MAKE_ROOT = """
 set -e
 mkdir /sys/upper /sys/work /sys/rootfs
@@ -65,8 +64,8 @@ _ISOLATION = (
     # As process 1 the agent cannot be killed from inside, and it reaps orphans.
     *("--new-session", "--die-with-parent", "--as-pid-1", "--clearenv"),
 )
-# Bubblewrap reads the list of all mounts, the host's included, for each bind. Its --dev would mount
-# terminals without a limit.
+# Few binds, because bubblewrap reads the list of all mounts for each. Not --dev, which would mount
+# pseudo-terminals without a limit.
 _DEVICES = (
     *("--proc", "/proc"),
     *chain.from_iterable(("--dev-bind", name, name) for name in _DEVICE_FILES),
@@ -75,7 +74,7 @@ _DEVICES = (
     *("--symlink", "/proc/kcore", "/dev/core", "--symlink", "pts/ptmx", "/dev/ptmx"),
     *("--dev-bind", "/sys/pts", "/dev/pts"),
 )
-# Bubblewrap's own tmpfs, here /dev, and / at `strict`, have no size limit: they are read-only.
+# Bubblewrap's own tmpfs (/dev, and / at `strict`) have no size limit, so they are read-only.
 _SEALED_DEVICES = (
     *("--tmpfs", "/dev", *_DEVICES, "--bind", "/sys/tree/dev/shm", "/dev/shm"),
     *("--remount-ro", "/dev"),
@@ -89,7 +88,7 @@ _HOST_DATA = (
     *("/etc/pki/ca-trust/extracted", "/etc/pki/tls/certs"),
 )
 _OWN_PROGRAMS = "/var/local/bin"
-"""Inside, last in PATH: names that the host's /usr does not have."""
+"""A directory inside, last in PATH, for program names that the host's /usr lacks."""
 _WRITABLE_STRICT = ("/testbed", "/home", "/tmp")
 
 
@@ -98,13 +97,13 @@ class BwrapCommand:
     """The settings of the command that starts one sandbox."""
 
     isolation: Isolation
-    cgroup_entrances: tuple[str, ...]
+    cgroup_procs_files: tuple[str, ...]
     host_uid: int
     mounts: int
-    """A file descriptor with what `mount_table` returns."""
+    """A file descriptor with the output of `mount_table`."""
     has_own_root: bool
-    """Whether the sandbox has a root file system of its own: the directory that the command is
-    started in is then its lower directory. Else it has the host's /usr."""
+    """Whether the sandbox has its own root file system, with the current directory of the command
+    as its lower directory. Otherwise it has the host's /usr."""
     seccomp: int
     """A file descriptor with the system call filter."""
     inputs: Path | None
@@ -112,7 +111,7 @@ class BwrapCommand:
     def argv(self, payload: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command that starts the sandbox and in it `payload`."""
         return (
-            *_script(_ENTER_CGROUPS, *self.cgroup_entrances, "--"),
+            *_script(_ENTER_CGROUPS, *self.cgroup_procs_files, "--"),
             *as_user(self.host_uid),
             *("unshare", "--user", "--map-root-user", "--mount"),
             *_script(_MAKE_DISK, f"/proc/self/fd/{self.mounts}"),
@@ -146,18 +145,18 @@ class BwrapCommand:
 
 
 def mount_table(disk_options: str) -> bytes:
-    """Return the disk and the terminals of a sandbox in the format of fstab(5)."""
+    """Return the mounts of a sandbox's disk and terminals in the format of fstab(5)."""
     return (
         f"disk /sys tmpfs {disk_options} 0 0\n"
-        f"terminals /sys/pts devpts X-mount.mkdir,{TERMINALS} 0 0\n"
+        f"terminals /sys/pts devpts X-mount.mkdir,{DEVPTS_OPTIONS} 0 0\n"
     ).encode()
 
 
 @cache
 def _host_files(is_strict: bool) -> tuple[str, ...]:
-    """Return the arguments of bwrap for the host's own files, which are looked at once.
+    """Return bwrap's arguments for the host's files, which are looked up once per process.
 
-    At `standard` the disk is the root directory, so that no other directory on it needs a bind.
+    At `standard` the disk is the root directory, so its other directories need no bind.
     """
     data = chain.from_iterable(("--ro-bind-try", name, name) for name in _HOST_DATA)
     if not is_strict:
@@ -189,7 +188,7 @@ def _host_program(name: str) -> str | None:
 
 
 def as_user(uid: int) -> tuple[str, ...]:
-    """Return the prefix that runs a command as that user; nothing if we are not root."""
+    """Return the prefix that runs a command as that user; empty if we are not root."""
     if os.geteuid() != 0:
         return ()
     user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
@@ -197,5 +196,5 @@ def as_user(uid: int) -> tuple[str, ...]:
 
 
 def _script(text: str, *arguments: str) -> tuple[str, ...]:
-    """Return a shell script with `arguments`, which executes the command after them."""
+    """Return the command of a shell script with `arguments`; the script executes what follows."""
     return ("/bin/sh", "-c", text, "sh", *arguments)

@@ -1,122 +1,124 @@
-"""The byte streams between the host and an agent: `Duplex` for its input and output, which calls a
-callback as bytes arrive (asyncio's own streams wake a task for every piece), and `StderrTail` for
-its standard error."""
+"""The byte streams between the host and an agent: `ByteStreamProtocol` for the agent's input and
+output, and `StderrTail` for its standard error.
+
+Received bytes go to a callback: asyncio's own streams would wake a task for every piece.
+"""
 
 import asyncio
 
-from sandbox_runtime.backends.base import Take
+from sandbox_runtime.backends.base import DataCallback
 from sandbox_runtime.protocol import ProtocolError
 
 _EARLY_BYTES = 1 << 20
-"""How much is read before `listen` is called."""
+"""How much is buffered until `listen` is called."""
 _TURN_BYTES = 32 << 10
-"""How much the callback gets at a time; after each it may ask for a pause."""
+"""How much the callback gets in one call; after each call it may request a pause."""
 _MAX_UNREAD_BYTES = 256 << 10
-"""What `write_control` may queue behind bytes that the other side does not read."""
+"""How much `write_control` may queue while the peer does not read."""
 TAIL_BYTES = 4096
 """The end of an agent's standard error that is kept for error messages."""
 MAX_STDERR_BYTES = 1 << 20
-"""What an agent may write to its standard error in all its life: it writes there before it dies."""
+"""How much an agent may write to standard error in its lifetime; it uses it only for errors."""
 
 
 class StderrTail:
-    """The end of an agent's standard error, for error messages."""
+    """Keeps the end of an agent's standard error, for error messages."""
 
     def __init__(self) -> None:
         self._tail = b""
         self._left = MAX_STDERR_BYTES
 
     def add(self, data: bytes | bytearray) -> None:
-        """Keep the end. Raises ProtocolError beyond MAX_STDERR_BYTES."""
+        """Append to the tail. Raises ProtocolError after MAX_STDERR_BYTES in total."""
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         self._left -= len(data)
         if self._left < 0:
             raise ProtocolError(f"more than {MAX_STDERR_BYTES} bytes of diagnostics")
 
     def text(self) -> str:
-        """Return it, without space at its ends."""
+        """Return the tail as stripped text."""
         return self._tail.decode(errors="replace").strip()
 
 
-class Duplex(asyncio.Protocol):
-    """The host's end of a stream in both directions, as the protocol of an asyncio transport."""
+class ByteStreamProtocol(asyncio.Protocol):
+    """The host's end of a bidirectional byte stream: the protocol of an asyncio transport."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
         self._early = bytearray()
-        self._came = asyncio.Event()
-        """Set by bytes that arrive before `listen`, and at the end."""
-        self._take: Take | None = None
-        self._refused: ProtocolError | None = None
+        self._changed = asyncio.Event()
+        """Set by bytes that arrive before `listen`, and by the end of the stream."""
+        self._on_data: DataCallback | None = None
+        self._failure: ProtocolError | None = None
         self._rest: bytes | memoryview = b""
-        """What the callback gets after the pause."""
+        """Received bytes that the callback gets after the pause."""
         self._pause: asyncio.TimerHandle | None = None
         self._unread = 0
-        """What `write_control` has queued since the transport last had room."""
+        """Bytes that `write_control` has queued since the transport last had room."""
         self._ended = asyncio.Event()
         self._is_lost = False
         self._writable = asyncio.Event()
         self._writable.set()
 
-    async def listen(self, take: Take) -> None:
-        """Call `take` with all bytes that arrive, at the pace that it asks for, until the stream
+    async def listen(self, on_data: DataCallback) -> None:
+        """Call `on_data` with all bytes that arrive, at the pace that it asks for, until the stream
         ends. Raises ProtocolError."""
-        self._take = take
+        self._on_data = on_data
         try:
-            self._rest = self._drawn(len(self._early))
-            self._hand_over()
+            self._rest = self._take_early(len(self._early))
+            self._deliver()
             await self._ended.wait()
-            while self._pause:  # nothing more will arrive: the rest is taken turn by turn, at once
+            while self._pause:  # no more bytes arrive, so the rest is delivered without pauses
                 self._pause.cancel()
-                self._go_on()
+                self._resume()
                 await asyncio.sleep(0)
         finally:
-            self._take = None
-        if self._refused:
-            raise self._refused
+            self._on_data = None
+        if self._failure:
+            raise self._failure
 
-    async def until(self, mark: bytes) -> bytes:
-        """Return what arrives before `listen`, up to `mark` and with it. Raises ConnectionError if
-        the stream ends, and ValueError if the first MiB has no such mark."""
+    async def read_until(self, mark: bytes) -> bytes:
+        """Return the bytes before `listen`, up to and including `mark`. Raises ConnectionError if
+        the stream ends first, and ValueError if the first MiB has no such mark."""
         while (at := self._early.find(mark)) < 0:
             if self._ended.is_set():
-                raise ConnectionResetError("it ended before it had said all")
+                raise ConnectionResetError("the stream ended too early")
             if len(self._early) >= _EARLY_BYTES:
                 raise ValueError(f"no {mark!r} in its first {len(self._early)} bytes")
-            self._came.clear()
-            await self._came.wait()
-        return self._drawn(at + len(mark))
+            self._changed.clear()
+            await self._changed.wait()
+        return self._take_early(at + len(mark))
 
     async def drain(self) -> None:
-        """Wait until there is room to write. Raises BrokenPipeError."""
+        """Wait until the write buffer has room. Raises BrokenPipeError if the stream is closed."""
         while not self._writable.is_set():
             await self._writable.wait()
         if self._is_lost or self._transport.is_closing():
-            raise BrokenPipeError("nobody is at the other end any more")
+            raise BrokenPipeError("the other end is closed")
 
     def write(self, data: bytes) -> None:
-        """Queue without waiting. Callers await `drain` first, which keeps the queue short; a caller
-        that is cancelled there has queued nothing."""
+        """Queue data without waiting. Callers await `drain` first, which bounds the queue; a caller
+        that is cancelled in `drain` has queued nothing."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
     def write_control(self, data: bytes) -> None:
-        """Queue, with or without room. If the peer leaves too much of it unread, `listen` raises
-        ProtocolError."""
+        """Queue data even if the buffer has no room. If the peer leaves too much of it unread,
+        `listen` raises ProtocolError."""
         self._unread = 0 if self._writable.is_set() else self._unread + len(data)
         if self._unread > _MAX_UNREAD_BYTES:
-            self.refuse(ProtocolError("it does not read what it is sent"))
+            self.fail(ProtocolError("it does not read what it is sent"))
         else:
             self.write(data)
 
-    def refuse(self, error: ProtocolError) -> None:
-        """Take nothing more: `listen` raises the first error."""
-        self._refused = self._refused or error
-        self._take = None
+    def fail(self, error: ProtocolError) -> None:
+        """Stop reading and make `listen` raise the error; only the first error counts."""
+        self._failure = self._failure or error
+        self._on_data = None
         self._end()
 
     def abort(self) -> None:
-        """Close it without waiting for anything."""
+        """Close the stream at once and discard unsent data."""
         self._transport.abort()
 
     # Called by the transport
@@ -126,18 +128,18 @@ class Duplex(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._take is None:
+        if self._on_data is None:
             self._early += data
-            self._came.set()
+            self._changed.set()
             if len(self._early) >= _EARLY_BYTES:
                 self._transport.pause_reading()
             return
         self._rest = memoryview(data)
-        self._hand_over()
+        self._deliver()
 
     def eof_received(self) -> bool:
         self._end()
-        return True  # it may still be written to
+        return True  # keep the write direction open
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
@@ -152,9 +154,10 @@ class Duplex(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def _hand_over(self) -> None:
-        """Call the callback with what has arrived, up to the next pause."""
-        rest, self._rest = self._rest, b""  # else the buffer's memory could not be used again
+    def _deliver(self) -> None:
+        """Call the callback with the received bytes, up to the next pause."""
+        # A reference that stays would keep the transport from reusing the buffer's memory.
+        rest, self._rest = self._rest, b""
         for start in range(0, len(rest), _TURN_BYTES):
             if self._pauses_after(rest[start : start + _TURN_BYTES]):
                 self._rest = rest[start + _TURN_BYTES :]
@@ -162,29 +165,29 @@ class Duplex(asyncio.Protocol):
         self._transport.resume_reading()
 
     def _pauses_after(self, turn: bytes | memoryview) -> bool:
-        """Call the callback with the bytes of one turn; return whether the rest must wait."""
+        """Call the callback with the bytes of one turn; return whether it requested a pause."""
         try:
-            pause_s = self._take(turn) if self._take else None
+            pause_s = self._on_data(turn) if self._on_data else None
         except ProtocolError as error:
-            self.refuse(error)
+            self.fail(error)
             return False
         if pause_s is None:
             return False
         self._transport.pause_reading()
-        self._pause = asyncio.get_running_loop().call_later(pause_s, self._go_on)
+        self._pause = asyncio.get_running_loop().call_later(pause_s, self._resume)
         return True
 
-    def _go_on(self) -> None:
-        """Call the callback with the rest after a pause."""
+    def _resume(self) -> None:
+        """Call the callback with the remaining bytes after a pause."""
         self._pause = None
         if not self._pauses_after(b""):
-            self._hand_over()
+            self._deliver()
 
     def _end(self) -> None:
-        self._came.set()
+        self._changed.set()
         self._ended.set()
 
-    def _drawn(self, count: int) -> bytes:
-        drawn = bytes(self._early[:count])
+    def _take_early(self, count: int) -> bytes:
+        taken = bytes(self._early[:count])
         del self._early[:count]
-        return drawn
+        return taken

@@ -1,8 +1,8 @@
-"""Bounds on all processes of one sandbox together: its cgroup, of version 1 or 2.
+"""Limits on all processes of a sandbox together: its cgroup, version 1 or 2.
 
-Each lies at `llm-sandbox-proxy/<owner's pid>-<owner's start time>-<pid namespace>-<id>`, so that a
-later owner can tell what a dead one left behind from what is in use. Whether an owner in another
-namespace lives, a container's for one, cannot be told from here: what is theirs is left alone.
+The path of a cgroup is `llm-sandbox-proxy/<owner's pid>-<owner's start time>-<pid namespace>-<id>`,
+so that a later owner can find those of dead owners. Whether an owner in another pid namespace, such
+as a container's, still lives cannot be seen from here, so its cgroups are left alone.
 """
 
 import asyncio
@@ -17,26 +17,26 @@ from pathlib import Path
 from typing import Literal
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Pressure
+from sandbox_runtime.backends.base import LimitEvents
 from sandbox_runtime.errors import SandboxStartError
 
 logger = logging.getLogger(__name__)
 
 Version = Literal[1, 2]
 
-FOLDER = "llm-sandbox-proxy"
+CGROUP_DIR = "llm-sandbox-proxy"
 _REQUIRED = ("memory", "pids")
 _CONTROLLERS = (*_REQUIRED, "cpu")
 _CPU_PERIOD_US = 100_000
 _SWAP_FILES = ("memory.memsw.limit_in_bytes", "memory.swap.max")
-"""Missing where the kernel does not account swap."""
+"""Missing if the kernel does not account for swap."""
 _REMOVAL_PAUSES_S = (*(0.001 * 2**step for step in range(6)), *(0.05 for _ in range(80)))
 _OWNED = re.compile(r"(\d+)-(\d+)-(\d+)-\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A directory for sandboxes' cgroups and the controllers that work below it."""
+    """A directory of sandboxes' cgroups, and the controllers that are enabled below it."""
 
     folder: Path
     controllers: frozenset[str]
@@ -44,7 +44,7 @@ class Hierarchy:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """One sandbox's cgroup: version 1 has a directory per controller."""
+    """The cgroup of one sandbox. Version 1 has a directory for each controller."""
 
     version: Version
     name: str
@@ -55,23 +55,25 @@ class Cgroup:
         return tuple(each.folder / self.name for each in self.hierarchies)
 
     @property
-    def entrances(self) -> tuple[str, ...]:
-        """Where a process writes its pid to enter."""
+    def procs_files(self) -> tuple[str, ...]:
+        """The files to which a process writes its pid to enter the cgroup."""
         return tuple(f"{directory}/cgroup.procs" for directory in self.directories)
 
-    def limit(self, isolation: Isolation) -> None:
-        """Set its bounds, whatever they were. Raises SandboxStartError."""
+    def set_limits(self, isolation: Isolation) -> None:
+        """Set the limits of the cgroup. Raises SandboxStartError."""
         try:
             for hierarchy, directory in zip(self.hierarchies, self.directories, strict=True):
                 for controller in hierarchy.controllers:
-                    _bound(directory, _limits(self.version, controller, isolation))
+                    _write_limits(directory, _limit_files(self.version, controller, isolation))
         except OSError as error:
-            raise SandboxStartError(f"cannot bound cgroup {self.name!r}: {error}") from error
+            raise SandboxStartError(
+                f"cannot set the limits of cgroup {self.name!r}: {error}"
+            ) from error
 
-    def pressure(self) -> Pressure:
-        """How often its bounds were hit."""
+    def limit_events(self) -> LimitEvents:
+        """Return how often the limits were hit."""
         memory = "memory.oom_control" if self.version == 1 else "memory.events"
-        return Pressure(
+        return LimitEvents(
             oom_kills=self._count("memory", memory, "oom_kill"),
             pids_refused=self._count("pids", "pids.events", "max"),
         )
@@ -84,12 +86,12 @@ class Cgroup:
         return 0
 
     def discard(self) -> None:
-        """Remove it before anything has entered."""
+        """Remove the cgroup before any process has entered it."""
         for directory in self.directories:
             _remove_directory(directory)
 
     async def remove(self) -> None:
-        """End what still runs in it, and remove it. Safe to call twice."""
+        """Kill the processes in the cgroup and remove it. Safe to call twice."""
         for pause_s in _REMOVAL_PAUSES_S:
             if self._try_remove():
                 return
@@ -105,31 +107,31 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Where cgroups can be made on this host."""
+    """The place where cgroups can be created on this host."""
 
     version: Version
     hierarchies: tuple[Hierarchy, ...]
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """What they can bound, of memory, pids and cpu."""
+        """The enabled controllers among memory, pids and cpu."""
         present = frozenset[str]().union(*(each.controllers for each in self.hierarchies))
         return tuple(name for name in _CONTROLLERS if name in present)
 
     def create(self, id: str, isolation: Isolation) -> Cgroup:
-        """Make a cgroup with the isolation's bounds. Raises SandboxStartError."""
-        cgroup = Cgroup(self.version, f"{owner()}-{_pid_namespace()}-{id}", self.hierarchies)
+        """Create a cgroup with the isolation's limits. Raises SandboxStartError."""
+        cgroup = Cgroup(self.version, f"{process_key()}-{_pid_namespace()}-{id}", self.hierarchies)
         try:
             for directory in cgroup.directories:
                 directory.mkdir()
-            cgroup.limit(isolation)
+            cgroup.set_limits(isolation)
         except (OSError, SandboxStartError) as error:
             cgroup.discard()
-            raise SandboxStartError(f"cannot make cgroup {cgroup.name!r}: {error}") from error
+            raise SandboxStartError(f"cannot create cgroup {cgroup.name!r}: {error}") from error
         return cgroup
 
     async def sweep(self) -> int:
-        """Remove the cgroups of dead owners and what runs in them; returns how many sandboxes."""
+        """Remove the cgroups of dead owners with their processes; return how many there were."""
         names = {
             entry.name
             for hierarchy in self.hierarchies
@@ -142,15 +144,15 @@ class Cgroups:
 
 
 def find_cgroups(proc: Path = Path("/proc")) -> Cgroups | None:
-    """Where this process may bound memory and process numbers; None if nowhere."""
+    """Return where this process may limit memory and pids, or None if it may not."""
     mounts = list(_mounts(proc))
     return _find_version_1(mounts) or _find_version_2(mounts, proc)
 
 
-def owner(pid: int | None = None) -> str:
-    """A process as no later one is called: its pid and when it started. "" when it is gone."""
+def process_key(pid: int | None = None) -> str:
+    """Return a process's pid and start time, a key that is never reused; "" if it has ended."""
     pid = pid or os.getpid()
-    # The command's name, in brackets, may hold spaces and brackets; field 22 is the start time.
+    # The command's name, in parentheses, may hold any character; field 22 is the start time.
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return f"{pid}-{fields[19]}" if fields else ""
 
@@ -172,18 +174,19 @@ def _mounts(proc: Path) -> Iterator[_Mount]:
 
 
 def _find_version_1(mounts: list[_Mount]) -> Cgroups | None:
-    """At the top: a cgroup below our own would be out of sight for the sweep of a later owner."""
+    """Return cgroups at the top of the hierarchy: below our own cgroup, the sweep of a later owner
+    would not find them."""
     found: list[Hierarchy] = []
     for controller in _CONTROLLERS:
         for mount in mounts:
             if mount.type == "cgroup" and controller in mount.options:
                 folder = _folder_in(mount.point)
                 found += [Hierarchy(folder, frozenset({controller}))] if folder else []
-    return _enough(Cgroups(1, _merged(found)))
+    return _if_sufficient(Cgroups(1, _merged(found)))
 
 
 def _merged(hierarchies: list[Hierarchy]) -> tuple[Hierarchy, ...]:
-    """One per folder: controllers may be mounted together."""
+    """Return one hierarchy for each directory: controllers may be mounted together."""
     folders: dict[Path, frozenset[str]] = {}
     for each in hierarchies:
         folders[each.folder] = folders.get(each.folder, frozenset()) | each.controllers
@@ -191,13 +194,14 @@ def _merged(hierarchies: list[Hierarchy]) -> tuple[Hierarchy, ...]:
 
 
 def _find_version_2(mounts: list[_Mount], proc: Path) -> Cgroups | None:
-    """As near to the top as we may write: all of it for root, a user's part under systemd."""
+    """Return cgroups as near to the top as we may write: anywhere for root, in the user's own part
+    under systemd."""
     found = re.search(r"^0::(/.*)$", _read(proc / "self/cgroup"), re.MULTILINE)
     mount = next((each for each in mounts if each.type == "cgroup2"), None)
     if mount is None or found is None:
         return None
     below = Path(found[1].removeprefix(mount.root).strip("/"))
-    # In a container our own path may lie outside of what is mounted, and begin with "..".
+    # In a container our own path may lie outside the mount, and then begins with "..".
     parts = () if ".." in below.parts else below.parts
     for depth in range(len(parts) + 1):
         cgroups = _version_2_at(mount.point.joinpath(*parts[:depth]))
@@ -215,30 +219,32 @@ def _version_2_at(directory: Path) -> Cgroups | None:
         for controller in missing & frozenset(_CONTROLLERS):
             _try_write(level / "cgroup.subtree_control", f"+{controller}")
     enabled = _words(folder / "cgroup.subtree_control") & frozenset(_CONTROLLERS)
-    cgroups = _enough(Cgroups(2, (Hierarchy(folder, enabled),)))
+    cgroups = _if_sufficient(Cgroups(2, (Hierarchy(folder, enabled),)))
     if cgroups is None:
         _remove_directory(folder)
     return cgroups
 
 
-def _enough(cgroups: Cgroups) -> Cgroups | None:
+def _if_sufficient(cgroups: Cgroups) -> Cgroups | None:
     return cgroups if set(_REQUIRED) <= set(cgroups.controllers) else None
 
 
 def _folder_in(directory: Path) -> Path | None:
-    # Moving a process needs a say over where it comes from.
+    # Moving a process also needs write access to the cgroup that it comes from.
     if not os.access(directory / "cgroup.procs", os.W_OK):
         return None
-    folder = directory / FOLDER
+    folder = directory / CGROUP_DIR
     try:
         folder.mkdir(exist_ok=True)
     except OSError:
         return None
-    # Somebody else may have made it.
+    # Another user may have created it.
     return folder if os.access(folder, os.W_OK) else None
 
 
-def _limits(version: Version, controller: str, isolation: Isolation) -> tuple[tuple[str, str], ...]:
+def _limit_files(
+    version: Version, controller: str, isolation: Isolation
+) -> tuple[tuple[str, str], ...]:
     memory, quota = str(isolation.memory_mib << 20), str(int(isolation.cpus * _CPU_PERIOD_US))
     match version, controller:
         case 1, "memory":
@@ -253,8 +259,8 @@ def _limits(version: Version, controller: str, isolation: Isolation) -> tuple[tu
             return (("cpu.max", f"{quota} {_CPU_PERIOD_US}"),)
 
 
-def _bound(directory: Path, limits: tuple[tuple[str, str], ...]) -> None:
-    # In version 1 memory with swap may at no time be below memory alone.
+def _write_limits(directory: Path, limits: tuple[tuple[str, str], ...]) -> None:
+    # In version 1 the limit of memory with swap must never be below that of memory alone.
     first, value = limits[0]
     present = _read(f"{directory}/{first}").strip()
     is_raised = present.isdigit() and int(value) > int(present)
@@ -268,7 +274,7 @@ def _is_abandoned(name: str) -> bool:
     owned = _OWNED.fullmatch(name)
     if owned is None or owned[3] != _pid_namespace():
         return False
-    return owner(int(owned[1])) != f"{owned[1]}-{owned[2]}"
+    return process_key(int(owned[1])) != f"{owned[1]}-{owned[2]}"
 
 
 def _pid_namespace() -> str:
@@ -280,9 +286,9 @@ def _kill_members(directory: Path) -> None:
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
-            continue  # gone, or in a process namespace that we do not see
+            continue  # it has ended, or is in a pid namespace that we cannot see
         try:
-            # Asked again, now that the number cannot pass on to another process.
+            # Checked again: the pidfd now names the process, whatever reuses the number.
             if pid in _members(directory):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         except ProcessLookupError:
@@ -309,7 +315,7 @@ def _try_write(file: Path, text: str) -> None:
     try:
         _write(file, text)
     except OSError as error:
-        logger.debug("%s refuses %r: %s", file, text, error)
+        logger.debug("%s does not accept %r: %s", file, text, error)
 
 
 def _write(file: str | Path, text: str) -> None:

@@ -1,8 +1,9 @@
 """Sandboxes in Docker containers, on a local or a remote engine.
 
-The agent is the container's main process and is attached before it starts: no port is opened,
-`docker exec` is never used. Its standard input closes when the proxy dies, the agent ends with it,
-and the engine removes the container (`StdinOnce`, `AutoRemove`).
+The guest agent is the container's main process. The proxy attaches to its standard streams before
+it starts, so no port is opened and `docker exec` is never used. If the proxy dies, the agent's
+standard input closes, the agent ends, and the engine removes the container (`StdinOnce`,
+`AutoRemove`).
 """
 
 import asyncio
@@ -20,18 +21,23 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.docker_agent import AgentVolumes
 from sandbox_runtime.backends.docker_check import block_device, engine_checks, engine_info
-from sandbox_runtime.backends.docker_container import ContainerSpec, Image, image_of, is_runsc
+from sandbox_runtime.backends.docker_container import (
+    ContainerSpec,
+    ImageMetadata,
+    is_runsc,
+    parse_image,
+)
 from sandbox_runtime.backends.docker_disk import DiskUsage, DiskWatch, DockerDisk
 from sandbox_runtime.backends.docker_engine import (
     DockerEngine,
     EngineError,
     EngineJson,
-    MissingError,
+    NotFoundError,
 )
 from sandbox_runtime.backends.docker_guest import DockerGuest, RunscProcesses
-from sandbox_runtime.backends.limits import FILES_PER_MIB, SANDBOX, guest_user, new_uid
+from sandbox_runtime.backends.limits import FILES_PER_MIB, SANDBOX, guest_user, new_host_uid
 from sandbox_runtime.errors import SandboxStartError
-from sandbox_runtime.guest.agent import GuestConfig, agent_program, first_message
+from sandbox_runtime.guest.agent import LIFETIME_S, GuestConfig, agent_program, first_message
 from sandbox_runtime.ownership import Owner
 
 logger = logging.getLogger(__name__)
@@ -39,7 +45,6 @@ logger = logging.getLogger(__name__)
 INSTALL_LABEL = "llm-sandbox-proxy.install"
 OWNER_LABEL = "llm-sandbox-proxy.owner"
 EXPIRES_LABEL = "llm-sandbox-proxy.expires"
-LIFETIME_S = 24 * 3600.0
 GET_IMAGE = "pull it, or build it with `sandbox-proxy build-image`"
 _EXPIRY_GRACE_S = 60.0
 
@@ -47,11 +52,11 @@ T = TypeVar("T")
 
 
 class DockerBackend:
-    """A Docker engine and an image. `runtime` names one of the engine's, such as `runsc`.
+    """Starts sandboxes as containers of one image on one Docker engine.
 
-    `inputs` is a directory on the engine's host that all sandboxes see, read-only. A sandbox ends
-    after `lifetime_s`, or never if that is 0. Raises EngineMissingError if no engine answers, or,
-    with `needs_image`, if the engine does not have the image.
+    `runtime` is the name of one of the engine's runtimes, such as `runsc`. `inputs` is a directory
+    on the engine's host that all sandboxes see read-only. Raises EngineMissingError if no engine
+    answers, or, with `needs_image`, if the engine does not have the image.
     """
 
     def __init__(
@@ -62,13 +67,11 @@ class DockerBackend:
         runtime: str | None = None,
         host: str | None = None,
         inputs: Path | None = None,
-        lifetime_s: float = LIFETIME_S,
         needs_image: bool = False,
     ) -> None:
         self._image = image
         self._runtime = runtime
         self._inputs = inputs
-        self._lifetime_s = lifetime_s
         self._engine = DockerEngine(host, needs_image=image if needs_image else None)
         self._info = engine_info(self._engine.info, self._engine.url)
         self._owner = Owner(state_dir)
@@ -79,39 +82,34 @@ class DockerBackend:
         self._device = block_device(self._info)
         if self._device.path is None:
             why = self._device.why_not
-            logger.warning("nothing limits how fast sandboxes read and write the disk: %s", why)
+            logger.warning("the disk speed of sandboxes is not limited: %s", why)
         self._has_host_uids = self._info.has_host_uids and not is_runsc(runtime)
         self._runsc = RunscProcesses(state_dir) if is_runsc(runtime) else None
-        self._ours: set[str] = set()
-        """Our containers, from before the engine is asked for one until it was asked to remove it:
-        a sweep leaves them alone."""
+        self._own_containers: set[str] = set()
+        """The names of this process's containers, from before their creation until their removal
+        was requested; a sweep leaves them alone."""
 
     @property
     def name(self) -> str:
         return "docker"
 
-    @property
-    def runtimes(self) -> frozenset[str]:
-        """What the engine can run containers with."""
-        return self._info.runtimes
-
     async def start(self, isolation: Isolation) -> DockerGuest:
         name = f"sandbox-{self._owner.id}-{uuid.uuid4().hex[:12]}"
-        guest = DockerGuest(name, self._engine, self._runtime, self._runsc, self._forget)
-        self._ours.add(name)
+        guest = DockerGuest(name, self._engine, self._runtime, self._runsc, self._on_removed)
+        self._own_containers.add(name)
         try:
-            message = await _to_its_end(self._create(name, isolation))
+            message = await _finish(self._create(name, isolation))
             guest.stream = await self._engine.attach(name)
             await self._engine.start(name)
             guest.write(message)
             await guest.drain()
         except (EngineError, OSError) as error:
-            self._agents.forget()
+            self._agents.invalidate()
             await guest.kill()
             raise SandboxStartError(
                 f"cannot start a container of {self._image!r}: {error}"
             ) from error
-        except BaseException:  # refused or cancelled: nothing may be left on the engine
+        except BaseException:  # such as a cancellation: no container may be left on the engine
             with anyio.CancelScope(shield=True):
                 await guest.kill()
             raise
@@ -128,7 +126,7 @@ class DockerBackend:
         try:
             return await self._sweep()
         except EngineError as error:
-            logger.warning("leftovers could not be swept, the next sweep will: %s", error)
+            logger.warning("leftovers could not be swept, the next sweep tries again: %s", error)
             return 0
 
     async def check(self) -> list[Check]:
@@ -146,7 +144,7 @@ class DockerBackend:
         self._owner.release()
 
     async def _create(self, name: str, isolation: Isolation) -> bytes:
-        """Create a container and return the first message to its agent."""
+        """Create a container and return the first message for its agent."""
         image = await self._inspect_image()
         spec = ContainerSpec(
             image,
@@ -154,34 +152,36 @@ class DockerBackend:
             labels=self._labels | self._expiry(),
             runtime=self._runtime,
             inputs=self._inputs,
-            agent_volume=await self._agents.name(agent_program(image.machine), image),
+            agent_volume=await self._agents.volume_for(agent_program(image.machine), image),
             disk_device=self._device.path,
             host_uid=self._host_uid(isolation),
         )
-        container_id = await self._make(name, spec)
+        container_id = await self._create_container(name, spec)
         if self._runsc:
-            await asyncio.to_thread(self._runsc.note, name, container_id)
+            await asyncio.to_thread(self._runsc.record, name, container_id)
         return first_message(self._guest_config(isolation))
 
-    async def _make(self, name: str, spec: ContainerSpec) -> str:
+    async def _create_container(self, name: str, spec: ContainerSpec) -> str:
         if self._has_quota:
             try:
                 return await self._engine.create(name, replace(spec, quota=True).to_request())
             except EngineError as error:
                 if "quota" not in str(error):
                     raise
-                logger.info("the storage driver bounds no disk, so disks are watched: %s", error)
+                logger.info(
+                    "the storage driver sets no disk limit, so disks are watched: %s", error
+                )
                 self._has_quota = False
         return await self._engine.create(name, spec.to_request())
 
     def _guest_config(self, isolation: Isolation) -> GuestConfig:
-        config = GuestConfig(lifetime_s=self._lifetime_s)
+        config = GuestConfig()
         home = guest_user(isolation).home
         return replace(config, directories=(*config.directories, home))
 
     def _host_uid(self, isolation: Isolation) -> int | None:
-        """Return a uid of the host for one sandbox; None if root is inside, or uids are mapped."""
-        return new_uid() if self._has_host_uids and isolation.level == "strict" else None
+        """Return a host uid for one sandbox; None for root, or if the engine maps uids."""
+        return new_host_uid() if self._has_host_uids and isolation.level == "strict" else None
 
     def _users_at_strict(self) -> str:
         if self._has_host_uids:
@@ -189,28 +189,26 @@ class DockerBackend:
         return f"all sandboxes run as uid {SANDBOX.uid}"
 
     def _expiry(self) -> dict[str, str]:
-        """Return a label with the time when it must have ended by itself, in seconds since 1970."""
-        if not self._lifetime_s:
-            return {}
-        return {EXPIRES_LABEL: str(int(time.time() + self._lifetime_s + _EXPIRY_GRACE_S))}
+        """Return a label with the Unix time by which the container must have ended by itself."""
+        return {EXPIRES_LABEL: str(int(time.time() + LIFETIME_S + _EXPIRY_GRACE_S))}
 
     def _watch_disk(self, guest: DockerGuest, isolation: Isolation) -> None:
-        if not self._has_quota and isolation.level == "standard":  # else it is in memory
+        if not self._has_quota and isolation.level == "standard":  # at strict the disk is in memory
             mib = isolation.disk_mib
             self._watch.add(guest.id, DiskUsage(mib << 20, mib * FILES_PER_MIB), guest.stop)
 
-    def _forget(self, name: str) -> None:
-        self._ours.discard(name)
+    def _on_removed(self, name: str) -> None:
+        self._own_containers.discard(name)
         self._watch.discard(name)
 
-    async def _inspect_image(self) -> Image:
-        return image_of(await self._engine.image(self._image))
+    async def _inspect_image(self) -> ImageMetadata:
+        return parse_image(await self._engine.image(self._image))
 
     async def _sweep(self) -> int:
         label = f"{INSTALL_LABEL}={self._owner.install_id}"
         found = await self._engine.containers(label)
         removed = sum([await self._remove_leftover(each) for each in found])
-        # Whoever removes a container by hand leaves its volume.
+        # A container that was removed by hand leaves its volume behind.
         await self._engine.remove_unused_volumes(label)
         if self._runsc:
             await asyncio.to_thread(self._runsc.sweep, self._has_dead_owner)
@@ -221,11 +219,11 @@ class DockerBackend:
         return self._owner.is_dead(name.split("-")[1])
 
     async def _remove_leftover(self, container: EngineJson) -> bool:
-        """Remove a container that nobody uses: its owner is dead, its lifetime is over, or we lost
-        it to an engine that did not answer. Return whether it was removed."""
+        """Remove a container that is not in use: its owner is dead, its lifetime is over, or its
+        removal failed earlier. Return True if it was removed."""
         labels, name = container["Labels"], container["Names"][0].strip("/")
         expired = float(labels.get(EXPIRES_LABEL, "inf")) < time.time()
-        lost = name.startswith(f"sandbox-{self._owner.id}-") and name not in self._ours
+        lost = name.startswith(f"sandbox-{self._owner.id}-") and name not in self._own_containers
         if not expired and not lost and not self._owner.is_dead(labels.get(OWNER_LABEL, "")):
             return False
         try:
@@ -238,7 +236,7 @@ class DockerBackend:
     async def _check_image(self) -> Check:
         try:
             image = await self._inspect_image()
-        except MissingError:
+        except NotFoundError:
             return Check("docker image", False, f"{self._image!r} is missing: {GET_IMAGE}")
         try:
             agent_program(image.machine)
@@ -247,9 +245,9 @@ class DockerBackend:
         return Check("docker image", True, f"{self._image} {image.id[7:19]}")
 
 
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Wait until some work has ended, also if cancelled meanwhile."""
-    doing = asyncio.ensure_future(work)
+async def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, even if the caller is cancelled meanwhile."""
+    doing = asyncio.ensure_future(coroutine)
     try:
         return await asyncio.shield(doing)
     except asyncio.CancelledError:

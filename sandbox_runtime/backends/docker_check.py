@@ -1,4 +1,5 @@
-"""What a Docker engine says of itself, and what that means for the isolation of its sandboxes."""
+"""The properties of a Docker engine, and the doctor's checks of the isolation that follows from
+them."""
 
 import os
 import platform
@@ -11,7 +12,7 @@ from pathlib import Path
 from sandbox_runtime.backends.base import Check
 from sandbox_runtime.backends.docker_container import is_runsc
 from sandbox_runtime.backends.docker_engine import EngineJson
-from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_range
+from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_uid_range
 
 _LIMITS = {"memory": "MemoryLimit", "swap": "SwapLimit", "cpu": "CpuCfsQuota", "pids": "PidsLimit"}
 _NEEDED = ("memory", "pids")
@@ -21,27 +22,27 @@ _BLOCK_DEVICES, _DEVICES = Path("/sys/dev/block"), Path("/dev")
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """An engine's answer to `/info`, as far as sandboxes depend on it."""
+    """The properties of an engine that sandboxes depend on, from its `/info`."""
 
     version: str
     runtimes: frozenset[str]
     default_runtime: str
     security: Mapping[str, str]
-    """The security options: each name with the rest of what the engine says of it."""
+    """The security options by name, with their parameters."""
     limits: tuple[str, ...]
-    """Which of memory, swap, cpu and pids it can limit."""
+    """Which of memory, swap, cpu and pids the engine can limit."""
     limits_block_io: bool
     cgroup_version: str
     may_have_quota: bool
-    """Whether its storage driver may limit the disk of a container; only the driver knows."""
+    """Whether the storage driver may support disk limits; only an attempt shows it."""
     directory: Path | None
-    """Where it has its containers, if that is on this host."""
+    """The engine's data directory, if it is on this host."""
     has_host_uids: bool
-    """Whether the uids of containers are this host's, which sets a range of them aside."""
+    """Whether the uids of containers are host uids, so that HOST_UIDS can be used."""
 
 
 def engine_info(answer: EngineJson, url: str) -> EngineInfo:
-    """Read the answer of the engine at `url`."""
+    """Parse the `/info` response of the engine at `url`."""
     security = _security(answer)
     status = dict(answer.get("DriverStatus") or ())
     on_xfs = status.get("Backing Filesystem") == "xfs"
@@ -58,7 +59,7 @@ def engine_info(answer: EngineJson, url: str) -> EngineInfo:
         cgroup_version=str(answer.get("CgroupVersion", "1")),
         may_have_quota=answer.get("Driver") in _QUOTA_DRIVERS or on_xfs,
         directory=_directory(answer) if is_local else None,
-        has_host_uids=on_this_kernel and not maps_uids and has_range(),
+        has_host_uids=on_this_kernel and not maps_uids and has_uid_range(),
     )
 
 
@@ -69,7 +70,7 @@ def _security(answer: EngineJson) -> dict[str, str]:
 
 def _directory(answer: EngineJson) -> Path | None:
     directory = Path(answer.get("DockerRootDir") or "/nonexistent")
-    # With containerd's storage, which has a driver type, containers are in a place it does not say.
+    # With containerd's storage, which has a driver type, containers are in another directory.
     elsewhere = "driver-type" in dict(answer.get("DriverStatus") or ())
     here = answer.get("Name") == socket.gethostname() and not elsewhere
     return directory if here and os.access(directory, os.F_OK) else None
@@ -77,19 +78,20 @@ def _directory(answer: EngineJson) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class BlockDevice:
-    """The disk on which an engine keeps its containers."""
+    """The disk of an engine's data directory."""
 
     path: str | None
-    """The device's file, such as /dev/sda; None if the engine cannot limit reads and writes."""
+    """The device file, such as /dev/sda; None if the engine cannot limit reads and writes."""
     why_not: str = ""
 
 
 def block_device(
     engine: EngineInfo, *, numbers: Path = _BLOCK_DEVICES, devices: Path = _DEVICES
 ) -> BlockDevice:
-    """Return the whole disk below an engine's directory, for the kernel limits no partition.
+    """Return the disk of an engine's data directory: the whole disk, because the kernel cannot
+    limit a partition.
 
-    `numbers` has a link for each device of this host, `devices` its files.
+    `numbers` is the directory of links named by device number, `devices` that of device files.
     """
     directory = engine.directory
     if directory is None:
@@ -104,7 +106,7 @@ def block_device(
         named = re.search(r"^DEVNAME=(.+)$", (found / "uevent").read_text("utf-8"), re.MULTILINE)
     except FileNotFoundError:
         named = None
-    if named is None:  # btrfs, zfs, overlay and tmpfs count as devices that are none
+    if named is None:  # btrfs, zfs, overlay and tmpfs have device numbers without a block device
         return BlockDevice(None, f"the file system at {directory} names no block device")
     device = devices / named[1]
     if not device.exists():
@@ -115,7 +117,7 @@ def block_device(
 def engine_checks(
     engine: EngineInfo, runtime: str | None, disk: str, device: BlockDevice
 ) -> Iterator[Check]:
-    """Yield one check for each part of the isolation.
+    """Yield a check for each part of the isolation.
 
     `disk` says how the disk is limited, and `device` is the disk.
     """
@@ -130,8 +132,8 @@ def engine_checks(
 
 def _runtime(name: str, known: frozenset[str]) -> Check:
     if name not in known:
-        there = ", ".join(sorted(known))
-        return Check("docker runtime", False, f"the engine has no {name!r}; it has {there}")
+        names = ", ".join(sorted(known))
+        return Check("docker runtime", False, f"the engine has no {name!r}; it has {names}")
     return Check("docker runtime", True, _kernel(name))
 
 
@@ -139,8 +141,8 @@ def _kernel(name: str) -> str:
     if is_runsc(name):
         return f"{name}: each sandbox has a kernel of its own, in user space"
     return (
-        f"{name}: sandboxes SHARE THE HOST'S KERNEL, and a hole in it is a way out; for code that"
-        " nobody vouches for install runsc (gVisor) and set sandbox.docker.runtime"
+        f"{name}: sandboxes SHARE THE HOST'S KERNEL, and a kernel vulnerability lets code escape;"
+        " for untrusted code install runsc (gVisor) and set sandbox.docker.runtime"
     )
 
 
@@ -158,13 +160,13 @@ def _disk_speed(engine: EngineInfo, device: BlockDevice) -> str:
     limited = f"what each sandbox reads from {device.path} and writes to it is limited"
     if engine.cgroup_version == "2":
         return limited
-    return f"{limited}, but for writes that the page cache takes: those only cgroup v2 limits"
+    return f"{limited}, except writes to the page cache, which only cgroup v2 limits"
 
 
 def _seccomp(runtime: str, engine: EngineInfo) -> str:
     if "seccomp" not in engine.security:
-        return "the engine has no seccomp: nothing filters them"
-    return "answered by runsc's kernel" if is_runsc(runtime) else "filtered by our own profile"
+        return "the engine has no seccomp: they are not filtered"
+    return "handled by runsc's kernel" if is_runsc(runtime) else "filtered by our own profile"
 
 
 def _users(engine: EngineInfo) -> str:

@@ -1,4 +1,4 @@
-"""The request that creates a container: its isolation and its limits, in the engine's terms."""
+"""The request that creates a container: isolation and limits in the terms of Docker's API."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,34 +9,34 @@ from policies.isolation import Isolation
 from policies.workspace import SHARED_DIR, WORKING_DIR
 from sandbox_runtime.backends.docker_engine import EngineJson
 from sandbox_runtime.backends.limits import (
-    TERMINALS,
+    DEVPTS_OPTIONS,
     guest_user,
-    largest_disk_mib,
-    process_limits,
+    rlimits,
     tmpfs_options,
+    tmpfs_size_mib,
 )
 from sandbox_runtime.backends.seccomp import docker_seccomp_profile
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL")
-"""What apt and pip need of root inside; all others are dropped."""
+"""The capabilities that apt and pip need; all others are dropped."""
 AGENT_DIR = "/.agent"
 AGENT_PATH = f"{AGENT_DIR}/agent"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""What the engine takes where an image does not say."""
+"""The engine's default for images that set none."""
 RUNSC_PROGRAMS = "/usr/local/lib/runsc/bin"
-"""Where an image may have programs for runsc in place of its own. Debian's `ls` and `stat` pass
-statx a flag (AT_NO_AUTOMOUNT) that runsc's kernel refused for years."""
+"""A directory in which an image may have replacements of programs that fail on runsc. Debian's `ls`
+and `stat` pass a flag to statx (AT_NO_AUTOMOUNT) that older versions of runsc refuse."""
 _STRICT_DISKS = {WORKING_DIR: 1 / 2, "/tmp": 1 / 4, "/home": 1 / 8, "/run": 1 / 8}
-"""All that can be written at the strict level: the share of the disk that each has."""
+"""The writable directories at the strict level, and each one's share of the disk."""
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _VOLUME_MIB = 64
 _TTY_GROUP = 5
-"""As the engine's own terminals have it, and every distribution calls it `tty`."""
+"""The group of terminals: 5 in Docker's own devpts, and `tty` in all distributions."""
 _SHARED_MEMORY_BYTES = 64 << 20
 _RUNSC_PIDS = 256
 _RUNSC_PIDS_PER_PROCESS = 16
-"""runsc counts a sandbox's processes itself. The host's bound, on all threads of runsc, is for one
-that has gone wrong, and the end of the sandbox. Measured: up to 11 of them for a process inside."""
+"""runsc limits the processes inside by itself. The host's limit counts all threads of runsc (up to
+11 for a process inside, measured); reaching it ends the sandbox, so it is only a second barrier."""
 
 _MASKED = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
@@ -44,54 +44,54 @@ _MASKED = (
     *("/proc/sched_debug", "/proc/scsi", "/proc/slabinfo", "/proc/timer_list", "/proc/timer_stats"),
     *("/proc/vmallocinfo", "/sys/devices/virtual/powercap", "/sys/firmware"),
 )
-"""What the host's kernel says of itself to root, and so to the root inside: what engines hide, and
-more."""
+"""Files that show the host kernel's state to root, and so to root inside: those that Docker masks
+by default, and more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class ImageMetadata:
     """The image metadata that creating a container needs."""
 
     id: str
     machine: str
-    """As `uname -m` calls it, or the engine where that is all we know."""
+    """As `uname -m` names it, or, if unknown, as the engine does."""
     volumes: tuple[str, ...]
-    """Directories that the image wants on volumes."""
+    """Directories for which the image declares volumes."""
     path: str = _PATH
-    """Where it has its programs."""
+    """The image's PATH."""
 
 
-def image_of(answer: EngineJson) -> Image:
-    """Return the metadata in the engine's answer about an image."""
+def parse_image(answer: EngineJson) -> ImageMetadata:
+    """Parse the engine's description of an image."""
     config = answer["Config"]
     env = {name: value for name, _, value in (e.partition("=") for e in config.get("Env") or ())}
     architecture: str = answer.get("Architecture") or ""
     machine = _MACHINES.get(architecture, architecture)
     volumes = tuple(config.get("Volumes") or ())
-    return Image(answer["Id"], machine, volumes, env.get("PATH") or _PATH)
+    return ImageMetadata(answer["Id"], machine, volumes, env.get("PATH") or _PATH)
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """A container to create."""
+    """The settings of a container to create."""
 
-    image: Image
+    image: ImageMetadata
     isolation: Isolation
     labels: Mapping[str, str]
     agent_volume: str
-    """Holds the agent's program."""
+    """The volume that holds the guest agent's program."""
     runtime: str | None = None
     inputs: Path | None = None
-    """On the engine's host: shown read-only to all sandboxes."""
+    """A directory on the engine's host that all sandboxes see read-only."""
     host_uid: int | None = None
-    """The user and the group that its programs are; None: those of the isolation's level."""
+    """The uid and gid of its programs; None: those of the isolation's level."""
     quota: bool = False
-    """Whether the storage driver bounds the disk."""
+    """Whether the storage driver limits the disk."""
     disk_device: str | None = None
-    """The block device below the engine's directory, if I/O to it can be limited."""
+    """The block device of the engine's data directory, if its I/O can be limited."""
 
     def to_request(self) -> dict[str, Any]:
-        """Return the body of the request that creates it."""
+        """Return the body of the request that creates the container."""
         user, uid = guest_user(self.isolation), self._uid
         env = {"LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **user.env}
         if is_runsc(self.runtime):
@@ -105,14 +105,14 @@ class ContainerSpec:
             "User": f"{uid}:{uid}",
             "WorkingDir": "/",
             "Hostname": "sandbox",
-            # Its standard input ends with the connection that it came by.
+            # Standard input closes when the attached connection ends.
             **dict.fromkeys(("OpenStdin", "StdinOnce", "AttachStdin"), True),
             **dict.fromkeys(("AttachStdout", "AttachStderr"), True),
             "NetworkDisabled": True,
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
                 **self._isolation(),
-                **limits(self.isolation, self.runtime),
+                **resource_limits(self.isolation, self.runtime),
                 **self._disk(),
                 **self._disk_speed(),
             },
@@ -136,7 +136,7 @@ class ContainerSpec:
             "AutoRemove": True,
             "LogConfig": {"Type": "none"},
             "Runtime": self.runtime or "",
-            # The agent is process 1: nothing inside can kill it, and it collects the orphans.
+            # The agent is process 1: no process inside can kill it, and it reaps orphans.
             "Init": False,
             "ReadonlyRootfs": strict,
             "MaskedPaths": list(_MASKED),
@@ -147,17 +147,17 @@ class ContainerSpec:
         }
 
     def _rlimits(self) -> Mapping[str, int]:
-        # Under runsc a user inside is nobody else's user, so that his processes can be counted.
+        # runsc counts the processes of a user per sandbox, so RLIMIT_NPROC works there.
         processes = {"nproc": self.isolation.pids} if is_runsc(self.runtime) else {}
-        return {**process_limits(self.isolation), **processes}
+        return {**rlimits(self.isolation), **processes}
 
     def _disk(self) -> dict[str, Any]:
-        # runsc's own kernel has terminals of its own.
+        # runsc's kernel has its own terminals.
         terminals = [] if is_runsc(self.runtime) else [_terminals(self.labels)]
         mounts = [*terminals, agent_mount(self.agent_volume, is_read_only=True)]
         if self.inputs:
             mounts.append(_mount("bind", str(self.inputs), SHARED_DIR))
-        # An image's volumes would be disk that nothing bounds.
+        # An image's volumes would have no size limit.
         disks = {path: tmpfs_options(_VOLUME_MIB) + ",exec" for path in self.image.volumes}
         if self.isolation.level == "strict":
             disks |= self._strict_disks()
@@ -172,7 +172,7 @@ class ContainerSpec:
         return {"BlkioDeviceReadBps": rates, "BlkioDeviceWriteBps": rates}
 
     def _strict_disks(self) -> Mapping[str, str]:
-        size_mib, uid = largest_disk_mib(self.isolation), self._uid
+        size_mib, uid = tmpfs_size_mib(self.isolation), self._uid
         owner = f"uid={uid},gid={uid},mode=0755,exec"
         return {
             path: f"{tmpfs_options(int(size_mib * share))},{owner}"
@@ -180,8 +180,8 @@ class ContainerSpec:
         }
 
 
-def limits(isolation: Isolation, runtime: str | None) -> dict[str, int]:
-    """Return the limits that can be changed while a container runs."""
+def resource_limits(isolation: Isolation, runtime: str | None) -> dict[str, int]:
+    """Return the limits that can be changed in a running container."""
     memory, pids = isolation.memory_mib << 20, isolation.pids
     if is_runsc(runtime):
         pids = pids * _RUNSC_PIDS_PER_PROCESS + _RUNSC_PIDS
@@ -194,12 +194,12 @@ def limits(isolation: Isolation, runtime: str | None) -> dict[str, int]:
 
 
 def is_runsc(runtime: str | None) -> bool:
-    """Return whether a runtime, by its name, is gVisor's: each sandbox has a kernel of its own."""
+    """Return True if a runtime is gVisor's, by its name: each sandbox has its own kernel."""
     return runtime is not None and runtime.startswith("runsc")
 
 
 def agent_mount(volume: str, *, is_read_only: bool) -> dict[str, Any]:
-    """How a container has an agent's volume: never with what its image has in that place."""
+    """Return the mount of an agent's volume, which gets no content from the image."""
     mount = _mount("volume", volume, AGENT_DIR)
     return {**mount, "ReadOnly": is_read_only, "VolumeOptions": {"NoCopy": True}}
 
@@ -209,7 +209,7 @@ def _terminals(labels: Mapping[str, str]) -> dict[str, Any]:
 
     The engine removes it with the container; `sweep` removes those left over.
     """
-    options = {"type": "devpts", "device": "devpts", "o": f"{TERMINALS},gid={_TTY_GROUP}"}
+    options = {"type": "devpts", "device": "devpts", "o": f"{DEVPTS_OPTIONS},gid={_TTY_GROUP}"}
     return {
         "Type": "volume",
         "Target": "/dev/pts",

@@ -1,9 +1,9 @@
-"""The disk that an engine's containers share, and the watch that stops those who take too much.
+"""The disk that an engine's containers share, and a watch that stops sandboxes that exceed their
+limit. It is for storage drivers without limits of their own.
 
-For storage drivers that set no limit. No sandbox can have written more than the whole disk has been
-filled by since the sandbox was last measured; so a sandbox is measured only when that might have
-brought it over its limit, and now and then on a disk that changes. While nothing is written, the
-watch costs one question to the file system a second.
+Since its last measurement, a sandbox cannot have written more than was written to the whole disk.
+So it is measured only if that amount could exceed its limit, and now and then if the disk changes.
+While nothing is written, the watch costs one statvfs call per second.
 """
 
 import asyncio
@@ -25,27 +25,27 @@ from sandbox_runtime.backends.docker_engine import DockerEngine, EngineError, En
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
-_REST = 4
-_LONGEST_REST_S = 3.0
-"""The watch rests so much longer than it has measured, but never for longer than this: whoever
-makes measuring slow is not to gain time by it."""
+_REST_FACTOR = 4
+_MAX_REST_S = 3.0
+"""The watch rests _REST_FACTOR times as long as it has measured, but at most _MAX_REST_S: a sandbox
+that makes its measurement slow must not gain time by it."""
 _ROUND_S = 0.5
-"""How long it measures before it rests, with the others left to the next round."""
+"""How long a round measures; the remaining sandboxes are measured in the next round."""
 _RESERVE_BYTES = 1 << 30
-"""What is kept free on the host's disk, if it must be at the expense of sandboxes."""
-_FULL_ROUND = 8
-"""How many looks apart everybody is measured where anything is written or freed: what one frees
-hides what another writes at the same time."""
+"""How much of the host's disk is kept free, if necessary by stopping sandboxes."""
+_FULL_ROUND_CHECKS = 8
+"""If the disk changes, all sandboxes are measured once in so many checks, because space that one
+sandbox frees hides what another writes at the same time."""
 _LARGE_BYTES = 16 << 20
 """Stopping a sandbox with less would not help the host."""
 _BLOCK_BYTES = 512
 _FASTEST_BYTES_PER_S = 256 << 20
-"""What a disk that we cannot see is taken to be able to write."""
+"""The assumed write speed of a disk that cannot be inspected."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """What is taken of a disk; directories, links and all else count as files too."""
+    """Disk space and files in use; directories, links and all other entries count as files."""
 
     bytes: int = 0
     files: int = 0
@@ -55,14 +55,14 @@ class Disk(Protocol):
     """A disk that several sandboxes write to. `filled` and `free_bytes` may block."""
 
     def filled(self) -> DiskUsage:
-        """Return by how much anybody has filled it so far, at most. Never becomes less."""
+        """Return an upper bound of what has been written so far; it never decreases."""
 
     async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
-        """Return what one sandbox takes of it, counted until it is beyond `limit`; None if that
-        cannot be told now."""
+        """Return what one sandbox uses, counted until it exceeds `limit`; None if that is unknown
+        now."""
 
     def free_bytes(self) -> int | None:
-        """Return what is left; None if that cannot be told."""
+        """Return the free space, or None if it is unknown."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Watched:
     stop: Callable[[str], None]
     used: DiskUsage
     when_measured: DiskUsage
-    """How full the disk was then."""
+    """The value of `Disk.filled` at the last measurement."""
 
     def may_exceed(self, filled: DiskUsage) -> bool:
         since = self.when_measured
@@ -90,7 +90,7 @@ class _Watched:
 
 
 class DiskWatch:
-    """Watches sandboxes, from when they are added until they are discarded."""
+    """Watches the disk usage of sandboxes and stops those that exceed their limit."""
 
     def __init__(
         self, disk: Disk, *, period_s: float = _PERIOD_S, reserve_bytes: int = _RESERVE_BYTES
@@ -100,23 +100,23 @@ class DiskWatch:
         self._reserve_bytes = reserve_bytes
         self._watched: dict[str, _Watched] = {}
         self._filled = DiskUsage()
-        self._looks = 0
+        self._checks = 0
         self._free: int | None = None
         self._has_changed = False
         self._watching: asyncio.Task[None] | None = None
 
     def add(self, name: str, limit: DiskUsage, stop: Callable[[str], None]) -> None:
-        """Watch a sandbox that has just begun; `stop` is told why, once, if it must end."""
+        """Watch a new sandbox; `stop` is called once, with the reason, if it must end."""
         self._watched[name] = _Watched(limit, stop, DiskUsage(), self._filled)
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch(), name="disk watch")
 
     def discard(self, name: str) -> None:
-        """Stop to watch a sandbox. Safe to call twice."""
+        """Stop watching a sandbox. Safe to call twice."""
         self._watched.pop(name, None)
 
     async def aclose(self) -> None:
-        """Stop to watch."""
+        """Stop watching all sandboxes."""
         self._watched.clear()
         if self._watching:
             self._watching.cancel()
@@ -127,22 +127,22 @@ class DiskWatch:
         while self._watched:
             await asyncio.sleep(pause_s)
             started = time.monotonic()
-            reasons = await self._look(dict(self._watched))
-            rest_s = min(_REST * (time.monotonic() - started), _LONGEST_REST_S)
+            reasons = await self._check(dict(self._watched))
+            rest_s = min(_REST_FACTOR * (time.monotonic() - started), _MAX_REST_S)
             pause_s = max(self._period_s, rest_s)
             for name, why in reasons.items():
                 if watched := self._watched.pop(name, None):
-                    logger.warning("sandbox %s is stopped: %s", name, why)
+                    logger.warning("stopping sandbox %s: %s", name, why)
                     watched.stop(why)
 
-    async def _look(self, watched: dict[str, _Watched]) -> dict[str, str]:
-        """Return who must be stopped, and why."""
+    async def _check(self, watched: dict[str, _Watched]) -> dict[str, str]:
+        """Return the sandboxes that must be stopped, with the reasons."""
         filled, free = await asyncio.to_thread(
             lambda: (self._disk.filled(), self._disk.free_bytes())
         )
         self._filled = filled
-        everybody = self._is_full_round(free)
-        due = {name: each for name, each in watched.items() if everybody or each.may_exceed(filled)}
+        is_full = self._is_full_round(free)
+        due = {name: each for name, each in watched.items() if is_full or each.may_exceed(filled)}
         await self._measure(due, filled)
         reasons = {name: why for name, each in due.items() if (why := each.excess())}
         if not reasons and free is not None and free < self._reserve_bytes:
@@ -151,18 +151,18 @@ class DiskWatch:
         return reasons
 
     def _is_full_round(self, free: int | None) -> bool:
-        """Return whether more may have been written of late than the disk shows."""
+        """Return True if freed space may hide recent writes, so that all must be measured."""
         before, self._free = self._free, free
         if before is not None and free != before:
             self._has_changed = True
-        self._looks += 1
-        if self._looks % _FULL_ROUND or not self._has_changed:
+        self._checks += 1
+        if self._checks % _FULL_ROUND_CHECKS or not self._has_changed:
             return False
         self._has_changed = False
         return True
 
     async def _measure(self, due: dict[str, _Watched], filled: DiskUsage) -> None:
-        """Measure sandboxes for a while, those first whose last measurement is oldest."""
+        """Measure sandboxes for up to _ROUND_S, those with the oldest measurement first."""
         until = time.monotonic() + _ROUND_S
         for name, each in sorted(due.items(), key=lambda item: item[1].when_measured.bytes):
             used = await self._disk.used(name, each.limit)
@@ -173,10 +173,10 @@ class DiskWatch:
 
 
 def _largest(watched: dict[str, _Watched]) -> Iterator[tuple[str, str]]:
-    """Return the sandbox that has most, with the reason to stop it; nobody if all are small."""
+    """Yield the sandbox that uses most, with the reason to stop it; nothing if all are small."""
     name, largest = max(watched.items(), key=lambda item: item[1].used.bytes)
     if largest.used.bytes > _LARGE_BYTES:
-        had = f"of all sandboxes this one had most of it, {_mib(largest.used)} MiB"
+        had = f"this sandbox used more of it than any other, {_mib(largest.used)} MiB"
         yield name, f"the host's disk is nearly full, and {had}"
 
 
@@ -185,11 +185,11 @@ def _mib(used: DiskUsage) -> int:
 
 
 class DockerDisk:
-    """Where an engine keeps its containers.
+    """The disk of an engine's containers.
 
-    `directory` is the engine's, if it is on this host. Where we may read what a container has
-    written, it is measured here, and files that it has deleted and keeps open are found too. Else
-    the engine is asked, which knows only the sizes of the files that are there.
+    `directory` is the engine's data directory, if it is on this host. If the files of a container
+    can be read, they are measured here, including deleted files that are still open. Otherwise the
+    engine reports the size of the existing files only.
     """
 
     def __init__(self, engine: DockerEngine, directory: Path | None) -> None:
@@ -213,11 +213,11 @@ class DockerDisk:
     async def used(self, name: str, limit: DiskUsage) -> DiskUsage | None:
         try:
             container = await self._engine.container(name)
-            if (seen := await asyncio.to_thread(_seen, container, limit)) is not None:
+            if (seen := await asyncio.to_thread(_measure_files, container, limit)) is not None:
                 return seen
             return DiskUsage((await self._engine.container(name, size=True)).get("SizeRw") or 0)
         except (EngineError, OSError) as error:
-            logger.debug("the disk of %s cannot be measured: %s", name, error)
+            logger.debug("the disk usage of %s cannot be measured: %s", name, error)
             return None
 
     def free_bytes(self) -> int | None:
@@ -225,38 +225,38 @@ class DockerDisk:
         return left.bytes if left else None
 
     def _left(self) -> DiskUsage | None:
-        """Return what the file system has left; None if it cannot be seen."""
+        """Return the free space and files of the file system, or None if they are unknown."""
         if self._directory is None:
             return None
         try:
             system = os.statvfs(self._directory)
         except OSError as error:
-            logger.warning("the disk at %s cannot be seen: %s", self._directory, error)
+            logger.warning("the disk at %s cannot be inspected: %s", self._directory, error)
             return None
         return DiskUsage(system.f_bfree * system.f_frsize, system.f_ffree)
 
 
-def _seen(container: EngineJson, limit: DiskUsage) -> DiskUsage | None:
-    """Return what a container takes, from its files; None if they cannot be read from here."""
+def _measure_files(container: EngineJson, limit: DiskUsage) -> DiskUsage | None:
+    """Return what a container's files use, or None if they cannot be read."""
     directories = (container.get("GraphDriver") or {}).get("Data") or {}
     upper = Path(directories.get("UpperDir") or "/nonexistent")
     if not os.access(upper, os.R_OK | os.X_OK):
         return None
     if _hides_files(container):
         return DiskUsage(limit.bytes + 1)
-    written = _written(upper, limit)
+    written = _disk_usage(upper, limit)
     deleted = _deleted(container, Path(directories["MergedDir"]))
     return DiskUsage(written.bytes + deleted.bytes, written.files + deleted.files)
 
 
-def _written(top: Path, limit: DiskUsage) -> DiskUsage:
-    """Return what a directory with all below it takes, counted until it is beyond the limit."""
+def _disk_usage(top: Path, limit: DiskUsage) -> DiskUsage:
+    """Return what a directory tree uses, counted until it exceeds the limit."""
     size = files = 0
     seen: set[int] = set()
     try:
-        for status in _below(top):
+        for status in _walk(top):
             files += 1
-            if status.st_ino not in seen:  # else it is another link to the same file
+            if status.st_ino not in seen:  # else it is another hard link to the same file
                 seen.add(status.st_ino)
                 size += status.st_blocks * _BLOCK_BYTES
             if size > limit.bytes or files > limit.files:
@@ -264,11 +264,11 @@ def _written(top: Path, limit: DiskUsage) -> DiskUsage:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        files = sys.maxsize  # nested deeper than one can look
+        files = sys.maxsize  # nested deeper than a path can name
     return DiskUsage(size, files)
 
 
-def _below(top: Path) -> Iterator[os.stat_result]:
+def _walk(top: Path) -> Iterator[os.stat_result]:
     to_scan = [str(top)]
     while to_scan:
         for path, status in _entries(to_scan.pop()):
@@ -278,7 +278,7 @@ def _below(top: Path) -> Iterator[os.stat_result]:
 
 
 def _entries(directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what is in a directory, less what goes meanwhile."""
+    """Yield the entries of a directory, without those that disappear meanwhile."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
@@ -286,7 +286,7 @@ def _entries(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _deleted(container: EngineJson, root: Path) -> DiskUsage:
-    """Return what is in no directory any more but still open, in a container's processes."""
+    """Return what deleted files use that a container's processes still have open."""
     files: dict[int, int] = {}
     try:
         device = root.stat().st_dev
@@ -305,9 +305,9 @@ def _deleted(container: EngineJson, root: Path) -> DiskUsage:
 
 
 def _hides_files(container: EngineJson) -> bool:
-    """Return whether descriptors lie in a socket, sent and not received.
+    """Return True if a socket holds descriptors that were sent and not received.
 
-    The files that they keep cannot be seen, so the sandbox counts as beyond its limit.
+    Their files cannot be measured, so the sandbox counts as exceeding its limit.
     """
     sockets = (
         link
@@ -334,7 +334,7 @@ def _in_flight(info: Path) -> bool:
 
 
 def _processes(first: int) -> Iterator[int]:
-    """Yield a process and its descendants; all of a container descend from its first."""
+    """Yield a process and its descendants. All processes of a container descend from its first."""
     to_visit = [first] if first else []
     while to_visit:
         pid = to_visit.pop()

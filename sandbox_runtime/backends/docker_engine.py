@@ -1,4 +1,4 @@
-"""The client of a Docker engine: what is asked of its API, and a container's standard streams.
+"""The client of a Docker engine: the calls of its API, and a container's standard streams.
 
 All calls go over asyncio; the SDK only finds the engine, agrees on the version of the API and asks
 what the engine is, once, before any call. Through the SDK a call took a thread and several times
@@ -28,16 +28,16 @@ import requests.exceptions
 from docker.utils import kwargs_from_env
 from yarl import URL
 
-from sandbox_runtime.backends.base import Take
-from sandbox_runtime.backends.byte_stream import Duplex, StderrTail
+from sandbox_runtime.backends.base import DataCallback
+from sandbox_runtime.backends.byte_stream import ByteStreamProtocol, StderrTail
 from sandbox_runtime.errors import EngineMissingError
 from sandbox_runtime.protocol import FrameRate
 
 EngineJson = Mapping[str, Any]
-"""An object of the engine's API, with the API's own names."""
+"""A JSON object of the engine's API."""
 
 _TIMEOUT_S = 30
-"""How long the engine may take to connect, and between two pieces of an answer."""
+"""Timeout for connecting to the engine, and between two pieces of a response."""
 _REASON_CHARS = 500
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_EVENTS_BYTES = 1 << 20
@@ -45,9 +45,9 @@ _SDK_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestExcepti
 
 
 class EngineError(Exception):
-    """The engine refuses a request, with its reason in one line, or does not answer.
+    """The engine refused a request, for the reason in the text, or does not answer.
 
-    `status` is the HTTP status of its answer; 0 if there was none.
+    `status` is the HTTP status of the response, or 0 if there was none.
     """
 
     def __init__(self, reason: str, status: int = 0) -> None:
@@ -55,19 +55,19 @@ class EngineError(Exception):
         self.status = status
 
 
-class MissingError(EngineError):
+class NotFoundError(EngineError):
     """The engine has no such container, image or volume."""
 
 
 class ConflictError(EngineError):
-    """The name is taken, or the engine is already doing this."""
+    """The name exists already, or the engine is already performing the operation."""
 
 
 def connect(host: str | None = None) -> tuple[Any, str]:
-    """Return a docker.APIClient of the engine at `host`, or at DOCKER_HOST, and its address.
+    """Return a docker.APIClient for the engine at `host` or DOCKER_HOST, and the engine's URL.
 
-    Half of the client's methods have no types. Raises EngineMissingError.
-    """
+    Raises EngineMissingError. The result is Any, because many of the client's methods have no
+    types."""
     engine = {"DOCKER_HOST": host} if host else {}
     settings: dict[str, Any] = dict(kwargs_from_env(environment={**os.environ, **engine}))
     url = settings.get("base_url") or "unix:///var/run/docker.sock"
@@ -75,22 +75,22 @@ def connect(host: str | None = None) -> tuple[Any, str]:
         url = url.replace("tcp://", "https://")
     try:
         if url.startswith("unix://"):
-            # The SDK does not close a socket on which nobody listens.
+            # Tried first, because the SDK leaks its socket if the engine does not listen.
             with socket.socket(socket.AF_UNIX) as trial:
                 trial.connect(url.removeprefix("unix://"))
         client = docker.APIClient(version="auto", timeout=_TIMEOUT_S, **settings)
     except _SDK_ERRORS as error:
         raise EngineMissingError(f"no Docker engine answers at {url}: {error}") from error
-    # No proxy stands before a socket of this host, and to look for one took a fifth of each call.
+    # A unix socket needs no HTTP proxy, and the lookup of one took a fifth of each call.
     client.trust_env = not url.startswith("unix://")
     return client, url
 
 
 class DockerEngine:
-    """One engine, at `host` or at DOCKER_HOST.
+    """A client of the Docker engine at `host` or DOCKER_HOST.
 
-    The constructor blocks. It raises EngineMissingError if no engine answers, or if the engine has
-    no image `needs_image`. Connections open in the loop that makes the first call; calls raise
+    The constructor blocks. It raises EngineMissingError if no engine answers, or if the engine does
+    not have the image `needs_image`. All calls must come from one event loop; they raise
     EngineError.
     """
 
@@ -118,7 +118,7 @@ class DockerEngine:
         self._session: aiohttp.ClientSession | None = None
 
     async def image(self, name: str) -> EngineJson:
-        """Return what the engine knows of an image."""
+        """Return the metadata of an image."""
         found: EngineJson = await self._ask("GET", f"images/{name}/json")
         return found
 
@@ -128,7 +128,7 @@ class DockerEngine:
         return str(made["Id"])
 
     async def attach(self, name: str) -> "AttachStream":
-        """Return the standard streams of a container that is not started yet."""
+        """Attach to the standard streams of a container that has not started yet."""
         try:
             stream = await self._open_stream()
         except OSError as error:
@@ -140,13 +140,13 @@ class DockerEngine:
                 "Host: docker\r\nUpgrade: tcp\r\nConnection: Upgrade\r\n"
                 "Content-Length: 0\r\n\r\n".encode()
             )
-            head = await stream.until(b"\r\n\r\n")
+            head = await stream.read_until(b"\r\n\r\n")
             if head.split(b" ", 2)[1] not in (b"101", b"200"):
                 raise EngineError(f"the engine refused to attach: {head[:200]!r}")
         except (OSError, ValueError, IndexError) as error:
             stream.abort()
             raise EngineError(f"cannot attach to container {name}: {error}") from error
-        except BaseException:  # refused or cancelled
+        except BaseException:  # including a cancellation
             stream.abort()
             raise
         return stream
@@ -160,8 +160,8 @@ class DockerEngine:
         await self._call("POST", f"containers/{name}/update", body=limits)
 
     async def remove(self, name: str) -> None:
-        """Kill and remove a container; do nothing if there is none."""
-        with contextlib.suppress(MissingError):
+        """Kill and remove a container, if it exists."""
+        with contextlib.suppress(NotFoundError):
             try:
                 force = {"force": "1", "v": "1"}
                 await self._call("DELETE", f"containers/{name}", params=force)
@@ -170,8 +170,8 @@ class DockerEngine:
                 await self._call("POST", f"containers/{name}/wait", params=gone)
 
     async def container(self, name: str, *, size: bool = False) -> EngineJson:
-        """Return what the engine knows of a container; with `size` also how many bytes it has
-        written to its disk (`SizeRw`), which takes the engine longer."""
+        """Return the state of a container; with `size` also the bytes it has written to its disk
+        (`SizeRw`), which takes the engine longer."""
         params = {"size": str(int(size))}
         found: EngineJson = await self._ask("GET", f"containers/{name}/json", params=params)
         return found
@@ -183,22 +183,22 @@ class DockerEngine:
         return found
 
     async def exit_code(self, name: str, wait_s: float) -> int | None:
-        """Return the exit code of a container's main process; None if it still runs after
+        """Return the exit code of a container's main process, or None if it still runs after
         `wait_s`."""
         with anyio.move_on_after(wait_s):
             return int((await self._ask("POST", f"containers/{name}/wait"))["StatusCode"])
         if (await self.container(name))["State"]["Running"]:
             return None
-        raise EngineError(f"the engine does not tell how container {name} ended")
+        raise EngineError(f"the engine did not report how container {name} ended")
 
     async def events(self, name: str, *kinds: str) -> list[str]:
-        """Return which of these events happened to a container, oldest first, as far as the engine
-        remembers. The container may be gone.
+        """Return the events of these kinds of a container, oldest first, as far as the engine keeps
+        them. The container may have been removed.
 
-        Raises ValueError or KeyError if the engine answers in other terms than Docker's.
+        Raises ValueError or KeyError if the response is not Docker's format.
         """
-        # With an end in the past the engine answers at once instead of waiting for more events. The
-        # end is a time of the engine's clock.
+        # With `until` in the past the engine answers at once instead of waiting for more events.
+        # The time must be the engine's own.
         clock = (await self._ask("GET", "info"))["SystemTime"]
         until = {"until": f"{datetime.fromisoformat(clock).timestamp():.6f}"}
         filters = _filters(type=["container"], container=[name], event=list(kinds))
@@ -208,21 +208,21 @@ class DockerEngine:
         return [str(json.loads(line)["Action"]) for line in lines.splitlines() if line]
 
     async def get(self, container: str, path: str, max_bytes: int) -> bytes:
-        """Return a tar of what a container, running or not, has at a path; b"" if nothing is there.
-        A longer tar is cut somewhere after `max_bytes`."""
+        """Return a tar archive of a path in a container, running or not; b"" if the path does not
+        exist. The archive is cut off somewhere after `max_bytes`."""
         url, params = f"containers/{container}/archive", {"path": path}
         try:
             return await self._call("GET", url, params=params, max_bytes=max_bytes)
-        except MissingError:
+        except NotFoundError:
             return b""
 
     async def put(self, container: str, directory: str, tar: bytes) -> None:
-        """Unpack a tar in a container, running or not."""
+        """Unpack a tar archive in a container, running or not."""
         where = {"path": directory}
         await self._call("PUT", f"containers/{container}/archive", params=where, data=tar)
 
     async def make_volume(self, name: str) -> None:
-        """Create a volume unless there is one of that name."""
+        """Create a volume, unless one of that name exists."""
         await self._call("POST", "volumes/create", body={"Name": name})
 
     async def remove_unused_volumes(self, label: str) -> None:
@@ -233,21 +233,21 @@ class DockerEngine:
                 await self._call("DELETE", f"volumes/{volume['Name']}")
             except EngineError as error:
                 if not error.status:
-                    raise  # any refusal is fine: another sweep was faster
+                    raise  # a refusal is fine: another sweep has removed it
 
     async def aclose(self) -> None:
-        """Close all connections; the next call would open new ones."""
+        """Close all connections. A later call would open new ones."""
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
 
     async def _ask(self, method: str, path: str, **parts: Any) -> Any:
-        """Make a call and return its answer's JSON."""
+        """Make a request and return the parsed JSON of the response."""
         content = await self._call(method, path, **parts)
         try:
             return json.loads(content)
         except ValueError as error:
-            raise EngineError(f"it answers with what is no JSON: {error}") from error
+            raise EngineError(f"the response is not JSON: {error}") from error
 
     async def _call(
         self,
@@ -259,9 +259,11 @@ class DockerEngine:
         data: bytes | None = None,
         max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> bytes:
-        """Make a call and return its answer, cut somewhere after `max_bytes`."""
+        """Make a request and return the response body, cut off somewhere after `max_bytes`."""
         url = URL(f"{self._root}/{quote(path, safe='/:')}", encoded=True).with_query(params)
-        sent = io.BytesIO(data) if data is not None else None  # aiohttp would warn of large bytes
+        sent = (
+            io.BytesIO(data) if data is not None else None
+        )  # aiohttp warns if large bytes are passed directly
         content = bytearray()
         try:
             async with self._opened().request(method, url, json=body, data=sent) as answer:
@@ -272,7 +274,7 @@ class DockerEngine:
         except aiohttp.ClientError as error:
             raise EngineError(str(error)) from error
         if answer.status >= 400:
-            kinds = {404: MissingError, 409: ConflictError}
+            kinds = {404: NotFoundError, 409: ConflictError}
             kind = kinds.get(answer.status, EngineError)
             raise kind(_reason(bytes(content), answer.status), answer.status)
         return bytes(content)
@@ -281,7 +283,7 @@ class DockerEngine:
         if self._session is None:
             connector: aiohttp.BaseConnector
             if self._address.scheme == "unix":
-                # A socket of this host is opened in no time, so none is kept.
+                # Unix sockets open fast, so connections are not kept alive.
                 connector = aiohttp.UnixConnector(self._address.path, force_close=True)
             else:
                 connector = aiohttp.TCPConnector(ssl=self._tls() or True)
@@ -304,7 +306,8 @@ class DockerEngine:
         return stream
 
     def _tls(self) -> ssl.SSLContext | None:
-        """Return what DOCKER_CERT_PATH and DOCKER_TLS_VERIFY mean to the Docker command line."""
+        """Return the TLS settings of DOCKER_CERT_PATH and DOCKER_TLS_VERIFY, as Docker's CLI
+        does."""
         if self._address.scheme != "https":
             return None
         certificates = Path(os.environ.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
@@ -328,24 +331,24 @@ def _filters(**filters: list[str]) -> Mapping[str, str]:
 
 
 def _reason(content: bytes, status: int) -> str:
-    """Return why the engine refuses, from its answer."""
+    """Return the reason in an error response."""
     try:
         return str(json.loads(content)["message"])
     except (ValueError, KeyError, TypeError):
-        return content.decode(errors="replace").strip() or f"its status is {status}"
+        return content.decode(errors="replace").strip() or f"HTTP status {status}"
 
 
 FRAME_HEADER = struct.Struct(">BxxxI")
-"""Before each piece of output: the stream that it belongs to and its length."""
+"""The header of each piece of output: its stream and its length."""
 STDOUT = 1
 
 
-class AttachStream(Duplex):
+class AttachStream(ByteStreamProtocol):
     """The standard streams of a container's main process, over the engine's attach call.
 
-    The SDK's attach gives a blocking socket; to ask for the upgrade here serves unix, tcp and TLS
-    engines alike without a thread. When the connection ends, the container's standard input does
-    too (`StdinOnce`).
+    The SDK's attach returns a blocking socket, so the upgrade is requested here, which works the
+    same for unix, tcp and TLS. When the connection ends, the container's standard input closes
+    (`StdinOnce`).
     """
 
     def __init__(self) -> None:
@@ -353,29 +356,29 @@ class AttachStream(Duplex):
         self._buffer = bytearray()
         self._stderr = StderrTail()
         self._frame_rate = FrameRate()
-        """The rate of the engine's frames: each write of the agent may be one frame."""
+        """Limits the rate of the engine's frames; each write of the agent may be one frame."""
 
-    async def listen(self, take: Take) -> None:
-        """Hand over standard output until its end; the end of standard error is kept for
-        `last_words`. Raises ProtocolError."""
+    async def listen(self, on_data: DataCallback) -> None:
+        """Pass standard output to `on_data` until its end, and keep the tail of standard error.
+        Raises ProtocolError."""
 
         def demultiplex(data: bytes | memoryview) -> float | None:
             self._buffer += data
             output, frames = self._output()
-            pause_s = take(output)
+            pause_s = on_data(output)
             now_s = asyncio.get_running_loop().time()
             own_pause_s = self._frame_rate.pause_s(frames, len(data), now_s)
             return max(pause_s or 0.0, own_pause_s) if own_pause_s else pause_s
 
         await super().listen(demultiplex)
 
-    def last_words(self) -> str:
-        """Return the end of standard error."""
+    def stderr_tail(self) -> str:
+        """Return the tail of standard error."""
         return self._stderr.text()
 
     def _output(self) -> tuple[bytes, int]:
-        """Take the whole frames that have come; return what they hold of standard output, and how
-        many they are, those of standard error included."""
+        """Remove the complete frames from the buffer; return their standard output, and the number
+        of frames, including those of standard error."""
         output, frames = bytearray(), 0
         while len(self._buffer) >= FRAME_HEADER.size:
             stream, length = FRAME_HEADER.unpack_from(self._buffer)

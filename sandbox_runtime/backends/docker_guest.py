@@ -1,6 +1,6 @@
-"""A running container: its agent's byte stream, the cause of its end, and its removal.
+"""A running container: the byte stream of its guest agent, the cause of its end, and its removal.
 
-runsc leaves processes on this host when a container ends badly; `RunscProcesses` kills them.
+runsc may leave processes on this host when a container fails; `RunscProcesses` kills them.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from pathlib import Path
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Pressure, Take
-from sandbox_runtime.backends.docker_container import limits
+from sandbox_runtime.backends.base import DataCallback, LimitEvents
+from sandbox_runtime.backends.docker_container import resource_limits
 from sandbox_runtime.backends.docker_engine import (
     AttachStream,
     DockerEngine,
     EngineError,
-    MissingError,
+    NotFoundError,
 )
 from sandbox_runtime.errors import SandboxStartError
 
@@ -35,7 +35,7 @@ _RUNSC_PROGRAMS = ("runsc", "runsc-sandbox", "runsc-gofer", "containerd-shim-run
 
 
 class DockerGuest:
-    """One container. `on_end` is called when it is removed, or could not be."""
+    """One container. `on_end` is called once its removal has succeeded or failed."""
 
     def __init__(
         self,
@@ -46,23 +46,23 @@ class DockerGuest:
         on_end: Callable[[str], None],
     ) -> None:
         self.stream: AttachStream | None = None
-        """Set once the container is made and attached to."""
+        """Set once the container is created and attached."""
         self._name = name
         self._engine = engine
         self._runtime = runtime
         self._runsc = runsc
         self._on_end = on_end
         self._cause = ""
-        self._ending: asyncio.Task[bool] | None = None
+        self._removal: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
         return self._name
 
-    async def listen(self, take: Take) -> None:
+    async def listen(self, on_data: DataCallback) -> None:
         assert self.stream
-        await self.stream.listen(take)
-        if self._ending is None and not self._cause:
+        await self.stream.listen(on_data)
+        if self._removal is None and not self._cause:
             self._cause = await self._find_cause()
 
     async def drain(self) -> None:
@@ -77,61 +77,59 @@ class DockerGuest:
         assert self.stream
         self.stream.write_control(data)
 
-    async def kill(self) -> bool:
-        return await asyncio.shield(self._begin_to_end())
+    async def kill(self) -> None:
+        await asyncio.shield(self._start_removal())
 
     def stop(self, why: str) -> None:
         """Kill it without waiting; `last_words` will include the reason."""
         self._cause = self._cause or why
-        self._begin_to_end()
+        self._start_removal()
 
-    async def limit(self, isolation: Isolation) -> None:
+    async def resize(self, isolation: Isolation) -> None:
         try:
-            await self._engine.update(self._name, limits(isolation, self._runtime))
+            await self._engine.update(self._name, resource_limits(isolation, self._runtime))
         except EngineError as error:
             raise SandboxStartError(
                 f"the limits of sandbox {self._name} cannot be changed: {error}"
             ) from error
 
-    def pressure(self) -> Pressure | None:
-        return None  # the container shows its own counters inside
+    def limit_events(self) -> LimitEvents | None:
+        return None  # the agent inside reads the counters of the container
 
-    def last_words(self) -> str:
-        printed = self.stream.last_words() if self.stream else ""
+    def diagnostics(self) -> str:
+        printed = self.stream.stderr_tail() if self.stream else ""
         return "\n".join(filter(None, (printed, self._cause)))
 
-    def _begin_to_end(self) -> "asyncio.Task[bool]":
-        # One task for all who call: each returns when the container is gone, cancelled or not.
-        self._ending = self._ending or asyncio.create_task(self._end())
-        return self._ending
+    def _start_removal(self) -> "asyncio.Task[None]":
+        # One task for all callers: each waits until the container is removed.
+        self._removal = self._removal or asyncio.create_task(self._end())
+        return self._removal
 
-    async def _end(self) -> bool:
+    async def _end(self) -> None:
         if self.stream:
-            self.stream.abort()  # nothing is worth waiting for a peer that may be gone
+            self.stream.abort()  # do not wait for a peer that may not answer
         removing = asyncio.ensure_future(self._remove())
         done, _ = await asyncio.wait([removing], timeout=_REMOVAL_PATIENCE_S)
         if not done and self._runsc:
             await asyncio.to_thread(self._runsc.kill, self._name)
-        return await removing
+        await removing
 
-    async def _remove(self) -> bool:
+    async def _remove(self) -> None:
         try:
             await self._engine.remove(self._name)
         except EngineError as error:
-            logger.warning("%s could not be removed, a sweep will: %s", self._name, error)
-            return False
+            logger.warning("%s could not be removed, a sweep tries again: %s", self._name, error)
         finally:
             self._on_end(self._name)
             if self._runsc:
                 await asyncio.to_thread(self._runsc.end, self._name)
-        return True
 
     async def _find_cause(self) -> str:
-        """Return why the stream has ended, of which the engine may hear a little later than we."""
+        """Return why the stream has ended; the engine may learn it a little later than we do."""
         with anyio.move_on_after(_CAUSE_WAIT_S):
             try:
                 code = await self._engine.exit_code(self._name, _EXIT_WAIT_S)
-            except MissingError:  # it is removed already: the agent has ended, or was killed
+            except NotFoundError:  # removed already: the agent has ended or was killed
                 return await self._killed_by("")
             except EngineError as error:
                 return f"the engine closed the connection: {error}"
@@ -144,15 +142,15 @@ class DockerGuest:
         return "the engine closed the connection and does not answer"
 
     async def _killed_by(self, unknown: str) -> str:
-        """Return who killed the container, from the engine's events, or else `unknown`."""
+        """Return what killed the container, from the engine's events, or `unknown`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _EVENTS_WAIT_S
         try:
             events = await self._engine.events(self._name, "kill", "oom")
-            while not events and loop.time() < until_s:  # it hears of them later than we do
+            while not events and loop.time() < until_s:  # the engine records them with a delay
                 await asyncio.sleep(_EVENTS_EVERY_S)
                 events = await self._engine.events(self._name, "kill", "oom")
-        except (EngineError, ValueError, KeyError):  # an engine that keeps none, or others
+        except (EngineError, ValueError, KeyError):  # an engine without events, or with others
             return unknown
         if "kill" in events:
             return "its container was killed or removed from outside"
@@ -162,46 +160,47 @@ class DockerGuest:
 class RunscProcesses:
     """The processes on this host of an installation's runsc containers.
 
-    runsc leaves its kernel and file server running when a start fails, and the engine's shim when
-    so many processes end at once that it misses the end that matters. The engine has forgotten the
-    former and waits for the latter for good; only the container's id on their command lines tells
-    whose they are. So the ids are written to a directory before a container starts, for later
-    owners too: one file a container, with its name.
-    """
+    If a start fails, runsc leaves its kernel and file server running. If many processes end at
+    once, the engine's shim may miss the end of the main process and stay. The engine no longer
+    knows the former and waits forever for the latter; only the container's id on their command
+    lines shows to which container they belong. So the ids are written to a directory before a
+    container starts, also for later owners: one file for each container, named after it."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._notes = state_dir / "runsc"
-        self._notes.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._records = state_dir / "runsc"
+        self._records.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def note(self, name: str, container_id: str) -> None:
-        """Write down the id of a container that is about to start."""
-        (self._notes / name).write_text(container_id, encoding="ascii")
+    def record(self, name: str, container_id: str) -> None:
+        """Store the id of a container that is about to start."""
+        (self._records / name).write_text(container_id, encoding="ascii")
 
     def kill(self, name: str) -> None:
-        """Kill all that runs for a container."""
+        """Kill the processes of a container."""
         with contextlib.suppress(FileNotFoundError):
-            for pid in _processes_of((self._notes / name).read_text(encoding="ascii")):
-                logger.warning("container %s: runsc has left process %d, killed", name, pid)
+            for pid in _processes_of((self._records / name).read_text(encoding="ascii")):
+                logger.warning(
+                    "container %s: killed process %d, which runsc has left behind", name, pid
+                )
                 _kill(pid)
 
     def end(self, name: str) -> None:
-        """Kill what a removed container, or one that was never made, left running."""
+        """Kill the processes of a removed or failed container, and forget its id."""
         self.kill(name)
-        (self._notes / name).unlink(missing_ok=True)
+        (self._records / name).unlink(missing_ok=True)
 
     def sweep(self, is_leftover: Callable[[str], bool]) -> None:
-        """End what the containers named by `is_leftover` left running."""
-        for note in self._notes.iterdir():
-            if is_leftover(note.name):
-                self.end(note.name)
+        """Kill the processes of all containers for whose name `is_leftover` returns True."""
+        for record in self._records.iterdir():
+            if is_leftover(record.name):
+                self.end(record.name)
 
 
 def _processes_of(container_id: str) -> Iterator[int]:
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours to see
+        with contextlib.suppress(OSError):  # it has ended, or may not be read
             program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
-            told = any(container_id.encode() in argument for argument in arguments)
-            if told and container_id and Path(os.fsdecode(program)).name in _RUNSC_PROGRAMS:
+            matches = any(container_id.encode() in argument for argument in arguments)
+            if matches and container_id and Path(os.fsdecode(program)).name in _RUNSC_PROGRAMS:
                 yield int(process.name)
 
 

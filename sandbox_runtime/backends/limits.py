@@ -1,5 +1,5 @@
-"""Limits that every backend gives a sandbox: its users, rlimits, pseudo-terminals and the size of
-its disk. Open it to see what bounds a sandbox besides its cgroup."""
+"""Limits that every backend sets for a sandbox besides its cgroup: users, rlimits, pseudo-terminals
+and the size of its disk."""
 
 import secrets
 from collections.abc import Mapping
@@ -9,34 +9,34 @@ from pathlib import Path
 from policies.isolation import Isolation
 
 NOBODY = 65534
-UIDS = range(0x7800_0000, 0x7FFE_0000)
-"""The host's users that sandboxes run as where the proxy is root and may choose. The kernel counts
-some resources for a user, in all namespaces together: open files on their way through sockets, the
-memory of pipes, queued signals. Sandboxes of different users do not share these.
+HOST_UIDS = range(0x7800_0000, 0x7FFE_0000)
+"""The host uids of sandboxes if the proxy runs as root. The kernel counts some resources per user
+across all namespaces: open files in flight through sockets, pipe memory, queued signals. Sandboxes
+with different uids do not share these counters.
 
-The range is a part of the one that distributions leave unused (systemd's "UIDs and GIDs"): above
-the uids that SSSD gives to users of an Active Directory, below systemd's own for foreign images."""
+The range lies in the one that distributions leave unused (systemd's "UIDs and GIDs"): above the
+uids that SSSD gives to Active Directory users, below those of systemd for foreign images."""
 PENDING_SIGNALS = 2048
-"""Queued signals and POSIX timers, counted for each user of each user namespace. Where the root of
-several sandboxes is the same user, as with Docker's runc, they have this many together; the host's
-own processes may have more by their higher limit (a host of 1 GiB of memory has about 4000)."""
+"""Queued signals and POSIX timers, counted per user and user namespace. Sandboxes whose root is the
+same user, as with Docker's runc, share this number; the host's own processes have a higher limit
+(about 4000 on a host with 1 GiB of memory)."""
 MESSAGE_QUEUE_BYTES = 0
-"""No POSIX message queues: a host lets a user have about nine of the usual size, in all of its user
-namespaces together, so the first sandbox would leave none for the next."""
+"""No POSIX message queues: a host allows each user about nine of the default size, in all its user
+namespaces together, so one sandbox could use up those of all others."""
 PSEUDO_TERMINALS = 32
-"""Of those that a host has for all sandboxes: 3072, by kernel.pty.max and kernel.pty.reserve."""
-TERMINALS = f"newinstance,ptmxmode=0666,mode=0620,max={PSEUDO_TERMINALS},nosuid,noexec"
-"""Mount options of a devpts, the file system that gives out pseudo-terminals."""
-SHARE_OF_MEMORY = 0.75
-"""How much of its memory a sandbox may fill with files where its disk is a tmpfs: a full disk is to
-be an error that the model can read, not the end of all its processes."""
+"""Per sandbox; a host has 3072 for all sandboxes (kernel.pty.max less kernel.pty.reserve)."""
+DEVPTS_OPTIONS = f"newinstance,ptmxmode=0666,mode=0620,max={PSEUDO_TERMINALS},nosuid,noexec"
+"""Mount options of devpts, the file system of pseudo-terminals."""
+TMPFS_MEMORY_SHARE = 0.75
+"""The share of a sandbox's memory that files may take if its disk is a tmpfs. A full disk must give
+an error that the model can read, before memory runs out and processes are killed."""
 FILES_PER_MIB = 128
-"""The number of files is limited too: a file of no bytes takes kernel memory."""
+"""Limits the number of files, because even an empty file takes kernel memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuestUser:
-    """The user that programs inside a sandbox run as; the backend maps it to a user of the host."""
+    """The user of programs inside a sandbox; the backend maps it to a user of the host."""
 
     uid: int
     name: str
@@ -44,7 +44,7 @@ class GuestUser:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What programs look up about themselves, also where /etc/passwd does not know the user."""
+        """The environment that names the user and the home directory, even without /etc/passwd."""
         return {"HOME": self.home, "USER": self.name}
 
 
@@ -53,35 +53,36 @@ SANDBOX = GuestUser(1000, "sandbox", "/home/sandbox")
 
 
 def guest_user(isolation: Isolation) -> GuestUser:
-    """Return root, who may install packages, or at the strict level an ordinary user."""
+    """Return root, which may install packages, or an ordinary user at the strict level."""
     return SANDBOX if isolation.level == "strict" else ROOT
 
 
-def new_uid() -> int:
-    """Return a random uid of UIDS: two sandboxes rarely get the same, and nobody can guess it."""
-    return secrets.choice(UIDS)
+def new_host_uid() -> int:
+    """Return a random uid of HOST_UIDS; it is unguessable and rarely given to two sandboxes."""
+    return secrets.choice(HOST_UIDS)
 
 
-def has_range(proc: Path = Path("/proc")) -> bool:
-    """Return whether UIDS exist here: the user namespace of a container may not map them."""
+def has_uid_range(proc: Path = Path("/proc")) -> bool:
+    """Return whether HOST_UIDS exist here; in a container its user namespace may not map them."""
     return all(_is_mapped(proc / "self" / name) for name in ("uid_map", "gid_map"))
 
 
 def _is_mapped(file: Path) -> bool:
     try:
         lines = file.read_text(encoding="ascii").splitlines()
-    except FileNotFoundError:  # no Linux
+    except FileNotFoundError:  # not Linux
         return False
     parts = [tuple(map(int, line.split())) for line in lines]
-    return any(first <= UIDS.start and first + count >= UIDS.stop for first, _, count in parts)
+    return any(
+        first <= HOST_UIDS.start and first + count >= HOST_UIDS.stop for first, _, count in parts
+    )
 
 
-def process_limits(isolation: Isolation) -> Mapping[str, int]:
-    """Return the rlimits of a sandbox's processes, hard and soft, by lower-case name (`nofile`)."""
+def rlimits(isolation: Isolation) -> Mapping[str, int]:
+    """Return the hard and soft rlimits of a sandbox's processes, by lower-case name (`nofile`)."""
     return {
         "nofile": isolation.open_files,
-        # With 0 a crash inside would still start the host's core handler, as root: only 1 byte
-        # keeps the kernel from it.
+        # Not 0, with which a crash inside would still start the host's core handler as root.
         "core": 1,
         "fsize": isolation.disk_mib << 20,
         "sigpending": PENDING_SIGNALS,
@@ -89,12 +90,12 @@ def process_limits(isolation: Isolation) -> Mapping[str, int]:
     }
 
 
-def largest_disk_mib(isolation: Isolation) -> int:
+def tmpfs_size_mib(isolation: Isolation) -> int:
     """Return the size of a tmpfs whose files are charged to the sandbox's memory."""
-    return min(isolation.disk_mib, int(isolation.memory_mib * SHARE_OF_MEMORY))
+    return min(isolation.disk_mib, int(isolation.memory_mib * TMPFS_MEMORY_SHARE))
 
 
 def tmpfs_options(size_mib: int) -> str:
-    """Return mount options with hard limits: beyond them a write fails with ENOSPC."""
+    """Return tmpfs mount options with hard limits; a write beyond them fails with ENOSPC."""
     size_mib = max(1, size_mib)
     return f"size={size_mib}m,nr_inodes={size_mib * FILES_PER_MIB},nosuid,nodev"

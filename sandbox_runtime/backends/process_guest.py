@@ -1,4 +1,4 @@
-"""A guest that is a child process of ours: one socket for its input and output."""
+"""A guest that is a child process of the proxy, with one socket for its input and output."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Pressure, Take
-from sandbox_runtime.backends.byte_stream import Duplex, StderrTail
+from sandbox_runtime.backends.base import DataCallback, LimitEvents
+from sandbox_runtime.backends.byte_stream import ByteStreamProtocol, StderrTail
 from sandbox_runtime.backends.cgroups import Cgroup
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.protocol import ProtocolError
@@ -24,24 +24,24 @@ _END_WAIT_S = 10.0
 
 
 class StderrReader(asyncio.Protocol):
-    """Reads a process's standard error to its end; too much is for `refuse`."""
+    """Reads a process's standard error to its end; calls `fail` if the process writes too much."""
 
-    def __init__(self, refuse: Callable[[ProtocolError], None]) -> None:
+    def __init__(self, fail: Callable[[ProtocolError], None]) -> None:
         self.complete = asyncio.Event()
         self.tail = StderrTail()
-        self._refuse = refuse
+        self._fail = fail
 
     def data_received(self, data: bytes) -> None:
         try:
             self.tail.add(data)
         except ProtocolError as error:
-            self._refuse(error)
+            self._fail(error)
 
     def eof_received(self) -> None:
         self.complete.set()
 
     async def wait(self) -> None:
-        """Until all is read; not for long, as somebody may hold the pipe open."""
+        """Wait until standard error is closed, for a short time: a descendant may hold it open."""
         try:
             async with asyncio.timeout(_STDERR_WAIT_S):
                 await self.complete.wait()
@@ -53,14 +53,14 @@ Stderr = tuple[asyncio.ReadTransport, StderrReader]
 
 
 class ProcessGuest:
-    """A child process in its own session and, where there are any, its own cgroup."""
+    """A child process in its own session and, if the host has cgroups, its own cgroup."""
 
     def __init__(
         self,
         id: str,
         process: subprocess.Popen[bytes],
         pidfd: int,
-        stdio: Duplex,
+        stdio: ByteStreamProtocol,
         stderr: Stderr,
         cgroup: Cgroup | None,
     ) -> None:
@@ -93,41 +93,42 @@ class ProcessGuest:
     def write_control(self, data: bytes) -> None:
         self._stdio.write_control(data)
 
-    async def listen(self, take: Take) -> None:
-        await self._stdio.listen(take)
+    async def listen(self, on_data: DataCallback) -> None:
+        await self._stdio.listen(on_data)
         await self._stderr_reader.wait()
 
-    async def limit(self, isolation: Isolation) -> None:
+    async def resize(self, isolation: Isolation) -> None:
         if self._cgroup is None:
             raise SandboxStartError(
-                f"the limits of sandbox {self._id} cannot be changed: no cgroup can be written here"
+                f"the limits of sandbox {self._id} cannot be changed: no cgroup is writable here"
             )
-        self._cgroup.limit(isolation)
+        self._cgroup.set_limits(isolation)
 
-    def pressure(self) -> Pressure | None:
-        return self._cgroup.pressure() if self._cgroup else None
+    def limit_events(self) -> LimitEvents | None:
+        return self._cgroup.limit_events() if self._cgroup else None
 
-    def last_words(self) -> str:
-        kills = self._cgroup.pressure().oom_kills if self._cgroup else 0
+    def diagnostics(self) -> str:
+        kills = self._cgroup.limit_events().oom_kills if self._cgroup else 0
         memory = f"memory ran out and {kills} of its processes were killed" if kills else ""
         return "\n".join(filter(None, (self._stderr_reader.tail.text(), memory)))
 
-    async def kill(self) -> bool:
+    async def kill(self) -> None:
         if self._process.returncode is None:
-            # The group, since bwrap's child is not yet tied to its parent while it sets up.
+            # The whole group: until bwrap has set up the sandbox, its child survives it.
             os.killpg(self._process.pid, signal.SIGKILL)
         try:
             async with asyncio.timeout(_END_WAIT_S):
                 await self._ended.wait()
         except TimeoutError:
-            logger.warning("sandbox %s: process %d does not end", self._id, self._process.pid)
+            logger.warning(
+                "sandbox %s: process %d does not end after SIGKILL", self._id, self._process.pid
+            )
         self._stdio.abort()
-        # Process 1 of the sandbox holds the other end: its end is the end of all.
+        # Process 1 of the sandbox holds the other end, and all processes end with it.
         await self._stderr_reader.wait()
         self._stderr.close()
         if self._cgroup:
             await self._cgroup.remove()
-        return self._ended.is_set() and self._stderr_reader.complete.is_set()
 
     def _reap(self) -> None:
         if self._process.poll() is not None:
@@ -147,12 +148,13 @@ async def spawn(
 ) -> ProcessGuest:
     """Start `command` as a guest. Raises SandboxStartError.
 
-    Call it in a thread that lives as long as the guest: the kernel ends one with the other.
+    The calling thread must live as long as the guest: bwrap's --die-with-parent ends the guest with
+    the thread.
     """
-    with ExitStack() as undo, ExitStack() as theirs:
-        ours, stdio = await _connect_stdio(undo, theirs)
-        stderr, write_end = await _connect_stderr(ours, undo, theirs)
-        # Nothing below waits, so no cancellation leaves a process without an owner.
+    with ExitStack() as undo, ExitStack() as child_ends:
+        ours, stdio = await _connect_stdio(undo, child_ends)
+        stderr, write_end = await _connect_stderr(ours, undo, child_ends)
+        # Nothing below awaits, so a cancellation cannot leave a process without an owner.
         try:
             process = subprocess.Popen(  # noqa: ASYNC220 - takes 2 ms, and see the docstring
                 command,
@@ -173,22 +175,24 @@ async def spawn(
     return ProcessGuest(id, process, pidfd, ours, stderr, cgroup)
 
 
-async def _connect_stdio(undo: ExitStack, theirs: ExitStack) -> tuple[Duplex, int]:
-    """Our end of a socket, and theirs."""
+async def _connect_stdio(undo: ExitStack, child_ends: ExitStack) -> tuple[ByteStreamProtocol, int]:
+    """Return our end of a socket, and the descriptor of the child's end."""
     ours, stdio = socket.socketpair()
-    theirs.enter_context(stdio)
+    child_ends.enter_context(stdio)
     connect = asyncio.get_running_loop().create_unix_connection
-    _, duplex = await connect(Duplex, sock=ours)
-    undo.callback(duplex.abort)
-    return duplex, stdio.fileno()
+    _, stream = await connect(ByteStreamProtocol, sock=ours)
+    undo.callback(stream.abort)
+    return stream, stdio.fileno()
 
 
-async def _connect_stderr(stdio: Duplex, undo: ExitStack, theirs: ExitStack) -> tuple[Stderr, int]:
-    """Our end of a pipe, and theirs."""
+async def _connect_stderr(
+    stdio: ByteStreamProtocol, undo: ExitStack, child_ends: ExitStack
+) -> tuple[Stderr, int]:
+    """Return our end of a pipe, and the descriptor of the child's end."""
     read_end, write_end = os.pipe()
-    theirs.callback(os.close, write_end)
+    child_ends.callback(os.close, write_end)
     pipe = open(read_end, "rb", buffering=0)  # noqa: ASYNC230, PTH123, SIM115 - no file, no path
     connect = asyncio.get_running_loop().connect_read_pipe
-    transport, reader = await connect(lambda: StderrReader(stdio.refuse), pipe)
+    transport, reader = await connect(lambda: StderrReader(stdio.fail), pipe)
     undo.callback(transport.close)
     return (transport, reader), write_end

@@ -1,8 +1,8 @@
 """The system calls that a sandbox may make: the policy, and its two encodings.
 
-The policy is an allowlist: a system call that is not in SYSCALL_NUMBERS does not exist in a
-sandbox, and neither does what a later kernel adds. Of the table everything is allowed that is not
-named in ARG_FILTERED, UNIMPLEMENTED or REFUSED. `bpf_filter` encodes the policy for the kernel, as
+The policy is an allowlist: system calls that are not in SYSCALL_NUMBERS, such as those that a later
+kernel adds, do not exist in a sandbox. Those in the table are allowed unless ARG_FILTERED,
+UNIMPLEMENTED or REFUSED names them. `bpf_filter` encodes the policy for the kernel, as
 a program of classic BPF, and `docker_seccomp_profile` for Docker, as a profile in JSON.
 """
 
@@ -53,8 +53,8 @@ _HARMLESS_PERSONALITIES = (0, 8, 0xFFFF_FFFF)
 _TERMINAL_ATTACKS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX put input into a terminal; TIOCSETD loads line disciplines."""
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x4_0000, 0x4, 0x800
-"""The host reserves huge pages for its own programs, and no memory limit counts them. Programs that
-ask for some use ordinary pages when they get none."""
+"""The host reserves huge pages for its own programs, and no memory limit counts them. Programs fall
+back to ordinary pages."""
 
 ARG_FILTERED: Mapping[str, Rule] = {
     "clone": MaskClear(0, _NEW_NAMESPACES),
@@ -67,8 +67,8 @@ ARG_FILTERED: Mapping[str, Rule] = {
     "memfd_create": MaskClear(1, _MFD_HUGETLB),
     "shmget": MaskClear(2, _SHM_HUGETLB),
 }
-"""Calls that are allowed with some values of an argument. The kernel looks at the lower halves of
-these arguments only, so the filters examine only those."""
+"""Calls that are allowed only with some values of an argument. The kernel uses only the lower 32
+bits of these arguments, so the filters check only those."""
 
 _IO_URING = ("io_uring_setup", "io_uring_enter", "io_uring_register")
 _KERNEL_AIO = """
@@ -77,17 +77,17 @@ io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents
 UNIMPLEMENTED = frozenset(
     ("clone3", *_IO_URING, *_KERNEL_AIO.split(), "inotify_init", "inotify_init1")
 )
-"""These fail with ENOSYS, as on an older kernel, and programs then use another call. clone3's flags
-lie in memory, where no filter can look: the C library takes clone instead. inotify instances are
-counted by the host's user, who has few: programs poll files instead. The events of asynchronous
-I/O are counted once for the whole host (fs.aio-max-nr): databases use threads instead, as the C
-library's aio_read() always does."""
+"""These fail with ENOSYS, as on an older kernel, so that programs use another call. The flags of
+clone3 lie in memory, which no filter can read: the C library falls back to clone. A host user may
+have only few inotify instances: programs poll files instead. The events of asynchronous I/O are
+limited for the whole host (fs.aio-max-nr): databases use threads instead, as aio_read() of the C
+library always does."""
 
 _OTHER_PROCESSES = """
 ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd
 """
 _KEYRINGS = "add_key request_key keyctl"
-"""No namespace divides keyrings."""
+"""Keyrings are not separated by namespaces."""
 _MOUNTS_AND_NAMESPACES = """
 mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick
 mount_setattr statmount listmount setns name_to_handle_at open_by_handle_at
@@ -108,8 +108,8 @@ REFUSED = frozenset(
 )
 """These fail with EPERM, whatever their arguments."""
 
-# Each table has the names in the order of their numbers; "-" stands for a number without a call, or
-# with one that the kernel has given up.
+# Each table lists the names in the order of their numbers; "-" is a number without a call, or of a
+# call that the kernel no longer has.
 _X86_64 = """
 read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction
 rt_sigprocmask rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield
@@ -180,7 +180,7 @@ copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx io_pge
 kexec_file_load
 """
 _EVERYWHERE_FROM = 424
-"""From this number on all machines have the same calls."""
+"""From this number on, all machines have the same calls."""
 _EVERYWHERE = """
 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen
 fsconfig fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2
@@ -215,9 +215,9 @@ ALLOWED = (
 
 # For the kernel: classic BPF.
 #
-# Programs for another architecture than the machine's own (i386, x32) are killed, for their system
-# calls have other numbers. The rest is a search tree over the numbers; a recent kernel works out
-# beforehand which numbers are always allowed and runs nothing for them.
+# Programs of another architecture (i386, x32) are killed, because their system calls have other
+# numbers. The rest is a binary search over the numbers. Recent kernels cache which numbers are
+# always allowed, and do not run the filter for them.
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _KILL, _REFUSE, _ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000
@@ -228,9 +228,9 @@ _X32_BIT = 0x4000_0000
 _Code = list[bytes]
 
 
-@cache  # every sandbox has the same
+@cache  # all sandboxes have the same filter
 def bpf_filter(machine: str | None = None) -> bytes:
-    """Return the filter for a machine (default: this one). Raises ValueError for a machine that is
+    """Return the filter for a machine, by default this one. Raises ValueError for a machine that is
     not in SYSCALL_NUMBERS."""
     machine = machine or platform.machine()
     if machine not in SYSCALL_NUMBERS:
@@ -246,7 +246,7 @@ def bpf_filter(machine: str | None = None) -> bytes:
 
 
 def _ranges(numbers: Mapping[str, int]) -> list[tuple[int, _Code]]:
-    """Return the verdicts on system calls: each holds from its number to the next in the list."""
+    """Return the verdicts on system calls; each applies up to the number of the next one."""
     verdicts = {number: _verdict(name) for name, number in numbers.items()}
     unknown = _return(_REFUSE | errno.ENOSYS)
     ranges: list[tuple[int, _Code]] = []
@@ -312,16 +312,16 @@ def _return(verdict: int) -> _Code:
 
 # For Docker: a profile in JSON.
 #
-# Docker hands it to the runtime, whose library knows each machine's numbers and skips names that it
-# does not know. Programs of another architecture are killed, as none is named. runsc does without:
-# its system calls never reach the host's kernel.
+# Docker passes it to the runtime, whose library knows the numbers of each machine and skips unknown
+# names. Programs of other architectures are killed, because none is listed. runsc ignores the
+# profile: its system calls never reach the host's kernel.
 
 _ARCHITECTURES = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
 """Docker uses the engine's own. A number beyond the last known one then fails with ENOSYS."""
 _ARGUMENT_BITS = 32
 
 
-@cache  # every container has the same
+@cache  # all containers have the same profile
 def docker_seccomp_profile() -> str:
     """Return the profile that `security_opt` takes after `seccomp=`."""
     profile = {
@@ -359,9 +359,9 @@ def _profile_entries(name: str, rule: Rule) -> Iterator[dict[str, object]]:
 def _complement(
     values: tuple[int, ...], bits: int = 0, prefix: int = 0
 ) -> Iterator[tuple[int, int]]:
-    """Yield all numbers but these, as pairs of a mask and the bits that are set under the mask.
+    """Yield pairs of a mask and masked bits that together match all numbers except these.
 
-    The library can only compare masked bits, and joins its comparisons of one argument by "or".
+    The library can only compare masked bits, and combines comparisons of one argument with "or".
     """
     below = _ARGUMENT_BITS - bits
     if not any(value >> below == prefix for value in values):

@@ -69,7 +69,7 @@ class BufferedReader:
                 return min(ends)
             if len(self._buffer) >= max_bytes:
                 raise DeniedError(f"more than {max_bytes} bytes where a request was expected", 400)
-            start = max(0, len(self._buffer) - 2)  # what was searched is not searched again
+            start = max(0, len(self._buffer) - 2)  # do not search the same bytes again
             await self._more_or_fail()
 
     async def _more_or_fail(self) -> None:

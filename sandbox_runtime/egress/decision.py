@@ -30,8 +30,9 @@ class Decision:
     duration_s: float
 
 
-OnAsk = Callable[[Target], Awaitable[str | None]]
-"""Called before a connection that the sandbox's rules allow; returns why it is denied, or None."""
+ConfirmTarget = Callable[[Target], Awaitable[str | None]]
+"""Called before a connection that the sandbox's rules allow; returns the reason to deny it, or
+None."""
 OnDecision = Callable[[Decision], Awaitable[None] | None]
 
 

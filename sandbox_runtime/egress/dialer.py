@@ -23,7 +23,7 @@ _LOOKUPS = 4
 _MAX_ADDRESSES = 4
 """Addresses of one name that are dialed."""
 _LOOKUP_S = 10.0
-"""How long name servers are asked for one name; the caller mostly has less time."""
+"""The timeout of one lookup; the caller's timeout is usually shorter."""
 _OTHER_FAMILY_S = 1.0
 """How long a lookup with the addresses of one family waits for those of the other."""
 _MAX_RECORDS = 16
@@ -50,7 +50,7 @@ async def open_connection(ip: str, port: int) -> Server:
     here, there = (writer.get_extra_info(end)[0] for end in ("sockname", "peername"))
     if here == there and is_public(ipaddress.ip_address(ip)):
         writer.transport.abort()
-        raise PermissionError(errno.EACCES, "it is the proxy's own host")
+        raise PermissionError(errno.EACCES, "the address is the proxy's own")
     return reader, writer
 
 
@@ -122,7 +122,7 @@ class Dialer:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """The host's two files as they were read."""
+    """The content of the host's two files."""
 
     stamps: tuple[_Stamp, _Stamp]
     hosts: Mapping[str, Sequence[str]]
@@ -133,10 +133,10 @@ class SystemResolver:
     """Resolves names by this host's hosts file and name servers; reads its files again when they
     change.
 
-    A lookup holds no thread, only sockets of its own, and cancelling it closes them: a name whose
-    servers are silent delays no other lookup. The order is `/etc/hosts`, `localhost`, the name
-    servers of `/etc/resolv.conf` with its search domains. Other sources of `nsswitch.conf` (mDNS,
-    LDAP, NIS) are not asked.
+    Unlike getaddrinfo, a lookup uses no thread, only its own sockets, and a cancellation closes
+    them: a name whose servers do not answer delays no other lookup. The order is `/etc/hosts`,
+    `localhost`, the name servers of `/etc/resolv.conf` with its search domains. Other sources of
+    `nsswitch.conf` (mDNS, LDAP, NIS) are not asked.
     """
 
     def __init__(
@@ -216,22 +216,22 @@ class _NameServers:
     """
 
     def __init__(self, resolv_conf: Path, port: int) -> None:
-        from dns.asyncresolver import Resolver  # noqa: PLC0415 - as said above
-        from dns.exception import DNSException  # noqa: PLC0415 - as said above
+        from dns.asyncresolver import Resolver  # noqa: PLC0415 - see the class
+        from dns.exception import DNSException  # noqa: PLC0415 - see the class
 
         self._resolver = resolver = Resolver(configure=False)
         try:
             resolver.read_resolv_conf(str(resolv_conf))
         except (DNSException, ValueError):
-            resolver.nameservers = ["127.0.0.1"]  # as resolv.conf(5) has it
+            resolver.nameservers = ["127.0.0.1"]  # the default of resolv.conf(5)
         resolver.port, resolver.lifetime = port, _LOOKUP_S
         resolver.use_search_by_default = True
 
     async def addresses(self, host: str) -> list[str]:
         """Return the addresses of a host, of both families. Raises gaierror."""
-        from dns.asyncbackend import get_backend  # noqa: PLC0415 - as said above
-        from dns.exception import DNSException, Timeout  # noqa: PLC0415 - as said above
-        from dns.resolver import NXDOMAIN, NoNameservers  # noqa: PLC0415 - as said above
+        from dns.asyncbackend import get_backend  # noqa: PLC0415 - see the class
+        from dns.exception import DNSException, Timeout  # noqa: PLC0415 - see the class
+        from dns.resolver import NXDOMAIN, NoNameservers  # noqa: PLC0415 - see the class
 
         found: list[str] = []
         failures: list[DNSException] = []

@@ -1,4 +1,5 @@
-"""The egress gateway of a leased sandbox decides on each connection of a program and serves it."""
+"""The egress gateway of a leased sandbox, which decides on each connection of a program and serves
+it; `EgressGateways` makes one for each lease."""
 
 import asyncio
 import inspect
@@ -11,16 +12,23 @@ from policies.egress import HTTP_PORT, Egress, Rules
 from policies.hosts import Target
 from sandbox_runtime.egress.connection import BufferedReader, Connection
 from sandbox_runtime.egress.decision import (
+    ConfirmTarget,
     Decision,
     DeniedError,
     EgressError,
     HelloError,
-    OnAsk,
     OnDecision,
 )
-from sandbox_runtime.egress.dialer import Connect, Dialer, Endpoint, Resolve, open_connection
+from sandbox_runtime.egress.dialer import (
+    Connect,
+    Dialer,
+    Endpoint,
+    Resolve,
+    SystemResolver,
+    open_connection,
+)
 from sandbox_runtime.egress.http1 import Header, exchange, read_tunnelled_request
-from sandbox_runtime.egress.limits import Meter, Timeouts
+from sandbox_runtime.egress.limits import Timeouts, TrafficQuota
 from sandbox_runtime.egress.proxy_request import (
     SOCKS_VERSION,
     ErrorReply,
@@ -34,7 +42,46 @@ from sandbox_runtime.egress.relay import PIECE_BYTES, Relay
 from sandbox_runtime.egress.tls_tunnel import ACCESS_DENIED, tunnel
 
 _CALLBACK_S = 5.0
-"""How long the gateway waits for `on_event`."""
+"""How long the gateway waits for `on_decision`."""
+
+
+class EgressGateways:
+    """Makes the gateways of leases, with the settings that all of them share.
+
+    `forbidden` are addresses that no rule allows: the proxy's own and its backends'. `secrets` are
+    the environment variables whose values `egress.headers` may name.
+    """
+
+    def __init__(
+        self,
+        *,
+        forbidden: Collection[Endpoint] = (),
+        secrets: Mapping[str, str] | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
+        self._forbidden = forbidden
+        self._secrets = secrets
+        self._resolve = resolve or SystemResolver()
+
+    def check(self, egress: Egress) -> None:
+        """Raise ValueError if the rules cannot be enforced."""
+        self.create(egress)
+
+    def create(
+        self,
+        egress: Egress,
+        on_decision: OnDecision | None = None,
+        confirm_target: ConfirmTarget | None = None,
+    ) -> "Gateway":
+        """Return the gateway of one lease. Raises ValueError if the rules cannot be enforced."""
+        return Gateway(
+            egress,
+            resolve=self._resolve,
+            forbidden=self._forbidden,
+            secrets=self._secrets,
+            confirm_target=confirm_target,
+            on_decision=on_decision,
+        )
 
 
 class Gateway:
@@ -48,8 +95,8 @@ class Gateway:
         connect: Connect = open_connection,
         forbidden: Collection[Endpoint] = (),
         secrets: Mapping[str, str] | None = None,
-        on_ask: OnAsk | None = None,
-        on_event: OnDecision | None = None,
+        confirm_target: ConfirmTarget | None = None,
+        on_decision: OnDecision | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
         """`forbidden` are addresses that no rule allows: the proxy's own and its backends'.
@@ -59,13 +106,13 @@ class Gateway:
         self._rules = Rules(egress)
         self._timeouts = timeouts or Timeouts()
         self._dialer = Dialer(self._rules, forbidden, resolve, connect, self._timeouts.connect_s)
-        self.meter = Meter(egress)
+        self.traffic = TrafficQuota(egress)
         self._secrets = {
             header.env: _header_value(header.env, (secrets or {}).get(header.env))
             for header in egress.headers
         }
-        self._on_ask = on_ask
-        self._on_event = on_event
+        self._confirm_target = confirm_target
+        self._on_decision = on_decision
         self._scopes: set[anyio.CancelScope] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -75,9 +122,10 @@ class Gateway:
         """Serve one connection to its end, and close it."""
         full = None
         if len(self._scopes) >= self._egress.max_connections:
-            full = f"this sandbox has {self._egress.max_connections} connections open, and no more"
+            limit = self._egress.max_connections
+            full = f"this sandbox has {limit} connections open, which is its limit"
         handler = _ConnectionHandler(
-            self._confirm, self._dialer, self.meter, self._headers_for, self._timeouts
+            self._confirm, self._dialer, self.traffic, self._headers_for, self._timeouts
         )
         scope = anyio.CancelScope()
         self._scopes.add(scope)
@@ -106,14 +154,14 @@ class Gateway:
         """Return why the target is denied, or None."""
         if reason := self._rules.refusal(target):
             return reason
-        return await self._on_ask(target) if self._on_ask else None
+        return await self._confirm_target(target) if self._confirm_target else None
 
     def _headers_for(self, target: Target) -> tuple[Header, ...]:
         headers = self._rules.headers(target)
         return tuple((header.name, self._secrets[header.env]) for header in headers)
 
     async def _report(self, decision: Decision) -> None:
-        if self._on_event and (waiting := self._on_event(decision)) is not None:
+        if self._on_decision and (waiting := self._on_decision(decision)) is not None:
             assert inspect.isawaitable(waiting)
             with anyio.move_on_after(_CALLBACK_S, shield=True):
                 await waiting
@@ -132,15 +180,15 @@ class _ConnectionHandler:
 
     def __init__(
         self,
-        confirm: OnAsk,
+        confirm: ConfirmTarget,
         dialer: Dialer,
-        meter: Meter,
+        traffic: TrafficQuota,
         headers_for: Callable[[Target], tuple[Header, ...]],
         timeouts: Timeouts,
     ) -> None:
         self._confirm = confirm
         self._dialer = dialer
-        self._meter = meter
+        self._traffic = traffic
         self._headers_for = headers_for
         self._timeouts = timeouts
         self._started = asyncio.get_running_loop().time()
@@ -149,7 +197,7 @@ class _ConnectionHandler:
         self._in_tunnel = False
         self._error_reply: ErrorReply = http_error
         self._denied = True
-        self._reason = "ended with the sandbox"
+        self._reason = "the sandbox ended"
 
     async def run(self, connection: Connection, full: str | None) -> None:
         """Serve the connection; with `full`, the reason of a limit, only read and refuse its
@@ -163,7 +211,9 @@ class _ConnectionHandler:
             self._reason = str(error)
             await self._refuse(connection, reader, error)
         except ConnectionError:
-            self._reason = "" if self._relay else "the program left before it had an answer"
+            self._reason = (
+                "" if self._relay else "the program closed the connection before the reply"
+            )
 
     def decision(self) -> Decision:
         """Return the outcome so far."""
@@ -186,10 +236,10 @@ class _ConnectionHandler:
             raise DeniedError(full, 503)
         if reason := await self._confirm(target):
             raise DeniedError(reason)
-        self._meter.check()
+        self._traffic.check()
         server = await self._dialer.dial(target)
         self._denied = False
-        relay = self._relay = Relay(connection, reader, server, self._meter, self._timeouts)
+        relay = self._relay = Relay(connection, reader, server, self._traffic, self._timeouts)
         try:
             await connection.send(request.granted)
             self._error_reply = http_error

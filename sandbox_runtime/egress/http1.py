@@ -154,7 +154,7 @@ def _end_to_end(headers: tuple[Header, ...], left_out: set[str]) -> list[Header]
 
 
 def _key(name: str) -> str:
-    return name.lower().replace("_", "-")  # CGI servers make no difference between - and _
+    return name.lower().replace("_", "-")  # CGI servers treat - and _ alike
 
 
 def _authority(text: str, default_port: int | None) -> Target:

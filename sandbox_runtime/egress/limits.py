@@ -35,44 +35,45 @@ class Timeouts:
             raise DeniedError(f"no complete request within {self.head_s:g} s", 408) from error
 
 
-class Meter:
-    """Counts and limits the traffic of one sandbox, both directions together."""
+class TrafficQuota:
+    """Counts and limits the network traffic of one sandbox, both directions together."""
 
     def __init__(self, egress: Egress = Egress()) -> None:
         self.bytes = 0
         """Traffic so far."""
-        self._life_bytes = egress.max_mib << 20
+        self._max_bytes = egress.max_mib << 20
         self._bytes_per_s = egress.max_mib_per_s * (1 << 20)
-        self._allowed_bytes: int | None = None
-        self._paid_until = -math.inf
-        """The time by which all traffic so far would have passed at the allowed rate."""
+        self._cap_bytes: int | None = None
+        self._free_at = -math.inf
+        """The time at which all traffic so far would have passed at the allowed rate."""
 
-    def allow(self, count: int) -> None:
+    def cap(self, count: int) -> None:
         """Limit the traffic from now on to `count` bytes, until the next call."""
-        self._allowed_bytes = self.bytes + max(0, count)
+        self._cap_bytes = self.bytes + max(0, count)
 
     def check(self) -> None:
         """Raise DeniedError if the traffic is used up."""
-        if self.bytes >= self._life_bytes:
-            mib = self._life_bytes >> 20
+        if self.bytes >= self._max_bytes:
+            mib = self._max_bytes >> 20
             raise DeniedError(f"this sandbox has used up its {mib} MiB of network traffic")
-        if self._allowed_bytes is not None and self.bytes >= self._allowed_bytes:
+        if self._cap_bytes is not None and self.bytes >= self._cap_bytes:
             raise DeniedError("the budget for network traffic is used up")
 
-    def pay(self, count: int, now: float) -> float:
-        """Count the bytes and return after how many seconds they may pass. Raises DeniedError."""
-        most = self._life_bytes
-        if self._allowed_bytes is not None:
-            most = min(most, self._allowed_bytes)
-        if self.bytes + count > most:
-            self.bytes = max(self.bytes, most)
+    def reserve(self, count: int, now: float) -> float:
+        """Count the bytes and return the seconds to wait before they may pass. Raises
+        DeniedError if they exceed the quota."""
+        limit = self._max_bytes
+        if self._cap_bytes is not None:
+            limit = min(limit, self._cap_bytes)
+        if self.bytes + count > limit:
+            self.bytes = max(self.bytes, limit)
         self.check()
         self.bytes += count
-        start = max(self._paid_until, now - _BURST_S)
-        self._paid_until = start + count / self._bytes_per_s
-        return max(0.0, self._paid_until - now)
+        start = max(self._free_at, now - _BURST_S)
+        self._free_at = start + count / self._bytes_per_s
+        return max(0.0, self._free_at - now)
 
-    async def take(self, count: int) -> None:
-        """Return when `count` bytes may pass. Raises DeniedError."""
-        if wait_s := self.pay(count, asyncio.get_running_loop().time()):
+    async def consume(self, count: int) -> None:
+        """Count `count` bytes and wait until they may pass. Raises DeniedError."""
+        if wait_s := self.reserve(count, asyncio.get_running_loop().time()):
             await asyncio.sleep(wait_s)

@@ -30,7 +30,7 @@ class ProxyRequest:
 
     target: Target
     granted: bytes = b""
-    """The reply to the program once the host is connected."""
+    """The reply to the program once the connection to the host is made."""
     head: RequestHead | None = None
     """The head of a plain HTTP request; None for a tunnel."""
 

@@ -9,29 +9,29 @@ import anyio
 from sandbox_runtime.egress.connection import BufferedReader, Connection
 from sandbox_runtime.egress.decision import EgressError, UnreachableError
 from sandbox_runtime.egress.dialer import Server
-from sandbox_runtime.egress.limits import Meter, Timeouts
+from sandbox_runtime.egress.limits import Timeouts, TrafficQuota
 
 PIECE_BYTES = 64 << 10
 Side = Callable[[], Awaitable[None]]
 
 
 class Relay:
-    """Both directions of a connection under one meter and one idle timeout; at most PIECE_BYTES of
-    each are buffered."""
+    """Both directions of a connection, with one traffic quota and one idle timeout; at most
+    PIECE_BYTES of each are buffered."""
 
     def __init__(
         self,
         connection: Connection,
         from_program: BufferedReader,
         server: Server,
-        meter: Meter,
+        traffic: TrafficQuota,
         timeouts: Timeouts,
     ) -> None:
         self.from_program = from_program
         self._reader, self._writer = server
         self.bytes_up = self.bytes_down = 0
         self._connection = connection
-        self._meter = meter
+        self._traffic = traffic
         self._timeouts = timeouts
         self._scope = anyio.CancelScope()
         self._answered = False
@@ -62,7 +62,7 @@ class Relay:
 
     async def up(self, data: bytes) -> None:
         """Send to the server. Raises DeniedError if the traffic is used up."""
-        await self._meter.take(len(data))
+        await self._traffic.consume(len(data))
         # Bytes for a server that no longer reads are dropped: it may have answered already, and
         # if it is gone, the other direction raises.
         if not self._writer.is_closing():
@@ -79,7 +79,7 @@ class Relay:
 
     async def down(self, data: bytes) -> None:
         """Send to the program. Raises ConnectionError, DeniedError."""
-        await self._meter.take(len(data))
+        await self._traffic.consume(len(data))
         self.bytes_down += len(data)
         await self._connection.send(data)
         self._restart_idle_timer()
@@ -107,7 +107,7 @@ class Relay:
     async def until_closed(self) -> None:
         """Drop what the program sends after its request. Raises ConnectionError."""
         while data := await self.from_program.read(PIECE_BYTES):
-            await self._meter.take(len(data))
+            await self._traffic.consume(len(data))
 
     def answered(self) -> None:
         """Note that the request has its response: end the relay after `linger_s`."""

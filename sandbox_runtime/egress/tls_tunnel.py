@@ -22,8 +22,10 @@ _HOST_NAME = 0
 _ENCRYPTED_HELLO = frozenset({0xFE0D, 0xFFCE})  # ECH, and the ESNI that it was before
 ACCESS_DENIED = b"\x15\x03\x03\x00\x02\x02\x31"
 """The fatal alert that reports a HelloError to a TLS client."""
-_UNNAMED = "TLS without a server name is refused, as nothing shows where it leads"
-_ENCRYPTED = "TLS with an encrypted ClientHello is refused, as nothing shows where it leads"
+_UNNAMED = "TLS without a server name is refused, because its destination cannot be checked"
+_ENCRYPTED = (
+    "TLS with an encrypted ClientHello is refused, because its destination cannot be checked"
+)
 
 
 async def tunnel(relay: Relay, target: Target, timeouts: Timeouts) -> None:

@@ -1,1 +1,1 @@
-"""Attempts to break out of a sandbox, and what they found."""
+"""Attempts to escape from a sandbox, and their findings."""

@@ -56,8 +56,8 @@ done
 echo $most
 '''])
 """
-"""The classic one. It goes on in the background, while the first shell counts without forking,
-until one of them says that it could not fork."""
+"""The classic fork bomb. It runs in the background while the first shell counts the processes
+without forking, until a fork fails."""
 _MEMORY = f"""
 held = [b"x" * (1 << 20) for _ in range({_MUCH_MEMORY_MIB})]
 print(len(held))
@@ -124,7 +124,7 @@ print({_MUCH_DISK_MIB})
 """
 _KEPT_OPEN = "os.unlink(path); kept.append(file)"
 _IN_FLIGHT = 'os.unlink(path); socket.send_fds(near, [b"x"], [file.fileno()]); file.close()'
-"""In no process's table of open files: sent to a socket, and not received."""
+"""The descriptor is in flight in a socket, so no process has the file open."""
 _ENGINE_FILES = f"""
 import time
 written = 0
@@ -136,7 +136,7 @@ for path in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"):
 time.sleep(STAY_S)
 print({_MUCH_DISK_MIB})
 """
-"""A container engine lays files of the host's over these; each alone stays within the limit."""
+"""An engine mounts files of the host here; each file alone stays within the limit."""
 _DISK_SPEED = """
 import mmap, os, time
 piece, file_mib = mmap.mmap(-1, 1 << 20), 4
@@ -158,7 +158,7 @@ while time.monotonic() < began + 1:
     moved += 1
 print(int(moved / (time.monotonic() - began)))
 """
-"""What the disk itself writes or reads, past the page cache."""
+"""Measures the speed of the disk itself, without the page cache."""
 _INOTIFY = f"""
 import ctypes, time
 libc, made = ctypes.CDLL(None), 0
@@ -227,7 +227,7 @@ async def _watch_files(context: EscapeContext) -> str | None:
     before = (await python(neighbour, _ONE_INOTIFY)).stdout
     async with context.victim() as sandbox, running(sandbox, _INOTIFY):
         after = (await python(neighbour, _ONE_INOTIFY)).stdout
-    return "the sandbox beside it cannot watch files any more" if before != after else None
+    return "the neighbour sandbox cannot watch files any more" if before != after else None
 
 
 ATTACKS = (
@@ -238,7 +238,7 @@ ATTACKS = (
         _THREADS,
         _MANY_PIDS,
         "threads",
-        own_kernel_holds=True,  # gVisor's are none of the host's
+        own_kernel_holds=True,  # gVisor's threads are not the host's
     ),
     _bomb("shell_fork_bomb", "Makes shells that make shells.", _SHELLS, _MANY_PIDS, "processes"),
     _bomb("memory_bomb", "Fills memory.", _MEMORY, _MUCH_MEMORY_MIB, "MiB"),
@@ -294,7 +294,7 @@ ATTACKS = (
         _MANY_MIB_PER_S,
         "MiB of disk a second",
         disk_mib_per_s=_DISK_MIB_PER_S,
-        own_kernel_holds=True,  # gVisor's reads it from the host's page cache
+        own_kernel_holds=True,  # gVisor reads from the host's page cache
     ),
     _bomb("inode_bomb", "Makes empty files.", _FILES, _MANY_FILES, "files"),
     Attack(

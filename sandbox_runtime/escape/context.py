@@ -1,5 +1,5 @@
-"""What every attempt to escape from a sandbox needs: the types Probe, Attack and Finding, and the
-EscapeContext that starts the sandboxes.
+"""The types of all attempts to escape from a sandbox (Probe, Attack, Finding), and EscapeContext,
+which starts the sandboxes.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class DisturbedError(Exception):
 class EscapeSandbox(Sandbox, Protocol):
     """A sandbox whose connections to the outside can be given a handler."""
 
-    def let_out(self, on_connection: OnConnection | None) -> None:
+    def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         """Set the handler of the connections that programs inside open; None refuses them."""
 
 
@@ -126,8 +126,8 @@ class Finding:
     def check(self) -> Check:
         """Return the finding as a Check of `doctor`."""
         detail = self.detail or "closed"
-        said = detail if self.verdict == "held" else f"{self.verdict.upper()}: {detail}"
-        return Check(f"{self.boundary}: {self.probe}", self.verdict == "held", said)
+        shown = detail if self.verdict == "held" else f"{self.verdict.upper()}: {detail}"
+        return Check(f"{self.boundary}: {self.probe}", self.verdict == "held", shown)
 
 
 class EscapeContext:
@@ -175,9 +175,9 @@ class EscapeContext:
         try:
             result = await neighbour.exec("echo well", timeout_s=_ANSWER_S, shell_state="none")
         except SandboxLostError as error:
-            return f"the sandbox beside it is lost: {error}"
+            return f"the neighbour sandbox is lost: {error}"
         if result.stdout != "well\n":
-            return f"the sandbox beside it says {(result.stdout + result.stderr)[:80]!r}"
+            return f"the neighbour sandbox printed {(result.stdout + result.stderr)[:80]!r}"
         return None
 
     async def aclose(self) -> None:
@@ -194,7 +194,7 @@ async def python(sandbox: Sandbox, program: str, *, timeout_s: float = 20.0) -> 
     )
     last = (result.stderr.splitlines() or [""])[-1]
     if result.exit_code == NO_SUCH_COMMAND or last.startswith(_FAULTS):
-        raise NotTriedError(f"python3 inside ended with {result.exit_code} and said {last!r}")
+        raise NotTriedError(f"python3 inside exited with {result.exit_code}: {last!r}")
     return result
 
 
@@ -224,7 +224,7 @@ async def running(sandbox: Sandbox, program: str, *, timeout_s: float = 30.0) ->
     try:
         await asyncio.wait((program_run, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not ready.is_set():
-            raise NotTriedError(f"python3 inside said {program_run.result().stderr[-100:]!r}")
+            raise NotTriedError(f"python3 inside failed: {program_run.result().stderr[-100:]!r}")
         yield "".join(printed)
     finally:
         program_run.cancel()

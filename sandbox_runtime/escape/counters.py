@@ -149,7 +149,7 @@ class _Bomb:
 
     def _attack(self, set_off: Callable[[EscapeContext], Awaitable[str | None]]) -> Attack:
         tries = f"Takes {self.what} and keeps them."
-        # A kernel of the sandbox's own has its own counters.
+        # A sandbox's own kernel has its own counters.
         return Attack(self.name, "bombs", tries, set_off, own_kernel_holds=True)
 
     async def _set_off(self, sandbox: EscapeSandbox, neighbour: EscapeSandbox) -> str | None:
@@ -157,7 +157,7 @@ class _Bomb:
         async with running(sandbox, self.program) as printed:
             after = await self.needs_one(neighbour)
         if after != before:
-            none = f"the sandbox beside it finds no {self.what} any more"
+            none = f"the neighbour sandbox gets no {self.what} any more"
             raise DisturbedError(f"{none}: {after!r}, before {before!r}")
         return f"it took {printed.strip()} {self.what}" if int(printed) >= self.much else None
 

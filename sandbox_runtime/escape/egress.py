@@ -39,9 +39,9 @@ _TIMEOUTS = Timeouts(head_s=1.0, connect_s=1.0, idle_s=1.0, linger_s=0.2)
 
 _ALLOWED_URL = f"http://{ALLOWED}/"
 _METADATA = "169.254.169.254"
-_SAY = f"""
+_SEND = f"""
 import socket
-for words in {{said}}:
+for words in {{requests}}:
     with socket.create_connection(("127.0.0.1", {EGRESS_PORT}), 5) as proxy:
         try:
             proxy.sendall(words)
@@ -95,25 +95,25 @@ async def _with_gateway(
         timeouts=_TIMEOUTS,
     )
     async with internet.serving():
-        sandbox.let_out(gateway.serve)
+        sandbox.set_connection_handler(gateway.serve)
         try:
             yield sandbox
         finally:
-            sandbox.let_out(None)
+            sandbox.set_connection_handler(None)
             await gateway.aclose()
 
 
 async def _send_each(
     context: EscapeContext,
     egress: Egress,
-    said: Sequence[bytes],
+    requests: Sequence[bytes],
     names: Mapping[str, Answers] | None = None,
     forbidden: Sequence[Endpoint] = (),
 ) -> FakeInternet:
-    """Send each of `said` on a connection of its own; return the fake internet afterwards."""
+    """Send each of `requests` on a connection of its own; return the fake internet afterwards."""
     internet = FakeInternet(names)
     async with _with_gateway(context, egress, internet, forbidden) as sandbox:
-        await _run(sandbox, _SAY.format(said=list(said)))
+        await _run(sandbox, _SEND.format(requests=list(requests)))
     return internet
 
 
@@ -121,33 +121,33 @@ async def _run(sandbox: EscapeSandbox, program: str) -> str:
     """Run a program inside and return its output. Raises NotTriedError if it failed."""
     result = await python(sandbox, program)
     if result.exit_code != 0:
-        raise NotTriedError(f"nothing could be asked: {result.stderr[-100:]!r}")
+        raise NotTriedError(f"the requests could not be sent: {result.stderr[-100:]!r}")
     return result.stdout
 
 
 def _must_not_dial(
     name: str,
     tries: str,
-    *said: bytes,
+    *requests: bytes,
     egress: Egress = _OPEN,
     names: Mapping[str, Answers] | None = None,
     forbidden: Sequence[Endpoint] = (),
 ) -> Attack:
-    """Make an attack that is open if any of `said` makes the gateway dial an address."""
+    """Make an attack that is open if any of `requests` makes the gateway dial an address."""
 
     async def make(context: EscapeContext) -> str | None:
-        internet = await _send_each(context, egress, said, names, forbidden)
+        internet = await _send_each(context, egress, requests, names, forbidden)
         return "{}:{} was dialed".format(*internet.dialed[0]) if internet.dialed else None
 
     return Attack(name, "egress", tries, make)
 
 
-def _must_not_arrive(name: str, tries: str, words: bytes, *said: bytes) -> Attack:
+def _must_not_arrive(name: str, tries: str, words: bytes, *requests: bytes) -> Attack:
     """Make an attack that is open if a server receives `words`."""
 
     async def make(context: EscapeContext) -> str | None:
-        internet = await _send_each(context, _LISTED, said)
-        return f"a server has heard {words!r}" if words in internet.received else None
+        internet = await _send_each(context, _LISTED, requests)
+        return f"a server has received {words!r}" if words in internet.received else None
 
     return Attack(name, "egress", tries, make)
 
@@ -170,12 +170,12 @@ async def _no_server_name(context: EscapeContext) -> str | None:
 
 async def _lookups(context: EscapeContext) -> str | None:
     host = f"secret.{OTHER}"
-    said = [
+    requests = [
         connect_request(f"{host}:443"),
         get_request(f"http://{host}/", host),
         socks_request(host, 53),
     ]
-    internet = await _send_each(context, _LISTED, said)
+    internet = await _send_each(context, _LISTED, requests)
     return f"{internet.lookups[0]} was asked for" if internet.lookups else None
 
 
@@ -184,7 +184,7 @@ async def _slow(context: EscapeContext) -> str | None:
     ask = _ASK_MEANWHILE.format(request=get_request(_ALLOWED_URL, ALLOWED))
     async with _with_gateway(context, _FEW_CONNECTIONS, FakeInternet()) as sandbox:
         printed = await _run(sandbox, hold + ask)
-    return None if "reached" in printed else "slow requests keep all others out"
+    return None if "reached" in printed else "slow requests block all others"
 
 
 async def _many(context: EscapeContext) -> str | None:
@@ -198,9 +198,9 @@ async def _many(context: EscapeContext) -> str | None:
 
 async def _much(context: EscapeContext) -> str | None:
     internet = FakeInternet()
-    said = f"[{connect_request(f'{ALLOWED}:8000')!r} + bytes(8 << 20)]"
+    requests = f"[{connect_request(f'{ALLOWED}:8000')!r} + bytes(8 << 20)]"
     async with _with_gateway(context, _FEW_MIB, internet) as sandbox:
-        await _run(sandbox, _SAY.format(said=said))
+        await _run(sandbox, _SEND.format(requests=requests))
     mib = len(internet.received) >> 20
     return f"{mib} MiB went out, {_FEW_MIB.max_mib} allowed" if mib > _FEW_MIB.max_mib else None
 

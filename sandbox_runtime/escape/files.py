@@ -26,7 +26,7 @@ while True:
     os.{link}("secret", "next")
     os.replace("next", "file")
 """
-"""Makes `file` in turn a plain file and a link to `secret`."""
+"""Swaps `file` between a plain file and a link to `secret`."""
 _MANY_FILES = """
 import os, time
 os.makedirs("/testbed/many")
@@ -43,7 +43,7 @@ async def _symlink_get(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox, running(sandbox, _SWAP.format(link="symlink")):
         for _ in range(_ROUNDS):
             if await _read(sandbox, "/testbed/race/file") == b"secret":
-                return "what a link points to was read in the file's place"
+                return "the target of a link was read in place of the file"
     return None
 
 
@@ -60,7 +60,7 @@ async def _put_in_race(context: EscapeContext, link: str) -> str | None:
         for _ in range(_ROUNDS):
             await _write(sandbox, "/testbed/race/file", b"written")
             if await _read(sandbox, "/testbed/race/secret") != b"secret":
-                return "another file was written than the one that was meant"
+                return "a file other than the named one was written"
     return None
 
 
@@ -71,7 +71,7 @@ async def _link_out(context: EscapeContext) -> str | None:
             return "a link was followed"
         listing = await sandbox.list("/testbed", max_entries=_MAX_ENTRIES)
         kinds = {entry.path: entry.kind for entry in listing.entries}
-        return None if kinds.get("all") == "other" else f"a link is taken for a {kinds.get('all')}"
+        return None if kinds.get("all") == "other" else f"a link is listed as {kinds.get('all')}"
 
 
 async def _no_regular_file(context: EscapeContext) -> str | None:
@@ -85,7 +85,7 @@ async def _no_regular_file(context: EscapeContext) -> str | None:
             "/proc/self/fd/0",
         ):
             if content := await _read(sandbox, path):
-                return f"{len(content)} bytes came out of {path}"
+                return f"{len(content)} bytes of {path} were read"
     return None
 
 
@@ -93,7 +93,7 @@ async def _huge_file(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         await _shell(sandbox, f"truncate -s {_LARGE_BYTES} /testbed/huge")
         size = len(await _read(sandbox, "/testbed/huge"))
-    return f"{size} bytes of a file came out" if size > _MAX_BYTES else None
+    return f"{size} bytes of a file were read" if size > _MAX_BYTES else None
 
 
 async def _growing_file(context: EscapeContext) -> str | None:
@@ -102,7 +102,7 @@ async def _growing_file(context: EscapeContext) -> str | None:
         await _shell(sandbox, f"head -c {_LARGE_BYTES} /dev/zero > /testbed/growing 2>&1 &")
         sizes = [len(await _read(sandbox, "/testbed/growing")) for _ in range(5)]
     largest = max(sizes)
-    return f"{largest} bytes of a growing file came out" if largest > _MAX_BYTES else None
+    return f"{largest} bytes of a growing file were read" if largest > _MAX_BYTES else None
 
 
 async def _million_files(context: EscapeContext) -> str | None:
@@ -113,11 +113,11 @@ async def _million_files(context: EscapeContext) -> str | None:
         count = len(listing.entries)
     if count <= _MAX_ENTRIES and listing.truncated:
         return None
-    return f"{count} names came out, truncated: {listing.truncated}"
+    return f"{count} names were listed, truncated: {listing.truncated}"
 
 
 async def _read(sandbox: EscapeSandbox, path: str) -> bytes:
-    """Return the bytes that came out, also if the transfer then failed."""
+    """Return the received bytes, even if the transfer then failed."""
     received = bytearray()
 
     async def sink(piece: bytes) -> None:

@@ -1,5 +1,5 @@
-"""Attacks on the host and the proxy: their namespaces, files and sockets. Each compares what is
-inside with what really is outside, or tries to reach a service on the host's loopback."""
+"""Attacks on the host and the proxy: their namespaces, files and sockets. Each compares the inside
+with the outside, or tries to reach a service on the host's loopback."""
 
 import asyncio
 import itertools
@@ -12,7 +12,8 @@ from pathlib import Path
 from sandbox_runtime.escape.context import Attack, EscapeContext, python
 
 _DIVIDED = ("ipc", "mnt", "net", "pid", "uts")
-"""User namespaces an engine may share: root inside is then root outside, less its capabilities."""
+"""Not the user namespace, which an engine may share: root inside is then the host's root, without
+its capabilities."""
 _NAMESPACES = """
 import json, os
 names = os.listdir("/proc/self/ns")
@@ -36,13 +37,13 @@ for address in {addresses!r}:
         except OSError:
             pass
 """
-"""Sends nothing: connecting a datagram socket only looks up a route."""
+"""Sends nothing, because connecting a datagram socket only looks up a route."""
 
 
 async def _namespaces(context: EscapeContext) -> str | None:
     result = await python(await context.neighbour(), _NAMESPACES)
     if result.exit_code != 0:
-        return None  # a kernel of its own that has none
+        return None  # the sandbox's own kernel has no namespaces
     inside = json.loads(result.stdout)
     ours = Path("/proc/self/ns")
     shared = [name for name in _DIVIDED if inside.get(name) == str((ours / name).readlink())]
@@ -105,7 +106,7 @@ def _own_addresses() -> Iterator[str]:
     with Path("/proc/net/if_inet6").open(encoding="ascii") as table:
         for line in table:
             digits, _, _, scope, _, _ = line.split()
-            if scope == "00":  # global: the others mean something on one interface only
+            if scope == "00":  # global scope: the others are valid on one interface only
                 yield ":".join(digits[at : at + 4] for at in range(0, 32, 4))
 
 

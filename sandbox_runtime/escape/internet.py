@@ -40,7 +40,7 @@ class FakeInternet:
         return answers[min(earlier, len(answers) - 1)]
 
     async def connect(self, ip: str, port: int) -> Server:
-        """Note the address and connect to the fake server."""
+        """Record the address and connect to the fake server."""
         self.dialed.append((ip, port))
         return await asyncio.open_connection("127.0.0.1", self._port)
 
@@ -60,7 +60,7 @@ class FakeInternet:
         server closes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         writer.write_eof()
-        await reader.read()  # returns b"" once the server has come to this connection
+        await reader.read()  # returns b"" once the server has accepted this connection
         writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -70,7 +70,7 @@ class FakeInternet:
                 if b"\r\n\r\n" in data:
                     writer.write(_RESPONSE)
         except (TimeoutError, ConnectionError):
-            pass  # the client is silent or gone
+            pass  # the client sends nothing more, or has closed the connection
         finally:
             writer.close()
 

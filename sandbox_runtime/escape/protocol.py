@@ -4,7 +4,7 @@ not give the host a wrong result."""
 import os
 from pathlib import Path
 
-from sandbox_runtime.errors import SandboxGoneError, SandboxLostError
+from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.escape.context import (
     NO_SUCH_COMMAND,
     Attack,
@@ -53,14 +53,14 @@ _FLOOD_BYTES = 64 << 20
 _FLOOD_CAP = OutputCap(max_bytes=64 << 10, max_lines=1000)
 _FLOOD = f"head -c {_FLOOD_BYTES} /dev/zero | tee /dev/stderr"
 _HOST_BYTES = 64 << 20
-"""How much the proxy's memory may grow meanwhile."""
+"""How much the proxy's memory may grow during the flood."""
 
 
 async def _forged_frames(context: EscapeContext) -> str | None:
     async with context.victim() as sandbox:
         try:
             result = await python(sandbox, _FORGE)
-        except SandboxGoneError:
+        except SandboxLostError:
             return None  # the host noticed
         return _differs(result, "true\n", 7)
 
@@ -84,7 +84,7 @@ async def _agent_signalled(context: EscapeContext) -> str | None:
 
 
 async def _signalled(context: EscapeContext, command: str, *, timeout_s: float = 10) -> str | None:
-    """The agent must either survive the signal, or be gone and the host report it."""
+    """Return what was wrong, unless the agent survives the command or its loss is reported."""
     await context.neighbour()
     async with context.victim() as sandbox:
         try:
@@ -108,7 +108,7 @@ async def _terminal(context: EscapeContext) -> str | None:
         )
         if result.exit_code == NO_SUCH_COMMAND:
             raise NotTriedError("there is no python3 inside")
-        return "a program types into its own terminal" if "typed" in result.stdout else None
+        return "a program can write input to its own terminal" if "typed" in result.stdout else None
 
 
 async def _endless_output(context: EscapeContext) -> str | None:
@@ -117,15 +117,15 @@ async def _endless_output(context: EscapeContext) -> str | None:
         result = await sandbox.exec(_FLOOD, timeout_s=40, cap=_FLOOD_CAP, shell_state="none")
         grown = _own_memory() - before
     if grown > _HOST_BYTES:
-        return f"the proxy has taken {grown >> 20} MiB for it"
+        return f"the proxy's memory grew by {grown >> 20} MiB"
     longest = max(len(result.stdout), len(result.stderr))
-    return f"{longest} characters came out" if longest > 2 * _FLOOD_CAP.max_bytes else None
+    return f"{longest} characters were returned" if longest > 2 * _FLOOD_CAP.max_bytes else None
 
 
 def _differs(result: ExecResult, stdout: str, exit_code: int) -> str | None:
     if (result.stdout, result.exit_code) == (stdout, exit_code):
         return None
-    return f"a command ended with {result.exit_code} and said {result.stdout[:60]!r}"
+    return f"a command exited with {result.exit_code} and printed {result.stdout[:60]!r}"
 
 
 def _own_memory() -> int:
@@ -134,8 +134,8 @@ def _own_memory() -> int:
 
 
 ATTACKS = tuple(
-    # gVisor's agent can be opened from inside. What is forged there is believed of that sandbox,
-    # whose commands could have said it themselves, and of no other.
+    # On gVisor root can open the agent's descriptors. Forged frames affect only that sandbox, whose
+    # commands could have produced the same output themselves.
     Attack(name, "protocol", tries, make, own_kernel_holds=name == "forged_frames")
     for name, tries, make in (
         ("forged_frames", "Writes frames where others have their output.", _forged_frames),

@@ -1,4 +1,4 @@
-"""Runs the attempts to escape from a sandbox, and judges their findings.
+"""Runs the attempts to escape from a sandbox, and evaluates their findings.
 
 PROBES run inside one sandbox, all in one program; a server runs them at its start. ATTACKS need the
 host's side as well and run one by one, in `doctor --self-test`.
@@ -123,12 +123,12 @@ async def run_attack(context: EscapeContext, attack: Attack) -> Finding:
     try:
         async with asyncio.timeout(attack.timeout_s):
             found = await attack.make(context)
-            if found and not (attack.own_kernel_holds and await _on_own_kernel(context)):
+            if found and not (attack.own_kernel_holds and await _has_own_kernel_inside(context)):
                 verdict = "open"
     except DisturbedError as error:
         verdict, found = "open", str(error)
     except TimeoutError:
-        verdict, found = "open", f"no end within {attack.timeout_s:g} s"
+        verdict, found = "open", f"it did not end within {attack.timeout_s:g} s"
     except (SandboxError, NotTriedError) as error:
         verdict, found = "not tried", f"{type(error).__name__}: {error}"
     return Finding(attack.name, attack.boundary, verdict, _printable(found or ""))
@@ -159,22 +159,22 @@ def refusal(findings: Sequence[Finding]) -> str | None:
     if untried(findings) or not bad:
         return None
     words = "; ".join(f"{bad.probe} ({bad.verdict}: {bad.detail})" for bad in bad)
-    return f"walls do not hold: {words}"
+    return f"the isolation does not hold: {words}"
 
 
 def untried(findings: Sequence[Finding]) -> str | None:
     """Return why no probe could be tried at all, or None if one was."""
     if findings and all(finding.verdict == "not tried" for finding in findings):
-        return f"the walls could not be tried: {findings[0].detail}"
+        return f"the isolation could not be tested: {findings[0].detail}"
     return None
 
 
-async def _on_own_kernel(context: EscapeContext) -> bool:
+async def _has_own_kernel_inside(context: EscapeContext) -> bool:
     return _has_own_kernel(_parse_lines(await _run(await context.neighbour(), [])))
 
 
 async def _run(sandbox: Sandbox, names: list[str]) -> ExecResult:
-    """Run the attempts of these modules in a Python inside; it prints its kernel's name first."""
+    """Run the attempts of these modules inside; the program prints its kernel's name first."""
     return await sandbox.exec(
         PYTHON,
         timeout_s=_BATCH_TIMEOUT_S,
@@ -184,7 +184,7 @@ async def _run(sandbox: Sandbox, names: list[str]) -> ExecResult:
 
 
 def _program(names: Sequence[str]) -> bytes:
-    """Return the modules of that name, and what runs their attempts, as one Python program."""
+    """Return one Python program with these modules and the batch that runs their attempts."""
     package = resources.files("sandbox_runtime.escape.inside")
     modules = []
     for name in (f"{_INSIDE}.attempt", *names, f"{_INSIDE}.batch"):
@@ -196,7 +196,7 @@ def _program(names: Sequence[str]) -> bytes:
 def _parse_lines(result: ExecResult) -> list[dict[str, str]]:
     """Parse the lines that the batch printed.
 
-    They come from inside: their words are only compared with known ones, or cut short and shown.
+    They are untrusted: their values are compared with known ones, or truncated and shown.
     """
     lines = []
     for line in result.stdout.splitlines():
@@ -217,14 +217,14 @@ def _why_missing(result: ExecResult) -> str:
     if result.exit_code == NO_SUCH_COMMAND:
         return "there is no python3 inside"
     last = (result.stderr.splitlines() or ["nothing"])[-1]
-    return f"python3 ended with {result.exit_code} and said {last[:_MAX_DETAIL_CHARS]!r}"
+    return f"python3 exited with {result.exit_code}: {last[:_MAX_DETAIL_CHARS]!r}"
 
 
 def _finding(probe: Probe, line: dict[str, str], own_kernel: bool) -> Finding:
     verdict = _VERDICTS.get(line.get("verdict", ""), "not tried")
     detail = _printable(line.get("detail", ""))
     if verdict == "open" and own_kernel and probe.own_kernel_holds:
-        verdict, detail = "held", f"{detail}, in a kernel of the sandbox's own"
+        verdict, detail = "held", f"{detail}, in the sandbox's own kernel"
     return Finding(probe.name, probe.boundary, verdict, detail)
 
 

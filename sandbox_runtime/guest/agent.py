@@ -1,7 +1,7 @@
-"""What a backend needs to start the agent: its program, and the configuration that it reads first.
+"""The guest agent's program and its configuration, for the backends that start it.
 
-The agent is a static program in C (`native/`), so an image needs nothing of its own to run it. The
-backend brings the program into the sandbox, starts it without arguments, and writes
+The agent is a static program in C (`native/`), so an image needs no interpreter or library for it.
+The backend brings the program into the sandbox, starts it without arguments and writes
 `first_message` to its standard input.
 """
 
@@ -16,18 +16,19 @@ from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 from sandbox_runtime.errors import SandboxStartError
 
 EGRESS_PORT = 3128
+LIFETIME_S = 24 * 3600.0
 _PROXY = f"http://127.0.0.1:{EGRESS_PORT}"
 _ENV = {
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
     "PIP_ROOT_USER_ACTION": "ignore",
     "UV_BREAK_SYSTEM_PACKAGES": "1",
-    # Where no host may be reached both try 5 and 3 times more, for 8 s; pip's first retry is at
-    # once, and only a retry makes it print what the proxy gave as reason.
+    # Without network access pip retries 5 times and uv 3 times by default, which takes 8 s. One
+    # retry is kept: pip makes it at once, and prints the proxy's reason only when it retries.
     "PIP_RETRIES": "1",
     "UV_HTTP_RETRIES": "1",
     "MPLBACKEND": "Agg",
     "NODE_USE_ENV_PROXY": "1",
-    # Some programs read them in small letters only, some in capitals.
+    # Some programs read only the lower-case names, others only the upper-case ones.
     **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), _PROXY),
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), _PROXY),
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
@@ -40,29 +41,29 @@ _PRESSURE = {
 
 @dataclass(frozen=True, slots=True)
 class GuestConfig:
-    """What the agent is told before it serves."""
+    """The configuration that the agent reads before it serves requests."""
 
     rlimits: Mapping[str, int] = field(default_factory=dict)
-    """Hard limits it puts on itself and so on all commands, by name (`RLIMIT_NPROC`)."""
+    """Hard limits that the agent sets for itself and all commands, by name (`RLIMIT_NPROC`)."""
     env: Mapping[str, str] = field(default_factory=lambda: _ENV)
-    """Variables every command starts with, beside those of the image."""
+    """Environment variables of every command, besides those of the image."""
     working_dir: str = WORKING_DIR
     directories: tuple[str, ...] = (WORKING_DIR, INPUT_DIR, OUTPUT_DIR)
-    """Made at start."""
+    """Directories that the agent creates at start."""
     watchdog_s: float = 30.0
-    """It ends when nothing has come from the host for so long; 0: never for that."""
-    lifetime_s: float = 0.0
-    """It ends so long after its start; 0: never for that."""
+    """The agent ends if it receives nothing from the host for this long; 0: no limit."""
+    lifetime_s: float = LIFETIME_S
+    """The agent ends this long after its start; 0: no limit."""
     egress_port: int = EGRESS_PORT
-    """Where on its loopback programs find the way out; 0: there is none."""
+    """The port of the egress proxy on the sandbox's loopback; 0: no egress proxy."""
     pressure: Mapping[str, Sequence[str]] = field(default_factory=lambda: _PRESSURE)
-    """Counters of limits that were hit; of each list the first file that can be read."""
+    """The files that count limit events; the agent uses the first readable file of each list."""
 
 
 def agent_program(machine: str) -> Path:
-    """Return the agent's program for a machine, as `uname -m` calls it.
+    """Return the path of the agent's program for a machine (as `uname -m` names it).
 
-    Raises SandboxStartError where none was built.
+    Raises SandboxStartError if no program was built for the machine.
     """
     path = _programs() / f"agent-{machine}"
     if not path.is_file():
@@ -79,8 +80,8 @@ def _programs() -> Path:
 
 
 def first_message(config: GuestConfig) -> bytes:
-    """Return the configuration as the agent reads it from its standard input."""
-    # Not asdict, which copies all that is in it, for every sandbox.
+    """Return the bytes of the configuration that the agent reads from its standard input."""
+    # Not dataclasses.asdict, which makes a deep copy for every sandbox.
     values = {each.name: getattr(config, each.name) for each in fields(config)}
     text = json.dumps(values).encode()
     return len(text).to_bytes(4, "big") + text

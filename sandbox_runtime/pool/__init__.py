@@ -1,1 +1,1 @@
-"""Sandboxes kept ready, each lent once."""
+"""The pool of sandboxes: each is leased once and then ended."""

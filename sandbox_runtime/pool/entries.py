@@ -11,38 +11,38 @@ from contextlib import AsyncExitStack
 from enum import StrEnum, auto
 
 from policies.isolation import Isolation
-from policies.pool import Load, Recipe, recipe
+from policies.pool import Load, PoolKey, pool_key
 from sandbox_runtime.guest_sandbox import GuestSandbox
 
 
 class State(StrEnum):
-    """The stage of its life that a sandbox has reached."""
+    """The state of a sandbox in the pool."""
 
     STARTING = auto()
     IDLE = auto()
-    LENT = auto()
+    LEASED = auto()
     ENDING = auto()
 
 
 class PoolEntry:
     """One sandbox, from before the backend is asked to start it until nothing is left of it."""
 
-    def __init__(self, isolation: Isolation, recipe: Recipe) -> None:
+    def __init__(self, isolation: Isolation, pool_key: PoolKey) -> None:
         self.isolation = isolation
         """The isolation that the sandbox is started with."""
-        self.recipe = recipe
+        self.pool_key = pool_key
         self.fingerprint: str | None = None
         """The backend's fingerprint of the image that the sandbox is started from."""
         self.ready_at = 0.0
         """Time on the pool's clock when the start succeeded."""
         self.counted_as = isolation
-        """The isolation whose memory limit counts; while lent, that of the lease."""
-        self.lent_since: float | None = None
+        """The isolation whose memory limit counts: during a lease, that of the lease."""
+        self.leased_since: float | None = None
         """Time when the lease could begin to use the sandbox; None while it cannot."""
         self.is_unused = True
         """True until a lease takes the sandbox or changes its limits: then no other may have it."""
         self.at_end = AsyncExitStack()
-        """Callbacks that end the sandbox and undo what was bound to it, the newest first."""
+        """Callbacks that end the sandbox and its gateway, run in reverse order."""
         self._sandbox: GuestSandbox | None = None
 
     @property
@@ -109,9 +109,9 @@ class PoolRegistry:
         """Return the entries in `state`, the oldest there first."""
         return list(self._entries[state])
 
-    def matching(self, state: State, recipe: Recipe) -> Iterator[PoolEntry]:
-        """Iterate over the entries in `state` that have this recipe."""
-        return (entry for entry in self._entries[state] if entry.recipe == recipe)
+    def matching(self, state: State, pool_key: PoolKey) -> Iterator[PoolEntry]:
+        """Iterate over the entries in `state` that have this pool_key."""
+        return (entry for entry in self._entries[state] if entry.pool_key == pool_key)
 
     def number(self, state: State) -> int:
         """Return how many entries are in `state`."""
@@ -127,10 +127,10 @@ class Waiter:
 
     def __init__(self, isolation: Isolation) -> None:
         self.isolation = isolation
-        self.recipe = recipe(isolation)
+        self.pool_key = pool_key(isolation)
         self.entry: PoolEntry | None = None
         """The entry that the waiter was given."""
-        self.is_coming = False
+        self.has_start = False
         """True if a sandbox that the waiter can use is being started."""
         self._error: BaseException | None = None
         self._is_settled = asyncio.Event()
@@ -153,7 +153,7 @@ class Waiter:
         assert self.entry
         return self.entry
 
-    def reset(self, recipe: Recipe) -> None:
-        """Discard the entry, which was of no use, and ask for one with this recipe."""
-        self.entry, self.recipe = None, recipe
+    def reset(self, pool_key: PoolKey) -> None:
+        """Discard the entry, which was of no use, and ask for one with this pool_key."""
+        self.entry, self.pool_key = None, pool_key
         self._is_settled.clear()

@@ -1,7 +1,8 @@
 """The life of the pool's sandboxes: how each is started, kept alive and ended.
 
-Open it for failed starts and the rest after them, pings, replacement by age or image, and for the
-order of a shutdown. Which sandboxes are started and who gets them is decided in `pool`.
+Open it for failed starts and the backoff after them, pings, replacement by age or image, and the
+order of a shutdown. The `pool` module decides which sandboxes are started and which lease gets
+them.
 """
 
 import asyncio
@@ -11,26 +12,26 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from policies.isolation import Isolation
-from policies.pool import Recipe, moving_mean, rest_s, unbound
+from policies.pool import PoolKey, moving_mean, start_backoff_s, without_lease_fields
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.clock import Clock
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.pool.entries import PoolEntry, PoolRegistry, State
 
-BEAT_S = 10.0
-"""Interval of the pings. A guest agent that hears nothing for 30 s ends."""
-LENT_PATIENCE_S = 60.0
-"""How long a lent sandbox may take to answer a ping: its commands may leave the guest agent little
-of the processor, and the lease has timeouts of its own."""
-GUESSED_START_S = 1.0
+PING_INTERVAL_S = 10.0
+"""The interval of pings. A guest agent that receives nothing for 30 s ends itself."""
+LEASED_PING_TIMEOUT_S = 60.0
+"""How long a leased sandbox may take to answer a ping: its commands may leave the guest agent
+little CPU time, and the lease has timeouts of its own."""
+INITIAL_START_S = 1.0
 
 
 class SandboxLifecycle:
     """Starts, monitors and ends sandboxes, and records their states in the registry.
 
     `on_change` is called after every change that may allow another step: a start that succeeded
-    or failed, the end of a sandbox or of a rest, replaced sandboxes, and every round of pings.
+    or failed, the end of a sandbox or of a backoff, replaced sandboxes, and every round of pings.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class SandboxLifecycle:
         on_change: Callable[[], None],
         *,
         ttl_s: float,
-        idle_patience_s: float,
+        idle_ping_timeout_s: float,
         replaced_at_once: int,
     ) -> None:
         self._backend = backend
@@ -49,35 +50,35 @@ class SandboxLifecycle:
         self._clock = clock
         self._on_change = on_change
         self._ttl_s = ttl_s
-        self._idle_patience_s = idle_patience_s
+        self._idle_patience_s = idle_ping_timeout_s
         self._replaced_at_once = replaced_at_once
         self._fingerprint: str | None = None
-        """The backend's current fingerprint, as far as it is known."""
+        """The backend's newest known fingerprint."""
         self._starts: dict[PoolEntry, asyncio.Task[GuestSandbox]] = {}
         self._failures = 0
         """Failed starts since the last one that succeeded."""
-        self._resting: asyncio.Task[None] | None = None
+        self._backing_off: asyncio.Task[None] | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._pings: dict[PoolEntry, asyncio.Task[None]] = {}
         self._detached = set[asyncio.Task[None]]()
         self.is_closed = False
-        self.start_s = GUESSED_START_S
-        """Moving mean of the time that a start takes."""
+        self.start_s = INITIAL_START_S
+        """Moving average of the duration of a start."""
         self.failed_starts = deque[tuple[PoolEntry, BaseException]]()
-        """Starts that failed and that no waiter has been told of yet."""
+        """Failed starts that have not been reported to a waiter yet."""
 
     # Starting
 
     @property
-    def is_resting(self) -> bool:
-        """True while nothing should be started in advance: after a failed start, and after a start
-        that took processor time from running commands."""
-        return self._resting is not None
+    def is_backing_off(self) -> bool:
+        """True while no sandbox should be started in advance: after a failed start, and after a
+        start that took CPU time from running commands."""
+        return self._backing_off is not None
 
-    def start(self, isolation: Isolation, recipe: Recipe) -> None:
-        """Begin to start a sandbox. It is in the registry before the backend hears of it."""
-        entry = PoolEntry(unbound(isolation), recipe)
+    def start(self, isolation: Isolation, pool_key: PoolKey) -> None:
+        """Begin to start a sandbox. Its entry is in the registry before the backend is called."""
+        entry = PoolEntry(without_lease_fields(isolation), pool_key)
         self._registry.add(entry)
         self.monitor()
         starting = self._starts[entry] = asyncio.create_task(self._start(entry))
@@ -93,7 +94,7 @@ class SandboxLifecycle:
         self, entry: PoolEntry, began: float, starting: asyncio.Task[GuestSandbox]
     ) -> None:
         del self._starts[entry]
-        given_up = SandboxStartError("its start was given up")
+        given_up = SandboxStartError("its start was cancelled")
         if error := given_up if starting.cancelled() else starting.exception():
             self._on_start_failed(entry, error)
         else:
@@ -107,30 +108,30 @@ class SandboxLifecycle:
         self._registry.remove(entry)
         self._registry.counts["failed"] += 1
         self.failed_starts.append((entry, error))
-        if self._resting is None:
+        if self._backing_off is None:
             self._failures += 1
-            self._resting = asyncio.create_task(self._rest(rest_s(self._failures)))
+            self._backing_off = asyncio.create_task(self._back_off(start_backoff_s(self._failures)))
 
     def _pace(self, took_s: float) -> None:
-        """End the rest after failures; rest as long as the start took if commands may be running,
-        so that they have half of the time to themselves."""
+        """End the backoff after failures. If commands may be running, back off for as long as the
+        start took, so that starts take at most half of the time from them."""
         self.start_s = moving_mean(self.start_s, took_s)
         self._failures = 0
-        if self._resting:
-            self._resting.cancel()
-            self._resting = None
-        if took_s and self._registry.number(State.LENT):
-            self._resting = asyncio.create_task(self._rest(took_s))
+        if self._backing_off:
+            self._backing_off.cancel()
+            self._backing_off = None
+        if took_s and self._registry.number(State.LEASED):
+            self._backing_off = asyncio.create_task(self._back_off(took_s))
 
-    async def _rest(self, seconds: float) -> None:
+    async def _back_off(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
-        self._resting = None
+        self._backing_off = None
         self._on_change()
 
     def make_idle(self, entry: PoolEntry) -> None:
-        """Have an unused sandbox wait for a lease, or end it if its image is outdated."""
+        """Make an unused sandbox idle, or end it if its image is outdated."""
         if entry.fingerprint == self._fingerprint and not self.is_closed:
-            entry.lent_since = None
+            entry.leased_since = None
             self._registry.recount(entry, entry.isolation)
             self._registry.move(entry, State.IDLE)
         else:
@@ -139,50 +140,50 @@ class SandboxLifecycle:
     # Monitoring
 
     def monitor(self) -> None:
-        """Begin to monitor the sandboxes, if that has not begun."""
+        """Start the monitor unless it runs already."""
         self._monitoring = self._monitoring or asyncio.create_task(self._monitor())
 
     async def _monitor(self) -> None:
         # The loop never waits for a sandbox or the backend, so that every ping is sent in time.
         while True:
-            await self._clock.sleep(BEAT_S)
+            await self._clock.sleep(PING_INTERVAL_S)
             self._ping_all(State.IDLE, self._idle_patience_s)
-            self._ping_all(State.LENT, LENT_PATIENCE_S)
+            self._ping_all(State.LEASED, LEASED_PING_TIMEOUT_S)
             self.replace(self._too_old())
             if self._refreshing is None or self._refreshing.done():
                 self._refreshing = asyncio.create_task(self._replace_outdated())
 
-    def _ping_all(self, state: State, patience_s: float) -> None:
+    def _ping_all(self, state: State, timeout_s: float) -> None:
         for entry in self._registry.entries(state):
             if entry not in self._pings:
-                self._pings[entry] = asyncio.create_task(self._ping(entry, patience_s))
+                self._pings[entry] = asyncio.create_task(self._ping(entry, timeout_s))
 
-    async def _ping(self, entry: PoolEntry, patience_s: float) -> None:
+    async def _ping(self, entry: PoolEntry, timeout_s: float) -> None:
         try:
-            await entry.sandbox.ping(patience_s)
+            await entry.sandbox.ping(timeout_s)
         except SandboxLostError:
-            # The lease that has a lent sandbox finds out by itself.
+            # A lease notices the loss of its sandbox by itself.
             if self._registry.state_of(entry) is State.IDLE:
                 self.replace([entry])
         finally:
             del self._pings[entry]
 
     def _too_old(self) -> Sequence[PoolEntry]:
-        """Return idle entries past their age, no more than may start at once in their place."""
+        """Return idle entries that are too old, at most as many as may start at once."""
         limit = self._clock.time() - self._ttl_s
         old = [entry for entry in self._registry.entries(State.IDLE) if entry.ready_at < limit]
         return old[: self._replaced_at_once]
 
     async def _replace_outdated(self) -> None:
-        """Replace idle sandboxes of another image than a new one would have."""
-        # A backend that cannot say it fails the next start too, and that is reported.
+        """Replace idle sandboxes whose image is not that of a new sandbox."""
+        # A backend that raises here fails the next start too, which is reported.
         with contextlib.suppress(SandboxStartError):
             self._fingerprint = await self._backend.fingerprint()
         now, idle = self._fingerprint, self._registry.entries(State.IDLE)
         self.replace([entry for entry in idle if entry.fingerprint != now])
 
     def replace(self, entries: Sequence[PoolEntry]) -> None:
-        """End sandboxes that are of no use; `on_change` may start others for them."""
+        """End sandboxes that cannot be used; `on_change` may start others in their place."""
         self._registry.counts["replaced"] += len(entries)
         for entry in entries:
             self.end(entry)
@@ -191,7 +192,7 @@ class SandboxLifecycle:
     # Ending
 
     def end(self, entry: PoolEntry) -> None:
-        """Begin to end a sandbox. It counts until nothing is left of it."""
+        """Begin to end a sandbox. It counts towards the limits until it has ended."""
         self._registry.move(entry, State.ENDING)
         self.run_detached(self._end(entry))
 
@@ -203,13 +204,13 @@ class SandboxLifecycle:
             self._on_change()
 
     def run_detached(self, work: Coroutine[None, None, None]) -> None:
-        """Run `work` in a task that no caller's cancellation reaches; `aclose` waits for it."""
+        """Run `work` in a task of its own, which no caller can cancel; `aclose` waits for it."""
         task = asyncio.create_task(work)
         self._detached.add(task)
         task.add_done_callback(self._detached.discard)
 
     async def aclose(self) -> None:
-        """End idle sandboxes, cancel all starts, and return when lent sandboxes have ended too."""
+        """End idle sandboxes, cancel all starts, and wait until leased sandboxes have ended."""
         self.is_closed = True
         for entry in self._registry.entries(State.IDLE):
             self.end(entry)
@@ -218,13 +219,13 @@ class SandboxLifecycle:
             starting.cancel()
         if starts:
             await asyncio.wait(starts)
-        if self._resting:
-            self._resting.cancel()
-            await asyncio.wait([self._resting])
+        if self._backing_off:
+            self._backing_off.cancel()
+            await asyncio.wait([self._backing_off])
         await self._registry.wait_empty()
         while self._detached:
             await asyncio.wait(self._detached)
-        # Last, because the guest agents of lent sandboxes need pings until then.
+        # Last, because the guest agents of leased sandboxes need pings until then.
         monitoring = (self._monitoring, self._refreshing, *self._pings.values())
         tasks = [task for task in monitoring if task]
         for task in tasks:

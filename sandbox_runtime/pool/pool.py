@@ -1,41 +1,40 @@
-"""The pool: sandboxes kept ready, each lent to one lease, and the queue of those that wait.
+"""The pool: it keeps sandboxes ready, leases each one once, and queues leases that must wait.
 
-A lease asks for its sandbox when it begins and gives it back when it ends. Starting the sandbox
-before and ending it after take no time of the lease's block. One that the lease never took is lent
-to the next lease.
+A lease requests its sandbox when it begins and returns it when it ends; the sandbox then ends in
+the background. A sandbox that the lease never took goes to the next lease.
 
-All leases wait in one queue. A sandbox that becomes ready goes to the first waiter that can use
-it. A waiter that needs more room than there is holds up all behind it, so that none is overtaken
-for ever.
+All leases wait in one queue. A sandbox that becomes ready goes to the first waiter that can use it.
+A waiter that needs more memory than is free blocks all waiters behind it, so that none starves.
 """
 
 import asyncio
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from policies.isolation import Isolation
 from policies.pool import (
     Load,
+    PoolKey,
     PoolSettings,
-    Recipe,
-    exact_recipe,
+    exact_pool_key,
     fits,
-    how_many_to_end,
-    limits_of,
+    idle_to_end,
     moving_mean,
-    recipe,
+    pool_key,
+    resizable_limits,
     retry_after_s,
     starts_ahead,
     starts_at_once,
-    unbound,
+    without_lease_fields,
 )
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.clock import Clock, SystemClock
-from sandbox_runtime.egress.decision import OnAsk, OnDecision
+from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.gateway import EgressGateways
 from sandbox_runtime.errors import (
     SandboxError,
     SandboxLostError,
@@ -48,41 +47,36 @@ from sandbox_runtime.pool.lifecycle import SandboxLifecycle
 
 logger = logging.getLogger(__name__)
 
-Undo = Callable[[], Awaitable[None]]
-OnLend = Callable[[GuestSandbox, Isolation, OnDecision | None, OnAsk | None], Undo]
-"""Binds what a lease decides to the sandbox that it takes. The result is awaited before the
-sandbox ends."""
-
 OnFull = Callable[[Callable[[], bool]], None]
-"""Called when a lease waits for room and no sandbox is ending for it; its argument tells whether
-that is still so."""
+"""Called when a lease waits because the pool is full and no sandbox is ending. Its argument returns
+True while that is the case."""
 
 OnAcquired = Callable[[float, float], None]
-"""Called when a lease has got its sandbox, with the seconds until one was assigned to it and the
-seconds until that one answered."""
+"""Called when a lease has its sandbox, with the seconds until one was assigned to the lease and the
+seconds until that sandbox answered a ping."""
 
-IDLE_PATIENCE_S = 5.0
-"""How long a sandbox without a command may take to answer a ping."""
-GUESSED_LEND_S = 30.0
+IDLE_PING_TIMEOUT_S = 5.0
+"""How long an idle sandbox may take to answer a ping."""
+INITIAL_LEASE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """How many sandboxes and waiters there are now, and totals since the pool began."""
+    """The current numbers of sandboxes and waiters, and totals since the pool began."""
 
     starting: int
     idle: int
-    lent: int
+    leased: int
     ending: int
     waiting: int
-    """Leases without a sandbox yet."""
+    """Leases that wait for a sandbox."""
     hits: int
     """Leases that found a sandbox ready."""
     misses: int
     refused: int
-    """Leases that were told to come again."""
+    """Leases that were refused with a retry time."""
     replaced: int
-    """Ready ones given up: dead, too old, of an old image, or with limits that cannot change."""
+    """Idle sandboxes that were ended: dead, too old, of an old image, or not resizable."""
     started: int
     failed: int
     """Starts that failed."""
@@ -90,7 +84,7 @@ class PoolStats:
 
 @dataclass(slots=True)
 class Allocation:
-    """One sandbox of a lease, or its place in the queue."""
+    """One sandbox of a lease, or the lease's place in the queue."""
 
     waiter: Waiter
     acquiring: asyncio.Task[GuestSandbox]
@@ -99,9 +93,11 @@ class Allocation:
 
 
 class Pool:
-    """Lends sandboxes of one backend; see `Sandboxes`. It begins at the first lease or `start`.
+    """Leases out the sandboxes of one backend; see `Sandboxes`. It begins to work at `start` or at
+    the first lease.
 
     Idle sandboxes are kept for `isolations`; those of other isolations are started on demand.
+    `gateways` make the egress gateway of each lease; without them no sandbox has network access.
     """
 
     def __init__(
@@ -110,21 +106,23 @@ class Pool:
         settings: PoolSettings,
         isolations: Sequence[Isolation],
         *,
-        on_lend: OnLend | None = None,
+        gateways: EgressGateways | None = None,
         clock: Clock | None = None,
-        idle_patience_s: float = IDLE_PATIENCE_S,
+        idle_ping_timeout_s: float = IDLE_PING_TIMEOUT_S,
         cores: int | None = None,
     ) -> None:
         self._settings = settings
-        self._kept = {recipe(isolation): unbound(isolation) for isolation in isolations}
-        self._on_lend = on_lend
+        self._kept = {
+            pool_key(isolation): without_lease_fields(isolation) for isolation in isolations
+        }
+        self._gateways = gateways
         self._on_full: OnFull | None = None
         self._clock = clock or SystemClock()
-        self._idle_patience_s = idle_patience_s
+        self._idle_patience_s = idle_ping_timeout_s
         self._cores = cores or len(os.sched_getaffinity(0))
         self._queue = deque[Waiter]()
-        self._lend_s = GUESSED_LEND_S
-        """Moving mean of the time that a sandbox is lent for."""
+        self._lease_s = INITIAL_LEASE_S
+        """Moving average of the duration of a lease."""
         self._registry = PoolRegistry()
         self._lifecycle = SandboxLifecycle(
             backend,
@@ -132,22 +130,22 @@ class Pool:
             self._clock,
             self._on_change,
             ttl_s=settings.ttl_s,
-            idle_patience_s=idle_patience_s,
+            idle_ping_timeout_s=idle_ping_timeout_s,
             replaced_at_once=starts_ahead(self._cores),
         )
         self._on_acquired: OnAcquired | None = None
 
     def start(self) -> None:
-        """Begin to start the sandboxes that are kept ready, and to monitor all."""
+        """Begin to start the idle sandboxes, and to monitor all sandboxes."""
         self._lifecycle.monitor()
         self._schedule()
 
     def when_full(self, give_back: OnFull) -> None:
-        """Have `give_back` called when a lease waits for room, to end a sandbox kept in use."""
+        """Call `give_back` when the pool is full and a lease waits, to free a session's sandbox."""
         self._on_full = give_back
 
     def when_acquired(self, observe: OnAcquired) -> None:
-        """Call `observe` for each lease as soon as its sandbox can be used."""
+        """Call `observe` for each lease when its sandbox can be used."""
         self._on_acquired = observe
 
     @asynccontextmanager
@@ -155,14 +153,13 @@ class Pool:
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        on_ask: OnAsk | None = None,
+        confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator["PoolLease"]:
-        """Lend a sandbox for the length of the block.
+        """Lease a sandbox for the length of the block.
 
-        Raises SandboxUnavailableError and SandboxStartError, which `sandbox()` of the lease raises
-        too if they turn out later.
+        Raises SandboxUnavailableError and SandboxStartError; so does `sandbox()` of the lease.
         """
-        lease = PoolLease(self, isolation, on_decision, on_ask)
+        lease = PoolLease(self, isolation, on_decision, confirm_target)
         try:
             yield lease
         finally:
@@ -174,7 +171,7 @@ class Pool:
         return PoolStats(
             starting=number(State.STARTING),
             idle=number(State.IDLE),
-            lent=number(State.LENT),
+            leased=number(State.LEASED),
             ending=number(State.ENDING),
             waiting=len(self._queue),
             hits=counts["hits"],
@@ -186,7 +183,7 @@ class Pool:
         )
 
     async def aclose(self) -> None:
-        """Refuse all waiters, end idle sandboxes, and wait until lent ones are back and ended."""
+        """Refuse all waiters, end idle sandboxes, and wait until leased ones have ended."""
         waiters, self._queue = self._queue, deque()
         for waiter in waiters:
             waiter.fail(self._refusal("the pool is closed"))
@@ -209,20 +206,26 @@ class Pool:
             raise refusal
         return Allocation(waiter, asyncio.create_task(self._acquire(waiter, self._clock.time())))
 
-    def take(self, waiter: Waiter, on_decision: OnDecision | None, on_ask: OnAsk | None) -> None:
-        """Bind egress to the waiter's sandbox, which is used from now on, and replace it as one
-        that is kept ready."""
+    def take(
+        self, waiter: Waiter, on_decision: OnDecision | None, confirm_target: ConfirmTarget | None
+    ) -> None:
+        """Bind an egress gateway to the waiter's sandbox, which is in use from now on, and start
+        another idle one in its place."""
         entry = waiter.entry
-        assert entry  # until the waiter is released, after which its lease takes nothing
+        assert entry  # the lease has not released the waiter
         entry.is_unused = False
-        if self._on_lend:
-            undo = self._on_lend(entry.sandbox, waiter.isolation, on_decision, on_ask)
-            entry.at_end.push_async_callback(undo)
+        if self._gateways:
+            gateway = self._gateways.create(waiter.isolation.egress, on_decision, confirm_target)
+            entry.sandbox.set_connection_handler(gateway.serve)
+            entry.sandbox.traffic = gateway.traffic
+            entry.at_end.push_async_callback(gateway.aclose)
+            # Runs first at the end: the gateway gets no connection while it closes.
+            entry.at_end.callback(entry.sandbox.set_connection_handler, None)
         self._schedule()
 
     def give_back(self, allocation: Allocation) -> None:
-        """Release the allocation in a task of its own: the lease's request does not wait for it,
-        and the request's cancellation does not reach it."""
+        """Release the allocation in the background, where a cancellation of the lease's request
+        does not reach it."""
         self._lifecycle.run_detached(self._give_back(allocation))
 
     async def _give_back(self, allocation: Allocation) -> None:
@@ -232,14 +235,14 @@ class Pool:
         self._release(allocation.waiter)
         error = None if acquiring.cancelled() else acquiring.exception()
         if error and not isinstance(error, SandboxError):
-            logger.error("a sandbox could not be lent", exc_info=error)
+            logger.error("a sandbox could not be leased", exc_info=error)
 
     def _release(self, waiter: Waiter) -> None:
         entry, waiter.entry = waiter.entry, None
         if entry and entry.is_unused:
             self._lifecycle.make_idle(entry)
-        elif entry and entry.lent_since is not None:
-            self._lend_s = moving_mean(self._lend_s, self._clock.time() - entry.lent_since)
+        elif entry and entry.leased_since is not None:
+            self._lease_s = moving_mean(self._lease_s, self._clock.time() - entry.leased_since)
             self._lifecycle.end(entry)
         if waiter in self._queue:
             self._queue.remove(waiter)
@@ -264,20 +267,20 @@ class Pool:
         return entry.sandbox
 
     async def _prepare(self, waiter: Waiter, entry: PoolEntry) -> bool:
-        """Check that the sandbox answers and give it the waiter's limits; where that cannot be,
-        replace it, put the waiter first in the queue and return False."""
+        """Ping the sandbox and set the waiter's limits. If that fails, replace the sandbox, put the
+        waiter first in the queue and return False."""
         try:
             await entry.sandbox.ping(self._idle_patience_s)
-            entry.lent_since = self._clock.time()
-            if limits_of(entry.isolation) != limits_of(waiter.isolation):
+            entry.leased_since = self._clock.time()
+            if resizable_limits(entry.isolation) != resizable_limits(waiter.isolation):
                 entry.is_unused = False
-                await entry.sandbox.limit(waiter.isolation)
+                await entry.sandbox.resize(waiter.isolation)
                 self._registry.recount(entry, waiter.isolation)
             self._schedule()
         except SandboxLostError:
-            waiter.reset(waiter.recipe)
+            waiter.reset(waiter.pool_key)
         except SandboxStartError:
-            waiter.reset(exact_recipe(waiter.isolation))
+            waiter.reset(exact_pool_key(waiter.isolation))
         else:
             return True
         self._lifecycle.replace([entry])
@@ -288,7 +291,7 @@ class Pool:
         return False
 
     def _refused(self, waiter: Waiter) -> SandboxUnavailableError | None:
-        """Take the waiter out of the queue if it may not wait there, and return the error."""
+        """Remove the waiter from the queue and return the error if it may not wait."""
         why = None if waiter.entry else self._why_not_wait(waiter)
         if why is None:
             return None
@@ -300,7 +303,7 @@ class Pool:
             return "the pool is closed"
         if self._settings.on_miss == "fail":
             return "no sandbox is ready"
-        queue = [each for each in self._queue if not each.is_coming]
+        queue = [each for each in self._queue if not each.has_start]
         if waiter in queue and len(queue) > self._settings.max_waiting:
             return f"{len(queue) - 1} requests wait for a sandbox already"
         return None
@@ -310,9 +313,9 @@ class Pool:
         after_s = retry_after_s(
             has_room=fits(self._settings, self._registry.load + Load(1)),
             ahead=len(self._queue),
-            lent=self._registry.number(State.LENT),
+            leased=self._registry.number(State.LEASED),
             start_s=self._lifecycle.start_s,
-            lend_s=self._lend_s,
+            lease_s=self._lease_s,
         )
         return SandboxUnavailableError(why, retry_after_s=after_s)
 
@@ -326,77 +329,79 @@ class Pool:
         self._schedule()
 
     def _report_failure(self, entry: PoolEntry, error: BaseException) -> None:
-        """Fail the first waiter that counted on the start; log the error if none did."""
-        counting = [waiter for waiter in self._queue if waiter.recipe == entry.recipe]
-        if len(counting) > len(list(self._registry.matching(State.STARTING, entry.recipe))):
-            self._queue.remove(counting[0])
-            counting[0].fail(error)
+        """Fail the first waiter that the start was for; log the error if there is none."""
+        waiting = [waiter for waiter in self._queue if waiter.pool_key == entry.pool_key]
+        if len(waiting) > len(list(self._registry.matching(State.STARTING, entry.pool_key))):
+            self._queue.remove(waiting[0])
+            waiting[0].fail(error)
         elif isinstance(error, SandboxError):
-            logger.warning("no sandbox could be made ready: %s", error)
+            logger.warning("no idle sandbox could be started: %s", error)
         else:
-            logger.error("no sandbox could be made ready", exc_info=error)
+            logger.error("no idle sandbox could be started", exc_info=error)
 
     def _schedule(self) -> None:
-        """Do all that can be done now: lend sandboxes to the waiters in their order, start
-        sandboxes for them, and then start those that are kept ready."""
+        """Do everything that is possible now: assign sandboxes to the waiters in their order, start
+        sandboxes for the others, and then start idle ones."""
         if self._lifecycle.is_closed:
             return
-        unclaimed = Counter(entry.recipe for entry in self._registry.entries(State.STARTING))
+        unclaimed = Counter(entry.pool_key for entry in self._registry.entries(State.STARTING))
         lacks_room = False
         for waiter in tuple(self._queue):
-            waiter.is_coming = False
+            waiter.has_start = False
             lacks_room = lacks_room or not self._assign(waiter, unclaimed)
         if lacks_room and self._on_full and self._is_short():
             self._on_full(self._is_short)
         self._trim()
-        # A start takes the processor for a moment: sandboxes being lent are made usable first.
-        is_lending = any(entry.lent_since is None for entry in self._registry.entries(State.LENT))
-        if not (lacks_room or is_lending or self._lifecycle.is_resting):
+        # A start takes CPU time, so sandboxes that are being prepared for a lease go first.
+        is_preparing = any(
+            entry.leased_since is None for entry in self._registry.entries(State.LEASED)
+        )
+        if not (lacks_room or is_preparing or self._lifecycle.is_backing_off):
             self._refill(unclaimed)
 
     def _is_short(self) -> bool:
-        """Return True if more waiters lack a sandbox than sandboxes are ending."""
+        """Return True if the waiters without a start outnumber the ending sandboxes."""
         ending = self._registry.number(State.ENDING)
-        return sum(not waiter.is_coming for waiter in self._queue) > ending
+        return sum(not waiter.has_start for waiter in self._queue) > ending
 
-    def _assign(self, waiter: Waiter, unclaimed: Counter[Recipe]) -> bool:
-        """Lend the waiter an idle sandbox or have one started; return False if room is lacking.
+    def _assign(self, waiter: Waiter, unclaimed: Counter[PoolKey]) -> bool:
+        """Assign an idle sandbox to the waiter or start one; return False if the pool is full.
 
-        `unclaimed` are the starts by recipe that no waiter before this one counts on.
+        `unclaimed` counts the starts, by pool key, that are for no waiter before this one.
         """
-        if idle := next(self._registry.matching(State.IDLE, waiter.recipe), None):
-            return self._lend(idle, waiter)
-        if not unclaimed[waiter.recipe]:
+        if idle := next(self._registry.matching(State.IDLE, waiter.pool_key), None):
+            return self._lease_out(idle, waiter)
+        if not unclaimed[waiter.pool_key]:
             starting = self._registry.number(State.STARTING)
             if starting >= starts_at_once(self._settings, self._cores):
                 return True
             if not self._make_room(Load(1, waiter.isolation.memory_mib)):
                 return False
-            self._lifecycle.start(waiter.isolation, waiter.recipe)
-            unclaimed[waiter.recipe] += 1
-        unclaimed[waiter.recipe] -= 1
-        waiter.is_coming = True
+            self._lifecycle.start(waiter.isolation, waiter.pool_key)
+            unclaimed[waiter.pool_key] += 1
+        unclaimed[waiter.pool_key] -= 1
+        waiter.has_start = True
         return True
 
-    def _lend(self, entry: PoolEntry, waiter: Waiter) -> bool:
+    def _lease_out(self, entry: PoolEntry, waiter: Waiter) -> bool:
         more_mib = waiter.isolation.memory_mib - entry.counted_as.memory_mib
         if not self._make_room(Load(0, more_mib), besides=entry):
             return False
         self._queue.remove(waiter)
-        self._registry.move(entry, State.LENT)
-        # Memory that the sandbox does not need is free for others once its limits have changed.
+        self._registry.move(entry, State.LEASED)
+        # Memory that the sandbox no longer needs is free only once its limits have changed.
         if more_mib > 0:
             self._registry.recount(entry, waiter.isolation)
         waiter.give(entry)
         return True
 
     def _make_room(self, needed: Load, besides: PoolEntry | None = None) -> bool:
-        """Return True if there is room; else end as many idle sandboxes as will make it."""
+        """Return True if the load fits; else end as many idle sandboxes as are needed for it."""
         if fits(self._settings, self._registry.load + needed):
             return True
         ending = sum((entry.load for entry in self._registry.entries(State.ENDING)), Load())
         idle = [entry for entry in self._registry.entries(State.IDLE) if entry is not besides]
-        number = how_many_to_end(
+        number = idle_to_end(
             self._settings, self._registry.load - ending + needed, [entry.load for entry in idle]
         )
         for entry in idle[: number or 0]:
@@ -404,19 +409,19 @@ class Pool:
         return False
 
     def _trim(self) -> None:
-        """End idle sandboxes that are not among those kept, and the oldest of too many."""
+        """End idle sandboxes of isolations that are not kept, and the oldest surplus ones."""
         missing = Counter(dict.fromkeys(self._kept, self._settings.idle))
         for entry in reversed(self._registry.entries(State.IDLE)):
-            if entry.isolation == self._kept.get(entry.recipe) and missing[entry.recipe]:
-                missing[entry.recipe] -= 1
+            if entry.isolation == self._kept.get(entry.pool_key) and missing[entry.pool_key]:
+                missing[entry.pool_key] -= 1
             else:
                 self._lifecycle.end(entry)
 
-    def _refill(self, unclaimed: Counter[Recipe]) -> None:
-        """Start what is missing of the idle sandboxes, few at a time. A lent sandbox that is unused
-        counts as idle, because its lease may end without having taken it."""
-        entries = (*self._registry.entries(State.IDLE), *self._registry.entries(State.LENT))
-        unused = Counter(entry.recipe for entry in entries if entry.is_unused)
+    def _refill(self, unclaimed: Counter[PoolKey]) -> None:
+        """Start the missing idle sandboxes, few at a time. A leased sandbox that is unused counts
+        as idle, because its lease may end without taking it."""
+        entries = (*self._registry.entries(State.IDLE), *self._registry.entries(State.LEASED))
+        unused = Counter(entry.pool_key for entry in entries if entry.is_unused)
         for each, isolation in self._kept.items():
             load = Load(1, isolation.memory_mib)
             for _ in range(self._settings.idle - unused[each] - unclaimed[each]):
@@ -426,19 +431,19 @@ class Pool:
 
 
 class PoolLease:
-    """A claim to one sandbox, which may still be starting; see `Lease`."""
+    """The lease of one sandbox, which may still be starting; see `Lease`."""
 
     def __init__(
         self,
         pool: Pool,
         isolation: Isolation,
         on_decision: OnDecision | None,
-        on_ask: OnAsk | None,
+        confirm_target: ConfirmTarget | None,
     ) -> None:
         self._pool = pool
         self._isolation = isolation
         self._on_decision = on_decision
-        self._on_ask = on_ask
+        self._confirm_target = confirm_target
         self._allocation = pool.allocate(isolation)
         self._is_over = False
 
@@ -453,16 +458,16 @@ class PoolLease:
         return await self._taken(self._allocation)
 
     async def _taken(self, allocation: Allocation) -> GuestSandbox:
-        # Shielded: a caller that gives up leaves the sandbox to the other callers of the lease.
+        # Shielded: if one caller is cancelled, other callers of the lease still get the sandbox.
         sandbox = await asyncio.shield(allocation.acquiring)
         if not allocation.is_taken:
             if self._is_over:
                 raise SandboxLostError("the lease is over")
-            self._pool.take(allocation.waiter, self._on_decision, self._on_ask)
+            self._pool.take(allocation.waiter, self._on_decision, self._confirm_target)
             allocation.is_taken = True
         return sandbox
 
     def end(self) -> None:
-        """Give the sandbox back."""
+        """Return the sandbox to the pool."""
         self._is_over = True
         self._pool.give_back(self._allocation)

@@ -14,7 +14,7 @@ from sandbox_runtime.sandbox import Lease, OnOutput
 ToolSchema = dict[str, Any]
 """An entry of `tools` in a chat-completions request."""
 _MAX_ARRAY_CHARS = 100
-"""Beyond what any range needs, and too few to nest deeper than the parser can."""
+"""More than any range needs, and too few to exceed the parser's nesting limit."""
 _DIGITS = re.compile(r"\s*-?\d{1,18}\s*", re.ASCII)
 
 
@@ -36,14 +36,14 @@ class Observation:
 
 
 class ToolInputError(Exception):
-    """The model called the tool wrongly; the text tells it how to correct the call.
+    """The model's call is invalid; the text says how to correct it.
 
     Each tool turns the error into an Observation.
     """
 
 
 class Tool(Protocol):
-    """Something the model can do in a sandbox."""
+    """A tool that the model can call."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class Tool(Protocol):
 
     @property
     def schema(self) -> ToolSchema:
-        """The tool as the model is told of it."""
+        """The tool's entry in `tools` of the request to the model."""
 
     async def run(
         self,
@@ -64,7 +64,7 @@ class Tool(Protocol):
         """Run the tool and return the observation, also when the model called the tool wrongly.
 
         `arguments` is what the model wrote, parsed from JSON and not yet checked. The sandbox is
-        leased only once the arguments are right. Raises only SandboxStartError and
+        leased only once the arguments are valid. Raises only SandboxStartError and
         SandboxLostError.
         """
 
@@ -72,8 +72,8 @@ class Tool(Protocol):
 def parse_arguments(schema: ToolSchema, arguments: object) -> dict[str, Any]:
     """Return the arguments in the types of the schema; a null counts as absent.
 
-    A value with only one possible meaning is accepted: "3" for 3, "[1, 5]" for [1, 5]. Raises
-    ToolInputError, which names all problems at once.
+    A value of another type is accepted if its meaning is unambiguous: "3" for 3, "[1, 5]" for [1,
+    5]. Raises ToolInputError, which names all problems at once.
     """
     properties = schema["function"]["parameters"]["properties"]
     given = {} if arguments is None else arguments

@@ -16,9 +16,9 @@ from policies.observation import ObservationLimits, printable
 from policies.workspace import WORKING_DIR
 from sandbox_runtime.errors import (
     FileMissingError,
-    FileThereError,
     FileTooLargeError,
     NotARegularFileError,
+    PathExistsError,
     SandboxFileError,
 )
 from sandbox_runtime.sandbox import Lease, OnOutput, Sandbox
@@ -144,7 +144,7 @@ async def read_file(sandbox: Sandbox, path: str) -> bytes:
 
 
 async def write_file(sandbox: Sandbox, path: str, data: bytes, *, new: bool = False) -> None:
-    """Write a whole file. Raises SandboxFileError; FileThereError if `new` and the path exists."""
+    """Write a whole file. Raises SandboxFileError; PathExistsError if `new` and the path exists."""
 
     async def whole() -> AsyncIterator[bytes]:
         yield data
@@ -207,7 +207,7 @@ class StrReplaceEditor:
     async def _create(self, sandbox: Sandbox, path: str, data: bytes) -> str:
         try:
             await self._write(sandbox, _Version(path, None), data)
-        except FileThereError as error:
+        except PathExistsError as error:
             raise ToolInputError(
                 f"Nothing was written: {printable(path)} exists, and create does not overwrite."
                 " Use str_replace to edit it, or remove it with bash first."

@@ -8,9 +8,10 @@ import httpx
 
 from proxy.agent.agent import Agent
 from proxy.agent.parking import ParkedRuns
+from proxy.agent.task import Task
 from proxy.models.scripted import text_reply
 from proxy.runs.run import Claim, Listener
-from proxy.runs.runs import MakeTask, Runs
+from proxy.runs.runs import Runs
 from proxy.store.runs import RunShelf
 from tests.clients.responses import MODEL, ask, client, over, refused, streamed, told_again
 from tests.fakes.backend import Held, Refusal, scripted_backend
@@ -128,8 +129,14 @@ class HeldUpRuns(Runs):
         self.entered: list[str] = []
         self.release = asyncio.Event()
 
-    async def enter(self, claim: Claim, make_task: MakeTask) -> Listener:
-        listener = await super().enter(claim, make_task)
+    async def join(self, claim: Claim) -> Listener | None:
+        listener = await super().join(claim)
+        return await self._held_up(listener) if listener else None
+
+    async def start(self, claim: Claim, task: Task) -> Listener:
+        return await self._held_up(await super().start(claim, task))
+
+    async def _held_up(self, listener: Listener) -> Listener:
         self.entered.append(listener.run.id)
         await self.release.wait()
         return listener

@@ -18,7 +18,7 @@ from proxy.models.scripted import call, tool_reply
 from proxy.profiles import Profiles
 from proxy.store.store import Store
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import Kind, house, one_key
 
 KEY = "sk-right"
@@ -135,7 +135,7 @@ async def test_a_signature_opens_its_own_file_alone(tmp_path: Path) -> None:
 
 
 async def test_a_link_expires_also_when_its_file_is_still_there(tmp_path: Path) -> None:
-    clock, began = HandClock(), time.time()
+    clock, began = ManualClock(), time.time()
     store = Store(tmp_path, now=lambda: began + clock.time())
     limits = ArtifactLimits(keep_hours=1)
     files, profiles = FileStore(store, limits=limits), Profiles.only(Profile(artifacts=limits))

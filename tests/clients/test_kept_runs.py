@@ -29,7 +29,7 @@ from tests.clients.chat import (
     reasoning,
 )
 from tests.fakes.backend import Backend, Held, Refusal, scripted_backend
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import ATTEMPTS, house
 from tests.fakes.waiting import until
 
@@ -76,7 +76,7 @@ async def test_a_key_s_result_outlives_the_server(
 
 @pytest.mark.parametrize("later_s", [KEEP_S - 1, KEEP_S])
 async def test_a_result_that_is_too_old_is_made_anew(later_s: float, tmp_path: Path) -> None:
-    clock, answers = HandClock(), []
+    clock, answers = ManualClock(), []
     async with scripted_backend([text_reply("one"), text_reply("two")]) as backend:
         for _ in range(2):
             files = FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())

@@ -15,7 +15,7 @@ import pytest
 from policies.isolation import Isolation
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.runs.runs import Runs
-from sandbox_runtime.egress.decision import OnAsk, OnDecision
+from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from tests.clients.chat import (
     ASKED,
     FIRST,
@@ -77,9 +77,9 @@ class SlowToClose(MemorySandboxes):
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        on_ask: OnAsk | None = None,
+        confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[MemoryLease]:
-        async with super().lease(isolation, on_decision, on_ask) as lease:
+        async with super().lease(isolation, on_decision, confirm_target) as lease:
             try:
                 yield lease
             finally:

@@ -54,7 +54,7 @@ async def test_sandboxes_that_are_lost_again_and_again_make_the_service_unavaila
             async def lose() -> None:
                 for number, gate in enumerate(again):
                     await backend.arrived(2 * number + 2)
-                    await sandboxes.lent[-1].close()
+                    await sandboxes.leased[-1].close()
                     gate.set()
 
             group.start_soon(lose)

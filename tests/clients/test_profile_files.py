@@ -19,7 +19,7 @@ from proxy.profiles import build_profiles
 from proxy.store.store import Store
 from tests.clients.chat import ask, client
 from tests.fakes.backend import by_history, scripted_backend
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import house
 from tests.sandbox_runtime.egress.internet import Internet, Reader, Writer
 
@@ -104,7 +104,7 @@ async def test_what_is_on_the_web_is_fetched_where_the_profile_says_so(tmp_path:
 
 
 async def test_pictures_and_links_are_as_the_requests_profile_has_them(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     files = FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())
     async with served(tmp_path, files=files) as http:
         small, usual = [(await ask(http, headers)).json() for headers in (SMALL, {})]

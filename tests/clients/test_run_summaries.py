@@ -16,7 +16,7 @@ from proxy.store.runs import SUMMARY_KEEP_S
 from proxy.store.store import Store
 from tests.clients.chat import ask, client
 from tests.fakes.backend import Held, Item, scripted_backend
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import EachKey, house
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
@@ -106,7 +106,7 @@ async def test_a_run_that_came_to_no_answer_is_told_of(
 
 @pytest.mark.parametrize("later_s", [SUMMARY_KEEP_S - 1, SUMMARY_KEEP_S])
 async def test_a_run_is_told_of_for_a_day(later_s: int, tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
 
     def files() -> FileStore:
         return FileStore(Store(tmp_path, now=clock.time), limits=ArtifactLimits())

@@ -263,7 +263,7 @@ async def test_output_is_shown_while_its_command_runs(tmp_path: Path) -> None:
                     thinking += (chunk.choices[0].delta.model_extra or {}).get("reasoning", "")
                     if thinking.endswith("begun\n"):
                         assert "ended" not in thinking.removeprefix(begin)
-                        await places.lent[0].exec("echo open > gate", timeout_s=5)
+                        await places.leased[0].exec("echo open > gate", timeout_s=5)
         await model.aclose()
     assert thinking.startswith(f"{begin}begun\nopen\nended\n[exit 0, ")
     assert thinking.endswith("]\n````\n")

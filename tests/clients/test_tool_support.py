@@ -21,7 +21,7 @@ from proxy.store.store import Store
 from tests.clients.chat import answer, ask, client
 from tests.fakes.backend import Item, Refusal, scripted_backend
 from tests.fakes.engine import NO_PARSER, Engine
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import AT_ONCE, EachKey, house
 
 PROBE = ToolSettings("probe")
@@ -32,7 +32,7 @@ HELLO: list[Any] = [{"role": "user", "content": "Hi there"}]
 class House:
     """A server before an engine."""
 
-    def __init__(self, http: httpx.AsyncClient, verdicts: ToolVerdicts, clock: HandClock) -> None:
+    def __init__(self, http: httpx.AsyncClient, verdicts: ToolVerdicts, clock: ManualClock) -> None:
         self.http = http
         self.verdicts = verdicts
         self.clock = clock
@@ -55,7 +55,7 @@ async def served(
     reply: Callable[[dict[str, Any]], Item] | None = None,
     **changes: Any,
 ) -> AsyncIterator[House]:
-    clock, made = HandClock(), list[ToolVerdicts]()
+    clock, made = ManualClock(), list[ToolVerdicts]()
 
     def make_verdicts(door: Model, store: Store) -> ToolVerdicts:
         probe = ToolProbe(door, is_local=is_local)

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 from docker.errors import APIError
 
-from sandbox_runtime.backends.cgroups import find_cgroups, owner
+from sandbox_runtime.backends.cgroups import find_cgroups, process_key
 from sandbox_runtime.backends.docker import INSTALL_LABEL
 from sandbox_runtime.backends.docker_engine import connect
 from tests.fakes.waiting import until
@@ -43,7 +43,7 @@ def cgroups_of(pid: int) -> list[Path]:
     """The cgroups of that owner's sandboxes."""
     cgroups = find_cgroups()
     hierarchies = cgroups.hierarchies if cgroups else ()
-    return [path for each in hierarchies for path in each.folder.glob(f"{owner(pid)}-*")]
+    return [path for each in hierarchies for path in each.folder.glob(f"{process_key(pid)}-*")]
 
 
 class Engine:

@@ -15,7 +15,7 @@ from policies.profile import Profile
 from policies.prompts import TRIED_ANYWAY, Equipment, system_prompt
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.images import MODULES, PROGRAMS, installed
+from sandbox_runtime.images import MODULES, PROGRAMS, installed_programs
 from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation
 from sandbox_runtime.tools.bash import SCHEMA as BASH
@@ -45,7 +45,7 @@ async def told(kind: Kind, state_dir: Path, profile: Profile) -> AsyncIterator[t
             limit_s = profile.limits.command_timeout_s
             return await tool.run(lease, {"command": command, **arguments}, timeout_s=limit_s)
 
-        software = await installed(await lease.sandbox())
+        software = await installed_programs(await lease.sandbox())
         yield system_prompt(profile, Equipment(software)), bash
 
 

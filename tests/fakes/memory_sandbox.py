@@ -15,22 +15,22 @@ from contextlib import asynccontextmanager
 
 from policies.isolation import Isolation
 from policies.workspace import INPUT_DIR, OUTPUT_DIR, WORKING_DIR
-from sandbox_runtime.egress.decision import OnAsk, OnDecision
-from sandbox_runtime.egress.limits import Meter
+from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
+from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.errors import (
     FileMissingError,
-    FileThereError,
     FileTimeoutError,
     FileTooLargeError,
     JobMissingError,
     NotARegularFileError,
+    PathExistsError,
     SandboxError,
     SandboxFileError,
-    SandboxGoneError,
+    SandboxLostError,
 )
 from sandbox_runtime.sandbox import (
-    LIST_S,
-    TRANSFER_S,
+    LIST_TIMEOUT_S,
+    TRANSFER_TIMEOUT_S,
     Entry,
     EntryKind,
     ExecResult,
@@ -63,7 +63,7 @@ class MemorySandbox:
         self._commands: dict[str, RunningCommand] = {}
         self._command_ids = itertools.count(1)
         self._closed = False
-        self.meter = Meter()
+        self.traffic = TrafficQuota()
         self._state = _first_state()
         for directory in (WORKING_DIR, INPUT_DIR, OUTPUT_DIR, "/root", "/tmp", "/dev"):
             self._files.make_directories(directory)
@@ -175,7 +175,7 @@ class MemorySandbox:
         source: AsyncIterable[bytes],
         *,
         new: bool = False,
-        timeout_s: float = TRANSFER_S,
+        timeout_s: float = TRANSFER_TIMEOUT_S,
     ) -> int:
         self._check_alive()
         data = bytearray()
@@ -187,7 +187,7 @@ class MemorySandbox:
         place = self._files.locate(path, follow=False)
         old = self._files.nodes.get(place)
         if new and old is not None:
-            raise FileThereError(f"{path} exists")
+            raise PathExistsError(f"{path} exists")
         if isinstance(old, Directory):
             raise NotARegularFileError(f"{path} is a directory")
         try:
@@ -198,7 +198,7 @@ class MemorySandbox:
         return len(data)
 
     async def get(
-        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_S
+        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_TIMEOUT_S
     ) -> int:
         self._check_alive()
         node = self._files.find(path, follow=False)
@@ -221,7 +221,7 @@ class MemorySandbox:
         max_entries: int = 10_000,
         max_depth: int | None = None,
         hashes: HashLimits | None = None,
-        timeout_s: float = LIST_S,
+        timeout_s: float = LIST_TIMEOUT_S,
     ) -> Listing:
         self._check_alive()
         async with _in_time(timeout_s):
@@ -269,8 +269,8 @@ class MemorySandbox:
             if process is not None:
                 process.end(KILLED)
 
-    def _gone(self) -> SandboxGoneError:
-        return SandboxGoneError(f"{self._id} is closed")
+    def _gone(self) -> SandboxLostError:
+        return SandboxLostError(f"{self._id} is closed")
 
     def _check_alive(self) -> None:
         if self._closed:
@@ -299,26 +299,26 @@ class MemoryLease:
 
 
 class MemorySandboxes:
-    """A Sandboxes that counts what it lends, or fails as it is told."""
+    """A Sandboxes that records what it leases, or fails with `failure`."""
 
     def __init__(self, failure: SandboxError | None = None) -> None:
-        self.lent: list[MemorySandbox] = []
+        self.leased: list[MemorySandbox] = []
         self._failure = failure
 
     @property
     def opened(self) -> int:
-        return len(self.lent)
+        return len(self.leased)
 
     @property
     def closed(self) -> int:
-        return sum(sandbox.closed for sandbox in self.lent)
+        return sum(sandbox.closed for sandbox in self.leased)
 
     @asynccontextmanager
     async def lease(
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        on_ask: OnAsk | None = None,
+        confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[MemoryLease]:
         """No program inside opens connections, so there are no decisions to hear of."""
         if self._failure is not None:
@@ -328,7 +328,7 @@ class MemorySandboxes:
 
         def renew() -> MemorySandbox:
             mine.append(MemorySandbox())
-            self.lent.append(mine[-1])
+            self.leased.append(mine[-1])
             return mine[-1]
 
         try:

@@ -50,11 +50,11 @@ from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.clock import SystemClock
+from sandbox_runtime.egress.gateway import EgressGateways
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.pool.pool import Pool
 from sandbox_runtime.sandbox import Sandboxes
 from sandbox_runtime.tools import make_tools
-from sandbox_runtime.way_out import WayOut
 from tests.fakes.backend import Backend as ScriptedBackend
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
@@ -196,8 +196,7 @@ async def open_sandboxes(kind: Kind, state_dir: Path) -> AsyncIterator[Sandboxes
         yield MemorySandboxes()
         return
     backend = open_backend(kind, state_dir)
-    way_out = WayOut()
-    sandboxes = Pool(backend, PoolSettings(idle=0), [], on_lend=way_out.open)
+    sandboxes = Pool(backend, PoolSettings(idle=0), [], gateways=EgressGateways())
     sandboxes.start()
     try:
         yield sandboxes

@@ -10,13 +10,13 @@ from policies.isolation import Isolation
 from policies.pool import (
     Load,
     PoolSettings,
-    exact_recipe,
+    exact_pool_key,
     fits,
-    how_many_to_end,
-    recipe,
-    rest_s,
+    idle_to_end,
+    pool_key,
     retry_after_s,
-    unbound,
+    start_backoff_s,
+    without_lease_fields,
 )
 
 OTHER_WALLS: dict[str, Any] = {
@@ -51,22 +51,22 @@ def test_settings_that_make_no_sense_are_refused(fault: str, wrong: dict[str, An
 @pytest.mark.parametrize("wall", OTHER_WALLS)
 def test_sandboxes_with_other_walls_cannot_stand_for_each_other(wall: str) -> None:
     other = replace(Isolation(), **{wall: OTHER_WALLS[wall]})
-    assert recipe(other) != recipe(Isolation())
-    assert exact_recipe(other) != exact_recipe(Isolation())
+    assert pool_key(other) != pool_key(Isolation())
+    assert exact_pool_key(other) != exact_pool_key(Isolation())
 
 
 @pytest.mark.parametrize("limit", OTHER_LIMITS)
 def test_limits_can_be_changed_and_so_make_no_other_recipe_but_an_exact_one(limit: str) -> None:
     other = replace(Isolation(), **{limit: OTHER_LIMITS[limit]})
-    assert recipe(other) == recipe(Isolation())
-    assert exact_recipe(other) != exact_recipe(Isolation())
+    assert pool_key(other) == pool_key(Isolation())
+    assert exact_pool_key(other) != exact_pool_key(Isolation())
 
 
 def test_egress_is_no_part_of_any_recipe() -> None:
     other = replace(Isolation(), egress=OPEN)
-    assert recipe(other) == recipe(Isolation())
-    assert exact_recipe(other) == exact_recipe(Isolation())
-    assert unbound(other) == Isolation()
+    assert pool_key(other) == pool_key(Isolation())
+    assert exact_pool_key(other) == exact_pool_key(Isolation())
+    assert without_lease_fields(other) == Isolation()
 
 
 def test_everything_about_an_isolation_is_a_wall_a_limit_or_egress() -> None:
@@ -84,20 +84,27 @@ def test_there_may_be_as_many_as_allowed_and_as_much_memory_as_budgeted() -> Non
 def test_no_more_idle_ones_end_than_must() -> None:
     settings = PoolSettings(idle=0, max_total=3, memory_budget_mib=100)
     idle = [Load(1, 10), Load(1, 10), Load(1, 10)]
-    assert how_many_to_end(settings, Load(3, 100), idle) == 0
-    assert how_many_to_end(settings, Load(4, 100), idle) == 1
-    assert how_many_to_end(settings, Load(4, 120), idle) == 2
-    assert how_many_to_end(settings, Load(4, 131), idle) is None
+    assert idle_to_end(settings, Load(3, 100), idle) == 0
+    assert idle_to_end(settings, Load(4, 100), idle) == 1
+    assert idle_to_end(settings, Load(4, 120), idle) == 2
+    assert idle_to_end(settings, Load(4, 131), idle) is None
 
 
 def test_rests_grow_up_to_half_a_minute() -> None:
-    assert [rest_s(failures) for failures in (1, 2, 3, 5, 6, 10_000)] == [1, 2, 4, 16, 30, 30]
+    assert [start_backoff_s(failures) for failures in (1, 2, 3, 5, 6, 10_000)] == [
+        1,
+        2,
+        4,
+        16,
+        30,
+        30,
+    ]
 
 
 def test_coming_again_pays_after_a_start_or_when_everybody_ahead_has_had_a_turn() -> None:
-    times = {"start_s": 2.5, "lend_s": 20.0}
-    assert retry_after_s(has_room=True, ahead=9, lent=4, **times) == 2.5
-    assert retry_after_s(has_room=False, ahead=9, lent=4, **times) == 50
-    assert retry_after_s(has_room=False, ahead=0, lent=0, **times) == 20
-    assert retry_after_s(has_room=True, ahead=0, lent=0, start_s=0.1, lend_s=20) == 1
-    assert retry_after_s(has_room=False, ahead=999, lent=1, **times) == 300
+    times = {"start_s": 2.5, "lease_s": 20.0}
+    assert retry_after_s(has_room=True, ahead=9, leased=4, **times) == 2.5
+    assert retry_after_s(has_room=False, ahead=9, leased=4, **times) == 50
+    assert retry_after_s(has_room=False, ahead=0, leased=0, **times) == 20
+    assert retry_after_s(has_room=True, ahead=0, leased=0, start_s=0.1, lease_s=20) == 1
+    assert retry_after_s(has_room=False, ahead=999, leased=1, **times) == 300

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from proxy.http_server import MIN_BYTES_PER_S, OpenConnections, is_this_machine
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import serve_app
 from tests.fakes.waiting import until
 
@@ -144,7 +144,7 @@ class Client:
 class House:
     """A server, its time and its clients."""
 
-    def __init__(self, url: str, connections: OpenConnections, clock: HandClock) -> None:
+    def __init__(self, url: str, connections: OpenConnections, clock: ManualClock) -> None:
         self._url = httpx.URL(url)
         self._connections = connections
         self._clock = clock
@@ -204,7 +204,7 @@ class House:
 async def house(
     app: App, most: int = 100, is_many: Callable[[str], bool] = is_this_machine
 ) -> AsyncIterator[House]:
-    clock = HandClock()
+    clock = ManualClock()
     connections = OpenConnections(most, clock, is_many)
     with anyio.fail_after(20):
         async with (

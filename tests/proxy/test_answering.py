@@ -14,7 +14,7 @@ from policies.steps import Steps
 from proxy.agent.events import AnswerDelta, CallAccepted, Emit, Event
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
-from proxy.api.answering import Frames, streamed
+from proxy.api.answering import StreamEncoder, streamed
 from proxy.app import routed
 from proxy.errors import ProxyError, internal_error
 from proxy.models.scripted import ScriptedModel
@@ -27,29 +27,27 @@ from tests.fakes.server import join
 STEPS: Steps = "off"
 
 
-class BrokenFrames(StreamedCompletion):
+class BrokenEncoder(StreamedCompletion):
     """An encoder that fails at the answer."""
 
     def __init__(self) -> None:
         super().__init__(head("r1", 0, "m"), "r1", STEPS, wants_usage=False)
 
     def event(self, event: Event) -> str:
-        """See Frames."""
         if isinstance(event, AnswerDelta):
             raise RuntimeError("the encoder is broken")
         return super().event(event)
 
 
-class MuteFrames(BrokenFrames):
+class MuteEncoder(BrokenEncoder):
     """An encoder that cannot write an error either."""
 
     def fail(self, error: ProxyError) -> str:
-        """See Frames."""
         raise RuntimeError("the encoder is broken")
 
 
-async def stream(tmp_path: Path, frames: Frames) -> tuple[httpx.Response, Run]:
-    """The response that these frames make of a run that says one word and goes on."""
+async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response, Run]:
+    """The response that this encoder makes of a run that says one word and goes on."""
 
     async def work(run: Run, emit: Emit) -> Result:
         await emit(CallAccepted())
@@ -58,7 +56,7 @@ async def stream(tmp_path: Path, frames: Frames) -> tuple[httpx.Response, Run]:
         raise AssertionError
 
     async def endpoint(request: Request) -> Response:
-        return await streamed(request, run.listen(), frames, Terms(), StatusHold(60))
+        return await streamed(request, run.listen(), encoder, Terms(), StatusHold(60))
 
     def end(run: Run) -> None:
         run.cancel("the client left")
@@ -77,7 +75,7 @@ async def stream(tmp_path: Path, frames: Frames) -> tuple[httpx.Response, Run]:
 async def test_a_stream_whose_encoder_fails_ends_in_an_error_frame(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer, run = await stream(tmp_path, BrokenFrames())
+    answer, run = await stream(tmp_path, BrokenEncoder())
     role, error, done, _ = answer.text.split("\n\n")
     assert json.loads(role.removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
     assert json.loads(error.removeprefix("data: ")) == internal_error().body()
@@ -89,7 +87,7 @@ async def test_a_stream_whose_encoder_fails_ends_in_an_error_frame(
 async def test_an_encoder_that_cannot_write_an_error_either_ends_in_one_that_every_client_knows(
     tmp_path: Path,
 ) -> None:
-    answer, _ = await stream(tmp_path, MuteFrames())
+    answer, _ = await stream(tmp_path, MuteEncoder())
     name, data = answer.text.split("\n\n")[-2].split("\n")
     assert name == "event: error"
     body = {"type": "error", **internal_error().body()}

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.app import create_app
 from proxy.http_server import HEADROOM, MAX_PIPELINED, OpenConnections, most_connections
 from proxy.models.scripted import ScriptedModel
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join, serve_app
 from tests.fakes.waiting import until
@@ -31,11 +31,11 @@ async def full_house(state_dir: Path) -> AsyncIterator[tuple[House, httpx.AsyncC
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (held if scope["path"] == "/stream" else whole)(scope, receive, send)
 
-    connections = OpenConnections(MOST, HandClock())
+    connections = OpenConnections(MOST, ManualClock())
     with anyio.fail_after(20):
         async with (
             serve_app(app, connections) as url,
-            House(url, connections, HandClock()) as here,
+            House(url, connections, ManualClock()) as here,
             httpx.AsyncClient(base_url=url) as client,
         ):
             for _ in range(MOST):

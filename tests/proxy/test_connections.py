@@ -18,7 +18,7 @@ from proxy.http_server import (
     OpenConnections,
 )
 from proxy.models.scripted import ScriptedModel
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join
 from tests.fakes.waiting import until
@@ -71,7 +71,7 @@ async def test_idle_connection_is_kept_and_then_closed() -> None:
 
 async def test_server_looks_by_itself(tmp_path: Path) -> None:
     services = join(ScriptedModel([]), MemorySandboxes(), tmp_path)
-    clock = HandClock()
+    clock = ManualClock()
     connections = OpenConnections(1, clock)
     server = HTTPServer(create_app(services), services.runs, connections)
     with socket.create_server(("127.0.0.1", 0)) as listener, anyio.fail_after(20):

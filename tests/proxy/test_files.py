@@ -16,7 +16,7 @@ from proxy.agent.result import Artifact
 from proxy.files import FileStore, StoredFile
 from proxy.store.store import Store
 from sandbox_runtime.errors import FileTooLargeError, SandboxFileError, SandboxLostError
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, pieces
 
@@ -26,18 +26,18 @@ OWNER = "somebody"
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def files(tmp_path: Path, clock: HandClock) -> Iterator[FileStore]:
+def files(tmp_path: Path, clock: ManualClock) -> Iterator[FileStore]:
     with opened(tmp_path, clock) as found:
         yield found
 
 
 @contextmanager
-def opened(directory: Path, clock: HandClock) -> Iterator[FileStore]:
+def opened(directory: Path, clock: ManualClock) -> Iterator[FileStore]:
     """A server's files; its time is the test's."""
     began = time.time()
     store = Store(directory, now=lambda: began + clock.time())
@@ -113,7 +113,7 @@ async def test_a_link_holds_for_its_own_file_alone(files: FileStore) -> None:
         assert not files.is_signed(*forged)
 
 
-async def test_a_link_expires(files: FileStore, clock: HandClock) -> None:
+async def test_a_link_expires(files: FileStore, clock: ManualClock) -> None:
     link = signed(await saved(files, "/testbed/output/a", b"a"))
     clock.advance(3599)
     assert files.is_signed(*link)
@@ -122,7 +122,7 @@ async def test_a_link_expires(files: FileStore, clock: HandClock) -> None:
 
 
 async def test_links_outlive_a_restart_and_differ_between_servers(
-    tmp_path: Path, clock: HandClock
+    tmp_path: Path, clock: ManualClock
 ) -> None:
     with opened(tmp_path / "one", clock) as before:
         link = signed(await saved(before, "/testbed/output/a", b"a"))
@@ -134,7 +134,7 @@ async def test_links_outlive_a_restart_and_differ_between_servers(
         assert not other.is_signed(*link)
 
 
-def test_what_is_kept_is_the_owners_alone(tmp_path: Path, clock: HandClock) -> None:
+def test_what_is_kept_is_the_owners_alone(tmp_path: Path, clock: ManualClock) -> None:
     tmp_path.chmod(0o755)
     with opened(tmp_path, clock):
         kept = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()}
@@ -233,7 +233,7 @@ async def read(files: FileStore, artifact: Artifact) -> bytes:
 
 
 async def test_the_sweep_removes_what_has_expired_and_nothing_else(
-    files: FileStore, clock: HandClock, tmp_path: Path
+    files: FileStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     old = await saved(files, "/testbed/output/a", b"old", "old")
     clock.advance(1800)

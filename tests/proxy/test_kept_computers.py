@@ -8,18 +8,18 @@ import anyio
 from policies.pool import PoolSettings
 from policies.sessions import GoesOn, Session, State
 from proxy.workspaces import Origin, Workspaces
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.pool.stage import SMALL, Stage, puppets
+from tests.sandbox_runtime.pool.pool_fixture import SMALL, PoolFixture, fake_pool
 
 TWO = PoolSettings(idle=0, max_total=2)
 
 
 @asynccontextmanager
-async def kept(stage: Stage, snapshots: MemorySnapshots) -> AsyncIterator[Workspaces]:
+async def kept(stage: PoolFixture, snapshots: MemorySnapshots) -> AsyncIterator[Workspaces]:
     """Workspaces that keep as many computers as the pool has."""
-    workspaces = Workspaces(stage.pool, snapshots, keep_s=60, max_kept=2, clock=HandClock())
+    workspaces = Workspaces(stage.pool, snapshots, keep_s=60, max_kept=2, clock=ManualClock())
     stage.pool.when_full(workspaces.give_back)
     try:
         yield workspaces
@@ -37,7 +37,7 @@ async def use(workspaces: Workspaces, chat: str, state: str) -> Origin:
 
 
 async def test_the_one_that_was_kept_longest_is_given_back() -> None:
-    async with puppets(TWO) as stage, kept(stage, MemorySnapshots()) as workspaces:
+    async with fake_pool(TWO) as stage, kept(stage, MemorySnapshots()) as workspaces:
         for chat in ("first", "second", "third"):
             await use(workspaces, chat, "1")
         assert await use(workspaces, "third", "2") == "kept"
@@ -48,7 +48,7 @@ async def test_the_one_that_was_kept_longest_is_given_back() -> None:
 
 async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
     async with (
-        puppets(PoolSettings(idle=0, max_total=1)) as stage,
+        fake_pool(PoolSettings(idle=0, max_total=1)) as stage,
         kept(stage, MemorySnapshots()) as workspaces,
         anyio.create_task_group() as group,
     ):
@@ -63,7 +63,7 @@ async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
 
 async def test_one_that_nobody_waits_for_any_more_is_kept() -> None:
     async with (
-        puppets(TWO) as stage,
+        fake_pool(TWO) as stage,
         kept(stage, MemorySnapshots()) as workspaces,
         workspaces.use(None, SMALL) as busy,
     ):
@@ -82,7 +82,7 @@ async def test_one_that_nobody_waits_for_any_more_is_kept() -> None:
 
 async def test_files_that_only_the_computer_has_are_not_given_back() -> None:
     snapshots = MemorySnapshots()
-    async with puppets(TWO) as stage, kept(stage, snapshots) as workspaces:
+    async with fake_pool(TWO) as stage, kept(stage, snapshots) as workspaces:
         for chat in ("first", "second"):
             await use(workspaces, chat, "1")
         await until(lambda: len(snapshots.made) == 2)

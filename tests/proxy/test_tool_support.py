@@ -7,7 +7,7 @@ import pytest
 from policies.tool_support import EVIDENCE_HOLDS_S, SUPPORTED
 from proxy.agent.result import Result, Tally, ToolTrouble
 from proxy.models.tool_support import MAX_MODELS, ToolSettings, ToolVerdicts
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.results import SUBMITTED
 
 PROBE = ToolSettings("probe")
@@ -18,7 +18,7 @@ def in_trouble(*trouble: ToolTrouble, **fields: Tally) -> Result:
 
 
 def test_a_runs_trouble_holds_for_its_key_and_an_hour() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     verdicts = ToolVerdicts(PROBE, now=clock.time)
     verdicts.note_run("ours", in_trouble("runaway", "echo"))
     told = verdicts.verdict_for("ours", "m")

@@ -13,7 +13,7 @@ import pytest
 from policies.isolation import Isolation
 from policies.sessions import GoesOn, State
 from proxy.workspaces import Seat
-from sandbox_runtime.egress.decision import OnAsk, OnDecision
+from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.sandbox import Sink
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
@@ -43,9 +43,9 @@ class LingeringSandboxes(MemorySandboxes):
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        on_ask: OnAsk | None = None,
+        confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[MemoryLease]:
-        async with super().lease(isolation, on_decision, on_ask) as lease:
+        async with super().lease(isolation, on_decision, confirm_target) as lease:
             try:
                 yield lease
             finally:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from policies.isolation import Isolation
 from policies.sessions import GoesOn, Session, State
 from proxy.workspaces import Origin, Seat, Snapshots, Workspaces
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
 
 CHAT = Session("somebody", "chat")
@@ -25,7 +25,7 @@ class House:
     ) -> None:
         self.sandboxes = sandboxes or MemorySandboxes()
         self.snapshots = snapshots
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.workspaces = Workspaces(
             self.sandboxes, self.snapshots, keep_s=KEEP_S, max_kept=max_kept, clock=self.clock
         )

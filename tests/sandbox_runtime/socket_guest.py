@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Take
-from sandbox_runtime.backends.byte_stream import Duplex
+from sandbox_runtime.backends.base import DataCallback
+from sandbox_runtime.backends.byte_stream import ByteStreamProtocol
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
@@ -21,7 +21,7 @@ class SocketGuest:
 
     id = "socket"
 
-    def __init__(self, duplex: Duplex) -> None:
+    def __init__(self, duplex: ByteStreamProtocol) -> None:
         self.duplex = duplex
 
     @property
@@ -33,8 +33,8 @@ class SocketGuest:
     def has_room(self) -> bool:
         return self.duplex._writable.is_set()
 
-    async def listen(self, take: Take) -> None:
-        await self.duplex.listen(take)
+    async def listen(self, on_data: DataCallback) -> None:
+        await self.duplex.listen(on_data)
 
     async def drain(self) -> None:
         await self.duplex.drain()
@@ -45,17 +45,16 @@ class SocketGuest:
     def write_control(self, data: bytes) -> None:
         self.duplex.write_control(data)
 
-    async def kill(self) -> bool:
+    async def kill(self) -> None:
         self.duplex.abort()
-        return True
 
-    async def limit(self, isolation: Isolation) -> None:
+    async def resize(self, isolation: Isolation) -> None:
         raise SandboxStartError("a socket has no limits")
 
-    def pressure(self) -> None:
+    def limit_events(self) -> None:
         return None
 
-    def last_words(self) -> str:
+    def diagnostics(self) -> str:
         return ""
 
 
@@ -65,7 +64,7 @@ async def socket_sandbox() -> AsyncIterator[tuple[GuestSandbox, SocketGuest, soc
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     connect = asyncio.get_running_loop().create_unix_connection
-    _, duplex = await connect(Duplex, sock=ours)
+    _, duplex = await connect(ByteStreamProtocol, sock=ours)
     guest = SocketGuest(duplex)
     channel = Channel(guest)
     with theirs, anyio.fail_after(20):

@@ -9,7 +9,7 @@ import pytest
 
 from sandbox_runtime.channel import MAX_CONNECTIONS, Channel
 from sandbox_runtime.connection_queue import BURST_CONNECTIONS
-from sandbox_runtime.errors import SandboxGoneError, SandboxLostError, SandboxStartError
+from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     ACK,
@@ -34,13 +34,13 @@ from sandbox_runtime.protocol import (
 from sandbox_runtime.sandbox import OutputCap
 from sandbox_runtime.streams import Connection
 from sandbox_runtime.tools.editor import write_file as write
-from tests.fakes.hand_clock import HandClock
-from tests.sandbox_runtime.puppet_guest import (
+from tests.fakes.manual_clock import ManualClock
+from tests.sandbox_runtime.scripted_guest import (
     REPORT,
-    PuppetGuest,
+    ScriptedGuest,
     ending_with,
-    puppet_sandbox,
     reporting,
+    scripted_sandbox,
 )
 from tests.sandbox_runtime.transfer import drop, pieces, read
 
@@ -76,8 +76,8 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
 async def test_garbage_from_inside_kills_that_sandbox_with_a_clear_error(
     garbage: Callable[[int], bytes],
 ) -> None:
-    sandbox, guest = await puppet_sandbox(garbage)
-    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="sandbox puppet is gone"):
+    sandbox, guest = await scripted_sandbox(garbage)
+    with anyio.fail_after(5), pytest.raises(SandboxLostError, match="sandbox scripted is gone"):
         await sandbox.exec("true", timeout_s=100, cap=OutputCap(max_bytes=1000))
     await sandbox.close()
     assert guest.killed
@@ -96,7 +96,7 @@ LISTINGS = {
 
 @pytest.mark.parametrize("listing", LISTINGS.values(), ids=LISTINGS.keys())
 async def test_a_listing_that_cannot_be_true_is_not_believed(listing: bytes) -> None:
-    sandbox, _ = await puppet_sandbox(
+    sandbox, _ = await scripted_sandbox(
         lambda n: frame(n, DATA, listing) + json_frame(n, END, {"truncated": False})
     )
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="malformed listing"):
@@ -104,13 +104,13 @@ async def test_a_listing_that_cannot_be_true_is_not_believed(listing: bytes) -> 
 
 
 async def test_a_file_longer_than_asked_for_is_cut_off_at_the_source() -> None:
-    sandbox, _ = await puppet_sandbox(lambda n: frame(n, DATA, b"x" * 11))
+    sandbox, _ = await scripted_sandbox(lambda n: frame(n, DATA, b"x" * 11))
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more of a file"):
         await read(sandbox, "/testbed/file", max_bytes=10)
 
 
 async def test_a_file_shorter_than_reported_is_no_file() -> None:
-    sandbox, _ = await puppet_sandbox(
+    sandbox, _ = await scripted_sandbox(
         lambda n: frame(n, DATA, b"x" * 9) + json_frame(n, END, {"bytes": 10})
     )
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="less of a file"):
@@ -118,13 +118,13 @@ async def test_a_file_shorter_than_reported_is_no_file() -> None:
 
 
 async def test_a_guest_that_never_ends_a_command_is_killed_after_its_time() -> None:
-    sandbox, guest = await puppet_sandbox(lambda n: frame(n, STDERR, b"working"))
+    sandbox, guest = await scripted_sandbox(lambda n: frame(n, STDERR, b"working"))
     with anyio.fail_after(20), pytest.raises(SandboxLostError, match="did not end a command"):
         await sandbox.exec("true", timeout_s=-3.9)
     assert guest.killed
 
 
-class SlowToEnd(PuppetGuest):
+class SlowToEnd(ScriptedGuest):
     """A guest whose end takes longer than the operation that it has spoilt may take."""
 
     def __init__(self, answer: Callable[[int], bytes]) -> None:
@@ -133,11 +133,11 @@ class SlowToEnd(PuppetGuest):
         self.is_ending = asyncio.Event()
         self.has_ended = False
 
-    async def kill(self) -> bool:
+    async def kill(self) -> None:
         self.is_ending.set()
         await self.may_end.wait()
         self.has_ended = True
-        return await super().kill()
+        await super().kill()
 
 
 async def slow_to_end(answer: Callable[[int], bytes]) -> tuple[GuestSandbox, SlowToEnd]:
@@ -170,9 +170,9 @@ async def test_deadline_of_a_file_operation_does_not_stop_the_kill_of_a_hostile_
 
     ending = asyncio.create_task(end_late())
     with anyio.fail_after(5):
-        with pytest.raises(SandboxGoneError):
+        with pytest.raises(SandboxLostError):
             await operate(sandbox)
-        with pytest.raises(SandboxGoneError):
+        with pytest.raises(SandboxLostError):
             await other
     assert guest.has_ended
     await ending
@@ -189,15 +189,15 @@ async def test_cancelled_caller_does_not_stop_the_kill_of_a_hostile_guest() -> N
         caller.cancel()
         await asyncio.wait([caller])
         guest.may_end.set()
-        with pytest.raises(SandboxGoneError):
+        with pytest.raises(SandboxLostError):
             await other
         await sandbox.close()
     assert guest.has_ended
 
 
 async def test_one_sandbox_breaking_the_protocol_leaves_others_alone() -> None:
-    broken, _ = await puppet_sandbox(lambda n: b"garbage garbage")
-    sound, _ = await puppet_sandbox(reporting(exit_code=7))
+    broken, _ = await scripted_sandbox(lambda n: b"garbage garbage")
+    sound, _ = await scripted_sandbox(reporting(exit_code=7))
     with anyio.fail_after(5), pytest.raises(SandboxLostError):
         await broken.exec("true", timeout_s=5)
     assert (await sound.exec("true", timeout_s=5)).exit_code == 7
@@ -205,7 +205,7 @@ async def test_one_sandbox_breaking_the_protocol_leaves_others_alone() -> None:
 
 async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None:
     answers = iter([lambda n: b"", reporting(exit_code=3)])
-    sandbox, guest = await puppet_sandbox(lambda n: next(answers)(n))
+    sandbox, guest = await scripted_sandbox(lambda n: next(answers)(n))
     with anyio.move_on_after(0.01):
         await sandbox.exec("sleep 100", timeout_s=100)
     assert RESET in guest.kinds
@@ -214,7 +214,7 @@ async def test_what_still_arrives_for_an_operation_given_up_is_ignored() -> None
 
 
 async def test_another_protocol_version_is_no_agent_of_ours() -> None:
-    guest = PuppetGuest(reporting(), hello=json_frame(0, HELLO, {"version": 99}))
+    guest = ScriptedGuest(reporting(), hello=json_frame(0, HELLO, {"version": 99}))
     why = f"version 99, {VERSION} expected"
     with anyio.fail_after(5), pytest.raises(SandboxStartError, match=why):
         await Channel(guest).connect(timeout_s=5)
@@ -222,14 +222,14 @@ async def test_another_protocol_version_is_no_agent_of_ours() -> None:
 
 
 async def test_an_agent_that_says_nothing_is_given_up() -> None:
-    guest = PuppetGuest(reporting(), hello=b"\0")
+    guest = ScriptedGuest(reporting(), hello=b"\0")
     with anyio.fail_after(5), pytest.raises(SandboxStartError, match=r"not ready after 0\.01 s"):
         await Channel(guest).connect(timeout_s=0.01)
     assert guest.killed
 
 
 async def test_a_guest_that_does_not_answer_a_ping_is_lost() -> None:
-    guest = PuppetGuest(reporting())
+    guest = ScriptedGuest(reporting())
     channel = Channel(guest)
     await channel.connect(timeout_s=5)
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="no answer"):
@@ -238,8 +238,8 @@ async def test_a_guest_that_does_not_answer_a_ping_is_lost() -> None:
 
 
 async def test_a_guest_that_falls_silent_in_an_operation_is_lost() -> None:
-    guest = PuppetGuest(lambda n: frame(n, STDERR, b"working"))
-    channel = Channel(guest, patience_s=0.01)
+    guest = ScriptedGuest(lambda n: frame(n, STDERR, b"working"))
+    channel = Channel(guest, silence_timeout_s=0.01)
     await channel.connect(timeout_s=5)
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match=r"no answer in 0\.01 s"):
         await GuestSandbox(channel).exec("true", timeout_s=100)
@@ -247,9 +247,9 @@ async def test_a_guest_that_falls_silent_in_an_operation_is_lost() -> None:
 
 
 async def test_a_guest_that_is_silent_but_answers_may_take_its_time() -> None:
-    guest = PuppetGuest(lambda n: b"")
+    guest = ScriptedGuest(lambda n: b"")
     guest.pings_until_done = 5
-    channel = Channel(guest, patience_s=0.01)
+    channel = Channel(guest, silence_timeout_s=0.01)
     await channel.connect(timeout_s=5)
     sandbox = GuestSandbox(channel)
     with anyio.fail_after(5):
@@ -258,7 +258,7 @@ async def test_a_guest_that_is_silent_but_answers_may_take_its_time() -> None:
 
 
 async def test_a_small_file_and_what_waited_for_company_go_out_in_one_write() -> None:
-    sandbox, guest = await puppet_sandbox(reporting(bytes=2))
+    sandbox, guest = await scripted_sandbox(reporting(bytes=2))
     await sandbox.exec("true", timeout_s=5)
     writes = guest.writes
     await write(sandbox, "/testbed/file", b"42")
@@ -267,7 +267,7 @@ async def test_a_small_file_and_what_waited_for_company_go_out_in_one_write() ->
 
 
 async def test_upload_cancelled_before_its_first_bytes_went_out_is_not_sent_at_all() -> None:
-    sandbox, guest = await puppet_sandbox(reporting())
+    sandbox, guest = await scripted_sandbox(reporting())
     await sandbox.exec("true", timeout_s=5)
     held = asyncio.Event()
 
@@ -288,17 +288,17 @@ def _opened(number: int) -> bytes:
     return frame(number, OPEN)
 
 
-async def _connecting(frames: bytes) -> tuple[GuestSandbox, PuppetGuest, list[Connection]]:
+async def _connecting(frames: bytes) -> tuple[GuestSandbox, ScriptedGuest, list[Connection]]:
     """A sandbox whose programs open connections, with those that somebody got to decide on."""
-    clock = HandClock()
-    sandbox, guest = await puppet_sandbox(lambda n: frames + reporting()(n), clock)
+    clock = ManualClock()
+    sandbox, guest = await scripted_sandbox(lambda n: frames + reporting()(n), clock)
     decided: list[Connection] = []
 
     async def decide(connection: Connection) -> None:
         decided.append(connection)
         await asyncio.Event().wait()
 
-    sandbox.let_out(decide)
+    sandbox.set_connection_handler(decide)
     await sandbox.exec("true", timeout_s=5)
     clock.advance(1.0)  # for those that wait for their turn
     for _ in range(5):

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import anyio
 import pytest
 
-from policies.isolation import Isolation
+from policies.egress import Egress
 from sandbox_runtime.connection_queue import BURST_CONNECTIONS, CONNECTIONS_PER_S
+from sandbox_runtime.egress.gateway import EgressGateways
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import (
     DATA,
@@ -18,26 +19,32 @@ from sandbox_runtime.protocol import (
     RESET,
     frame,
 )
-from sandbox_runtime.way_out import WayOut
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.puppet_guest import PuppetGuest, puppet_sandbox
+from tests.sandbox_runtime.scripted_guest import ScriptedGuest, scripted_sandbox
 
 REQUEST = b"CONNECT refused.example:443 HTTP/1.1\r\n\r\n"
 
 
 class Inside:
-    """Programs of one sandbox, whose agent is a puppet."""
+    """Programs of one sandbox, whose agent is scripted."""
 
-    def __init__(self, sandbox: GuestSandbox, guest: PuppetGuest, clock: HandClock) -> None:
+    def __init__(self, sandbox: GuestSandbox, guest: ScriptedGuest, clock: ManualClock) -> None:
         self.sandbox = sandbox
         self.guest = guest
         self.clock = clock
         self._opened = 0
 
-    def lend(self) -> Callable[[], Awaitable[None]]:
-        """Lend the sandbox without a network; returns what ends the lease."""
-        return WayOut(resolve=_no_names).open(self.sandbox, Isolation(), None)
+    def bind_gateway(self) -> Callable[[], Awaitable[None]]:
+        """Bind a gateway that allows no host; return the function that removes it."""
+        gateway = EgressGateways(resolve=_no_names).create(Egress())
+        self.sandbox.set_connection_handler(gateway.serve)
+
+        async def end() -> None:
+            self.sandbox.set_connection_handler(None)
+            await gateway.aclose()
+
+        return end
 
     def open(self, count: int, *then: tuple[int, bytes]) -> None:
         """Open connections, and send these frames on each."""
@@ -70,20 +77,20 @@ async def _no_names(host: str) -> list[str]:
 
 @pytest.fixture
 async def inside() -> AsyncIterator[Inside]:
-    clock = HandClock()
-    sandbox, guest = await puppet_sandbox(lambda n: b"", clock)
+    clock = ManualClock()
+    sandbox, guest = await scripted_sandbox(lambda n: b"", clock)
     yield Inside(sandbox, guest, clock)
     await sandbox.close()
 
 
 async def test_burst_of_connections_is_answered_without_a_pause(inside: Inside) -> None:
-    inside.lend()
+    inside.bind_gateway()
     await inside.use_burst_up()
     assert inside.clock.asked == []
 
 
 async def test_refusal_and_the_end_of_its_connection_go_out_together(inside: Inside) -> None:
-    inside.lend()
+    inside.bind_gateway()
     inside.ask(10)
     assert await inside.answered() == 10
     assert inside.guest.writes == 20  # a RESET is written for itself
@@ -92,7 +99,7 @@ async def test_refusal_and_the_end_of_its_connection_go_out_together(inside: Ins
 
 
 async def test_connections_without_end_are_answered_at_their_rate(inside: Inside) -> None:
-    inside.lend()
+    inside.bind_gateway()
     await inside.use_burst_up()
     inside.ask()
     assert await inside.answered() == BURST_CONNECTIONS
@@ -104,7 +111,7 @@ async def test_connections_without_end_are_answered_at_their_rate(inside: Inside
 
 
 async def test_connections_are_answered_at_once_after_a_quiet_time(inside: Inside) -> None:
-    inside.lend()
+    inside.bind_gateway()
     await inside.use_burst_up()
     inside.clock.advance(BURST_CONNECTIONS / CONNECTIONS_PER_S)
     await inside.use_burst_up()
@@ -112,7 +119,7 @@ async def test_connections_are_answered_at_once_after_a_quiet_time(inside: Insid
 
 
 async def test_connection_whose_program_hangs_up_is_not_served(inside: Inside) -> None:
-    inside.lend()
+    inside.bind_gateway()
     await inside.use_burst_up()
     for _ in range(10):
         inside.open(MAX_CONNECTIONS, (DATA, REQUEST), (RESET, b""))
@@ -127,13 +134,13 @@ async def test_connection_whose_program_hangs_up_is_not_served(inside: Inside) -
 async def test_waiting_connections_end_with_the_lease_and_the_next_begins_anew(
     inside: Inside,
 ) -> None:
-    shut = inside.lend()
+    shut = inside.bind_gateway()
     await inside.use_burst_up()
     inside.ask()
     await inside.answered()
     await shut()
     assert inside.guest.kinds.count(RESET) == BURST_CONNECTIONS + MAX_CONNECTIONS
-    inside.lend()
+    inside.bind_gateway()
     inside.ask()
     assert await inside.answered() == BURST_CONNECTIONS + MAX_CONNECTIONS
 
@@ -155,7 +162,7 @@ async def test_nothing_is_left_of_waiting_connections_when_the_sandbox_is_closed
     inside: Inside,
 ) -> None:
     before = asyncio.all_tasks()
-    inside.lend()
+    inside.bind_gateway()
     await inside.use_burst_up()
     inside.ask()
     await inside.answered()
@@ -166,7 +173,7 @@ async def test_nothing_is_left_of_waiting_connections_when_the_sandbox_is_closed
 
 
 async def test_waiting_connection_keeps_no_more_than_its_first_window(inside: Inside) -> None:
-    inside.lend()
+    inside.bind_gateway()
     await inside.use_burst_up()
     full = [(DATA, bytes(FIRST_WINDOW_BYTES))]
     inside.open(1, *full)

@@ -38,14 +38,14 @@ from sandbox_runtime.protocol import (
 )
 from sandbox_runtime.sandbox import OutputCap
 from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, Connection, Stream
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.puppet_guest import (
-    PuppetGuest,
+from tests.sandbox_runtime.scripted_guest import (
+    ScriptedGuest,
     connected,
     heard,
-    puppet_sandbox,
     reporting,
+    scripted_sandbox,
 )
 
 CHUNK = b"x" * MAX_DATA_BYTES
@@ -82,7 +82,7 @@ async def test_as_many_connections_as_the_agent_has_may_be_open() -> None:
 
 
 async def test_connections_finished_by_both_ends_make_room() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     channel, guest = await connected(clock)
 
     async def answer(connection: Connection) -> None:
@@ -99,7 +99,7 @@ async def test_connections_finished_by_both_ends_make_room() -> None:
 
 
 async def test_refused_connections_do_no_harm_while_the_agent_answers() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     channel, guest = await connected(clock)
     for number in range(2, 8 * MAX_RESET_STREAMS, 2):
         clock.advance(1.0)
@@ -171,7 +171,7 @@ async def test_nothing_is_in_flight_once_the_agent_has_answered_a_later_ping() -
 
 
 async def test_frames_after_the_end_of_a_command_lose_that_sandbox() -> None:
-    sandbox, guest = await puppet_sandbox(
+    sandbox, guest = await scripted_sandbox(
         lambda n: reporting()(n) + (frame(n, DATA, b"x") if n == 1 else b"")
     )
     assert (await sandbox.exec("true", timeout_s=5)).exit_code == 0
@@ -194,8 +194,8 @@ async def test_agent_that_never_answers_cannot_have_streams_given_up_without_end
 
 
 async def test_agent_that_never_answers_for_those_given_up_is_lost_though_nothing_goes_on() -> None:
-    guest = PuppetGuest(lambda n: b"")
-    channel = Channel(guest, patience_s=0.01)
+    guest = ScriptedGuest(lambda n: b"")
+    channel = Channel(guest, silence_timeout_s=0.01)
     await channel.connect(timeout_s=5)
     await given_up(channel)
     with anyio.fail_after(20):
@@ -332,8 +332,8 @@ def test_connections_beyond_a_burst_wait_for_as_long_as_they_are_too_many() -> N
 
 
 async def test_flood_in_one_sandbox_leaves_another_alone() -> None:
-    hostile, guest = await puppet_sandbox(lambda n: frame(n, DATA, b"x") * (WINDOW_BYTES + 1))
-    sound, _ = await puppet_sandbox(reporting(exit_code=7))
+    hostile, guest = await scripted_sandbox(lambda n: frame(n, DATA, b"x") * (WINDOW_BYTES + 1))
+    sound, _ = await scripted_sandbox(reporting(exit_code=7))
 
     async def lose(sandbox: GuestSandbox) -> None:
         with pytest.raises(SandboxLostError):

@@ -35,7 +35,7 @@ from sandbox_runtime.protocol import (
 )
 from sandbox_runtime.sandbox import OutputCap
 from sandbox_runtime.streams import MAX_PIECES, MAX_RESET_STREAMS, Connection, Stream
-from tests.sandbox_runtime.puppet_guest import REPORT, puppet_sandbox, reporting
+from tests.sandbox_runtime.scripted_guest import REPORT, reporting, scripted_sandbox
 from tests.sandbox_runtime.transfer import drop
 
 OUTPUT = (DATA, STDERR, TAIL, STDERR_TAIL)
@@ -77,12 +77,12 @@ class HostileGuest(RuleBasedStateMachine):
         self.run(self._begin())
 
     async def _begin(self) -> None:
-        self.sound, _ = await puppet_sandbox(reporting(exit_code=7))
+        self.sound, _ = await scripted_sandbox(reporting(exit_code=7))
         await self._begin_hostile()
 
     async def _begin_hostile(self) -> None:
-        self.sandbox, self.guest = await puppet_sandbox(lambda n: b"")
-        self.sandbox.let_out(self._relay)
+        self.sandbox, self.guest = await scripted_sandbox(lambda n: b"")
+        self.sandbox.set_connection_handler(self._relay)
 
     async def _end_hostile(self) -> None:
         await self.sandbox.close()
@@ -136,8 +136,8 @@ class HostileGuest(RuleBasedStateMachine):
         self.run(give_up())
 
     @rule(is_open=st.booleans())
-    def let_out(self, is_open: bool) -> None:
-        self.sandbox.let_out(self._relay if is_open else None)
+    def allow_connections(self, is_open: bool) -> None:
+        self.sandbox.set_connection_handler(self._relay if is_open else None)
 
     # What the guest says
 
@@ -155,7 +155,7 @@ class HostileGuest(RuleBasedStateMachine):
         channel = self.sandbox._channel
         open_now = sorted(channel._streams, reverse=True)[:4]
         given_up = list(channel._reset_streams._streams)[-2:]
-        others = [0, 1, 2, channel._next, channel._last_from_inside + 2]
+        others = [0, 1, 2, channel._next, channel._last_connection + 2]
         choices = [numbers for numbers in (open_now, open_now, given_up, others) if numbers]
         return data.draw(st.sampled_from(data.draw(st.sampled_from(choices))))
 
@@ -185,7 +185,7 @@ class HostileGuest(RuleBasedStateMachine):
 
     @rule(count=COUNTS, end=st.sampled_from([None, EOF, RESET]))
     def open_connections(self, count: int, end: int | None) -> None:
-        first = self.sandbox._channel._last_from_inside + 2
+        first = self.sandbox._channel._last_connection + 2
         numbers = range(first, first + 2 * count, 2)
         ending = (lambda n: b"") if end is None else (lambda n: frame(n, end))
         self.say(b"".join(frame(n, OPEN, b"{}") + ending(n) for n in numbers))

@@ -19,7 +19,7 @@ from sandbox_runtime.reports import (
     ListingReader,
 )
 from sandbox_runtime.sandbox import Entry
-from tests.sandbox_runtime.puppet_guest import puppet_sandbox
+from tests.sandbox_runtime.scripted_guest import scripted_sandbox
 
 MAX_HELD_BYTES = 24 << 20
 LINE = b'["a", "file", 1]\n'
@@ -38,7 +38,7 @@ UNBELIEVABLE = {
 
 @pytest.mark.parametrize("line", UNBELIEVABLE.values(), ids=UNBELIEVABLE.keys())
 async def test_entry_that_cannot_be_true_loses_that_sandbox(line: bytes) -> None:
-    sandbox, guest = await puppet_sandbox(
+    sandbox, guest = await scripted_sandbox(
         lambda n: frame(n, DATA, line + b"\n") + json_frame(n, END, {"truncated": False})
     )
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="malformed listing"):
@@ -114,7 +114,7 @@ async def test_entries_are_the_same_however_their_bytes_are_cut() -> None:
 
 
 async def test_sandbox_that_lists_more_than_asked_for_is_lost_before_its_listing_ends() -> None:
-    sandbox, guest = await puppet_sandbox(lambda n: frame(n, DATA, LINE * 11))
+    sandbox, guest = await scripted_sandbox(lambda n: frame(n, DATA, LINE * 11))
     with anyio.fail_after(5), pytest.raises(SandboxLostError, match="more than the 10 entries"):
         await sandbox.list("/testbed", max_entries=10)
     assert guest.killed
@@ -123,7 +123,7 @@ async def test_sandbox_that_lists_more_than_asked_for_is_lost_before_its_listing
 async def test_entries_are_parsed_a_few_in_a_turn() -> None:
     lines = b"".join(b'["%d", "file", 1]\n' % n for n in range(3000))
     assert len(lines) <= MAX_DATA_BYTES  # one piece
-    sandbox, _ = await puppet_sandbox(
+    sandbox, _ = await scripted_sandbox(
         lambda n: frame(n, DATA, lines) + json_frame(n, END, {"truncated": False})
     )
     with anyio.fail_after(20):

@@ -9,7 +9,7 @@ import pytest
 from sandbox_runtime.errors import JobMissingError, SandboxFileError, SandboxLostError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import END, frame
-from tests.sandbox_runtime.puppet_guest import REPORT, ending_with, puppet_sandbox
+from tests.sandbox_runtime.scripted_guest import REPORT, ending_with, scripted_sandbox
 
 NESTED = b"[" * 900 + b"]" * 900
 """JSON can be parsed deeper than Python's repr() can follow."""
@@ -96,7 +96,7 @@ async def played(operation: str, report: bytes) -> tuple[object, int]:
     killed before it was closed."""
     before = [RUNNING] if operation in ("wait", "stop") else []
     reports = iter([*before, report])
-    sandbox, guest = await puppet_sandbox(lambda n: frame(n, END, next(reports)))
+    sandbox, guest = await scripted_sandbox(lambda n: frame(n, END, next(reports)))
     try:
         with anyio.fail_after(5):
             outcome: object = await OPERATIONS[operation](sandbox)
@@ -132,6 +132,6 @@ async def test_failed_wait_says_that_the_job_is_missing() -> None:
 
 
 async def test_command_that_cannot_start_says_why() -> None:
-    sandbox, _ = await puppet_sandbox(ending_with(b'{"error": "io", "message": "no memory"}'))
+    sandbox, _ = await scripted_sandbox(ending_with(b'{"error": "io", "message": "no memory"}'))
     result = await sandbox.exec("true", timeout_s=5)
     assert (result.exit_code, result.stderr) == (126, "no memory\n")

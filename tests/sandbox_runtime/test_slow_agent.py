@@ -26,7 +26,7 @@ from sandbox_runtime.protocol import (
 from sandbox_runtime.sandbox import ExecResult, OutputCap
 from sandbox_runtime.streams import Connection
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.puppet_guest import REPORT
+from tests.sandbox_runtime.scripted_guest import REPORT
 from tests.sandbox_runtime.socket_guest import SocketGuest, socket_sandbox
 from tests.sandbox_runtime.transfer import drop
 
@@ -131,13 +131,13 @@ async def test_flood_of_small_frames_lets_other_tasks_go_on() -> None:
     """Others wait for the work of one turn: here for the connections that are opened in it."""
     pairs = 20_000
     async with socket_sandbox() as (sandbox, _, theirs):
-        sandbox.let_out(hold)
+        sandbox.set_connection_handler(hold)
         flood = b"".join(frame(n, OPEN) + frame(n, RESET) for n in range(2, 2 * pairs + 2, 2))
         flooding = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, flood))
         opened, most = 0, 0
         while opened < BURST_FRAMES // OPEN_FRAMES:
             await asyncio.sleep(0)
-            before, opened = opened, sandbox._channel._last_from_inside // 2
+            before, opened = opened, sandbox._channel._last_connection // 2
             most = max(most, opened - before)
         assert most <= 2 * TURN_FRAMES // OPEN_FRAMES
         assert not sandbox.lost

@@ -20,7 +20,7 @@ from sandbox_runtime.protocol import (
     json_frame,
 )
 from sandbox_runtime.streams import Connection
-from tests.sandbox_runtime.puppet_guest import connected, heard
+from tests.sandbox_runtime.scripted_guest import connected, heard
 
 CHUNK = bytes(MAX_DATA_BYTES)
 FULL_WINDOW = WINDOW_BYTES // MAX_DATA_BYTES

@@ -1,4 +1,4 @@
-"""What attempts have in common: raw system calls, and files that must not open."""
+"""Helpers of the attempts: raw system calls, and checks whether files open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-# A table of its own: a wrong number in the filter's table must not be wrong here as well.
+# Not the table of the filter, so that a wrong number there is detected here.
 _X86_64, _AARCH64 = 0, 1
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89),
@@ -72,18 +72,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotTriedError(Exception):
-    """The attempt cannot be made here, and says nothing about a boundary."""
+    """The attempt cannot be made here, which says nothing about a boundary."""
 
 
 def call(name: str, *arguments: object, reached: tuple[int, ...] = ()) -> int:
-    """Make a system call and return what it does; 0 for an error in `reached`, with which the
-    kernel complains of harmless arguments after it has let the caller pass. Raises OSError."""
+    """Make a system call and return its result. Errors in `reached` count as success (0): the
+    kernel raises them for the harmless arguments after it has permitted the call. Raises
+    OSError."""
     return call_number(number(name), *arguments, reached=reached)
 
 
 def call_number(value: int, *arguments: object, reached: tuple[int, ...] = ()) -> int:
-    """The same for a system call without a name."""
-    # As registers: ctypes passes a bare int as 32 bits.
+    """Make a system call by its number, as `call` does by its name."""
+    # As full registers: ctypes passes a plain int as 32 bits.
     registers = [ctypes.c_long(part) if isinstance(part, int) else part for part in arguments]
     _libc.syscall.restype = ctypes.c_long
     result: int = _libc.syscall(ctypes.c_long(value), *registers)
@@ -96,7 +97,7 @@ def call_number(value: int, *arguments: object, reached: tuple[int, ...] = ()) -
 
 
 def number(name: str) -> int:
-    """What a system call is called here. Raises NotTriedError."""
+    """Return the number of a system call on this machine. Raises NotTriedError."""
     column = _COLUMN.get(platform.machine())
     if column is None:
         raise NotTriedError(f"the system calls of {platform.machine()} are not known")
@@ -107,7 +108,7 @@ def number(name: str) -> int:
 
 
 def opens(path: Path, flags: int = os.O_WRONLY) -> bool:
-    """Whether a file opens. Nothing is written, and nothing but what has no effect is opened."""
+    """Return True if a file opens. Nothing is written; opening must have no effect."""
     try:
         os.close(os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -116,8 +117,8 @@ def opens(path: Path, flags: int = os.O_WRONLY) -> bool:
 
 
 def writable_below(top: Path, besides: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Regular files below `top` that open for writing, other than those whose path begins with one
-    of `besides`."""
+    """Yield regular files below `top` that open for writing, except those whose path begins with
+    one of `besides`."""
     try:
         entries = sorted(top.iterdir())
     except OSError:
@@ -136,7 +137,7 @@ def writable_below(top: Path, besides: tuple[str, ...] = ()) -> Iterator[Path]:
 
 
 def some(what: str, found: Iterable[object]) -> str | None:
-    """`what` and the first of what was found; None when nothing was."""
+    """Return `what` with the first findings, or None if there are none."""
     names = [str(one) for one in found]
     shown = ", ".join(names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -144,7 +145,7 @@ def some(what: str, found: Iterable[object]) -> str | None:
 
 
 def survives(trial: Callable[[], object]) -> bool:
-    """Whether a child process does `trial` to its end, and neither fails nor is killed for it."""
+    """Return True if a child process completes `trial` and is neither killed nor fails."""
     child = os.fork()
     if child == 0:
         try:

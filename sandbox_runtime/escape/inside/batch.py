@@ -1,7 +1,7 @@
-"""Makes all attempts, and prints a JSON line for each.
+"""Makes all attempts, and prints a line of JSON for each.
 
-A process makes one attempt after the other for as long as all is closed: what has opened something
-may have changed, so the next one goes on. (A process for each would take a slow kernel seconds.)
+One process makes the attempts in turn until one succeeds. That may have changed the process, so a
+new process makes the next ones. (A process for each would take seconds on a slow kernel.)
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-_PATIENCE_S = 3.0
+_TIMEOUT_S = 3.0
 _READ_ALL_OF_THE_LOG = 3
 _LOG_BYTES = 1 << 12
 _MAX_DETAIL_CHARS = 500
 
 
 def attempts(module: ModuleType) -> Iterator[FunctionType]:
-    """The attempts of a module: its public functions."""
+    """Yield the attempts of a module, which are its public functions."""
     for name, value in vars(module).items():
         is_own = isinstance(value, FunctionType) and value.__module__ == module.__name__
         if is_own and not name.startswith("_"):
@@ -38,15 +38,15 @@ def attempts(module: ModuleType) -> Iterator[FunctionType]:
 
 
 def main(modules: list[str]) -> None:
-    """Make the attempts of these modules, which are loaded."""
+    """Make the attempts of these loaded modules."""
     _print({"kernel": _kernel()})
     waiting = deque(one for module in modules for one in attempts(sys.modules[module]))
     while waiting:
-        _go_on(waiting)
+        _run_some(waiting)
 
 
-def _go_on(waiting: deque[FunctionType]) -> None:
-    """Make attempts in a process, at least one, and take away those that are made."""
+def _run_some(waiting: deque[FunctionType]) -> None:
+    """Make at least one attempt in a new process, and remove those made from `waiting`."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -54,7 +54,7 @@ def _go_on(waiting: deque[FunctionType]) -> None:
     os.close(write)
     said, is_late = b"", False
     while waiting and not is_late:
-        ready, _, _ = select.select([read], [], [], _PATIENCE_S)
+        ready, _, _ = select.select([read], [], [], _TIMEOUT_S)
         is_late = not ready
         more = os.read(read, 4096) if ready else b""
         if not more:
@@ -90,22 +90,22 @@ def _made(attempt: FunctionType) -> dict[str, str]:
         return {"verdict": "held", "detail": str(error)}
     except NotTriedError as error:
         return {"verdict": "not tried", "detail": str(error)}
-    except Exception as error:  # noqa: BLE001 - a fault of the attempt's own, which is to be told
+    except Exception as error:  # noqa: BLE001 - a fault of the attempt itself, which is reported
         return {"verdict": "not tried", "detail": f"{type(error).__name__}: {error}"}
     return {"verdict": "open" if found else "held", "detail": (found or "")[:_MAX_DETAIL_CHARS]}
 
 
 def _of_killed(status: int, is_late: bool) -> dict[str, str]:
-    """What is said of the attempt that a process did not survive."""
+    """Return the result of an attempt whose process was killed or failed."""
     if is_late:
-        return {"verdict": "not tried", "detail": f"no end within {_PATIENCE_S:g} s"}
+        return {"verdict": "not tried", "detail": f"it did not end within {_TIMEOUT_S:g} s"}
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS:
         return {"verdict": "held", "detail": "killed for the system call"}
     return {"verdict": "not tried", "detail": f"its process ended with status {status}"}
 
 
 def _kernel() -> str:
-    """Which kernel this is: gVisor says so in its log."""
+    """Return the kernel's name, which gVisor writes to its log."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     try:
         call("syslog", _READ_ALL_OF_THE_LOG, log, _LOG_BYTES)

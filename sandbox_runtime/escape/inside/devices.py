@@ -1,6 +1,6 @@
-"""Devices of the host, and terminals.
+"""Attempts on devices of the host and on terminals.
 
-A kernel of the sandbox's own makes these attempts harmless: its devices are not the host's.
+A sandbox's own kernel makes these attempts harmless: its devices are not the host's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def disk_device() -> str | None:
 
 
 def root_disk() -> str | None:
-    """Makes the device that its own files lie on, and opens that."""
+    """Makes the device of the disk that holds its own files, and opens it."""
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         major, _, minor = line.split()[2].partition(":")
         if major != "0":  # a number of the kernel's own, without a device
@@ -55,12 +55,12 @@ def device_nodes() -> str | None:
 
 
 def typing_into_a_terminal() -> str | None:
-    """Types a character into a terminal, its own, as if somebody sat there."""
-    return "terminals can be typed into" if survives(_type) else None
+    """Writes a character to the input of its own terminal, as a user's keyboard does."""
+    return "input can be written to terminals" if survives(_type) else None
 
 
 def foreign_terminal() -> str | None:
-    """Looks for a terminal that somebody outside sits at."""
+    """Looks for a controlling terminal, which would belong to a user of the host."""
     os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     return "there is a controlling terminal"
 

@@ -1,6 +1,6 @@
-"""Namespaces and mounts, in which a process is root again and finds the kernel's weakest code.
+"""Attempts with namespaces and mounts, where a process is root again and reaches much kernel code.
 
-A kernel of the sandbox's own makes these attempts harmless: what it lets pass never reaches the
+A sandbox's own kernel makes these attempts harmless: what it lets pass never reaches the
 host's.
 """
 
@@ -32,8 +32,8 @@ _INITIAL = {
     "net": 0xEFFF_FFF7,
     "mnt": 0xEFFF_FFF8,
 }
-"""Numbers of the namespaces that a machine boots with. (Older kernels number net and mnt otherwise;
-the sandbox's own never have these.)"""
+"""The inode numbers of a machine's initial namespaces. (Older kernels use other numbers for net and
+mnt, but a sandbox's own namespaces never have these.)"""
 
 
 def user_namespace() -> str | None:
@@ -52,7 +52,7 @@ def cloned_user_namespace() -> str | None:
 
 
 def clone3_user_namespace() -> str | None:
-    """The same by clone3, whose flags lie in memory where no filter can look."""
+    """Makes a process in a user namespace by clone3, whose flags no filter can read."""
     child = call("clone3", struct.pack("=5Q24x", _NEW_USER, 0, 0, 0, signal.SIGCHLD), 64)
     if child == 0:
         os._exit(0)
@@ -102,7 +102,7 @@ def pivot_root() -> str | None:
 
 
 def chroot() -> str | None:
-    """Changes its root directory for itself; twice is the classic way out of a chroot."""
+    """Changes its root directory for itself; twice is the classic escape from a chroot."""
     call("chroot", b"/")
     return "the root directory can be changed"
 

@@ -1,5 +1,5 @@
-"""What can be reached. Connecting a datagram socket asks for a route and sends nothing, so no
-address outside hears of these attempts, whatever they find."""
+"""Attempts to reach the network. Connecting a datagram socket looks up a route and sends nothing,
+so no packet leaves the host, whatever they find."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_WAY_OUT = 3128
+_EGRESS_PORT = 3128
 _METADATA = ("169.254.169.254", "100.100.100.200", "168.63.129.16", "fd00:ec2::254")
 _PRIVATE = ("10.0.0.1", "172.17.0.1", "172.18.0.1", "192.168.0.1", "100.64.0.1", "fd00::1")
 _PUBLIC = ("192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1")
-"""Of the networks kept for documentation: as public as any to a route."""
+"""Addresses of the documentation networks, which are routed like public ones."""
 _RESOLVERS = ("127.0.0.1", "127.0.0.11", "127.0.0.53")
 _QUESTION = struct.pack(">6H", 7, 0x0100, 1, 0, 0, 0) + b"\x07example\x00\x00\x01\x00\x01"
 _GET_FLAGS, _SET_FLAGS = 0x8913, 0x8914
 _LISTENING = "0A"
-_PATIENCE_S = 1.0
+_TIMEOUT_S = 1.0
 
 
 def interfaces() -> str | None:
@@ -32,7 +32,7 @@ def interfaces() -> str | None:
 
 
 def interface_settings() -> str | None:
-    """Sets its loopback to what it is."""
+    """Sets the flags of its loopback interface to their current value."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
         loopback = fcntl.ioctl(anything, _GET_FLAGS, struct.pack("16sH14x", b"lo", 0))
         fcntl.ioctl(anything, _SET_FLAGS, loopback)
@@ -40,12 +40,12 @@ def interface_settings() -> str | None:
 
 
 def metadata() -> str | None:
-    """Looks for a route to a cloud's metadata, which hands out keys."""
+    """Looks for a route to a cloud's metadata service, which gives out keys."""
     return _routes(_METADATA)
 
 
 def link_local() -> str | None:
-    """Looks for a route to the machines on the same wire."""
+    """Looks for a route to machines on the same link."""
     return _routes(["169.254.1.1", *_on_each_interface("fe80::1")])
 
 
@@ -60,7 +60,7 @@ def public_networks() -> str | None:
 
 
 def multicast() -> str | None:
-    """Looks for a route to everybody near."""
+    """Looks for a route to multicast and broadcast addresses."""
     return _routes(["224.0.0.1", "255.255.255.255", *_on_each_interface("ff02::1")])
 
 
@@ -73,12 +73,12 @@ def name_servers() -> str | None:
 
 
 def local_name_servers() -> str | None:
-    """Asks whatever name server answers on the loopback."""
+    """Queries name servers on the loopback."""
     return some("answers", (server for server in _RESOLVERS if _resolves(server)))
 
 
 def loopback_services() -> str | None:
-    """Looks for listeners on its loopback other than the way out."""
+    """Looks for listeners on its loopback other than the egress port."""
     found: list[str] = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -87,20 +87,20 @@ def loopback_services() -> str | None:
             continue  # a kernel without IPv6
         for fields in map(str.split, lines):
             port = int(fields[1].rpartition(":")[2], 16)
-            if fields[3] == _LISTENING and port != _WAY_OUT:
+            if fields[3] == _LISTENING and port != _EGRESS_PORT:
                 found.append(f"port {port}")
     return some("there listens", found)
 
 
 def abstract_sockets() -> str | None:
-    """Connects to unix sockets without a file, which only a network namespace divides."""
+    """Connects to abstract unix sockets, which only a network namespace separates."""
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
     names = [line.split()[-1] for line in lines if line.split()[-1].startswith("@")]
     return some("connects to", (name for name in names if _connects("\0" + name[1:])))
 
 
 def socket_files() -> str | None:
-    """Connects to unix sockets where services of a host have theirs."""
+    """Connects to unix sockets in the directories of a host's services."""
     files = (
         path
         for top in ("/run", "/var/run", "/tmp", "/var/tmp", "/dev")
@@ -134,7 +134,7 @@ def _has_route(address: str) -> bool:
 
 def _resolves(server: str) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-        datagrams.settimeout(_PATIENCE_S)
+        datagrams.settimeout(_TIMEOUT_S)
         try:
             datagrams.connect((server, 53))
             datagrams.send(_QUESTION)
@@ -146,7 +146,7 @@ def _resolves(server: str) -> bool:
 def _connects(name: str) -> bool:
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
         with socket.socket(socket.AF_UNIX, kind) as client:
-            client.settimeout(_PATIENCE_S)
+            client.settimeout(_TIMEOUT_S)
             try:
                 client.connect(name)
             except OSError:

@@ -1,5 +1,5 @@
-"""The agent, and whatever else runs in the sandbox that commands did not start: who holds its
-descriptors or its memory speaks to the host in its name."""
+"""Attempts on the guest agent and other processes that commands did not start. A program that
+controls the agent's descriptors or memory can speak to the host in its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _STANDARD = frozenset({0, 1, 2})
 
 
 def agent_descriptors() -> str | None:
-    """Opens what others have open: whoever writes there forges frames of the protocol."""
+    """Opens the descriptors of other processes, where a write would forge frames of the
+    protocol."""
     found = []
     for process in _others():
         for link in _listed(process / "fd"):
@@ -98,7 +99,7 @@ def agent_descriptor_stolen() -> str | None:
 
 def inherited_descriptors() -> str | None:
     """Looks for open files beside the three that a command is given."""
-    # A new program has lost what was opened since; the one more is the directory being listed.
+    # A new program has only inherited descriptors, and one more for the directory being listed.
     shell = ("bash", "-c", "cd /proc/self/fd; echo *")
     shown = subprocess.run(shell, close_fds=False, capture_output=True, check=True)
     extra = set(map(int, shown.stdout.split())) - _STANDARD
@@ -106,7 +107,7 @@ def inherited_descriptors() -> str | None:
 
 
 def _others() -> Iterator[Path]:
-    """Processes outside this command's session."""
+    """Return the processes outside this command's session."""
     own = os.getsid(0)
     return (process for process in _processes() if _session(process) != own)
 
@@ -117,10 +118,10 @@ def _processes() -> Iterator[Path]:
 
 def _session(process: Path) -> int:
     try:
-        # The command's name, in brackets, may hold anything.
+        # The command's name, in parentheses, may hold any character.
         return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[3])
     except OSError:
-        return os.getsid(0)  # gone, or so closed that nothing of it can be tried
+        return os.getsid(0)  # it has ended, or nothing of it may be read
 
 
 def _listed(folder: Path) -> list[Path]:

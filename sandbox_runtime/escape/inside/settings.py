@@ -1,6 +1,6 @@
-"""The host kernel's settings and secrets in /proc and /sys: files are opened, never written.
+"""Attempts on the host kernel's settings and secrets in /proc and /sys; files are never written.
 
-A kernel of the sandbox's own makes these attempts harmless: its settings are not the host's.
+A sandbox's own kernel makes these attempts harmless: its settings are not the host's.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def binfmt_misc() -> str | None:
 
 
 def kernel_settings() -> str | None:
-    """Opens each other setting of the kernel that no namespace divides."""
+    """Opens each other setting of the kernel that is not in a namespace."""
     return some("open", writable_below(_SYSCTL, _OWN_SYSCTLS + _TRIED_ALONE))
 
 
 def other_switches() -> str | None:
-    """Opens what else in /proc is no process's: interrupts, devices, file systems, memory types."""
+    """Opens the other settings in /proc: interrupts, devices, file systems, memory types."""
     found = [Path("/proc/mtrr")] if opens(Path("/proc/mtrr")) else []
     for name in ("irq", "bus", "fs", "acpi", "scsi", "driver"):
         found += writable_below(Path("/proc", name))
@@ -84,15 +84,14 @@ def device_settings() -> str | None:
 
 
 def debug_files() -> str | None:
-    """Lists what kernel developers look into."""
+    """Lists the kernel's files for debugging and tracing."""
     debug = (Path("/sys/kernel/debug"), Path("/sys/kernel/tracing"))
     return some("can be listed", (top for top in debug if top.is_dir() and any(top.iterdir())))
 
 
 def release_agent() -> str | None:
     """Opens the setting of which program the host runs, as root, when a control group empties."""
-    found = _CGROUPS.glob("**/release_agent")
-    return some("open", (path for path in found if opens(path)))
+    return some("open", (p for p in writable_below(_CGROUPS) if p.name == "release_agent"))
 
 
 def own_limits() -> str | None:
@@ -102,7 +101,7 @@ def own_limits() -> str | None:
 
 def kernel_secrets() -> str | None:
     """Opens the kernel's memory and its lists for reading."""
-    # Where an engine hides one, a null device lies over it.
+    # An engine masks a file with a null device, which is not a regular file.
     there = (path for path in map(Path, _SECRETS) if path.is_file())
     return some("open", (path for path in there if opens(path, os.O_RDONLY)))
 

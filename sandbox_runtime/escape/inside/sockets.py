@@ -1,6 +1,6 @@
-"""Kinds of sockets other than those that programs need: unix and internet.
+"""Attempts with kinds of sockets that programs do not need, such as raw and netlink.
 
-A kernel of the sandbox's own makes these attempts harmless: what it lets pass never reaches the
+A sandbox's own kernel makes these attempts harmless: what it lets pass never reaches the
 host's.
 """
 

@@ -1,6 +1,7 @@
-"""System calls that only attacks and administrators need: each is a way into the host's kernel.
+"""Attempts with system calls that only attacks and administrators use: each reaches host kernel
+code.
 
-A kernel of the sandbox's own makes these attempts harmless: what it lets pass never reaches the
+A sandbox's own kernel makes these attempts harmless: what it lets pass never reaches the
 host's.
 """
 
@@ -57,7 +58,7 @@ def huge_shared_memory() -> str | None:
 
 
 def keyctl() -> str | None:
-    """Asks for the session's keyring; no namespace divides keyrings."""
+    """Asks for the session's keyring; keyrings have no namespaces."""
     call("keyctl", 0, -3, 0, reached=(errno.ENOKEY,))
     return "keyrings can be named"
 
@@ -103,7 +104,7 @@ def personality() -> str | None:
 
 
 def open_by_handle_at() -> str | None:
-    """Opens a file by a handle, which leads out of any mount; there is none at the address."""
+    """Opens a file by a handle, which ignores mounts; the handle is a null pointer."""
     call("open_by_handle_at", -100, None, 0, reached=_BAD)
     return "files open by handle"
 
@@ -116,8 +117,8 @@ def bpf() -> str | None:
 
 def perf_event_open() -> str | None:
     """Counts its own processor time, with kernel and hypervisor left out."""
-    facts = struct.pack("=2I5Q16x", 1, 64, 0, 0, 0, 0, 1 << 5 | 1 << 6)
-    os.close(call("perf_event_open", facts, 0, -1, -1, 0))
+    attributes = struct.pack("=2I5Q16x", 1, 64, 0, 0, 0, 0, 1 << 5 | 1 << 6)
+    os.close(call("perf_event_open", attributes, 0, -1, -1, 0))
     return "a performance counter was opened"
 
 
@@ -176,7 +177,7 @@ def swapoff() -> str | None:
 
 
 def clock() -> str | None:
-    """Sets the length of the host clock's tick to what it is."""
+    """Sets the length of the host clock's tick to its current value."""
     timex = ctypes.create_string_buffer(208)
     call("clock_adjtime", 0, timex)
     tick = timex.raw[88:96]
@@ -185,7 +186,7 @@ def clock() -> str | None:
 
 
 def kernel_log() -> str | None:
-    """Asks for the size of the kernel's log, which tells addresses and the host's doings."""
+    """Reads the size of the kernel's log, which reveals addresses and events of the host."""
     call("syslog", 10, None, 0)
     return "the kernel's log can be read"
 
@@ -197,13 +198,13 @@ def accounting() -> str | None:
 
 
 def io_ports() -> str | None:
-    """Asks for a port of the machine, the one that nothing listens to."""
+    """Requests an I/O port of the machine, one that no device uses."""
     call("ioperm", 0x80, 1, 1)
     return "the machine's ports can be used"
 
 
 def io_privilege() -> str | None:
-    """Asks for the right to use all of the machine's ports, for a process that ends at once."""
+    """Requests access to all I/O ports of the machine, for a process that ends at once."""
     call("iopl", 3)
     return "all of the machine's ports can be used"
 
@@ -232,7 +233,7 @@ def i386_calls() -> str | None:
 
 
 def _other_memory(name: str) -> str | None:
-    """Our parent's, whose memory has the same byte at the same address."""
+    """Access the parent's memory, which has the same byte at the same address."""
     byte = ctypes.create_string_buffer(b"x")
     vector = struct.pack("=2Q", ctypes.addressof(byte), 1)
     call(name, os.getppid(), vector, 1, vector, 1, 0)

@@ -21,7 +21,6 @@ from proxy.agent.events import (
 )
 from proxy.agent.model import Model, Reply
 from proxy.agent.result import Artifact, Result
-from proxy.agent.task import Task
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel, call, tool_reply
 from proxy.workspaces import Workspaces
@@ -29,6 +28,7 @@ from sandbox_runtime.sandbox import Sandbox, Sandboxes
 from sandbox_runtime.tools import make_tools
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
+from tests.fakes.tasks import make_task
 from tests.sandbox_runtime.transfer import read
 
 USER = {"role": "user", "content": "How many?"}
@@ -147,7 +147,7 @@ class Run:
 
     async def go(self, **fields: Any) -> Result:
         """Answer a request; `fields` are the task's."""
-        task = Task(
+        task = make_task(
             **{
                 "run_id": "r1",
                 "outbox": self.outbox,
@@ -160,7 +160,7 @@ class Run:
         workspaces = Workspaces(self.sandboxes, self.snapshots, keep_s=60, max_kept=0)
         agent = Agent(self.model, workspaces, make_tools, windows=Windows(self.window))
         try:
-            return await agent.run(task, self.events)
+            return await agent.answer(task, self.events)
         finally:
             await workspaces.aclose()
 

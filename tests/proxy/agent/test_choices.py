@@ -2,32 +2,32 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 
-from proxy.agent import agent as choices
-from proxy.agent.agent import Agent, several
+from proxy.agent.agent import Agent
 from proxy.agent.events import AnswerDelta, Event, OfChoice, OnDelta, RunFinished
 from proxy.agent.model import Reply
 from proxy.agent.task import Task
+from proxy.api.prepare import fan_out
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel, tool_reply
 from proxy.workspaces import Workspaces
 from sandbox_runtime.tools import make_tools
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
+from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import AT_ONCE, SUBMIT, USER, MemoryOutbox, bash
 
 
 def task(count: int, **fields: Any) -> Task:
     outboxes = iter([MemoryOutbox() for _ in range(count)])
-    first = Task(
+    first = make_task(
         **{"run_id": "r1", "outbox": next(outboxes), "model": "m", "messages": [USER], **fields}
     )
-    return several(first, count, lambda other: replace(other, outbox=next(outboxes)))
+    return fan_out(first, count, lambda session: next(outboxes))
 
 
 class Together(ScriptedModel):
@@ -58,7 +58,7 @@ class Together(ScriptedModel):
 async def test_one_choice_is_a_run_as_it_always_was() -> None:
     only = task(1)
     assert only.others == ()
-    result = await choices.run(agent(ScriptedModel([SUBMIT]), MemorySandboxes()), only, ignore)
+    result = await agent(ScriptedModel([SUBMIT]), MemorySandboxes()).answer(only, ignore)
     assert (result.answer, result.others) == ("42", ())
 
 
@@ -72,7 +72,7 @@ def test_each_has_its_own_run_and_its_own_files() -> None:
 
 def test_all_say_something_else_where_a_seed_is_given() -> None:
     given = {"seed": 7, "temperature": 1, "request_id": "x"}
-    first, *others = (each.every_turn for each in _all(task(3, every_turn=given)))
+    first, *others = (each.params.base for each in _all(task(3, base=given)))
     assert first == given
     assert others == [{"seed": 8, "temperature": 1}, {"seed": 9, "temperature": 1}]
 
@@ -87,10 +87,10 @@ async def test_they_run_at_the_same_time_in_sandboxes_of_their_own() -> None:
 
     three = task(3, stream=True)
     with anyio.fail_after(10):
-        result = await choices.run(agent(model, sandboxes), three, listen)
+        result = await agent(model, sandboxes).answer(three, listen)
     assert [each.answer for each in (result, *result.others)] == ["42"] * 3
     assert [each.run_id for each in (result, *result.others)] == [e.run_id for e in _all(three)]
-    assert len({sandbox.id for sandbox in sandboxes.lent}) == 3
+    assert len({sandbox.id for sandbox in sandboxes.leased}) == 3
     assert [list(_saved(each)) for each in _all(three)] == [["/testbed/output/a"]] * 3
     heard = [e.index for e in events if isinstance(e, OfChoice) and _ends(e.event)]
     assert sorted(heard) == [1, 2]
@@ -103,16 +103,14 @@ async def test_one_that_fails_ends_the_others(failing: int) -> None:
     model = Together([SUBMIT], 3, failing=failing)
     sandboxes = MemorySandboxes()
     with anyio.fail_after(10), pytest.raises(BackendError, match="this one failed"):
-        await choices.run(agent(model, sandboxes), task(3, profile=AT_ONCE), ignore)
+        await agent(model, sandboxes).answer(task(3, profile=AT_ONCE), ignore)
     assert (model.ended, sandboxes.opened, sandboxes.closed) == (3, 3, 3)
 
 
 async def test_a_client_that_leaves_ends_them_all() -> None:
     model = Together([SUBMIT], 4)  # a fourth never comes
     sandboxes = MemorySandboxes()
-    running = asyncio.create_task(
-        choices.run(agent(model, sandboxes), task(3, profile=AT_ONCE), ignore)
-    )
+    running = asyncio.create_task(agent(model, sandboxes).answer(task(3, profile=AT_ONCE), ignore))
     with anyio.fail_after(10):
         await model.three_asked.wait()
         running.cancel()

@@ -24,7 +24,7 @@ from tests.proxy.agent.runs import LOOKUP, Played, Run
 
 KEY = call("lookup", key="x")
 WRITTEN = '{"key": "x"}'
-FREE_TEXT: dict[str, Any] = {"free_text": frozenset({"lookup"})}
+FREE_TEXT: dict[str, Any] = {"text_tools": frozenset({"lookup"})}
 
 
 class Piecewise(ScriptedModel):
@@ -121,7 +121,7 @@ async def test_a_call_after_one_of_a_free_text_tool_is_told_too() -> None:
     ]
     run = Run(Piecewise([tool_reply(*calls)], pieces))
     sql = {"type": "function", "function": {"name": "sql"}}
-    await run.go(client_tools=[sql, LOOKUP], stream=True, free_text=frozenset({"sql"}))
+    await run.go(client_tools=[sql, LOOKUP], stream=True, text_tools=frozenset({"sql"}))
     assert told(run) == [
         ClientCallStarted(0, "call_r1_1", "sql", takes_text=True),
         ClientCallDelta(0, "select 1"),

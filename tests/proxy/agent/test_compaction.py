@@ -86,7 +86,7 @@ async def test_a_stub_tells_where_all_of_it_is_and_shows_both_ends() -> None:
     async def look(event: Event) -> None:
         if isinstance(event, ToolCallFinished) and event.name == "submit":
             path = "/testbed/.observations/r1-1.txt"
-            kept.append((await sandboxes.lent[0].exec(f"cat {path}", timeout_s=5)).stdout)
+            kept.append((await sandboxes.leased[0].exec(f"cat {path}", timeout_s=5)).stdout)
 
     async with served(play) as model:
         run = Run(model, sandboxes, events=Events(look))
@@ -105,7 +105,7 @@ async def test_where_the_sandbox_is_lost_a_stub_says_to_run_the_command_again() 
 
     async def lose(event: Event) -> None:
         if isinstance(event, ToolCallFinished) and event.step == 1:
-            await sandboxes.lent[0].close()
+            await sandboxes.leased[0].close()
 
     again = tool_reply(bash("seq 100001 101900"))
     play = SmallWindow(Steps([again, again, again, SUBMIT]))
@@ -237,7 +237,7 @@ async def test_a_clients_budget_is_made_smaller_to_let_its_answer_in(listed: int
     )
     async with served(play, listed) as model:
         budget = {"max_tokens": 4000}
-        result = await Run(model).go(final_only={"logit_bias": {"1": 1}}, final_budget=budget)
+        result = await Run(model).go(final={"logit_bias": {"1": 1}}, token_limits=budget)
     last = play.bodies[-1]
     assert result.answer == "It is 42."
     assert 256 <= last["max_tokens"] < 4000
@@ -248,7 +248,7 @@ async def test_a_budget_that_fits_is_the_clients_own() -> None:
     play = SmallWindow(Steps([tool_reply(bash("echo 42")), SUBMIT]))
     async with served(play) as model:
         limits = Limits(min_turn_tokens=50)
-        await Run(model, limits=limits).go(final_budget={"max_tokens": 100})
+        await Run(model, limits=limits).go(token_limits={"max_tokens": 100})
     assert play.bodies[-1]["max_tokens"] == 100
 
 
@@ -267,7 +267,7 @@ async def test_what_the_clients_tools_gave_is_read_whole_or_summed_up_but_never_
     parks = State(Session("somebody", "run:r1"), "parked")
     async with served(play) as model:
         run = Run(model)
-        result = await run.go(client_tools=[LOOKUP], parks=parks)
+        result = await run.go(client_tools=[LOOKUP], suspend_as=parks)
         for n, content in enumerate(given):
             assert result.parked
             waiting = Parked.from_json(json.loads(json.dumps(result.parked.to_json())))
@@ -276,8 +276,8 @@ async def test_what_the_clients_tools_gave_is_read_whole_or_summed_up_but_never_
                 run_id=f"r{n + 2}",
                 messages=[USER, {"role": "assistant", "tool_calls": result.tool_calls}, told],
                 client_tools=[LOOKUP],
-                parks=replace(parks, name=f"p{n}"),
-                resumes=waiting,
+                suspend_as=replace(parks, name=f"p{n}"),
+                suspended_run=waiting,
             )
             shown = contents(play.bodies[-1], "tool")
             assert shown[-1] == content
@@ -354,15 +354,15 @@ async def test_a_run_that_goes_on_keeps_what_it_stubs_before_its_first_command()
     parks = State(Session("somebody", "run:r1"), "parked")
     async with served(play) as model:
         run = Run(model)
-        result = await run.go(client_tools=[LOOKUP], parks=parks)
+        result = await run.go(client_tools=[LOOKUP], suspend_as=parks)
         assert result.parked
         told = {"role": "tool", "tool_call_id": result.tool_calls[0]["id"], "content": "g" * 6000}
         result = await run.go(
             run_id="r2",
             messages=[USER, {"role": "assistant", "tool_calls": result.tool_calls}, told],
             client_tools=[LOOKUP],
-            goes_on=result.parked.goes_on,
-            resumes=result.parked,
+            resume_from=result.parked.goes_on,
+            suspended_run=result.parked,
         )
     stub, given = contents(play.bodies[2], "tool")
     assert "are in /testbed/.observations/r2-1.txt" in stub

@@ -7,7 +7,7 @@ import pytest
 from policies.limits import Limits
 from proxy.agent.result import Stopwatch, Tally, times
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, answered, bash
 
 SUM, LOOK, FETCH = bash("python3 -c 'print(2**64)'"), bash("ls"), bash("curl https://example.org")
@@ -79,7 +79,7 @@ async def test_no_tool_call_has_no_tokens_of_the_sandbox() -> None:
             {**text_reply("42"), "usage": usage(100, 10)},
             {**text_reply('{"n": 42}'), "usage": usage(143, 10)},
         ],
-        final_only={"response_format": {"type": "json_object"}},
+        final={"response_format": {"type": "json_object"}},
     )
     tally = result.tally
     assert (tally.llm_calls, tally.tool_calls, tally.env_tokens) == (2, 0, 0)
@@ -119,7 +119,7 @@ async def test_the_times_add_up(stream: bool) -> None:
 
 
 async def test_a_stopwatch_stands_still_while_something_else_is_done() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     watch = Stopwatch(clock.time)
 
     async def work(seconds: float) -> None:
@@ -134,7 +134,7 @@ async def test_a_stopwatch_stands_still_while_something_else_is_done() -> None:
 
 
 async def test_a_stopwatch_counts_what_failed_too() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     watch = Stopwatch(clock.time)
 
     async def fail(seconds: float) -> None:

@@ -21,17 +21,17 @@ from proxy.agent.guard import Guard
 from proxy.agent.model import Reply
 from proxy.agent.prose import ProseRules
 from proxy.agent.result import Result
-from proxy.agent.task import Task
 from proxy.agent.tools import Toolbox
 from proxy.agent.turn_stream import FirstCall
 from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import FAILURE, SUBMIT, USER, MemoryOutbox, Run, bash, valid
 
 OBJECT: dict[str, Any] = {
-    "form": ANY_OBJECT,
-    "final_only": {"response_format": {"type": "json_object"}},
+    "answer_form": ANY_OBJECT,
+    "final": {"response_format": {"type": "json_object"}},
 }
 REFUSAL = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
 
@@ -89,7 +89,7 @@ async def test_a_fence_around_it_is_taken_off_and_costs_no_call(stream: bool) ->
 async def test_a_schema_is_told_to_the_model_and_held() -> None:
     form = AnswerForm({"type": "object", "required": ["n"]})
     model = ScriptedModel([SUBMIT, text_reply("{}"), text_reply('{"n": 42}')])
-    result = await answered(Run(model), form=form, final_only=OBJECT["final_only"])
+    result = await answered(Run(model), answer_form=form, final=OBJECT["final"])
     assert (result.answer, result.notices) == ('{"n": 42}', ())
     assert '"required": ["n"]' in model.requests[1]["messages"][-1]["content"]
     assert '"n" is a required property' in model.requests[2]["messages"][-1]["content"]
@@ -132,13 +132,17 @@ async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
         """There is none."""
 
     model = Slow([text_reply("It is 42.")])
-    task = Task(run_id="r1", outbox=MemoryOutbox(), model="m", messages=[USER], **OBJECT)
+    task = make_task("r1", MemoryOutbox(), "m", [USER], **OBJECT)
     writer = AnswerWriter(ignore, task.outbox, Profile(), rewrite_links=False)
     async with MemorySandboxes().lease(Isolation()) as lease:
         toolbox = Toolbox([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
         files = ObservationFiles("r1", no_computer)
         paying = Paying(model, Budget(task, Limits(), 0.0))
-        talk = Conversation(paying, task, [], "", Window(Windows(), model, "", "m"), files)
+        talk = Conversation(
+            *(paying, task, [USER], task.params, [], ""),
+            Window(Windows(), model, "", "m"),
+            files,
+        )
         first_call = FirstCall(None, ignore)
         call = FinalCall(task, talk, writer, toolbox, ignore, first_call, ProseRules())
         final = await call.answer(StopReason.SUBMITTED, "42", seconds=0.1)

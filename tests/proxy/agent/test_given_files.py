@@ -64,7 +64,7 @@ async def test_a_new_sandbox_has_it_again_after_a_loss() -> None:
 
     async def lose(event: Event) -> None:
         if isinstance(event, ToolCallFinished) and event.step == 1:
-            await sandboxes.lent[-1].close()
+            await sandboxes.leased[-1].close()
 
     run = Run(ScriptedModel([SHOW, SHOW, SHOW, SUBMIT]), sandboxes, events=Events(lose))
     await run.go(inputs=[file.input])

@@ -15,14 +15,14 @@ from policies.profile import Profile
 from policies.sessions import GoesOn, Session, State
 from proxy.agent.agent import Agent
 from proxy.agent.result import Result
-from proxy.agent.task import Task
 from proxy.models.scripted import ScriptedModel, tool_reply
 from proxy.workspaces import Workspaces
-from sandbox_runtime.egress.decision import OnAsk, OnDecision
+from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.errors import SandboxError
 from sandbox_runtime.sandbox import Lease, Sandbox
 from sandbox_runtime.tools import make_tools
 from tests.fakes.memory_snapshots import MemorySnapshots
+from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import SUBMIT, USER, Events, MemoryOutbox, bash
 from tests.sandbox_runtime.conformance.backends import open_backend
 
@@ -44,7 +44,7 @@ class OneSandbox:
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        on_ask: OnAsk | None = None,
+        confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator[Lease]:
         yield self
 
@@ -64,18 +64,19 @@ class Talk:
 
     async def turn(self, *commands: str, **limits: Any) -> Result:
         replies: Sequence[dict[str, Any]] = [tool_reply(bash(each)) for each in commands]
-        task = Task(
+        leaves = State(SESSION, f"s{len(self._left)}")
+        task = make_task(
             run_id=f"r{len(self._left)}",
             outbox=MemoryOutbox(),
             model="m",
             messages=[USER],
             profile=Profile(limits=Limits(**limits), artifacts=ArtifactLimits(max_total_mib=1)),
-            goes_on=GoesOn(SESSION, tuple(self._left)) if self._left else None,
-            leaves=State(SESSION, f"s{len(self._left)}"),
+            resume_from=GoesOn(SESSION, tuple(self._left)) if self._left else None,
+            save_as=leaves,
         )
         agent = Agent(ScriptedModel([*replies, SUBMIT]), self._workspaces, make_tools)
-        result = await agent.run(task, Events())
-        self._left.insert(0, task.leaves.name if task.leaves else "")
+        result = await agent.answer(task, Events())
+        self._left.insert(0, leaves.name)
         return result
 
 

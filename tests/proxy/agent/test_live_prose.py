@@ -179,7 +179,7 @@ async def test_code_and_json_that_call_nothing_show_while_they_are_written(text:
 async def test_stop_string_ends_the_prose_without_another_call(stream: bool) -> None:
     model = Played([text_reply(f"{ESSAY}END of it all, and then some.")])
     run = Run(model)
-    result = await run.go(final_only={"stop": ["END of", "never"]}, stream=stream)
+    result = await run.go(final={"stop": ["END of", "never"]}, stream=stream)
     assert (result.answer.strip(), result.finish_reason) == (ESSAY.strip(), "stop")
     assert run.events.answer == result.answer
     assert (len(model.requests), result.choice["stop_reason"]) == (1, "END of")
@@ -187,7 +187,7 @@ async def test_stop_string_ends_the_prose_without_another_call(stream: bool) -> 
 
 async def test_submitted_answer_ends_at_a_stop_string_too() -> None:
     model = Played([tool_reply(call("submit", answer="42. END of it"))])
-    result = await Run(model).go(final_only={"stop": "END"}, stream=True)
+    result = await Run(model).go(final={"stop": "END"}, stream=True)
     assert (result.answer, len(model.requests)) == ("42. ", 1)
 
 
@@ -199,7 +199,7 @@ async def test_log_probabilities_of_prose_need_no_other_call() -> None:
             return Reply(reply.message, reply.finish_reason, reply.usage, logprobs)
 
     model = WithLogprobs([text_reply("42")])
-    result = await Run(model).go(final_only={"logprobs": True})
+    result = await Run(model).go(final={"logprobs": True})
     assert (result.choice["logprobs"], len(model.requests)) == ({"content": [{"token": "42"}]}, 1)
     assert model.requests[0]["logprobs"] is True
 
@@ -207,7 +207,7 @@ async def test_log_probabilities_of_prose_need_no_other_call() -> None:
 async def test_backend_without_log_probabilities_beside_tools_gives_them_in_a_last_call() -> None:
     refused = {"error": {"status": 400, "message": "logprobs is not supported with tools"}}
     model = Played([refused, text_reply("42"), text_reply("42")])
-    assert (await Run(model).go(final_only={"logprobs": True})).answer == "42"
+    assert (await Run(model).go(final={"logprobs": True})).answer == "42"
     assert [request.get("logprobs") for request in model.requests] == [True, None, True]
 
 
@@ -219,7 +219,7 @@ async def test_prose_in_the_form_asked_for_needs_no_other_call(
     model = Played([reply])
     form = {"response_format": {"type": "json_object"}}
     run = Run(model)
-    result = await run.go(final_only=form, form=ANY_OBJECT, stream=stream)
+    result = await run.go(final=form, answer_form=ANY_OBJECT, stream=stream)
     assert (result.answer, run.events.answer) == ('{"n": 42}', '{"n": 42}')
     assert (result.finish_reason, len(model.requests)) == ("stop", 1)
 

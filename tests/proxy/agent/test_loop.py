@@ -144,7 +144,7 @@ async def test_the_history_only_grows_and_the_tools_never_change(stream: bool) -
     await Run(model).go(
         stream=stream,
         client_tools=[LOOKUP],
-        final_only={"response_format": {"type": "json_object"}},
+        final={"response_format": {"type": "json_object"}},
     )
     requests = model.requests
     assert len(requests) == 7

@@ -191,7 +191,7 @@ async def test_a_file_that_changed_under_our_hands_is_left_out(
 
     async def swap(event: Event) -> None:
         if isinstance(event, kind):
-            await sandboxes.lent[0].exec("rm output/b; mkfifo output/b", timeout_s=PLENTY_S)
+            await sandboxes.leased[0].exec("rm output/b; mkfifo output/b", timeout_s=PLENTY_S)
 
     steps = tool_reply(bash("echo 1 > output/a; echo 2 > output/b"))
     run = Run(ScriptedModel([steps, SUBMIT]), sandboxes, events=Events(swap))

@@ -15,11 +15,11 @@ from policies.prompts import NO_BUDGET, WHY_NO_MORE_TOOLS, final_request
 from policies.sessions import Session, State
 from proxy.agent.budget import Budget, Day
 from proxy.agent.events import Event, ToolOutput
-from proxy.agent.task import Task
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from proxy.store.store import Store
 from sandbox_runtime.egress.decision import DeniedError
 from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, Events, Run, bash, valid
 
 COUNTED = {
@@ -54,7 +54,7 @@ class Downloading(Events):
 
     async def _download(self, event: Event) -> None:
         if isinstance(event, ToolOutput):
-            self._sandboxes.lent[-1].meter.pay(self._count, now=0.0)
+            self._sandboxes.leased[-1].traffic.reserve(self._count, now=0.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -129,10 +129,10 @@ async def test_no_more_passes_than_is_left_of_the_budget() -> None:
 
     async def download(event: Event) -> None:
         if isinstance(event, ToolOutput):
-            meter = sandboxes.lent[-1].meter
-            meter.pay(MIB // 2, now=0.0)
+            traffic = sandboxes.leased[-1].traffic
+            traffic.reserve(MIB // 2, now=0.0)
             try:
-                meter.pay(MIB, now=0.0)
+                traffic.reserve(MIB, now=0.0)
             except Exception as error:  # noqa: BLE001 - as a program would hear of it
                 seen.append(str(error))
 
@@ -149,8 +149,8 @@ async def test_a_new_sandbox_has_what_the_lost_one_has_left() -> None:
 
     async def download_and_lose(event: Event) -> None:
         await lose._download(event)
-        if isinstance(event, ToolOutput) and len(sandboxes.lent) == 1:
-            await sandboxes.lent[0].close()
+        if isinstance(event, ToolOutput) and len(sandboxes.leased) == 1:
+            await sandboxes.leased[0].close()
 
     model = ScriptedModel([STEP, STEP, STEP, LAST])
     limits = Limits(max_egress_mib=2)
@@ -168,7 +168,7 @@ async def test_what_has_passed_counts_when_its_client_leaves(tmp_path: Path) -> 
 
             async def download_and_leave(event: Event) -> None:
                 if isinstance(event, ToolOutput):
-                    sandboxes.lent[0].meter.pay(MIB, now=0.0)
+                    sandboxes.leased[0].traffic.reserve(MIB, now=0.0)
                     scope.cancel()
 
             run = Run(ScriptedModel([STEP]), sandboxes, events=Events(download_and_leave))
@@ -186,14 +186,14 @@ async def test_where_the_day_bounds_it_nothing_passes_between_runs(
         account = store.spending.account("mine", per_day) if per_day else None
         run = Run(ScriptedModel([STEP, SUBMIT]), sandboxes, events=Downloading(sandboxes, MIB))
         await run.go(account=account)
-        meter = sandboxes.lent[0].meter
+        traffic = sandboxes.leased[0].traffic
         if per_day and per_day.egress_mib:
             with pytest.raises(DeniedError):
-                meter.pay(1, now=0.0)
-            assert (await store.spending.spent("mine")).egress_bytes == meter.bytes == MIB
-            Budget(Task("r2", run.outbox, "m", [USER]), Limits(), 0.0).watch(meter)
-        meter.pay(MIB, now=0.0)
-        assert meter.bytes == 2 * MIB
+                traffic.reserve(1, now=0.0)
+            assert (await store.spending.spent("mine")).egress_bytes == traffic.bytes == MIB
+            Budget(make_task("r2", run.outbox, "m", [USER]), Limits(), 0.0).watch(traffic)
+        traffic.reserve(MIB, now=0.0)
+        assert traffic.bytes == 2 * MIB
 
 
 # Cost
@@ -279,7 +279,7 @@ async def test_a_run_that_waits_for_its_client_is_told_nothing() -> None:
     limits = Limits(max_tool_output_chars=25)  # of which 24 are used
     run = Run(ScriptedModel([tool_reply(bash("true"), call("lookup"))]), limits=limits)
     result = await run.go(
-        client_tools=[LOOKUP], parks=State(Session("somebody", "run:r1"), "parked")
+        client_tools=[LOOKUP], suspend_as=State(Session("somebody", "run:r1"), "parked")
     )
     assert result.parked
     assert "remain" not in str(result.parked.messages[1:])

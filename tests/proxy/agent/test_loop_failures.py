@@ -15,7 +15,7 @@ from proxy.agent.model import Reply
 from proxy.agent.tools import MAX_LOSSES
 from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
-from sandbox_runtime.egress.decision import OnAsk, OnDecision
+from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
@@ -161,7 +161,7 @@ async def test_a_failure_in_the_middle_of_the_last_answer_is_not_covered_up() ->
     words = "Forty-one, forty-two, forty-three; " * 6
     run = Run(BreakingModel([steps, SUBMIT, text_reply(words)]))
     with pytest.raises(BackendError, match="broke"):
-        await run.go(stream=True, final_only={"logit_bias": {"1": 1}})
+        await run.go(stream=True, final={"logit_bias": {"1": 1}})
     assert len(run.events.answer) > 160
 
 
@@ -198,7 +198,7 @@ class NeverReady:
         self,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
-        on_ask: OnAsk | None = None,
+        confirm_target: ConfirmTarget | None = None,
     ) -> AsyncIterator["NeverReady"]:
         try:
             yield self
@@ -230,7 +230,7 @@ async def test_a_sandbox_that_is_lost_is_told_of_and_replaced() -> None:
 
     async def lose(event: Event) -> None:
         if isinstance(event, ToolCallStarted) and event.step == 2:
-            await sandboxes.lent[0].close()
+            await sandboxes.leased[0].close()
 
     calls = [call("execute_bash", command=command) for command in ("x=1", "y=2", "echo $x.")]
     model = ScriptedModel([*(tool_reply(each) for each in calls), SUBMIT])
@@ -247,7 +247,7 @@ async def test_a_run_that_loses_one_sandbox_after_another_fails() -> None:
 
     async def lose(event: Event) -> None:
         if isinstance(event, ToolOutput):
-            await sandboxes.lent[-1].close()
+            await sandboxes.leased[-1].close()
 
     model = ScriptedModel([tool_reply(call("execute_bash", command="echo; sleep 1"))] * 9)
     with pytest.raises(SandboxLostError):

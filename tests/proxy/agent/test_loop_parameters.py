@@ -26,22 +26,22 @@ async def asked(**fields: Any) -> list[dict[str, Any]]:
 
 async def test_what_holds_for_every_turn_goes_with_each_call() -> None:
     given = {"temperature": 0.7, "seed": 1, "chat_template_kwargs": {"thinking": True}}
-    assert await asked(every_turn=given) == [given] * 3
+    assert await asked(base=given) == [given] * 3
 
 
 async def test_what_shapes_the_answer_goes_with_the_last_call_alone() -> None:
     given = {"response_format": {"type": "json_object"}, "stop": ["\n"], "logit_bias": {"1": 1}}
-    assert await asked(final_only=given) == [{}, {}, given]
+    assert await asked(final=given) == [{}, {}, given]
 
 
 async def test_log_probabilities_are_asked_for_in_every_call_for_any_may_be_the_answer() -> None:
     given = {"logprobs": True, "top_logprobs": 2}
-    assert await asked(final_only=given) == [given] * 3
+    assert await asked(final=given) == [given] * 3
 
 
 async def test_every_call_is_bounded_with_room_for_thinking_and_arguments() -> None:
-    assert await asked(final_budget={"max_tokens": 5}) == [{"max_tokens": 4096}] * 3
-    assert await asked(final_budget={"max_tokens": 9000}) == [{"max_tokens": 9000}] * 3
+    assert await asked(token_limits={"max_tokens": 5}) == [{"max_tokens": 4096}] * 3
+    assert await asked(token_limits={"max_tokens": 9000}) == [{"max_tokens": 9000}] * 3
 
 
 async def test_a_forced_call_is_forced_once() -> None:
@@ -68,7 +68,7 @@ async def test_an_answer_of_a_given_form_is_asked_for_in_a_call_without_tools(
     form = {"response_format": {"type": "json_object"}}
     model = ScriptedModel([reply, text_reply('{"n": 42}')])
     run = Run(model)
-    result = await run.go(final_only=form, stream=stream)
+    result = await run.go(final=form, stream=stream)
     assert (result.answer, run.events.answer) == ('{"n": 42}', '{"n": 42}')
     first, last = model.requests
     assert ("tools" in first, "tools" in last) == (True, False)
@@ -82,7 +82,7 @@ async def test_log_probabilities_of_the_answer_come_with_it() -> None:
             reply = await super().complete(body, on_delta)
             return replace(reply, choice={"logprobs": {"content": [{"token": "42"}]}})
 
-    result = await Run(WithLogprobs([SUBMIT, text_reply("42")])).go(final_only={"logprobs": True})
+    result = await Run(WithLogprobs([SUBMIT, text_reply("42")])).go(final={"logprobs": True})
     assert result.choice["logprobs"] == {"content": [{"token": "42"}]}
 
 
@@ -155,7 +155,7 @@ async def test_a_submit_beside_a_client_call_ends_the_run(submit_first: bool) ->
     if submit_first:
         calls.reverse()
     model = ScriptedModel([tool_reply(*calls), text_reply('{"n": 42}')])
-    result = await Run(model).go(client_tools=[LOOKUP], final_only={"logit_bias": {"1": 1}})
+    result = await Run(model).go(client_tools=[LOOKUP], final={"logit_bias": {"1": 1}})
     assert (result.stop_reason, result.finish_reason) == (StopReason.SUBMITTED, "stop")
     assert (result.answer, list(result.tool_calls)) == ('{"n": 42}', [])
     assert valid(model.requests[1])

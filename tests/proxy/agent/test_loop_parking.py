@@ -30,7 +30,7 @@ def asked(result: Result) -> dict[str, Any]:
 
 
 async def parked(run: Run, **fields: Any) -> tuple[Result, Parked]:
-    result = await run.go(client_tools=[LOOKUP], parks=PARKS, **fields)
+    result = await run.go(client_tools=[LOOKUP], suspend_as=PARKS, **fields)
     assert result.parked
     return result, Parked.from_json(result.parked.to_json())
 
@@ -44,8 +44,8 @@ async def test_the_model_is_told_the_clients_answer_after_all_it_was_told_before
         run_id="r2",
         messages=messages,
         client_tools=[LOOKUP],
-        goes_on=waiting.goes_on,
-        resumes=waiting,
+        resume_from=waiting.goes_on,
+        suspended_run=waiting,
     )
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
     assert after[: len(before)] == before
@@ -64,7 +64,7 @@ async def test_the_client_may_have_dropped_and_edited_what_came_before() -> None
     run = Run(model)
     _, waiting = await parked(run)
     messages = [{"role": "user", "content": "edited"}, result_of("call_r1_1")]
-    await run.go(messages=messages, client_tools=[LOOKUP], resumes=waiting)
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
     told = model.requests[1]["messages"]
     assert [message["content"] for message in told if message["role"] == "user"] == [
         USER["content"]
@@ -79,7 +79,7 @@ async def test_instructions_that_come_with_the_answers_take_the_place_of_those_b
     result, waiting = await parked(run, messages=first)
     second = [{"role": role, "content": f"Be {role}."} for role in ("system", "developer")]
     messages = [*second, USER, asked(result), result_of("call_r1_1")]
-    await run.go(messages=messages, client_tools=[LOOKUP], resumes=waiting)
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
     before, after = model.requests[0]["messages"], model.requests[1]["messages"]
     assert after[0]["content"] == before[0]["content"].replace("You are the first.", "Be system.")
     assert after[1:3] == [second[1], USER]
@@ -92,7 +92,7 @@ async def test_what_the_client_adds_after_its_answers_follows_them() -> None:
     first, waiting = await parked(run)
     more = {"role": "user", "content": "And hurry."}
     messages = [USER, asked(first), result_of("call_r1_1"), more]
-    await run.go(messages=messages, client_tools=[LOOKUP], resumes=waiting)
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
     assert model.requests[1]["messages"][-2:] == [
         {"role": "tool", "tool_call_id": "call_0_1", "content": "sunny"},
         more,
@@ -104,7 +104,7 @@ async def test_a_call_the_client_left_unanswered_is_answered_for_it() -> None:
     run = Run(model)
     first, waiting = await parked(run)
     messages = [USER, asked(first), result_of("call_r1_2")]
-    await run.go(messages=messages, client_tools=[LOOKUP], resumes=waiting)
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
     told = [m["content"] for m in model.requests[1]["messages"] if m["role"] == "tool"]
     assert told == [NO_RESULT, "sunny"]
     assert valid(model.requests[1])
@@ -125,7 +125,9 @@ async def test_calls_that_were_written_as_text_are_answered_as_text(said: Any, t
     run = Run(model)
     first, waiting = await parked(run)
     answer = result_of("call_r1_1", said)
-    await run.go(messages=[USER, asked(first), answer], client_tools=[LOOKUP], resumes=waiting)
+    await run.go(
+        messages=[USER, asked(first), answer], client_tools=[LOOKUP], suspended_run=waiting
+    )
     assert model.requests[1]["messages"][-1] == {"role": "user", "content": told}
 
 
@@ -134,7 +136,9 @@ async def test_a_tool_that_said_nothing_has_said_the_empty_text() -> None:
     run = Run(model)
     first, waiting = await parked(run)
     answer = result_of("call_r1_1", None)
-    await run.go(messages=[USER, asked(first), answer], client_tools=[LOOKUP], resumes=waiting)
+    await run.go(
+        messages=[USER, asked(first), answer], client_tools=[LOOKUP], suspended_run=waiting
+    )
     assert model.requests[1]["messages"][-1]["content"] == ""
 
 
@@ -142,7 +146,7 @@ async def test_a_run_that_waits_has_its_files_when_it_goes_on_and_others_keep_no
     run = Run(ScriptedModel([MIXED, SUBMIT, SUBMIT]))
     await parked(run)
     assert run.snapshots.kept.keys() == {PARKS.session}
-    await run.go(run_id="r2", parks=replace(PARKS, session=Session("somebody", "run:r2")))
+    await run.go(run_id="r2", suspend_as=replace(PARKS, session=Session("somebody", "run:r2")))
     assert run.snapshots.kept.keys() == {PARKS.session}
 
 
@@ -160,7 +164,7 @@ async def test_an_answer_of_an_earlier_run_is_none_of_this_one() -> None:
     results = []
     for n, script in enumerate(replies):
         run = Run(ScriptedModel(script), sandboxes=sandboxes, snapshots=snapshots)
-        results.append(await run.go(goes_on=GoesOn(session), leaves=State(session, str(n))))
+        results.append(await run.go(resume_from=GoesOn(session), save_as=State(session, str(n))))
     first, second = results
     assert (first.answer, first.origin) == ("old", "new")
     assert (second.answer, second.origin) == ("Here it is.", "restored")
@@ -252,7 +256,7 @@ async def test_a_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_wher
     ]
     for n, script in enumerate(scripts):
         run = Run(ScriptedModel(script), sandboxes=sandboxes, snapshots=snapshots, outbox=outbox)
-        result = await run.go(goes_on=GoesOn(session), leaves=State(session, str(n)))
+        result = await run.go(resume_from=GoesOn(session), save_as=State(session, str(n)))
         if not is_kept:
             outbox.saved.clear()
     assert result.answer == "It is in [a.csv](https://files.test/a.csv)."

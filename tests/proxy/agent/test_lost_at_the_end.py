@@ -20,7 +20,7 @@ def losing(replies: list[dict[str, Any]], at: type[Event], **fields: Any) -> Run
 
     async def lose(event: Event) -> None:
         if isinstance(event, at):
-            await sandboxes.lent[0].close()
+            await sandboxes.leased[0].close()
 
     return Run(ScriptedModel(replies), sandboxes, events=Events(lose), **fields)
 
@@ -40,7 +40,7 @@ async def test_the_answer_is_given_and_the_loss_told(
 ) -> None:
     run = losing([MADE, *replies], ToolCallFinished, limits=limits)
     kept = State(Session("somebody", "run:r1"), "kept")
-    result = await run.go(stream=stream, client_tools=[LOOKUP], leaves=kept)
+    result = await run.go(stream=stream, client_tools=[LOOKUP], save_as=kept)
     assert (result.answer, result.stop_reason) == (answer, stop)
     assert [each.code for each in result.notices] == ["sandbox_lost"]
     assert (result.artifacts, result.left_out) == ((), ())

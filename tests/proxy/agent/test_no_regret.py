@@ -61,7 +61,7 @@ async def test_of_a_plain_turn_the_clients_calls_are_left_and_no_others() -> Non
 
 async def test_first_answer_that_is_cut_off_is_returned_and_nothing_is_summed_up() -> None:
     model = Played([CUT])
-    result = await Run(model).go(final_budget={"max_tokens": 5000})
+    result = await Run(model).go(token_limits={"max_tokens": 5000})
     assert (result.answer, result.finish_reason) == ("There are for", "length")
     assert (len(model.requests), list(result.compactions)) == (1, [])
 
@@ -76,7 +76,7 @@ async def test_thinking_that_is_cut_off_is_returned_as_it_would_be_without_tools
 async def test_visible_prose_is_cut_at_the_clients_own_limit(stream: bool) -> None:
     model = Played([text_reply("one two three four five six seven eight nine ten " * 20)])
     run = Run(model)
-    result = await run.go(final_budget={"max_tokens": 12}, stream=stream)
+    result = await run.go(token_limits={"max_tokens": 12}, stream=stream)
     assert model.requests[0]["max_tokens"] == 4096
     assert result.finish_reason == "length"
     assert len(result.answer) <= 12 * 8  # the script writes eight characters a piece
@@ -88,19 +88,19 @@ async def test_visible_prose_is_cut_at_the_clients_own_limit(stream: bool) -> No
 async def test_a_call_has_room_for_its_arguments_beyond_the_clients_limit() -> None:
     answer = "There are forty-two of them, and here is why: " + "because it is so. " * 20
     model = Played([tool_reply(call("submit", answer=answer))])
-    result = await Run(model).go(final_budget={"max_tokens": 12})
+    result = await Run(model).go(token_limits={"max_tokens": 12})
     assert (result.answer, result.finish_reason) == (answer, "stop")
 
 
 async def test_an_operator_may_give_calls_less_room() -> None:
     model = Played([text_reply("42")])
-    await Run(model, limits=Limits(min_turn_tokens=100)).go(final_budget={"max_tokens": 12})
+    await Run(model, limits=Limits(min_turn_tokens=100)).go(token_limits={"max_tokens": 12})
     assert model.requests[0]["max_tokens"] == 100
 
 
 async def test_room_that_does_not_fit_into_the_window_is_given_up() -> None:
     model = Played([OVERFLOW, text_reply("42")])
-    result = await Run(model).go(final_budget={"max_tokens": 12})
+    result = await Run(model).go(token_limits={"max_tokens": 12})
     assert (result.answer, model.requests[-1]["max_tokens"]) == ("42", 12)
     assert "tools" in model.requests[-1]
 
@@ -225,7 +225,7 @@ async def test_announced_call_that_is_not_made_costs_few_tokens() -> None:
 
 async def test_announced_call_is_not_asked_for_where_the_clients_limit_has_no_room() -> None:
     model = Played([{**text_reply("Let me check:"), "usage": {"completion_tokens": 40}}])
-    result = await Run(model).go(final_budget={"max_tokens": 60})
+    result = await Run(model).go(token_limits={"max_tokens": 60})
     assert (result.answer, len(model.requests)) == ("Let me check:", 1)
 
 
@@ -260,9 +260,9 @@ async def test_submitting_an_object_is_a_mistake(answer: Any) -> None:
 
 async def test_plain_request_has_every_parameter_of_the_clients_and_its_tools() -> None:
     fields = {
-        "every_turn": {"temperature": 0.5},
-        "final_only": {"logit_bias": {"1": 1}},
-        "final_budget": {"max_tokens": 7},
+        "base": {"temperature": 0.5},
+        "final": {"logit_bias": {"1": 1}},
+        "token_limits": {"max_tokens": 7},
         "client_tools": [LOOKUP],
         "tool_choice": "auto",
         "plain_messages": [{"role": "user", "content": "How many, in full?"}],

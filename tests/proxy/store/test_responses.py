@@ -13,7 +13,7 @@ from proxy.store.conversations import OWN_BYTES
 from proxy.store.records import Conversation, Page, StoredResponse
 from proxy.store.responses import MAX_CHAIN
 from proxy.store.store import Store
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 
 MINE, YOURS = "somebody", "somebody else"
 HOUR_S = 3600
@@ -23,18 +23,18 @@ MORE_THAN_ONE_STATEMENT_TAKES = 250_001
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: HandClock) -> Iterator[Store]:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
     with opened(tmp_path, clock) as found:
         yield found
 
 
 @contextmanager
-def opened(directory: Path, clock: HandClock) -> Iterator[Store]:
+def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
     """A store whose responses live for an hour, and fill a MiB."""
     settings = ResponseSettings(keep_hours=1, quota_mib=1)
     store = Store(directory, responses=settings, now=clock.time)
@@ -106,7 +106,7 @@ async def test_a_response_is_its_owner_s_from_its_beginning_on(store: Store) -> 
 
 
 async def test_a_stream_is_its_owner_s_and_goes_with_its_response(
-    store: Store, clock: HandClock
+    store: Store, clock: ManualClock
 ) -> None:
     for id in ("resp_1", "resp_2"):
         await begin(store, id)
@@ -124,7 +124,7 @@ async def test_a_stream_is_its_owner_s_and_goes_with_its_response(
         assert await store.responses.frames(MINE, id) == "anew"
 
 
-async def test_a_stream_counts_for_the_quota(store: Store, clock: HandClock) -> None:
+async def test_a_stream_counts_for_the_quota(store: Store, clock: ManualClock) -> None:
     for id in ("resp_1", "resp_2"):
         await begin(store, id)
         done = {"status": "completed", "output": []}
@@ -181,7 +181,7 @@ async def test_one_that_is_deleted_while_it_is_made_stays_so(store: Store) -> No
 
 
 async def test_what_is_gone_on_from_lives_its_whole_time_again(
-    store: Store, clock: HandClock
+    store: Store, clock: ManualClock
 ) -> None:
     await made(store, "resp_1")
     clock.advance(HOUR_S - 1)
@@ -222,7 +222,7 @@ async def test_a_conversation_that_is_deleted_while_a_response_is_made_stays_so(
 
 
 async def test_a_line_that_is_too_long_is_cut_off_at_the_oldest(
-    tmp_path: Path, clock: HandClock
+    tmp_path: Path, clock: ManualClock
 ) -> None:
     with opened(tmp_path, clock) as store:
         previous = None
@@ -282,7 +282,7 @@ async def oldest(request: pytest.FixtureRequest, store: Store) -> AsyncIterator[
 
 
 async def test_beyond_the_quota_the_oldest_go_and_the_newest_stays(
-    store: Store, clock: HandClock, oldest: str
+    store: Store, clock: ManualClock, oldest: str
 ) -> None:
     clock.advance(1)
     await begin(store, "resp_2")
@@ -301,7 +301,7 @@ async def test_beyond_the_quota_the_oldest_go_and_the_newest_stays(
 
 
 async def test_conversations_that_say_nothing_fill_the_quota_too(
-    store: Store, clock: HandClock
+    store: Store, clock: ManualClock
 ) -> None:
     first = await store.conversations.create(MINE, {}, [])
     for _ in range(2 * KIB * KIB // OWN_BYTES):
@@ -316,7 +316,7 @@ async def there(store: Store, id: str) -> bool:
     return found is not None
 
 
-async def test_who_was_at_work_is_known_to_be_gone(tmp_path: Path, clock: HandClock) -> None:
+async def test_who_was_at_work_is_known_to_be_gone(tmp_path: Path, clock: ManualClock) -> None:
     with opened(tmp_path, clock) as store:
         with opened(tmp_path, clock) as other:
             await begin(other, "resp_1")

@@ -15,7 +15,7 @@ from proxy.store.migrations import STEPS
 from proxy.store.records import StoredRun
 from proxy.store.runs import LOST_S, MAX_BYTES, MAX_RUNS, MAX_SUMMARIES, SUMMARY_KEEP_S
 from proxy.store.store import Store
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 
 OWNER = "somebody"
 KEEP_S = 600.0
@@ -24,12 +24,12 @@ ENDED = replace(RUN, status="completed", record="{}")
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: HandClock) -> Iterator[Store]:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
     with closing(Store(tmp_path, now=clock.time)) as found:
         yield found
 
@@ -39,7 +39,7 @@ async def end(store: Store, run: StoredRun, *, for_retry: bool = False) -> None:
 
 
 async def test_a_run_is_found_at_work_and_for_a_while_after_its_end(
-    store: Store, clock: HandClock
+    store: Store, clock: ManualClock
 ) -> None:
     assert await store.runs.begin(RUN) is None
     assert await store.runs.find(OWNER, "r1") == RUN
@@ -62,7 +62,7 @@ async def test_a_key_has_one_run_in_all_processes(tmp_path: Path, store: Store) 
 
 
 async def test_a_run_whose_process_is_gone_is_lost(
-    tmp_path: Path, store: Store, clock: HandClock
+    tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     other = Store(tmp_path, now=clock.time)
     await other.runs.begin(RUN)
@@ -164,7 +164,7 @@ async def test_an_owner_has_so_many_summaries_and_no_other_loses_one(store: Stor
 
 
 async def test_the_sweep_deletes_old_summaries(
-    tmp_path: Path, store: Store, clock: HandClock
+    tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     await summarize(store, RUN)
     clock.advance(SUMMARY_KEEP_S)
@@ -174,7 +174,7 @@ async def test_the_sweep_deletes_old_summaries(
 
 
 async def test_requests_have_their_turn_while_the_store_is_swept(
-    tmp_path: Path, store: Store, clock: HandClock
+    tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     total = 3 * SWEEP_ROWS
     await summarize(store, *(replace(RUN, id=f"r{n}") for n in range(total)))

@@ -22,7 +22,7 @@ from proxy.store.migrations import STEPS
 from proxy.store.records import ContainerWish, Page, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 
 ROOT = Path(__file__).parents[3]
 OWNER = "somebody"
@@ -30,18 +30,18 @@ HOUR_S = 3600
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: HandClock) -> Iterator[Store]:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
     with opened(tmp_path, clock) as found:
         yield found
 
 
 @contextmanager
-def opened(directory: Path, clock: HandClock) -> Iterator[Store]:
+def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
     """The store there; its time begins now and is the test's."""
     began = time.time()
     store = Store(directory, now=lambda: began + clock.time())
@@ -100,7 +100,7 @@ async def test_an_upload_is_found_as_a_request_names_it(store: Store) -> None:
 
 
 async def test_what_is_past_its_time_is_not_there_also_before_it_is_swept(
-    store: Store, clock: HandClock
+    store: Store, clock: ManualClock
 ) -> None:
     upload = await uploaded(store, b"a")
     clock.advance(HOUR_S + 1)
@@ -110,7 +110,7 @@ async def test_what_is_past_its_time_is_not_there_also_before_it_is_swept(
     await uploaded(store, b"x" * 100)  # nor does it take room
 
 
-async def test_a_container_lives_on_while_it_is_used(store: Store, clock: HandClock) -> None:
+async def test_a_container_lives_on_while_it_is_used(store: Store, clock: ManualClock) -> None:
     box = await store.containers.create(OWNER, ContainerWish("mine", minutes=20))
     for _ in range(3):
         clock.advance(15 * 60)
@@ -143,7 +143,7 @@ async def test_room_is_never_given_twice(store: Store) -> None:
 
 
 async def test_the_sweep_ends_what_is_past_its_time(
-    store: Store, clock: HandClock, tmp_path: Path
+    store: Store, clock: ManualClock, tmp_path: Path
 ) -> None:
     await uploaded(store, b"old")
     box = await store.containers.create(OWNER, ContainerWish("mine", minutes=1))
@@ -157,7 +157,7 @@ async def test_the_sweep_ends_what_is_past_its_time(
 
 
 async def test_a_content_without_a_row_is_swept_once_it_cannot_be_on_its_way(
-    store: Store, clock: HandClock, tmp_path: Path
+    store: Store, clock: ManualClock, tmp_path: Path
 ) -> None:
     await kept(store, b"lost")
     (tmp_path / "blobs" / "0.part").write_bytes(b"half")
@@ -182,7 +182,7 @@ async def test_a_row_whose_content_is_not_whole_is_not_there(
 
 
 async def test_a_list_goes_on_after_what_was_deleted_for_a_while(
-    store: Store, clock: HandClock
+    store: Store, clock: ManualClock
 ) -> None:
     uploads = [await uploaded(store, b"a", name) for name in "abc"]
     await store.uploads.delete(OWNER, uploads[1].id)
@@ -234,14 +234,14 @@ async def test_several_processes_begin_a_store_at_once_and_lose_nothing(tmp_path
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(write)
-    with opened(tmp_path, HandClock()) as store:
+    with opened(tmp_path, ManualClock()) as store:
         await store.sweep()
         assert sorted(await names(store)) == sorted(3 * [str(number) for number in range(20)])
         assert contents(tmp_path) == [b"x"] * 60
 
 
 async def test_a_process_that_is_killed_leaves_a_store_that_is_whole(
-    tmp_path: Path, clock: HandClock
+    tmp_path: Path, clock: ManualClock
 ) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path), "1000000"]
     with anyio.fail_after(60):
@@ -280,7 +280,7 @@ def test_the_steps_lead_to_the_tables_that_the_code_sees(store: Store, tmp_path:
 
 
 async def test_a_store_of_the_first_step_is_brought_up_to_date(
-    tmp_path: Path, clock: HandClock
+    tmp_path: Path, clock: ManualClock
 ) -> None:
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as old:
         for statement in STEPS[0]:
@@ -297,7 +297,7 @@ async def test_a_store_of_the_first_step_is_brought_up_to_date(
         await store.containers.create(OWNER, ContainerWish("mine", minutes=1))
 
 
-def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path, clock: HandClock) -> None:
+def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path, clock: ManualClock) -> None:
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as newer:
         newer.execute("PRAGMA user_version = 999")
     with pytest.raises(StoreError, match=r"store\.sqlite3: it was written by a newer version"):
@@ -320,7 +320,7 @@ def test_a_place_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
-async def test_a_content_that_comes_slowly_is_not_swept(store: Store, clock: HandClock) -> None:
+async def test_a_content_that_comes_slowly_is_not_swept(store: Store, clock: ManualClock) -> None:
     async with store.blobs.new() as writer:
         await writer.take(b"a")
         clock.advance(2 * GRACE_S)

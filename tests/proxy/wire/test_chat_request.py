@@ -5,29 +5,15 @@ from typing import Any
 import pytest
 
 from policies.answer_form import ANY_JSON, ANY_OBJECT, AnswerForm
-from policies.artifacts import Produced
 from policies.sessions import function_call_id, states
-from proxy.agent.result import Artifact
-from proxy.agent.task import Task
+from proxy.agent.task import ChatRequest, Params
 from proxy.errors import BadRequestError
-from proxy.wire.chat_request import check_messages, choice_count, to_task, wants_usage, with_ids
+from proxy.wire.chat_request import check_messages, choice_count, parse_chat, wants_usage, with_ids
 from proxy.wire.validation import request_body, text
-from sandbox_runtime.sandbox import Sandbox
 
 MESSAGES = [{"role": "user", "content": "Hi", "name": "ada", "x_unknown": [1]}]
 
 
-class NoOutbox:
-    container_id = "cntr_test"
-
-    def url(self, path: str) -> str:
-        raise AssertionError(path)
-
-    async def save(self, sandbox: Sandbox, file: Produced) -> Artifact:
-        raise AssertionError(file)
-
-
-OUTBOX = NoOutbox()
 EVERY_TURN = {
     "temperature": 0.5,
     "top_p": 0.9,
@@ -74,27 +60,33 @@ FINAL_ONLY = {
 NAMED = {"type": "function", "function": {"name": "lookup"}}
 
 
-def task_of(**fields: Any) -> Task:
-    body = {"model": "m", "messages": MESSAGES, **fields}
-    return to_task(body, model="backend-m", run_id="r1", outbox=OUTBOX)
+def parsed(**fields: Any) -> tuple[ChatRequest, Params]:
+    return parse_chat({"model": "m", "messages": MESSAGES, **fields})
+
+
+def request_of(**fields: Any) -> ChatRequest:
+    return parsed(**fields)[0]
+
+
+def params_of(**fields: Any) -> Params:
+    return parsed(**fields)[1]
 
 
 def tool(name: object) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {}}}
 
 
-def test_a_bare_request_becomes_a_bare_task() -> None:
-    asked = {"messages": MESSAGES, "plain_messages": MESSAGES, "client_tools": []}
-    assert task_of() == Task(run_id="r1", outbox=OUTBOX, model="backend-m", **asked)
+def test_a_bare_request_asks_for_nothing_but_its_messages() -> None:
+    assert parsed() == (ChatRequest(MESSAGES, client_tools=[]), Params())
 
 
 def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
-    final_budget = {"max_tokens": 5, "max_completion_tokens": 6}
+    token_limits = {"max_tokens": 5, "max_completion_tokens": 6}
     tools = [tool("lookup")]
-    assert task_of(
+    request, params = parsed(
         **EVERY_TURN,
         **FINAL_ONLY,
-        **final_budget,
+        **token_limits,
         tools=tools,
         tool_choice=NAMED,
         parallel_tool_calls=False,
@@ -102,19 +94,14 @@ def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
         stream_options={"include_usage": True},
         n=1,
         sandbox={"steps": "off"},
-    ) == Task(
-        run_id="r1",
-        outbox=OUTBOX,
-        model="backend-m",
+    )
+    assert params == Params(EVERY_TURN, final=FINAL_ONLY, token_limits=token_limits)
+    assert request == ChatRequest(
         messages=MESSAGES,
-        plain_messages=MESSAGES,
         client_tools=tools,
         tool_choice=NAMED,
         parallel_tool_calls=False,
-        every_turn=EVERY_TURN,
-        final_only=FINAL_ONLY,
-        final_budget=final_budget,
-        form=ANY_OBJECT,
+        answer_form=ANY_OBJECT,
         stream=True,
         rewrite_links=False,
     )
@@ -122,19 +109,15 @@ def test_every_parameter_goes_where_it_belongs_and_none_is_lost() -> None:
 
 def test_a_null_shapes_no_answer_and_sets_no_limit() -> None:
     nulls = {"response_format": None, "stop": None, "max_tokens": None, "tools": None, "n": None}
-    task = task_of(**nulls, stream=None, stream_options=None)
-    assert (task.final_only, task.final_budget, task.client_tools, task.stream) == (
-        {},
-        {},
-        [],
-        False,
-    )
+    request, params = parsed(**nulls, stream=None, stream_options=None)
+    assert params == Params()
+    assert (request.client_tools, request.stream) == ([], False)
 
 
 def test_defaults_that_clients_send_along_ask_for_no_call_of_their_own() -> None:
     idle = {"response_format": {"type": "text"}, "skip_special_tokens": True, "stop": [], "n": 1}
-    assert task_of(**idle, logprobs=False, top_logprobs=0).final_only == {}
-    assert task_of(**idle, echo=False, min_tokens=3).final_only == {"min_tokens": 3}
+    assert params_of(**idle, logprobs=False, top_logprobs=0).final == {}
+    assert params_of(**idle, echo=False, min_tokens=3).final == {"min_tokens": 3}
 
 
 @pytest.mark.parametrize(
@@ -153,12 +136,12 @@ def test_defaults_that_clients_send_along_ask_for_no_call_of_their_own() -> None
 def test_the_former_names_of_a_grammar_are_translated(
     guided: dict[str, Any], structured: dict[str, Any]
 ) -> None:
-    assert task_of(**guided).final_only == {**guided, "structured_outputs": structured}
+    assert params_of(**guided).final == {**guided, "structured_outputs": structured}
 
 
 def test_a_grammar_under_its_own_name_stands() -> None:
     given = {"structured_outputs": {"regex": "b"}, "guided_regex": "a"}
-    assert task_of(**given).final_only == given
+    assert params_of(**given).final == given
 
 
 @pytest.mark.parametrize(
@@ -189,18 +172,18 @@ def test_a_grammar_under_its_own_name_stands() -> None:
 def test_the_form_that_can_be_checked_is_known(
     fields: dict[str, Any], form: AnswerForm | None
 ) -> None:
-    assert task_of(**fields).form == form
+    assert request_of(**fields).answer_form == form
 
 
 def test_functions_are_told_to_the_model_as_tools() -> None:
     function = {"name": "lookup", "parameters": {"type": "object"}}
-    task = task_of(functions=[function], function_call={"name": "lookup"})
-    assert (task.client_tools, task.tool_choice, task.parallel_tool_calls) == (
+    request, params = parsed(functions=[function], function_call={"name": "lookup"})
+    assert (request.client_tools, request.tool_choice, request.parallel_tool_calls) == (
         [{"type": "function", "function": function}],
         {"type": "function", "function": {"name": "lookup"}},
         False,
     )
-    assert (task.legacy_state is None, task.every_turn) == (False, {})
+    assert (request.legacy_state is None, params.base) == (False, {})
 
 
 def test_calls_and_results_of_functions_become_those_of_tools() -> None:
@@ -214,7 +197,7 @@ def test_calls_and_results_of_functions_become_those_of_tools() -> None:
     ]
     id = function_call_id(states(MESSAGES)[0], "lookup", '{"a": 1}')
     made = {"id": id, "type": "function", "function": call}
-    assert task_of(functions=[{"name": "lookup"}], messages=messages).messages == [
+    assert request_of(functions=[{"name": "lookup"}], messages=messages).messages == [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [made]},
         {"role": "tool", "tool_call_id": id, "content": "7"},
@@ -255,8 +238,8 @@ def test_more_answers_than_allowed_are_refused() -> None:
 
 
 def test_parallel_calls_mean_nothing_without_tools_of_the_clients() -> None:
-    task = task_of(parallel_tool_calls=True)
-    assert (task.parallel_tool_calls, task.every_turn) == (None, {})
+    request, params = parsed(parallel_tool_calls=True)
+    assert (request.parallel_tool_calls, params.base) == (None, {})
 
 
 @pytest.mark.parametrize(
@@ -276,7 +259,7 @@ def test_parallel_calls_mean_nothing_without_tools_of_the_clients() -> None:
 def test_links_are_put_only_where_the_form_of_the_answer_is_free(
     fields: dict[str, Any], rewritten: bool
 ) -> None:
-    assert task_of(**fields).rewrite_links is rewritten
+    assert request_of(**fields).rewrite_links is rewritten
 
 
 @pytest.mark.parametrize(
@@ -347,13 +330,13 @@ def test_a_wrong_value_is_refused_by_its_name(
     fields: dict[str, Any], param: str, code: str | None
 ) -> None:
     with pytest.raises(BadRequestError) as raised:
-        task_of(**fields)
+        request_of(**fields)
     assert (raised.value.status, raised.value.param, raised.value.code) == (400, param, code)
 
 
 def test_the_message_says_what_was_expected_and_what_came() -> None:
     with pytest.raises(BadRequestError) as raised:
-        task_of(stream="yes")
+        request_of(stream="yes")
     assert raised.value.body() == {
         "error": {
             "message": "Invalid type for 'stream': expected a boolean, but got a string instead.",
@@ -379,9 +362,9 @@ def test_usage_is_sent_to_streams_that_ask_for_it(options: dict[str, Any], wante
 
 
 def test_a_call_that_is_required_is_one_of_the_clients_tools() -> None:
-    made = task_of(tools=[tool("a")], tool_choice="required")
+    made = request_of(tools=[tool("a")], tool_choice="required")
     assert (made.must_call, made.tool_choice) == (True, None)
-    made = task_of(tool_choice="required")
+    made = request_of(tool_choice="required")
     assert (made.must_call, made.tool_choice) == (False, "required")
 
 
@@ -389,9 +372,9 @@ def test_a_call_that_is_required_is_one_of_the_clients_tools() -> None:
 def test_of_allowed_tools_the_model_is_told_alone(mode: str, must_call: bool) -> None:
     named = {"type": "function", "function": {"name": "b"}}
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
-    made = task_of(tools=[tool("a"), tool("b")], tool_choice=choice)
+    made = request_of(tools=[tool("a"), tool("b")], tool_choice=choice)
     assert (made.client_tools, made.must_call) == ([tool("b")], must_call)
 
 
 def test_a_tool_may_have_the_name_of_one_of_ours() -> None:
-    assert task_of(tools=[tool("submit")]).client_tools == [tool("submit")]
+    assert request_of(tools=[tool("submit")]).client_tools == [tool("submit")]

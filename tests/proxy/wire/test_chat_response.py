@@ -21,7 +21,8 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.agent.result import Artifact, Compaction, Result
-from proxy.wire.chat_response import ChunkWriter, completion
+from proxy.errors import BackendError
+from proxy.wire.chat_response import StreamedCompletion, WholeCompletion, head
 from tests.fakes.results import SPENT, SPENT_TOLD
 
 URL = "https://host/v1/containers/cntr_1/files/cfile_1/content?exp=1&sig=2"
@@ -123,9 +124,9 @@ NOTHING = replace(RESULT, answer="42", artifacts=[], left_out=[], response={}, u
 
 
 def whole(result: Result, reasoning: str = "") -> dict[str, Any]:
-    made = completion(
-        result, response_id="chatcmpl-r1", created=7, model="qwen3", reasoning=reasoning
-    )
+    builder = WholeCompletion(head("r1", 7, "qwen3"), "r1", "off")
+    builder.event(ReasoningDelta(reasoning))
+    made = builder.finish(result)
     json.dumps(made).encode()
     return made
 
@@ -216,12 +217,18 @@ def test_an_annotation_points_at_the_links_label(answer: str, pointed_at: str) -
 
 
 def frames(*events: Event, steps: Any = "reasoning") -> list[list[dict[str, Any]]]:
-    writer = chunks(steps)
-    return [[json.loads(frame) for frame in writer.event(event)] for event in events]
+    encoder = stream(steps)
+    return [data(encoder.event(event)) for event in events]
 
 
-def chunks(steps: Any = "reasoning") -> ChunkWriter:
-    return ChunkWriter(response_id="chatcmpl-r1", created=7, model='q"3', run_id="r1", steps=steps)
+def stream(steps: Any = "reasoning", *, wants_usage: bool = False) -> StreamedCompletion:
+    return StreamedCompletion(head("r1", 7, 'q"3'), "r1", steps, wants_usage=wants_usage)
+
+
+def data(frames: str) -> list[dict[str, Any]]:
+    """The JSON objects of server-sent events."""
+    lines = [line.removeprefix("data: ") for line in frames.split("\n") if line[:5] == "data:"]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
@@ -252,7 +259,7 @@ FINISHED = ToolCallFinished(
 
 
 def test_the_first_chunk_says_who_speaks() -> None:
-    assert json.loads(chunks().role()) == chunk({"role": "assistant", "content": ""})
+    assert data(stream().begin()) == [chunk({"role": "assistant", "content": ""})]
 
 
 def test_a_step_is_told_as_it_happens() -> None:
@@ -302,47 +309,45 @@ def test_without_steps_only_the_models_own_thinking_shows() -> None:
     ]
 
 
-ERROR = {"error": {"message": "gone", "type": "server_error", "param": None, "code": None}}
+GONE = BackendError("gone")
 
 
 @pytest.mark.parametrize("steps", ["off", "reasoning", "items", "events"])
 def test_a_run_that_fails_between_steps_ends_in_its_error_alone(steps: str) -> None:
-    writer = chunks(steps)
-    writer.event(ReasoningDelta("Hm."))
-    assert [json.loads(frame) for frame in writer.fail(ERROR)] == [ERROR]
+    encoder = stream(steps)
+    encoder.event(ReasoningDelta("Hm."))
+    assert data(encoder.fail(GONE)) == [GONE.body()]
 
 
 def test_a_step_that_a_failing_run_leaves_open_is_said_not_to_be_finished() -> None:
-    writer = chunks()
-    writer.event(STARTED)
-    assert [json.loads(frame) for frame in writer.fail(ERROR)] == [
-        thinking("[not finished]\n````\n"),
-        ERROR,
-    ]
+    encoder = stream()
+    encoder.event(STARTED)
+    assert data(encoder.fail(GONE)) == [thinking("[not finished]\n````\n"), GONE.body()]
 
 
 def test_the_end_is_the_pictures_then_the_finish_reason_with_the_files() -> None:
-    assert [json.loads(frame) for frame in chunks().finish(RESULT)] == [
+    assert data(stream().finish(RESULT)) == [
         chunk({"images": IMAGES}),
         chunk({"annotations": ANNOTATIONS}, "stop", sandbox=SANDBOX),
     ]
 
 
 def test_a_run_without_files_ends_in_one_empty_delta() -> None:
-    [last] = chunks().finish(NOTHING)
-    assert json.loads(last)["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+    [last] = data(stream().finish(NOTHING))
+    assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
 
 
 def test_the_clients_calls_are_numbered_anew() -> None:
     second = {**CALL, "id": "c2", "index": 5}
     result = replace(NOTHING, answer="", tool_calls=[CALL, second], finish_reason="tool_calls")
-    calls, last = (json.loads(frame) for frame in chunks().finish(result))
+    calls, last = data(stream().finish(result))
     assert calls == chunk({"tool_calls": [{**CALL, "index": 0}, {**second, "index": 1}]})
     assert last["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_the_usage_chunk_has_no_choices() -> None:
-    assert json.loads(chunks().usage(RESULT)) == {
+    *_, last = data(stream(wants_usage=True).finish(RESULT))
+    assert last == {
         "id": "chatcmpl-r1",
         "object": "chat.completion.chunk",
         "created": 7,
@@ -353,11 +358,12 @@ def test_the_usage_chunk_has_no_choices() -> None:
 
 
 def test_every_chunk_is_one_line_of_ascii() -> None:
-    writer = chunks()
-    made = [writer.role(), *writer.finish(RESULT), writer.usage(RESULT)]
-    for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED):
-        made += writer.event(event)
-    assert all(frame.isascii() and "\n" not in frame for frame in made)
+    encoder = stream(wants_usage=True)
+    made = [encoder.begin()]
+    made += [encoder.event(event) for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
+    *frames, end = "".join([*made, encoder.finish(RESULT)]).split("\n\n")
+    assert end == ""
+    assert all(frame.isascii() and "\n" not in frame for frame in frames)
 
 
 def test_a_history_that_was_shortened_is_told_of() -> None:

@@ -1,21 +1,24 @@
 """What a completion has beside its answer: refusals, functions, warnings, further choices."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from proxy.agent.events import AnswerDelta, OfChoice, ReasoningDelta, Refused
+from policies.steps import PROFILES, Steps
+from proxy.agent.events import AnswerDelta, OfChoice, ReasoningDelta, Refused, ToolOutput
 from proxy.agent.result import Notice
-from proxy.wire.chat_response import WholeCompletion, completion, head
+from proxy.wire.chat_response import WholeCompletion, head
 from proxy.wire.result_objects import usage
 from tests.proxy.wire.test_chat_response import (
     CALL,
+    FINISHED,
     NOTHING,
     RESULT,
+    STARTED,
     chunk,
-    chunks,
+    data,
     frames,
+    stream,
     whole,
 )
 
@@ -58,14 +61,9 @@ def test_what_the_reader_must_know_is_in_the_warnings() -> None:
 
 def test_further_choices_stand_beside_the_first_and_their_usage_is_added() -> None:
     other = replace(NOTHING, run_id="r2", answer="43", usage={"prompt_tokens": 5})
-    made = completion(
-        replace(RESULT, others=[other]),
-        response_id="chatcmpl-r1",
-        created=7,
-        model="qwen3",
-        reasoning="",
-        other_reasoning=["$ ls\n"],
-    )
+    builder = WholeCompletion(head("r1", 7, "qwen3"), "r1", "reasoning")
+    builder.event(OfChoice(1, ReasoningDelta("$ ls\n")))
+    made = builder.finish(replace(RESULT, others=[other]))
     first, second = made["choices"]
     assert (first["index"], second["index"]) == (0, 1)
     assert (second["message"]["content"], second["message"]["reasoning"]) == ("43", "$ ls\n")
@@ -77,7 +75,7 @@ def test_further_choices_stand_beside_the_first_and_their_usage_is_added() -> No
 
 def test_a_call_of_a_function_is_streamed_as_one() -> None:
     result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
-    made, last = (json.loads(frame) for frame in chunks().finish(result))
+    made, last = data(stream().finish(result))
     assert made == chunk({"function_call": {"name": "lookup", "arguments": "{}"}})
     assert last["choices"][0]["finish_reason"] == "function_call"
 
@@ -87,16 +85,16 @@ def test_a_refusal_is_streamed_as_one() -> None:
 
 
 def test_further_choices_are_streamed_under_their_numbers() -> None:
-    writer = chunks()
+    encoder = stream()
     events = [AnswerDelta("a"), OfChoice(2, AnswerDelta("c")), OfChoice(2, AnswerDelta("d"))]
-    made = [json.loads(frame)["choices"][0] for each in events for frame in writer.event(each)]
+    made = [made["choices"][0] for each in events for made in data(encoder.event(each))]
     assert [(choice["index"], choice["delta"]) for choice in made] == [
         (0, {"content": "a"}),
         (2, {"role": "assistant", "content": "c"}),
         (2, {"content": "d"}),
     ]
     other = replace(NOTHING, run_id="r2")
-    ends = [json.loads(frame) for frame in writer.finish(replace(NOTHING, others=[other, other]))]
+    ends = data(encoder.finish(replace(NOTHING, others=[other, other])))
     assert [(end["choices"][0]["index"], end["sandbox"]["run_id"]) for end in ends] == [
         (0, "r1"),
         (1, "r2"),
@@ -111,6 +109,18 @@ def test_the_thoughts_of_each_choice_are_kept_apart() -> None:
     made = whole.finish(replace(RESULT, others=[RESULT, RESULT]))["choices"]
     thoughts = [choice["message"].get("reasoning") for choice in made]
     assert thoughts == ["ac", "b", None]
+
+
+@pytest.mark.parametrize("steps", PROFILES)
+def test_an_answer_in_one_piece_has_the_thinking_of_the_stream(steps: Steps) -> None:
+    output = ToolOutput(1, "stdout", "a\n")
+    events = [ReasoningDelta("Hm."), STARTED, output, FINISHED, ReasoningDelta("So.")]
+    builder = WholeCompletion(head("r1", 7, "m"), "r1", steps)
+    for event in events:
+        builder.event(event)
+    message = builder.finish(NOTHING)["choices"][0]["message"]
+    deltas = [made["choices"][0]["delta"] for each in frames(*events, steps=steps) for made in each]
+    assert message["reasoning"] == "".join(delta.get("reasoning", "") for delta in deltas)
 
 
 @pytest.mark.parametrize(

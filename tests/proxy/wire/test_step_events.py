@@ -13,17 +13,16 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.wire.chat_response import ChunkWriter
+from proxy.wire.chat_response import StreamedCompletion, head
 from proxy.wire.steps import MAX_OUTPUT_CHARS
 
 STARTED = ToolCallStarted(1, "the-models-own", "execute_bash", {"command": "ls"})
 
 
 def frames_of(*events: Event) -> list[str]:
-    writer = ChunkWriter(
-        response_id="chatcmpl-r1", created=7, model="m", run_id="r1", steps="events"
-    )
-    return [frame for event in events for frame in writer.event(event)]
+    encoder = StreamedCompletion(head("r1", 7, "m"), "r1", "events", wants_usage=False)
+    frames = "".join(map(encoder.event, events)).split("\n\n")
+    return [frame.removeprefix("data: ") for frame in frames if frame]
 
 
 def told(*events: Event) -> list[dict[str, Any]]:

@@ -16,9 +16,11 @@ from proxy.agent.events import (
     ToolOutput,
 )
 from proxy.agent.result import Artifact
-from proxy.wire.chat_response import ChunkWriter
+from proxy.errors import BackendError
+from proxy.wire.chat_response import StreamedCompletion, head
 from tests.fakes.open_webui import OpenWebUI
 from tests.fakes.results import SUBMITTED
+from tests.proxy.wire.test_chat_response import data
 
 PICTURE = Artifact(
     file_id="cfile_1",
@@ -58,16 +60,14 @@ class Stream:
     """The frames of a run, read by Open WebUI."""
 
     def __init__(self, *events: Event) -> None:
-        self.writer = ChunkWriter(
-            response_id="chatcmpl-r1", created=7, model="m", run_id="r1", steps="items"
-        )
+        self.encoder = StreamedCompletion(head("r1", 7, "m"), "r1", "items", wants_usage=False)
         self.reader = OpenWebUI()
         self.frames: list[dict[str, Any]] = []
         for event in events:
-            self.add(self.writer.event(event))
+            self.add(self.encoder.event(event))
 
-    def add(self, frames: list[str]) -> "Stream":
-        for frame in map(json.loads, frames):
+    def add(self, frames: str) -> "Stream":
+        for frame in data(frames):
             self.frames.append(frame)
             self.reader.take(frame)
         return self
@@ -180,7 +180,7 @@ def test_cards_after_an_answer_that_was_none_stand_below_it() -> None:
 def test_handing_in_the_answer_is_no_card() -> None:
     submit = replace(finished(1), name="submit")
     stream = Stream(started(1, "submit", answer="42"), submit, AnswerDelta("42"))
-    stream.add(stream.writer.finish(RESULT))
+    stream.add(stream.encoder.finish(RESULT))
     assert stream.reader.shown == ["message: 42"]
     assert stream.beside == []
 
@@ -203,7 +203,7 @@ def test_silence_and_a_step_that_is_over_change_no_status() -> None:
 
 def test_the_end_tells_of_files_and_closes_the_status_line() -> None:
     stream = Stream(started(1), finished(1), started(2), finished(2))
-    stream.add(stream.writer.finish(replace(RESULT, artifacts=[PICTURE, TABLE, HUGE])))
+    stream.add(stream.encoder.finish(replace(RESULT, artifacts=[PICTURE, TABLE, HUGE])))
     assert stream.reader.statuses[-1] == ("2 steps, 3 files", True)
     # The picture that travels inside the message is shown from there.
     assert stream.reader.files == [
@@ -218,13 +218,13 @@ def test_the_end_tells_of_files_and_closes_the_status_line() -> None:
 
 def test_one_of_each_is_told_in_the_singular() -> None:
     stream = Stream(started(1), finished(1))
-    stream.add(stream.writer.finish(replace(RESULT, artifacts=[PICTURE])))
+    stream.add(stream.encoder.finish(replace(RESULT, artifacts=[PICTURE])))
     assert (stream.reader.statuses[-1], stream.reader.files) == (("1 step, 1 file", True), [])
 
 
 def test_an_answer_without_steps_has_no_status_line() -> None:
     stream = Stream(AnswerDelta("Hello."))
-    stream.add(stream.writer.finish(RESULT))
+    stream.add(stream.encoder.finish(RESULT))
     assert stream.beside == []
 
 
@@ -232,14 +232,14 @@ def test_where_a_run_fails_no_card_stays_open() -> None:
     """Open WebUI would run the tool itself, which it does not have, and ask again and again."""
     stream = Stream(ReasoningDelta("Hm."), started(1))
     assert stream.reader.to_run == ["execute_bash"]
-    stream.add(stream.writer.fail({"error": {"message": "gone"}}))
+    stream.add(stream.encoder.fail(BackendError("gone")))
     assert stream.reader.to_run == []
     assert stream.reader.shown[1:] == [
         'execute_bash {"command": "ls -la"} completed',
         "-> It was not finished.",
     ]
     assert stream.reader.statuses[-1] == ("Stopped after 1 step", True)
-    assert stream.reader.error == {"message": "gone"}
+    assert stream.reader.error == BackendError("gone").body()["error"]
 
 
 def test_a_long_result_is_cut_in_the_middle() -> None:
@@ -251,15 +251,16 @@ def test_a_long_result_is_cut_in_the_middle() -> None:
 
 @pytest.mark.parametrize("text", ["\ud83d", "\u2028", "数", "\n", '"'])
 def test_frames_are_lines_of_ascii_without_halves_of_surrogate_pairs(text: str) -> None:
-    writer = Stream().writer
-    frames = [
-        *writer.event(started(1, command=text, path=text)),
-        *writer.event(ToolOutput(1, "stdout", text)),
-        *writer.event(finished(1, text)),
-        *writer.finish(replace(RESULT, artifacts=[replace(TABLE, path=f"/x/{text}.csv")])),
+    encoder = Stream().encoder
+    made = [
+        encoder.event(started(1, command=text, path=text)),
+        encoder.event(ToolOutput(1, "stdout", text)),
+        encoder.event(finished(1, text)),
+        encoder.finish(replace(RESULT, artifacts=[replace(TABLE, path=f"/x/{text}.csv")])),
     ]
+    *frames, _ = "".join(made).split("\n\n")
     assert all(frame.isascii() and "\n" not in frame for frame in frames)
-    for frame in map(json.loads, frames):
+    for frame in data("".join(made)):
         json.dumps(frame, ensure_ascii=False).encode()
         arguments = frame.get("item", {}).get("arguments")
         json.dumps(json.loads(arguments or "{}"), ensure_ascii=False).encode()

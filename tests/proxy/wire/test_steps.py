@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from policies.steps import OUTPUT_LEFT_OUT
+from policies.steps import OUTPUT_LEFT_OUT, Steps
 from proxy.agent.events import (
     Event,
     ReasoningDelta,
@@ -22,9 +22,24 @@ from proxy.wire.steps import (
     MAX_COMMAND_CHARS,
     TAIL_CHARS,
     TAIL_LINES,
-    StepText,
+    AnswerState,
+    StepTextRenderer,
     extension,
 )
+
+
+class StepText:
+    """The text of a run's events, one after the other."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._state = AnswerState()
+        self._renderer = StepTextRenderer(steps, self._state)
+        self.abandon = self._renderer.abandon
+
+    def of(self, event: Event) -> str:
+        text = self._renderer.render(event)
+        self._state.update(event)
+        return text
 
 
 def started(name: str, arguments: Mapping[str, Any]) -> ToolCallStarted:
@@ -191,15 +206,14 @@ def test_the_end_of_a_long_output_does_not_end_the_block_either() -> None:
 def test_a_step_that_nobody_finishes_ends_its_block() -> None:
     text = StepText("reasoning")
     text.of(started("nonsense", {}))
-    assert text.abandoned() == "[not finished]\n````\n"
-    assert text.abandoned() == ""
+    assert text.abandon() == "[not finished]\n````\n"
 
 
 def test_what_is_submitted_is_the_answer_and_no_step() -> None:
     text = StepText("reasoning")
     events: list[Event] = [started("submit", {"answer": "42"}), finished(None, None)]
     assert [text.of(event) for event in events] == ["", ""]
-    assert text.abandoned() == ""
+    assert text.abandon() == ""
 
 
 def test_profile_off_shows_thinking_alone() -> None:

@@ -27,7 +27,7 @@ from sandbox_runtime.guest.agent import GuestConfig
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
 from tests.sandbox_runtime.backends import probes
-from tests.sandbox_runtime.backends.listening import first_words
+from tests.sandbox_runtime.backends.guest_output import first_words
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 needs_cgroups = pytest.mark.skipif(find_cgroups() is None, reason="no cgroup can be written here")
@@ -91,7 +91,7 @@ async def test_no_payload_is_root_on_the_host_and_none_has_capabilities() -> Non
 @needs_root
 async def test_root_as_the_user_of_sandboxes_is_refused() -> None:
     backend = BubblewrapBackend(uid=0, state_dir=NOWHERE)
-    with pytest.raises(SandboxStartError, match="runs nothing as root"):
+    with pytest.raises(SandboxStartError, match="must not run sandboxes as root"):
         await backend.start(SMALL)
     assert Check("user", False, "sandboxes run as host uid 0: refused") in await backend.check()
 
@@ -321,7 +321,7 @@ async def test_limits_can_be_raised_and_lowered_while_it_runs() -> None:
             (replace(SMALL, memory_mib=512, pids=64, cpus=1.0), 0),
             (replace(SMALL, memory_mib=64, pids=16, cpus=0.5), 128 + signal.SIGKILL),
         ):
-            await sandbox.limit(isolation)
+            await sandbox.resize(isolation)
             assert (await sandbox.exec(hog, timeout_s=20)).exit_code == exit_code
             result = await sandbox.exec(
                 "python3 -", timeout_s=20, stdin=FORK_UNTIL_REFUSED.encode()

@@ -15,8 +15,14 @@ import anyio
 import pytest
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Pressure
-from sandbox_runtime.backends.cgroups import FOLDER, Cgroups, Hierarchy, find_cgroups, owner
+from sandbox_runtime.backends.base import LimitEvents
+from sandbox_runtime.backends.cgroups import (
+    CGROUP_DIR,
+    Cgroups,
+    Hierarchy,
+    find_cgroups,
+    process_key,
+)
 from sandbox_runtime.errors import SandboxStartError
 
 ISOLATION = Isolation(memory_mib=64, pids=16, cpus=0.5)
@@ -58,7 +64,7 @@ def test_version_1_has_a_place_in_each_controllers_mount(tmp_path: Path) -> None
     assert cgroups is not None
     assert (cgroups.version, cgroups.controllers) == (1, ("memory", "pids", "cpu"))
     assert [each.folder for each in cgroups.hierarchies] == [
-        tmp_path / name / FOLDER for name in ("memory", "pids", "cpu,cpuacct")
+        tmp_path / name / CGROUP_DIR for name in ("memory", "pids", "cpu,cpuacct")
     ]
 
 
@@ -76,7 +82,7 @@ def test_version_1_bounds_memory_with_swap_processes_and_processor_time(tmp_path
 def test_version_2_bounds_memory_processes_and_processor_time(tmp_path: Path) -> None:
     hierarchy = Hierarchy(tmp_path, frozenset({"memory", "pids", "cpu"}))
     (directory,) = Cgroups(2, (hierarchy,)).create("a1", ISOLATION).directories
-    assert re.fullmatch(rf"{owner()}-\d+-a1", directory.name)
+    assert re.fullmatch(rf"{process_key()}-\d+-a1", directory.name)
     assert {file.name: file.read_text() for file in directory.iterdir()} == {
         "memory.max": "67108864",
         "pids.max": "16",
@@ -86,7 +92,7 @@ def test_version_2_bounds_memory_processes_and_processor_time(tmp_path: Path) ->
 
 def test_version_2_is_used_at_the_top_where_that_is_ours(tmp_path: Path) -> None:
     top = pretend_cgroup(tmp_path / "cgroup", "cpu memory pids")
-    folder = usable(top / FOLDER, "cpu memory pids")
+    folder = usable(top / CGROUP_DIR, "cpu memory pids")
     proc = pretend_proc(tmp_path, f"30 1 0:26 / {top} rw - cgroup2 cgroup2 rw", "0::/a.service\n")
     assert find_cgroups(proc) == Cgroups(
         2, (Hierarchy(folder, frozenset({"memory", "pids", "cpu"})),)
@@ -96,13 +102,13 @@ def test_version_2_is_used_at_the_top_where_that_is_ours(tmp_path: Path) -> None
 def test_version_2_is_used_in_the_part_that_a_user_was_given(tmp_path: Path) -> None:
     top = tmp_path / "cgroup"
     given = pretend_cgroup(top / "user.slice/user@1.service", "memory pids")
-    folder = usable(given / FOLDER, "memory pids")
+    folder = usable(given / CGROUP_DIR, "memory pids")
     pretend_cgroup(given / "app.slice/a.scope")
     own = "0::/user.slice/user@1.service/app.slice/a.scope\n"
     proc = pretend_proc(tmp_path, f"30 1 0:26 / {top} rw - cgroup2 cgroup2 rw", own)
     # The top is not ours to write: it is passed by and left clean.
     assert find_cgroups(proc) == Cgroups(2, (Hierarchy(folder, frozenset({"memory", "pids"})),))
-    assert not (top / FOLDER).exists()
+    assert not (top / CGROUP_DIR).exists()
 
 
 def test_without_a_memory_and_a_pids_controller_there_are_no_cgroups(tmp_path: Path) -> None:
@@ -148,11 +154,11 @@ def cgroups(request: pytest.FixtureRequest) -> Iterator[Cgroups]:
             directory.rmdir()
 
 
-def start_in(entrances: tuple[str, ...], *command: str) -> subprocess.Popen[bytes]:
+def start_in(procs_files: tuple[str, ...], *command: str) -> subprocess.Popen[bytes]:
     """A process that has entered the cgroup when this returns."""
     enter = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done; shift; echo; exec "$@"'
     process = subprocess.Popen(
-        ["/bin/sh", "-c", enter, "sh", *entrances, "--", *command], stdout=subprocess.PIPE
+        ["/bin/sh", "-c", enter, "sh", *procs_files, "--", *command], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     process.stdout.readline()
@@ -176,8 +182,8 @@ def has_ended(pidfd: int) -> bool:
 
 async def test_removing_a_cgroup_ends_what_runs_in_it(cgroups: Cgroups) -> None:
     cgroup = cgroups.create("a1", ISOLATION)
-    with killed_at_last(start_in(cgroup.entrances, "sleep", "1000")) as process:
-        assert cgroup.pressure() == Pressure()
+    with killed_at_last(start_in(cgroup.procs_files, "sleep", "1000")) as process:
+        assert cgroup.limit_events() == LimitEvents()
         with anyio.fail_after(10):
             await cgroup.remove()
             await cgroup.remove()
@@ -194,7 +200,7 @@ version, *folders = sys.argv[1:]
 cgroups = Cgroups(int(version), tuple(Hierarchy(Path(each), frozenset()) for each in folders))
 cgroup = cgroups.create("left", Isolation())
 sleeper = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
-for entrance in cgroup.entrances:
+for entrance in cgroup.procs_files:
     Path(entrance).write_text(str(sleeper.pid))
 print(sleeper.pid, flush=True)
 sys.stdin.read()
@@ -214,7 +220,7 @@ def start_owner(cgroups: Cgroups) -> subprocess.Popen[bytes]:
 async def test_a_sweep_removes_what_dead_owners_left_and_nothing_else(cgroups: Cgroups) -> None:
     folders = [each.folder for each in cgroups.hierarchies]
     ours = cgroups.create("ours", ISOLATION)
-    gone = owner(os.getpid()).replace("-", "0-")
+    gone = process_key(os.getpid()).replace("-", "0-")
     others = {"somebody-elses", f"{gone}-1-in_another_namespace"}
     for folder in folders:
         for name in others:
@@ -235,7 +241,7 @@ async def test_a_sweep_removes_what_dead_owners_left_and_nothing_else(cgroups: C
 
 
 def test_an_owner_is_known_by_its_start_time_too() -> None:
-    pid, start = owner().split("-")
+    pid, start = process_key().split("-")
     assert int(pid) == os.getpid()
     assert int(start) > 0
-    assert owner(2**22 + 1) == ""
+    assert process_key(2**22 + 1) == ""

@@ -151,7 +151,7 @@ async def test_on_a_full_host_the_largest_goes_first_and_small_ones_never() -> N
     disk.free = 999 * MIB
     why = await sandboxes.is_stopped("larger")
     assert why == (
-        "the host's disk is nearly full, and of all sandboxes this one had most of it, 60 MiB"
+        "the host's disk is nearly full, and this sandbox used more of it than any other, 60 MiB"
     )
     await sandboxes.is_stopped("large")
     await a_few_looks(disk)

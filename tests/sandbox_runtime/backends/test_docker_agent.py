@@ -14,7 +14,7 @@ import pytest
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.backends.docker_agent import AgentVolumes, _tar
-from sandbox_runtime.backends.docker_container import ContainerSpec, Image
+from sandbox_runtime.backends.docker_container import ContainerSpec, ImageMetadata
 from sandbox_runtime.backends.docker_engine import DockerEngine
 from tests.sandbox_runtime.backends.engine import docker_backend, imported
 
@@ -33,17 +33,17 @@ async def test_the_agents_volume_is_filled_once_and_again_when_somebody_removes_
 ) -> None:
     program = tmp_path / "agent"
     program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
-    image = Image(await backend.fingerprint(), "x86_64", ())
+    image = ImageMetadata(await backend.fingerprint(), "x86_64", ())
     engine = DockerEngine()
     volumes = AgentVolumes(engine, {})
     for _ in range(2):
-        name = await volumes.name(program, image)
-        assert await volumes.name(program, image) == name
+        name = await volumes.volume_for(program, image)
+        assert await volumes.volume_for(program, image) == name
         run = ["docker", "run", "--rm", "-v", f"{name}:/.agent", image.id, "/.agent/agent"]
         printed = await anyio.run_process(run)
         assert printed.stdout.decode() in program.read_text()
         await anyio.run_process(["docker", "volume", "rm", name])
-        volumes.forget()
+        volumes.invalidate()
     await engine.aclose()
 
 
@@ -66,14 +66,16 @@ async def test_an_agents_volume_that_holds_anything_else_is_put_right_before_its
 ) -> None:
     program = tmp_path / "agent"
     program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
-    image = Image(await backend.fingerprint(), "x86_64", ())
+    image = ImageMetadata(await backend.fingerprint(), "x86_64", ())
     engine = DockerEngine()
-    name = await AgentVolumes(engine, {}).name(program, image)
+    name = await AgentVolumes(engine, {}).volume_for(program, image)
     try:
         run = ["docker", "run", "--rm", "-v", f"{name}:/.agent", "-w", "/.agent", image.id]
         await anyio.run_process([*run, "sh", "-c", poison])
         with anyio.fail_after(30):
-            assert await AgentVolumes(engine, {}).name(program, image) == name  # another process
+            assert (
+                await AgentVolumes(engine, {}).volume_for(program, image) == name
+            )  # another process
         printed = await anyio.run_process([*run, "/.agent/agent"])
         assert printed.stdout.decode() in program.read_text()
         listed = await anyio.run_process([*run, "stat", "-c", "%F %a %u", "/.agent/agent"])
@@ -101,11 +103,11 @@ async def test_proxies_that_start_together_do_not_read_what_another_is_writing(
 ) -> None:
     program = tmp_path / "agent"
     program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
-    image = Image(await backend.fingerprint(), "x86_64", ())
+    image = ImageMetadata(await backend.fingerprint(), "x86_64", ())
     engines = [SlowEngine() for _ in range(4)]
     with anyio.fail_after(60):
         names = await asyncio.gather(
-            *(AgentVolumes(engine, {}).name(program, image) for engine in engines)
+            *(AgentVolumes(engine, {}).volume_for(program, image) for engine in engines)
         )
     assert len(set(names)) == 1
     assert SlowEngine.most_writers == 1
@@ -119,12 +121,12 @@ async def test_container_of_a_proxy_that_died_while_it_wrote_is_removed(
 ) -> None:
     program = tmp_path / "agent"
     program.write_text(f"#!/bin/sh\necho {uuid.uuid4()}\n")
-    image = Image(await backend.fingerprint(), "x86_64", ())
+    image = ImageMetadata(await backend.fingerprint(), "x86_64", ())
     engine = DockerEngine()
-    name = await AgentVolumes(engine, {}).name(program, image)
+    name = await AgentVolumes(engine, {}).volume_for(program, image)
     await engine.create(f"{name}-filling", {"Image": image.id, "Cmd": ["x"]})
     with anyio.fail_after(60):
-        assert await AgentVolumes(engine, {}, patience_s=0.1).name(program, image) == name
+        assert await AgentVolumes(engine, {}, lock_timeout_s=0.1).volume_for(program, image) == name
     await anyio.run_process(["docker", "volume", "rm", name])
     await engine.aclose()
 
@@ -141,9 +143,9 @@ async def test_an_image_has_no_say_in_the_agents_program(tmp_path: Path) -> None
     program.write_text(f"{uuid.uuid4()}\n")
     async with imported(tar) as tag:
         backend = docker_backend(tmp_path, tag)
-        image = Image(await backend.fingerprint(), "x86_64", ())
+        image = ImageMetadata(await backend.fingerprint(), "x86_64", ())
         engine = DockerEngine()
-        name = await AgentVolumes(engine, {}).name(program, image)
+        name = await AgentVolumes(engine, {}).volume_for(program, image)
         spec = ContainerSpec(image, Isolation(), labels={}, agent_volume=name)
         empty = f"llm-sandbox-proxy-test-{uuid.uuid4().hex[:8]}"
         try:

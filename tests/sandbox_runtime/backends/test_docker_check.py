@@ -63,7 +63,7 @@ def test_limits_that_the_engine_cannot_set_are_told() -> None:
 def test_whether_reading_and_writing_the_disk_is_limited_is_told() -> None:
     limited = "what each sandbox reads from /dev/vda and writes to it is limited"
     assert said()["disk speed"] == (True, limited)
-    assert said(CgroupVersion="1")["disk speed"][1].startswith(f"{limited}, but for writes")
+    assert said(CgroupVersion="1")["disk speed"][1].startswith(f"{limited}, except writes")
     without = said(device=BlockDevice(None, "it lies nowhere"))
     assert without["disk speed"] == (True, "NOT LIMITED: it lies nowhere")
 
@@ -76,7 +76,7 @@ def test_whose_root_it_is_inside_is_told() -> None:
 
 def test_an_engine_without_seccomp_is_not_good_enough() -> None:
     assert said()["system calls"] == (True, "filtered by our own profile")
-    assert said("runsc")["system calls"] == (True, "answered by runsc's kernel")
+    assert said("runsc")["system calls"] == (True, "handled by runsc's kernel")
     assert said(SecurityOptions=None)["system calls"][0] is False
 
 

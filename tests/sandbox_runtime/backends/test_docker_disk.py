@@ -31,7 +31,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[DockerBackend]:
     await backend.aclose()
 
 
-async def last_words(sandbox: Sandbox, command: str) -> str:
+async def failure_of(sandbox: Sandbox, command: str) -> str:
     """What is said of a sandbox that does not survive a command."""
     with anyio.fail_after(40), pytest.raises(SandboxLostError) as lost:
         await sandbox.exec(command, timeout_s=PLENTY_S)
@@ -43,7 +43,7 @@ async def test_who_fills_the_disk_is_stopped_and_nobody_else(
 ) -> None:
     greedy, modest = [await start_sandbox(backend, SMALL) for _ in range(2)]
     await output(modest, "head -c 12M /dev/zero > file")
-    said = await last_words(greedy, f"for n in 1 2 3; do head -c 12M /dev/zero > $n; done; {NEVER}")
+    said = await failure_of(greedy, f"for n in 1 2 3; do head -c 12M /dev/zero > $n; done; {NEVER}")
     assert re.search(r"its disk use of \d+ MiB exceeded the limit of 16 MiB", said)
     assert await output(modest, "wc -c < file") == f"{12 << 20}\n"
     await greedy.close()
@@ -65,13 +65,13 @@ signal.pause()
 async def test_files_that_are_deleted_and_kept_open_count_too(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     await output(sandbox, f"cat > keep.py <<'end'{KEEP_WHAT_IS_DELETED}end")
-    assert "exceeded the limit of 16 MiB" in await last_words(sandbox, "python3 keep.py")
+    assert "exceeded the limit of 16 MiB" in await failure_of(sandbox, "python3 keep.py")
     await sandbox.close()
 
 
 async def test_who_makes_too_many_files_is_stopped(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, Isolation(disk_mib=2))
-    said = await last_words(sandbox, f"for n in {{1..400}}; do : > $n; done; {NEVER}")
+    said = await failure_of(sandbox, f"for n in {{1..400}}; do : > $n; done; {NEVER}")
     assert "more than the 256 files" in said
     await sandbox.close()
 
@@ -81,7 +81,7 @@ async def test_who_hides_files_deeper_than_one_can_look_is_stopped(backend: Dock
     name = "d" * 250
     dig = f"for n in {{1..20}}; do mkdir {name}; cd -P {name}; done"
     fill = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done"
-    said = await last_words(sandbox, f"{dig} 2> /dev/null; {fill}; {NEVER}")
+    said = await failure_of(sandbox, f"{dig} 2> /dev/null; {fill}; {NEVER}")
     assert "more than the 2048 files" in said
     await sandbox.close()
 
@@ -90,7 +90,7 @@ async def test_a_background_process_is_not_forgotten(backend: DockerBackend) -> 
     sandbox = await start_sandbox(backend, SMALL)
     writing = "for n in 1 2 3; do head -c 12M /dev/zero > $n; done"
     await output(sandbox, f"({writing}) > /dev/null 2>&1 &")
-    assert "exceeded the limit" in await last_words(sandbox, NEVER)
+    assert "exceeded the limit" in await failure_of(sandbox, NEVER)
     await sandbox.close()
 
 

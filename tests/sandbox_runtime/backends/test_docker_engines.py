@@ -15,7 +15,7 @@ from sandbox_runtime.errors import SandboxLostError, SandboxStartError
 from sandbox_runtime.guest_sandbox import start_sandbox
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.backends.engine import docker_backend, inspect, names
-from tests.sandbox_runtime.backends.listening import first_words
+from tests.sandbox_runtime.backends.guest_output import first_words
 from tests.sandbox_runtime.backends.relay import Relay, relay
 from tests.sandbox_runtime.conformance.backends import DOCKER_IMAGE
 from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output
@@ -131,9 +131,9 @@ async def test_the_end_of_the_line_alone_is_told_from_the_end_of_the_engine(
         assert await first_words(guest)
         line.cut()
         assert await first_words(guest) == b""
-        assert guest.last_words().startswith("the engine closed the connection")
+        assert guest.diagnostics().startswith("the engine closed the connection")
         line.mend()
-        assert await guest.kill()
+        await guest.kill()
     await backend.aclose()
 
 
@@ -159,7 +159,7 @@ async def test_where_block_io_cannot_be_limited_sandboxes_start_and_the_log_says
         walls = (await asyncio.to_thread(inspect, sandbox.id))["HostConfig"]
         assert (walls["BlkioDeviceReadBps"], walls["BlkioDeviceWriteBps"]) == (None, None)
         await sandbox.close()
-    assert caplog.text.count("nothing limits how fast sandboxes read and write the disk") == 1
+    assert caplog.text.count("the disk speed of sandboxes is not limited") == 1
     said = {check.name: check for check in await backend.check()}["docker disk speed"]
     assert (said.ok, said.detail.partition(":")[0]) == (True, "NOT LIMITED")
     await backend.aclose()
@@ -178,7 +178,7 @@ async def test_a_disk_that_cannot_be_bounded_after_all_is_watched(
     async with relay(change=_pretend_quota) as line:
         backend = await asyncio.to_thread(_engine_at, line.port, tmp_path)
         sandbox = await start_sandbox(backend, Isolation(disk_mib=16))
-        assert "the storage driver bounds no disk" in caplog.text
+        assert "the storage driver sets no disk limit" in caplog.text
         with anyio.fail_after(40), pytest.raises(SandboxLostError, match="exceeded the limit"):
             await sandbox.exec(fill, timeout_s=PLENTY_S)
         await sandbox.close()

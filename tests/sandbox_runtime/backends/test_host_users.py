@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_runtime.backends.limits import UIDS, has_range, new_uid
+from sandbox_runtime.backends.limits import HOST_UIDS, has_uid_range, new_host_uid
 
 EVERYBODY = "         0          0 4294967295\n"
 A_CONTAINERS = "         0     100000      65536\n"
@@ -24,8 +24,8 @@ def test_the_range_must_be_mapped(tmp_path: Path, uids: str, gids: str, enough: 
     (tmp_path / "self").mkdir()
     (tmp_path / "self/uid_map").write_text(uids)
     (tmp_path / "self/gid_map").write_text(gids)
-    assert has_range(tmp_path) is enough
-    assert not has_range(tmp_path / "no Linux")
+    assert has_uid_range(tmp_path) is enough
+    assert not has_uid_range(tmp_path / "no Linux")
 
 
 TAKEN = {
@@ -37,11 +37,11 @@ TAKEN = {
 
 @pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
 def test_range_overlaps_no_other_by_default(taken: tuple[int, int]) -> None:
-    first, last = UIDS.start, UIDS.stop - 1
+    first, last = HOST_UIDS.start, HOST_UIDS.stop - 1
     assert last < taken[0] or first > taken[1]
 
 
 def test_uids_are_any_of_the_range() -> None:
-    uids = {new_uid() for _ in range(100)}
+    uids = {new_host_uid() for _ in range(100)}
     assert len(uids) > 90
-    assert all(uid in UIDS for uid in uids)
+    assert all(uid in HOST_UIDS for uid in uids)

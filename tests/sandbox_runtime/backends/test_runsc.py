@@ -96,7 +96,7 @@ async def test_who_fills_the_disk_is_stopped(backend: DockerBackend) -> None:
 async def test_its_limits_stay_as_they_are(backend: DockerBackend) -> None:
     sandbox = await start_sandbox(backend, SMALL)
     with pytest.raises(SandboxStartError, match="cannot be changed"):
-        await sandbox.limit(Isolation(memory_mib=1024))
+        await sandbox.resize(Isolation(memory_mib=1024))
     assert await output(sandbox, "echo unharmed") == "unharmed\n"
     await sandbox.close()
 
@@ -133,7 +133,7 @@ async def test_what_a_dead_owner_left_running_is_found_and_the_livings_is_not(
 ) -> None:
     """A process that is called as runsc's are stands in for what it leaves when a start fails."""
     container_id = "ab" * 32
-    RunscProcesses(tmp_path).note("sandbox-0123456789abcdef-0", container_id)
+    RunscProcesses(tmp_path).record("sandbox-0123456789abcdef-0", container_id)
     sleep = f"{sys.executable} -c 'import time; time.sleep(1000)' {container_id}"
     command = ["bash", "-c", f"exec -a runsc-sandbox {sleep}"]
     living = await start_sandbox(backend, SMALL)

@@ -1,6 +1,6 @@
 """The policy on system calls, run by an interpreter of classic BPF and one of Docker's profiles.
 
-The kernel itself runs it in test_bubblewrap.py and test_docker_walls.py.
+The kernel itself runs it in test_bubblewrap.py and test_docker_isolation.py.
 """
 
 import errno

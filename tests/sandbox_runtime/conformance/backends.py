@@ -1,5 +1,6 @@
 """Each way to make a sandbox, by name, for the suite that all of them pass."""
 
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,6 +12,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
+from sandbox_runtime.backends.docker_engine import connect
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
 from sandbox_runtime.sandbox import Sandbox
@@ -55,13 +57,20 @@ def docker_backend(
     """The engine of this machine."""
     try:
         backend = DockerBackend(image, state_dir=state_dir, runtime=runtime)
-        if runtime and runtime not in backend.runtimes:
+        if runtime and runtime not in _engine_runtimes():
             raise SandboxStartError(f"the Docker engine has no runtime {runtime!r}")
     except SandboxStartError as error:
         if os.environ.get("REQUIRE_DOCKER"):
             raise
         pytest.skip(str(error))
     return backend
+
+
+def _engine_runtimes() -> dict[str, object]:
+    client, _ = connect()
+    with contextlib.closing(client):
+        runtimes: dict[str, object] = client.info()["Runtimes"]
+        return runtimes
 
 
 @asynccontextmanager

@@ -8,10 +8,10 @@ import pytest
 
 from sandbox_runtime.errors import (
     FileMissingError,
-    FileThereError,
     FileTimeoutError,
     FileTooLargeError,
     NotARegularFileError,
+    PathExistsError,
     SandboxFileError,
 )
 from sandbox_runtime.sandbox import Sandbox
@@ -95,7 +95,7 @@ async def test_putting_over_a_directory_is_refused(sandbox: Sandbox) -> None:
 async def test_putting_what_is_to_be_new_where_anything_is_is_refused(sandbox: Sandbox) -> None:
     await output(sandbox, "printf old > file; ln -s nowhere link; mkdir directory")
     for name in ("file", "link", "directory"):
-        with pytest.raises(FileThereError):
+        with pytest.raises(PathExistsError):
             await sandbox.put(f"/testbed/{name}", pieces(b"x"), new=True)
     await sandbox.put("/testbed/fresh/file", pieces(b"x"), new=True)
     assert await output(sandbox, "cat file fresh/file") == "oldx"

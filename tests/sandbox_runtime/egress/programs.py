@@ -135,7 +135,7 @@ async def inside(
         connect=connect or internet.connect,
         forbidden=forbidden,
         secrets=secrets,
-        on_event=decisions.append,
+        on_decision=decisions.append,
         timeouts=timeouts,
     )
     async with ways_in(gateway, decisions) as sandbox:

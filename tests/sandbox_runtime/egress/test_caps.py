@@ -8,7 +8,7 @@ from anyio import fail_after, move_on_after
 
 from policies.egress import Egress
 from sandbox_runtime.egress.decision import DeniedError
-from sandbox_runtime.egress.limits import Meter, Timeouts
+from sandbox_runtime.egress.limits import Timeouts, TrafficQuota
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.egress.internet import Internet, Origin, Reader, Writer, echo
 from tests.sandbox_runtime.egress.programs import allowing, inside
@@ -83,38 +83,38 @@ async def test_both_directions_count() -> None:
 
 
 def test_the_rate_lets_a_second_pass_at_once_and_the_rest_in_its_time() -> None:
-    meter = Meter(Egress(max_mib_per_s=1.0))
-    assert meter.pay(MIB // 2, now=100.0) == 0
-    assert meter.pay(MIB // 2, now=100.0) == 0
-    assert meter.pay(MIB // 2, now=100.0) == 0.5
-    assert meter.pay(MIB // 2, now=100.0) == 1.0
-    assert meter.pay(MIB, now=103.0) == 0
-    assert meter.pay(MIB, now=103.0) == 1.0
-    assert meter.pay(MIB, now=1000.0) == 0
-    assert meter.pay(MIB, now=1000.0) == 1.0
+    traffic = TrafficQuota(Egress(max_mib_per_s=1.0))
+    assert traffic.reserve(MIB // 2, now=100.0) == 0
+    assert traffic.reserve(MIB // 2, now=100.0) == 0
+    assert traffic.reserve(MIB // 2, now=100.0) == 0.5
+    assert traffic.reserve(MIB // 2, now=100.0) == 1.0
+    assert traffic.reserve(MIB, now=103.0) == 0
+    assert traffic.reserve(MIB, now=103.0) == 1.0
+    assert traffic.reserve(MIB, now=1000.0) == 0
+    assert traffic.reserve(MIB, now=1000.0) == 1.0
 
 
 def test_what_is_refused_uses_the_rest_up() -> None:
-    meter = Meter(Egress(max_mib=2))
-    assert meter.pay(MIB, now=0.0) == 0
+    traffic = TrafficQuota(Egress(max_mib=2))
+    assert traffic.reserve(MIB, now=0.0) == 0
     with pytest.raises(DeniedError, match="used up its 2 MiB"):
-        meter.pay(MIB + 1, now=0.0)
+        traffic.reserve(MIB + 1, now=0.0)
     with pytest.raises(DeniedError, match="used up its 2 MiB"):
-        meter.check()
+        traffic.check()
 
 
 def test_an_allowance_bounds_what_passes_from_then_on() -> None:
-    meter = Meter(Egress(max_mib=4))
-    assert meter.pay(MIB, now=0.0) == 0
-    meter.allow(MIB)
-    assert meter.pay(MIB, now=0.0) == 0
+    traffic = TrafficQuota(Egress(max_mib=4))
+    assert traffic.reserve(MIB, now=0.0) == 0
+    traffic.cap(MIB)
+    assert traffic.reserve(MIB, now=0.0) == 0
     with pytest.raises(DeniedError, match="the budget for network traffic is used up"):
-        meter.pay(1, now=0.0)
-    meter.allow(MIB)
-    assert (meter.pay(MIB, now=0.0), meter.bytes) == (0, 3 * MIB)
-    meter.allow(100 * MIB)
+        traffic.reserve(1, now=0.0)
+    traffic.cap(MIB)
+    assert (traffic.reserve(MIB, now=0.0), traffic.bytes) == (0, 3 * MIB)
+    traffic.cap(100 * MIB)
     with pytest.raises(DeniedError, match="used up its 4 MiB"):
-        meter.pay(2 * MIB, now=0.0)
+        traffic.reserve(2 * MIB, now=0.0)
 
 
 @pytest.mark.parametrize("rate", [0.1, 100.0])

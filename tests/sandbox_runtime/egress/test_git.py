@@ -47,13 +47,13 @@ async def test_git_clones_from_the_host_that_is_allowed_and_from_no_other(
         allowing("allowed.example"),
         resolve=internet.resolve,
         connect=internet.connect,
-        on_event=decisions.append,
+        on_decision=decisions.append,
     )
     async with (
         internet.server(FileServer(tmp_path), port=443, tls=True),
         started(backend_of(kind, tmp_path / "state")) as sandbox,
     ):
-        sandbox.let_out(gateway.serve)
+        sandbox.set_connection_handler(gateway.serve)
         authority = CERTIFICATE.read_text(encoding="ascii")
         trust = f"cat > ca.pem <<'end'\n{authority}end\nexport GIT_SSL_CAINFO=$PWD/ca.pem"
         await output(sandbox, trust)

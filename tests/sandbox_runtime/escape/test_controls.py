@@ -12,8 +12,7 @@ from sandbox_runtime.escape.context import Attack, EscapeContext, MakeGateway
 from sandbox_runtime.escape.run import ATTACKS, PROBES, run_attack, run_batch
 from sandbox_runtime.guest.agent import GuestConfig
 from tests.sandbox_runtime.conformance.backends import docker_backend
-from tests.sandbox_runtime.escape.absent import ABSENT
-from tests.sandbox_runtime.escape.naive import (
+from tests.sandbox_runtime.escape.flawed_hosts import (
     NaiveCommands,
     NaiveFiles,
     NaiveFrames,
@@ -21,7 +20,13 @@ from tests.sandbox_runtime.escape.naive import (
     NaiveOutput,
     NaiveRoom,
 )
-from tests.sandbox_runtime.escape.places import NO_WALLS, Places, add_stand_ins, opened
+from tests.sandbox_runtime.escape.open_containers import (
+    UNCONFINED,
+    OpenContainers,
+    add_fake_services,
+    opened,
+)
+from tests.sandbox_runtime.escape.unavailable_attempts import ABSENT
 
 pytestmark = pytest.mark.docker
 
@@ -35,7 +40,7 @@ STRANGER = 12345
 class Control:
     """What is missing."""
 
-    places: Places
+    places: OpenContainers
     make_gateway: MakeGateway = Gateway
 
     def context(self) -> EscapeContext:
@@ -44,24 +49,24 @@ class Control:
         )
 
 
-NOTHING_THERE = Control(Places(*NO_WALLS))
+NOTHING_THERE = Control(OpenContainers(*UNCONFINED))
 OF_A_BOUNDARY: Mapping[str, Control] = {
-    "host": Control(Places("--network=host", config=GuestConfig(egress_port=0))),
-    "files": Control(Places(NO_NETWORK, kind=NaiveFiles)),
-    "protocol": Control(Places(*NO_WALLS, kind=NaiveCommands)),
-    "egress": Control(Places(NO_NETWORK), NaiveGateway),
+    "host": Control(OpenContainers("--network=host", config=GuestConfig(egress_port=0))),
+    "files": Control(OpenContainers(NO_NETWORK, kind=NaiveFiles)),
+    "protocol": Control(OpenContainers(*UNCONFINED, kind=NaiveCommands)),
+    "egress": Control(OpenContainers(NO_NETWORK), NaiveGateway),
     "bombs": NOTHING_THERE,
 }
 OF_AN_ATTACK: Mapping[str, Control] = {
     "proxy_namespaces": NOTHING_THERE,
-    "host_files": Control(Places(NO_NETWORK, f"--volume={TEMPORARY}:/host{TEMPORARY}:ro")),
+    "host_files": Control(OpenContainers(NO_NETWORK, f"--volume={TEMPORARY}:/host{TEMPORARY}:ro")),
     "forged_frames": NOTHING_THERE,
-    "frames_as_output": Control(Places(NO_NETWORK, kind=NaiveFrames)),
+    "frames_as_output": Control(OpenContainers(NO_NETWORK, kind=NaiveFrames)),
     "own_terminal": NOTHING_THERE,
-    "endless_output": Control(Places(NO_NETWORK, kind=NaiveOutput)),
-    "slowloris": Control(Places(NO_NETWORK), NaiveRoom),
+    "endless_output": Control(OpenContainers(NO_NETWORK, kind=NaiveOutput)),
+    "slowloris": Control(OpenContainers(NO_NETWORK), NaiveRoom),
     "inotify_bomb": Control(
-        Places(
+        OpenContainers(
             NO_NETWORK,
             f"--user={STRANGER}",
             config=GuestConfig(working_dir="/tmp", directories=("/tmp",)),
@@ -88,8 +93,8 @@ async def contexts() -> AsyncIterator[dict[int, EscapeContext]]:
 
 
 async def test_without_walls_every_attempt_from_inside_succeeds() -> None:
-    async with opened(Places(*NO_WALLS)) as place:
-        await add_stand_ins(place)
+    async with opened(OpenContainers(*UNCONFINED)) as place:
+        await add_fake_services(place)
         findings = {finding.probe: finding for finding in await run_batch(place)}
     absent = {name for name, (_, is_absent) in ABSENT.items() if is_absent()}
     assert set(ABSENT) < {probe.name for probe in PROBES}

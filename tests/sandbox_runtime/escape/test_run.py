@@ -20,7 +20,7 @@ from sandbox_runtime.guest_sandbox import start_sandbox
 from sandbox_runtime.streams import OnConnection
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.sandbox_runtime.conformance.backends import backend_of
-from tests.sandbox_runtime.escape.places import Places, opened
+from tests.sandbox_runtime.escape.open_containers import OpenContainers, opened
 from tests.sandbox_runtime.transfer import output, write
 
 ATTEMPTS = """
@@ -55,7 +55,7 @@ def finding(probe: str, verdict: Verdict) -> Finding:
 class Shut(MemorySandbox):
     """With no way out."""
 
-    def let_out(self, on_connection: OnConnection | None) -> None:
+    def set_connection_handler(self, on_connection: OnConnection | None) -> None:
         assert on_connection is None
 
 
@@ -79,7 +79,7 @@ async def test_no_kernel_of_its_own_excuses_what_a_neighbour_feels(tmp_path: Pat
         return "it took all"
 
     async def is_felt(context: EscapeContext) -> str | None:
-        raise DisturbedError("the sandbox beside it has none")
+        raise DisturbedError("the neighbour sandbox has none")
 
     backend = backend_of("docker-runsc", tmp_path)
     context = EscapeContext(partial(start_sandbox, backend), Isolation())
@@ -103,7 +103,7 @@ def test_each_attempt_is_made_whatever_became_of_the_one_before() -> None:
         ("faulty", "not tried", "ZeroDivisionError: division by zero"),
         ("killed", "not tried", f"its process ended with status {signal.SIGKILL.value}"),
         ("filtered", "held", "killed for the system call"),
-        ("hanging", "not tried", "no end within 3 s"),
+        ("hanging", "not tried", "it did not end within 3 s"),
         ("last", "held", ""),
     ]
 
@@ -111,14 +111,14 @@ def test_each_attempt_is_made_whatever_became_of_the_one_before() -> None:
 async def test_where_there_is_no_python_nothing_was_tried() -> None:
     findings = await run_batch(MemorySandbox())
     assert {each.verdict for each in findings} == {"not tried"}
-    assert untried(findings) == "the walls could not be tried: there is no python3 inside"
+    assert untried(findings) == "the isolation could not be tested: there is no python3 inside"
 
 
 @pytest.mark.docker
 async def test_what_comes_from_inside_is_cut_short_and_never_believed_blindly() -> None:
     lines = "\n".join([*map(json.dumps, LIES), "no JSON", "[" * 99999])
     liar = f"#!/bin/sh\ncat <<END\n{lines}\nEND\n"
-    async with opened(Places("--network=none")) as place:
+    async with opened(OpenContainers("--network=none")) as place:
         await write(place, "/usr/local/sbin/python3", liar.encode())
         await output(place, "chmod +x /usr/local/sbin/python3")
         findings = {each.probe: each for each in await run_batch(place)}
@@ -134,8 +134,8 @@ async def test_what_comes_from_inside_is_cut_short_and_never_believed_blindly() 
     ("verdicts", "said"),
     [
         (["held", "held"], None),
-        (["held", "open"], "walls do not hold: b (open: as told)"),
-        (["not tried", "held"], "walls do not hold: a (not tried: as told)"),
+        (["held", "open"], "the isolation does not hold: b (open: as told)"),
+        (["not tried", "held"], "the isolation does not hold: a (not tried: as told)"),
         (["not tried", "not tried"], None),
     ],
 )
@@ -156,7 +156,7 @@ async def test_an_attack_without_an_end_counts_as_open() -> None:
         await anyio.sleep_forever()
 
     found = await made(Attack("endless", "bombs", "", endless, timeout_s=0.01))
-    assert (found.verdict, found.detail) == ("open", "no end within 0.01 s")
+    assert (found.verdict, found.detail) == ("open", "it did not end within 0.01 s")
 
 
 async def test_an_attack_that_could_not_be_made_counts_as_not_tried() -> None:
@@ -175,7 +175,7 @@ async def test_a_lost_neighbour_is_noticed_and_replaced_for_the_next_attack() ->
     neighbour = await context.neighbour()
     assert await context.disturbed() is None
     await neighbour.close()
-    assert "the sandbox beside it is lost" in str(await context.disturbed())
+    assert "the neighbour sandbox is lost" in str(await context.disturbed())
     assert await context.neighbour() is not neighbour
     assert await context.disturbed() is None
     await context.aclose()

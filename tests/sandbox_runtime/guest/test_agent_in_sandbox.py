@@ -12,7 +12,7 @@ from policies.isolation import Isolation
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.process_guest import ProcessGuest
 from sandbox_runtime.channel import Channel
-from sandbox_runtime.errors import SandboxFileError, SandboxGoneError
+from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.sandbox import OutputCap
 from tests.e2e.leftovers import descendants
@@ -117,7 +117,7 @@ async def test_an_agent_that_was_stopped_from_outside_is_given_up(tmp_path: Path
     assert isinstance(channel.guest, ProcessGuest)
     for pid in descendants(channel.guest.pid):
         os.kill(pid, signal.SIGSTOP)
-    with anyio.fail_after(60), pytest.raises(SandboxGoneError):
+    with anyio.fail_after(60), pytest.raises(SandboxLostError):
         await sandbox.list("/testbed")
 
 

@@ -16,11 +16,10 @@ from sandbox_runtime.backends.base import Backend
 from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 from sandbox_runtime.backends.docker import DockerBackend
 from sandbox_runtime.backends.docker_agent import AgentVolumes
-from sandbox_runtime.backends.docker_container import Image
+from sandbox_runtime.backends.docker_container import ImageMetadata
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.errors import (
     FileTimeoutError,
-    SandboxGoneError,
     SandboxLostError,
     SandboxStartError,
 )
@@ -83,8 +82,8 @@ class HostileVolumes(AgentVolumes):
         self._program = program
         self._made = made
 
-    async def name(self, program: Path, image: Image) -> str:
-        name = await super().name(self._program, image)
+    async def volume_for(self, program: Path, image: ImageMetadata) -> str:
+        name = await super().volume_for(self._program, image)
         self._made.add(name)
         return name
 
@@ -139,7 +138,7 @@ async def neighbour(kind: str, tmp_path: Path) -> AsyncIterator[Sandbox]:
 @asynccontextmanager
 async def victim(backend: Backend) -> AsyncIterator[GuestSandbox]:
     """A sandbox of the hostile agent, and the end of its backend."""
-    channel = Channel(await backend.start(SMALL), patience_s=PATIENCE_S)
+    channel = Channel(await backend.start(SMALL), silence_timeout_s=PATIENCE_S)
     try:
         await channel.connect(ENOUGH_S)
         yield GuestSandbox(channel)
@@ -160,7 +159,7 @@ async def attacked(backend: Backend, neighbour: Sandbox) -> AsyncIterator[GuestS
     before = peak_memory()
     done = anyio.Event()
     async with victim(backend) as sandbox, anyio.create_task_group() as others:
-        sandbox.let_out(hold)
+        sandbox.set_connection_handler(hold)
         others.start_soon(commands_go_on, neighbour, done)
         with anyio.fail_after(ENOUGH_S):
             yield sandbox
@@ -189,9 +188,9 @@ async def test_a_command_answered_by_an_attack_costs_that_sandbox_only(
     hostile: Backend, neighbour: Sandbox, attack: str, why: str
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
-        with pytest.raises(SandboxGoneError, match=why):
+        with pytest.raises(SandboxLostError, match=why):
             await sandbox.exec(attack, timeout_s=0.5, cap=CAP)
-        with pytest.raises(SandboxGoneError):
+        with pytest.raises(SandboxLostError):
             await sandbox.exec("silence", timeout_s=1)
 
 
@@ -199,7 +198,7 @@ async def test_a_file_that_nobody_takes_costs_that_sandbox_only(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
-        with pytest.raises(SandboxGoneError, match="no answer"):
+        with pytest.raises(SandboxLostError, match="no answer"):
             await write(sandbox, "/silence", bytes(8 << 20))
 
 
@@ -216,7 +215,7 @@ async def test_a_listing_that_cannot_be_true_costs_that_sandbox_only(
     hostile: Backend, neighbour: Sandbox, attack: str, why: str
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
-        with pytest.raises(SandboxGoneError, match=why):
+        with pytest.raises(SandboxLostError, match=why):
             await sandbox.list(f"/{attack}")
 
 
@@ -224,7 +223,7 @@ async def test_a_file_longer_than_asked_for_costs_that_sandbox_only(
     hostile: Backend, neighbour: Sandbox
 ) -> None:
     async with attacked(hostile, neighbour) as sandbox:
-        with pytest.raises(SandboxGoneError, match="more of a file"):
+        with pytest.raises(SandboxLostError, match="more of a file"):
             await read(sandbox, "/more_of_a_file", max_bytes=10)
 
 

@@ -6,199 +6,199 @@ import pytest
 
 from policies.pool import PoolSettings
 from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
-from tests.fakes.puppet_backend import PuppetBackend
+from tests.fakes.sandbox_backend import FakeSandboxBackend
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.pool.lender import Lender
-from tests.sandbox_runtime.pool.stage import SMALL, puppets
+from tests.sandbox_runtime.pool.leaseholder import Leaseholder
+from tests.sandbox_runtime.pool.pool_fixture import SMALL, fake_pool
 
 
 async def test_who_asked_first_is_served_first() -> None:
-    async with puppets(PoolSettings(idle=0, max_total=1)) as stage:
-        lender = Lender(stage)
+    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+        holder = Leaseholder(fixture)
         for name in "abcd":
-            lender.ask(name)
+            holder.ask(name)
         for number in range(1, 5):
-            await lender.until_served(*"abcd"[:number])
-            lender.end("abcd"[number - 1])
-        await lender.end_all()
+            await holder.until_served(*"abcd"[:number])
+            holder.end("abcd"[number - 1])
+        await holder.end_all()
 
 
 async def test_who_leaves_the_queue_makes_room_in_it() -> None:
-    async with puppets(PoolSettings(idle=0, max_total=1)) as stage:
-        lender = Lender(stage)
+    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+        holder = Leaseholder(fixture)
         for name in "abcd":
-            lender.ask(name)
-        await stage.until(lent=1, waiting=3)
-        lender.cancel("b")
-        await stage.until(waiting=2)
-        lender.end("a")
-        await lender.until_served("a", "c")
-        await lender.end_all()
+            holder.ask(name)
+        await fixture.until(leased=1, waiting=3)
+        holder.cancel("b")
+        await fixture.until(waiting=2)
+        holder.end("a")
+        await holder.until_served("a", "c")
+        await holder.end_all()
 
 
 async def test_who_needed_too_much_and_leaves_lets_those_behind_go_on() -> None:
-    async with puppets(PoolSettings(idle=0, memory_budget_mib=500)) as stage:
-        lender = Lender(stage)
-        lender.ask("a", replace(SMALL, memory_mib=400))
-        await lender.until_served("a")
-        lender.ask("b", replace(SMALL, memory_mib=200))
-        lender.ask("c", SMALL)
-        await stage.until(waiting=2)
-        lender.cancel("b")
-        await lender.until_served("a", "c")
-        await lender.end_all()
+    async with fake_pool(PoolSettings(idle=0, memory_budget_mib=500)) as fixture:
+        holder = Leaseholder(fixture)
+        holder.ask("a", replace(SMALL, memory_mib=400))
+        await holder.until_served("a")
+        holder.ask("b", replace(SMALL, memory_mib=200))
+        holder.ask("c", SMALL)
+        await fixture.until(waiting=2)
+        holder.cancel("b")
+        await holder.until_served("a", "c")
+        await holder.end_all()
 
 
 async def test_who_was_given_a_dead_one_is_served_before_those_who_came_later() -> None:
     settings = PoolSettings(idle=1, max_total=1)
-    async with puppets(settings, idle_patience_s=0.05) as stage:
-        await stage.until(idle=1)
-        stage.backend.guests[0].answers = False
-        lender = Lender(stage)
-        lender.ask("a")
-        lender.ask("b")
-        await lender.until_served("a")
-        await lender.end_all()
+    async with fake_pool(settings, idle_ping_timeout_s=0.05) as fixture:
+        await fixture.until(idle=1)
+        fixture.backend.guests[0].answers = False
+        holder = Leaseholder(fixture)
+        holder.ask("a")
+        holder.ask("b")
+        await holder.until_served("a")
+        await holder.end_all()
 
 
 async def test_what_was_started_for_one_who_left_goes_to_the_next() -> None:
-    async with puppets(PoolSettings(idle=0, max_total=1)) as stage:
-        stage.backend.may_start.clear()
-        lender = Lender(stage)
-        lender.ask("a")
-        lender.ask("b")
-        await stage.until(starting=1, waiting=2)
-        lender.cancel("a")
-        await stage.until(waiting=1)
-        stage.backend.may_start.set()
-        await lender.until_served("b")
-        assert stage.backend.asked == 1
-        await lender.end_all()
+    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+        fixture.backend.may_start.clear()
+        holder = Leaseholder(fixture)
+        holder.ask("a")
+        holder.ask("b")
+        await fixture.until(starting=1, waiting=2)
+        holder.cancel("a")
+        await fixture.until(waiting=1)
+        fixture.backend.may_start.set()
+        await holder.until_served("b")
+        assert fixture.backend.asked == 1
+        await holder.end_all()
 
 
 async def test_what_was_started_for_one_who_left_is_kept_where_one_is_missing() -> None:
-    async with puppets(PoolSettings(idle=1, on_miss="wait")) as stage:
-        stage.backend.may_start.clear()
-        lender = Lender(stage)
-        lender.ask("a")
-        await stage.until(starting=1, waiting=1)
-        lender.cancel("a")
-        await stage.until(waiting=0)
-        stage.backend.may_start.set()
-        await stage.until(idle=1)
-        assert stage.backend.asked == 1
+    async with fake_pool(PoolSettings(idle=1, on_miss="wait")) as fixture:
+        fixture.backend.may_start.clear()
+        holder = Leaseholder(fixture)
+        holder.ask("a")
+        await fixture.until(starting=1, waiting=1)
+        holder.cancel("a")
+        await fixture.until(waiting=0)
+        fixture.backend.may_start.set()
+        await fixture.until(idle=1)
+        assert fixture.backend.asked == 1
 
 
 async def test_a_miss_starts_one_at_once_beside_those_that_start_already() -> None:
-    async with puppets(PoolSettings(idle=1)) as stage:
-        stage.backend.may_start.clear()
-        lender = Lender(stage)
+    async with fake_pool(PoolSettings(idle=1)) as fixture:
+        fixture.backend.may_start.clear()
+        holder = Leaseholder(fixture)
         for name in "abc":
-            lender.ask(name)
-        await stage.until(starting=3)
-        stage.backend.may_start.set()
-        await until(lambda: len(lender.served) == 3)
-        await lender.end_all()
+            holder.ask(name)
+        await fixture.until(starting=3)
+        fixture.backend.may_start.set()
+        await until(lambda: len(holder.served) == 3)
+        await holder.end_all()
 
 
 async def test_where_a_miss_fails_the_client_is_told_when_to_come_again() -> None:
-    async with puppets(PoolSettings(idle=1, on_miss="fail")) as stage:
-        await stage.until(idle=1)
-        stage.backend.may_start.clear()
-        async with stage.pool.lease(SMALL) as lease:
+    async with fake_pool(PoolSettings(idle=1, on_miss="fail")) as fixture:
+        await fixture.until(idle=1)
+        fixture.backend.may_start.clear()
+        async with fixture.pool.lease(SMALL) as lease:
             await lease.sandbox()
             with pytest.raises(SandboxUnavailableError, match="no sandbox is ready") as refusal:
-                async with stage.pool.lease(SMALL):
+                async with fixture.pool.lease(SMALL):
                     pass
         assert refusal.value.retry_after_s >= 1
-        assert (stage.stats.hits, stage.stats.misses, stage.stats.refused) == (1, 1, 1)
+        assert (fixture.stats.hits, fixture.stats.misses, fixture.stats.refused) == (1, 1, 1)
 
 
 async def test_where_a_miss_fails_a_dead_warm_sandbox_is_a_miss() -> None:
-    async with puppets(PoolSettings(idle=1, on_miss="fail")) as stage:
-        await stage.until(idle=1)
-        stage.backend.may_start.clear()
-        stage.backend.guests[0].die()
-        async with stage.pool.lease(SMALL) as lease:
+    async with fake_pool(PoolSettings(idle=1, on_miss="fail")) as fixture:
+        await fixture.until(idle=1)
+        fixture.backend.may_start.clear()
+        fixture.backend.guests[0].die()
+        async with fixture.pool.lease(SMALL) as lease:
             with pytest.raises(SandboxUnavailableError):
                 await lease.sandbox()
 
 
 async def test_a_full_queue_refuses_the_next_one() -> None:
-    async with puppets(PoolSettings(idle=0, max_total=1, max_waiting=1)) as stage:
-        lender = Lender(stage)
+    async with fake_pool(PoolSettings(idle=0, max_total=1, max_waiting=1)) as fixture:
+        holder = Leaseholder(fixture)
         for name in "abc":
-            lender.ask(name)
-        await lender.until_served("a")
-        assert lender.refused == {"c": "1 requests wait for a sandbox already"}
-        lender.end("a")
-        await lender.until_served("a", "b")
-        await lender.end_all()
+            holder.ask(name)
+        await holder.until_served("a")
+        assert holder.refused == {"c": "1 requests wait for a sandbox already"}
+        holder.end("a")
+        await holder.until_served("a", "b")
+        await holder.end_all()
 
 
 async def test_who_has_one_coming_takes_no_place_in_the_queue() -> None:
-    async with puppets(PoolSettings(idle=0, max_waiting=0)) as stage:
-        stage.backend.may_start.clear()
-        lender = Lender(stage)
+    async with fake_pool(PoolSettings(idle=0, max_waiting=0)) as fixture:
+        fixture.backend.may_start.clear()
+        holder = Leaseholder(fixture)
         for name in "abc":
-            lender.ask(name)
-        await stage.until(starting=3, refused=0)
-        stage.backend.may_start.set()
-        await until(lambda: len(lender.served) == 3)
-        await lender.end_all()
+            holder.ask(name)
+        await fixture.until(starting=3, refused=0)
+        fixture.backend.may_start.set()
+        await until(lambda: len(holder.served) == 3)
+        await holder.end_all()
 
 
 async def test_who_has_waited_too_long_is_told_to_come_again_and_takes_nobodys_turn() -> None:
-    async with puppets(PoolSettings(idle=0, max_total=1, wait_s=0.05)) as stage:
-        lender = Lender(stage)
-        lender.ask("a")
-        await lender.until_served("a")
-        async with stage.pool.lease(SMALL) as lease:
+    async with fake_pool(PoolSettings(idle=0, max_total=1, wait_s=0.05)) as fixture:
+        holder = Leaseholder(fixture)
+        holder.ask("a")
+        await holder.until_served("a")
+        async with fixture.pool.lease(SMALL) as lease:
             with pytest.raises(SandboxUnavailableError, match=r"no sandbox came free in 0\.05 s"):
                 await lease.sandbox()
-            assert (stage.stats.refused, stage.stats.waiting) == (1, 0)
-            lender.ask("b")
-            lender.end("a")
-            await lender.until_served("a", "b")
-        await lender.end_all()
+            assert (fixture.stats.refused, fixture.stats.waiting) == (1, 0)
+            holder.ask("b")
+            holder.end("a")
+            await holder.until_served("a", "b")
+        await holder.end_all()
 
 
 async def test_a_start_that_fails_is_told_to_who_waits_for_it() -> None:
-    async with puppets(PoolSettings(idle=0)) as stage:
-        stage.backend.refusal = "the engine is down"
-        async with stage.pool.lease(SMALL) as lease:
+    async with fake_pool(PoolSettings(idle=0)) as fixture:
+        fixture.backend.refusal = "the engine is down"
+        async with fixture.pool.lease(SMALL) as lease:
             with pytest.raises(SandboxStartError, match="the engine is down"):
                 await lease.sandbox()
-        stage.backend.refusal = None
-        async with stage.pool.lease(SMALL) as lease:
+        fixture.backend.refusal = None
+        async with fixture.pool.lease(SMALL) as lease:
             await lease.sandbox()
-        assert (stage.stats.failed, stage.stats.started) == (1, 1)
+        assert (fixture.stats.failed, fixture.stats.started) == (1, 1)
 
 
 async def test_everybody_in_the_queue_of_a_backend_that_is_down_hears_of_it() -> None:
-    async with puppets(PoolSettings(idle=0, max_total=1)) as stage:
-        stage.backend.may_start.clear()
-        lender = Lender(stage)
+    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+        fixture.backend.may_start.clear()
+        holder = Leaseholder(fixture)
         for name in "abc":
-            lender.ask(name)
-        await stage.until(starting=1, waiting=3)
-        stage.backend.refusal = "the engine is down"
-        stage.backend.may_start.set()
-        await until(lambda: len(lender.refused) == 3)
-        assert set(lender.refused.values()) == {"the engine is down"}
+            holder.ask(name)
+        await fixture.until(starting=1, waiting=3)
+        fixture.backend.refusal = "the engine is down"
+        fixture.backend.may_start.set()
+        await until(lambda: len(holder.refused) == 3)
+        assert set(holder.refused.values()) == {"the engine is down"}
 
 
 async def test_a_fault_of_the_backend_reaches_the_lease_and_not_the_pool() -> None:
-    backend = PuppetBackend()
-    async with puppets(PoolSettings(idle=0), backend) as stage:
+    backend = FakeSandboxBackend()
+    async with fake_pool(PoolSettings(idle=0), backend) as fixture:
 
         def stumble() -> None:
             raise ZeroDivisionError
 
         backend.on_start = stumble
-        async with stage.pool.lease(SMALL) as lease:
+        async with fixture.pool.lease(SMALL) as lease:
             with pytest.raises(ZeroDivisionError):
                 await lease.sandbox()
         backend.on_start = lambda: None
-        async with stage.pool.lease(SMALL) as lease:
+        async with fixture.pool.lease(SMALL) as lease:
             await lease.sandbox()

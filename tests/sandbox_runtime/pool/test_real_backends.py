@@ -15,10 +15,10 @@ import pytest
 from policies.isolation import Isolation
 from policies.pool import PoolSettings
 from sandbox_runtime.errors import SandboxLostError
-from sandbox_runtime.pool.lifecycle import BEAT_S
+from sandbox_runtime.pool.lifecycle import PING_INTERVAL_S
 from sandbox_runtime.pool.pool import Pool
 from tests.e2e.leftovers import Engine, cgroups_of, descendants, open_files, tasks
-from tests.fakes.hand_clock import HandClock
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.server import REAL_KINDS, Kind, open_backend
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output
@@ -35,7 +35,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @asynccontextmanager
 async def real_pool(
-    kind: Kind, state_dir: Path, settings: PoolSettings, clock: HandClock | None = None
+    kind: Kind, state_dir: Path, settings: PoolSettings, clock: ManualClock | None = None
 ) -> AsyncIterator[Pool]:
     """A pool that has begun; when it has ended, nothing is there that was not there before."""
     files, at_work = open_files(), tasks()
@@ -95,7 +95,7 @@ async def test_leases_given_up_at_odd_moments_leave_nothing(kind: Kind, tmp_path
 async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
     kind: Kind, tmp_path: Path
 ) -> None:
-    clock, heard = HandClock(), Heard()
+    clock, heard = ManualClock(), Heard()
     async with (
         real_pool(kind, tmp_path, PoolSettings(idle=0), clock) as pool,
         pool.lease(SMALL) as lease,
@@ -106,8 +106,8 @@ async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
         running = asyncio.create_task(sandbox.exec(command, timeout_s=PLENTY_S, on_output=heard))
         await heard.something.wait()
         for _ in range(20):
-            clock.advance(BEAT_S)
-            await until(lambda: BEAT_S in clock.alarms)
+            clock.advance(PING_INTERVAL_S)
+            await until(lambda: PING_INTERVAL_S in clock.alarms)
         await output(sandbox, "echo went > go")
         numbers = "".join(f"{n}\n" for n in range(1, 50_001))
         assert (await running).stdout == f"{numbers}went\n{numbers}"

@@ -15,8 +15,8 @@ from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import DATA, END, MAX_REPORT_BYTES, Decoder, parse_object
 from sandbox_runtime.sandbox import (
-    LIST_S,
-    TRANSFER_S,
+    LIST_TIMEOUT_S,
+    TRANSFER_TIMEOUT_S,
     Entry,
     ExecResult,
     HashLimits,
@@ -37,14 +37,14 @@ class NaiveFiles(GuestSandbox):
         source: AsyncIterable[bytes],
         *,
         new: bool = False,
-        timeout_s: float = TRANSFER_S,
+        timeout_s: float = TRANSFER_TIMEOUT_S,
     ) -> int:
         data = b"".join([piece async for piece in source])
         await self._shell('[ -L "$FILE" ] || cat > "$FILE"', path, stdin=data)
         return len(data)
 
     async def get(
-        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_S
+        self, path: str, sink: Sink, *, max_bytes: int, timeout_s: float = TRANSFER_TIMEOUT_S
     ) -> int:
         text = await self._shell('[ -L "$FILE" ] || timeout 1 head -c 4M "$FILE"', path)
         await sink(text.encode())
@@ -57,7 +57,7 @@ class NaiveFiles(GuestSandbox):
         max_entries: int = 10_000,
         max_depth: int | None = None,
         hashes: HashLimits | None = None,
-        timeout_s: float = LIST_S,
+        timeout_s: float = LIST_TIMEOUT_S,
     ) -> Listing:
         text = await self._shell('cd "$FILE" && find -L * -maxdepth 0 -printf "%p %y\\n"', path)
         kinds = dict(line.rsplit(" ", 1) for line in text.splitlines())

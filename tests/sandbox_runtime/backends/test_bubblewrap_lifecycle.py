@@ -19,7 +19,7 @@ from sandbox_runtime.backends.cgroups import find_cgroups
 from sandbox_runtime.backends.process_guest import ProcessGuest
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.guest_sandbox import start_sandbox
-from tests.sandbox_runtime.backends.listening import first_words
+from tests.sandbox_runtime.backends.guest_output import first_words
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 needs_cgroups = pytest.mark.skipif(find_cgroups() is None, reason="no cgroup can be written here")

@@ -1,7 +1,8 @@
-"""Runs inside a place without walls: stands in for all that no sandbox may reach. The network it
-makes is a tunnel that nobody reads, and what looks like a host's service is its own.
+"""A program for a container without isolation: it fakes everything that no sandbox may reach. Its
+network is a tunnel that nothing reads, and the services that seem to be the host's are its own.
 
-Prints a line when all is there, and stays.
+It writes /tmp/stand-ins when everything is ready, and keeps running. Tests send it as text to a
+container and run it there with python3.
 """
 
 import ctypes
@@ -85,4 +86,5 @@ def mount(kind: str, where: str) -> None:
         raise OSError(ctypes.get_errno(), f"{kind} cannot be mounted")
 
 
-main()
+if __name__ == "__main__":
+    main()

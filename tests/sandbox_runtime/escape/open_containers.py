@@ -1,6 +1,6 @@
-"""Places without the walls, in which every attempt must succeed: containers with all that a sandbox
-is denied, and stand-ins for what it must not reach. Their bounds are set from outside. Where they
-share the host's network, attempts only look for routes there, or connect to its loopback."""
+"""Containers without isolation, in which every attempt must succeed: they have all that a sandbox
+is denied, and fakes of what it must not reach. Their limits are set from outside. If they share the
+host's network, attempts only look up routes there, or connect to its loopback."""
 
 import asyncio
 import platform
@@ -28,13 +28,13 @@ CAPABILITIES = (
 )
 """By number; those that came later are parts of SYS_ADMIN, and older engines do not know them."""
 BOUNDS = ("--memory=1g", "--memory-swap=1g", "--pids-limit=2000", "--cpus=2")
-NO_WALLS = (
+UNCONFINED = (
     *("--network=none", "--ipc=host", "--uts=host", "--init", "--ulimit=core=-1"),
     *("--security-opt=seccomp=unconfined", "--security-opt=systempaths=unconfined"),
     *("--volume=/sys:/sys", "--device=/dev/net/tun", "--device=/dev/null:/dev/unusual"),
     *("--device-cgroup-rule=b *:* r", "--device-cgroup-rule=c *:* rwm", "--shm-size=900m"),
 )
-STAND_INS = Path(__file__).parent / "stand_ins.py"
+FAKE_SERVICES = Path(__file__).parent / "fake_host_services.py"
 BEGIN = """
 python3 /tmp/stand-ins.py </dev/null >/tmp/stand-ins.log 2>&1 &
 until [ -s /tmp/stand-ins ]; do kill -0 $! || { cat /tmp/stand-ins.log; exit 1; }; done
@@ -42,8 +42,8 @@ until [ -s /tmp/stand-ins ]; do kill -0 $! || { cat /tmp/stand-ins.log; exit 1; 
 DOCKER_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
-class Places:
-    """Containers with these options of `docker run`, whatever isolation is asked for."""
+class OpenContainers:
+    """Containers with these options of `docker run`, whatever isolation is requested."""
 
     def __init__(
         self,
@@ -85,22 +85,22 @@ class Places:
 
 
 @asynccontextmanager
-async def opened(places: Places) -> AsyncIterator[GuestSandbox]:
-    """One of them."""
+async def opened(containers: OpenContainers) -> AsyncIterator[GuestSandbox]:
+    """Start one container, and remove it after the block."""
     try:
-        sandbox = await places.start(Isolation())
+        sandbox = await containers.start(Isolation())
         try:
             yield sandbox
         finally:
             await sandbox.close()
     finally:
-        await places.aclose()
+        await containers.aclose()
 
 
-async def add_stand_ins(place: Sandbox) -> None:
-    """Put into a place what no sandbox may reach."""
-    await write(place, "/tmp/stand-ins.py", STAND_INS.read_bytes())
-    await output(place, BEGIN)
+async def add_fake_services(sandbox: Sandbox) -> None:
+    """Start fakes of what no sandbox may reach in a container."""
+    await write(sandbox, "/tmp/stand-ins.py", FAKE_SERVICES.read_bytes())
+    await output(sandbox, BEGIN)
 
 
 def our_capabilities() -> frozenset[str]:

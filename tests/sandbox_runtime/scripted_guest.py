@@ -1,4 +1,4 @@
-"""A guest that plays whatever a hostile agent might send."""
+"""A guest that sends the bytes that a test gives it, such as those of a hostile agent."""
 
 import asyncio
 from collections import Counter
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Take
+from sandbox_runtime.backends.base import DataCallback
 from sandbox_runtime.channel import Channel
 from sandbox_runtime.clock import Clock
 from sandbox_runtime.errors import SandboxStartError
@@ -44,10 +44,10 @@ REPORT = {
 }
 
 
-class PuppetGuest:
+class ScriptedGuest:
     """A guest that answers every request with the bytes it was given."""
 
-    id = "puppet"
+    id = "scripted"
 
     def __init__(self, answer: Callable[[int], bytes], hello: bytes | None = None) -> None:
         self._answer = answer
@@ -77,10 +77,10 @@ class PuppetGuest:
         await asyncio.sleep(0)
 
     # It takes what is queued in its own time: no event tells of an empty queue.
-    async def listen(self, take: Take) -> None:
+    async def listen(self, on_data: DataCallback) -> None:
         try:
             while data := await self._output.get():
-                while take(data) is not None:  # it has kept some for later
+                while on_data(data) is not None:  # it has kept some for later
                     data = b""
         finally:
             self._is_heard = False
@@ -107,29 +107,28 @@ class PuppetGuest:
         if kind == WINDOW:
             self.credit[stream] += CREDIT.unpack(payload)[0]
 
-    async def kill(self) -> bool:
+    async def kill(self) -> None:
         self.killed += 1
         self._output.put_nowait(b"")
-        return True
 
-    async def limit(self, isolation: Isolation) -> None:
-        raise SandboxStartError("a puppet has no limits")
+    async def resize(self, isolation: Isolation) -> None:
+        raise SandboxStartError("a scripted guest has no limits")
 
-    def pressure(self) -> None:
+    def limit_events(self) -> None:
         return None
 
-    def last_words(self) -> str:
+    def diagnostics(self) -> str:
         return ""
 
 
-async def connected(clock: Clock | None = None) -> tuple[Channel, PuppetGuest]:
-    guest = PuppetGuest(lambda n: b"")
+async def connected(clock: Clock | None = None) -> tuple[Channel, ScriptedGuest]:
+    guest = ScriptedGuest(lambda n: b"")
     channel = Channel(guest, clock=clock)
     await channel.connect(timeout_s=5)
     return channel, guest
 
 
-async def heard(channel: Channel, guest: PuppetGuest, frames: bytes) -> str | None:
+async def heard(channel: Channel, guest: ScriptedGuest, frames: bytes) -> str | None:
     """Why the sandbox is lost once the host has taken the frames; None if it is not."""
     guest.say(frames)
     with anyio.fail_after(20):
@@ -137,10 +136,10 @@ async def heard(channel: Channel, guest: PuppetGuest, frames: bytes) -> str | No
     return channel.lost
 
 
-async def puppet_sandbox(
+async def scripted_sandbox(
     answer: Callable[[int], bytes], clock: Clock | None = None
-) -> tuple[GuestSandbox, PuppetGuest]:
-    guest = PuppetGuest(answer)
+) -> tuple[GuestSandbox, ScriptedGuest]:
+    guest = ScriptedGuest(answer)
     channel = Channel(guest, clock=clock)
     await channel.connect(timeout_s=5)
     return GuestSandbox(channel), guest

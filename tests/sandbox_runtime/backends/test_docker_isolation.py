@@ -14,7 +14,7 @@ import pytest
 
 from policies.isolation import Isolation
 from sandbox_runtime.backends.docker import DockerBackend
-from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_range
+from sandbox_runtime.backends.limits import PENDING_SIGNALS, has_uid_range
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.escape.context import running
 from sandbox_runtime.guest_sandbox import GuestSandbox, start_sandbox
@@ -204,12 +204,12 @@ async def test_limits_can_be_raised_and_lowered_while_it_runs(backend: DockerBac
             Isolation(memory_mib=512, pids=128, cpus=2.0),
             Isolation(memory_mib=64, pids=32, cpus=0.5),
         ):
-            await sandbox.limit(isolation)
+            await sandbox.resize(isolation)
             shown = set((await output(sandbox, LIMITS)).split())
             assert {str(isolation.memory_mib << 20), str(isolation.pids)} <= shown
             assert str(int(isolation.cpus * 100_000)) in shown
         with pytest.raises(SandboxStartError, match=r"cannot be changed: .*memory"):
-            await sandbox.limit(Isolation(memory_mib=1))
+            await sandbox.resize(Isolation(memory_mib=1))
 
 
 async def test_hitting_a_limit_is_counted(backend: DockerBackend) -> None:
@@ -237,7 +237,7 @@ async def test_at_the_strict_level_each_sandbox_is_a_host_user_of_its_own(
     backend: DockerBackend,
 ) -> None:
     said = {check.name: check.detail for check in await backend.check()}["docker users at strict"]
-    if not has_range():
+    if not has_uid_range():
         pytest.skip(said)
     assert said == "each sandbox has a host uid of its own"
     async with new_sandbox(backend, STRICT) as one, new_sandbox(backend, STRICT) as other:

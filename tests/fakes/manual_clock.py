@@ -1,14 +1,14 @@
-"""A clock that a test moves by hand."""
+"""A Clock whose time a test sets."""
 
 import asyncio
 
 
-class HandClock:
-    """It stands still between two calls of `advance`."""
+class ManualClock:
+    """Its time changes only by `advance`."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
-        """How long somebody has wanted to sleep, each time."""
+        """The duration of each call of `sleep`."""
         self._now = 0.0
         self._sleepers: list[tuple[float, asyncio.Event]] = []
 
@@ -26,11 +26,11 @@ class HandClock:
 
     @property
     def alarms(self) -> list[float]:
-        """When somebody wakes next, and so on, in seconds from now."""
+        """The times until the sleepers wake, in seconds, the earliest first."""
         return sorted(due - self._now for due, _ in self._sleepers)
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass; who is due wakes at the loop's next turn."""
+        """Advance the time; sleepers that are due wake at the loop's next turn."""
         self._now += seconds
         for due, alarm in self._sleepers:
             if due <= self._now:

@@ -7,15 +7,12 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from policies.isolation import Isolation
 from policies.pool import PoolSettings
-from sandbox_runtime.egress.decision import OnDecision
 from sandbox_runtime.errors import SandboxError
-from sandbox_runtime.guest_sandbox import GuestSandbox
-from sandbox_runtime.pool.pool import Pool, Undo
-from tests.fakes.hand_clock import HandClock
-from tests.fakes.puppet_backend import PuppetBackend
-from tests.sandbox_runtime.pool.stage import SMALL, puppets
+from sandbox_runtime.pool.pool import Pool
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.sandbox_backend import FakeSandboxBackend
+from tests.sandbox_runtime.pool.pool_fixture import SMALL, RecordingGateways, fake_pool
 
 KINDS = (SMALL, SMALL, replace(SMALL, memory_mib=200), replace(SMALL, level="strict"))
 BUDGET_MIB = 500
@@ -29,11 +26,11 @@ async def turns(number: int) -> None:
 @pytest.mark.parametrize("idle", [0, 1])
 async def test_a_lease_can_be_given_up_at_every_single_moment(idle: int) -> None:
     for moment in range(60):
-        backend = PuppetBackend(turns=lambda: 2)
-        async with puppets(PoolSettings(idle=idle, max_total=2), backend) as stage:
-            await stage.until(idle=idle)
+        backend = FakeSandboxBackend(turns=lambda: 2)
+        async with fake_pool(PoolSettings(idle=idle, max_total=2), backend) as fixture:
+            await fixture.until(idle=idle)
 
-            async def run(pool: Pool = stage.pool) -> None:
+            async def run(pool: Pool = fixture.pool) -> None:
                 async with pool.lease(replace(SMALL, memory_mib=200)) as lease:
                     sandbox = await lease.sandbox()
                     await sandbox.exec("true", timeout_s=5)
@@ -42,17 +39,17 @@ async def test_a_lease_can_be_given_up_at_every_single_moment(idle: int) -> None
             await turns(moment)
             running.cancel()
             await asyncio.wait([running])
-            await stage.until(lent=0, ending=0, waiting=0, starting=0, idle=idle)
+            await fixture.until(leased=0, ending=0, waiting=0, starting=0, idle=idle)
             assert len(backend.alive) == idle
 
 
 @pytest.mark.parametrize("moment", range(0, 60, 3))
 async def test_a_pool_can_be_closed_at_every_moment_of_a_start(moment: int) -> None:
-    async with puppets(PoolSettings(idle=2), PuppetBackend(turns=lambda: 3)) as stage:
+    async with fake_pool(PoolSettings(idle=2), FakeSandboxBackend(turns=lambda: 3)) as fixture:
         await turns(moment)
-        await stage.pool.aclose()
-        assert not stage.backend.alive
-        assert stage.stats.starting == stage.stats.idle == stage.stats.ending == 0
+        await fixture.pool.aclose()
+        assert not fixture.backend.alive
+        assert fixture.stats.starting == fixture.stats.idle == fixture.stats.ending == 0
 
 
 class Storm:
@@ -60,8 +57,8 @@ class Storm:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.backend = PuppetBackend(turns=lambda: self.random.randrange(4))
-        self.clock = HandClock()
+        self.backend = FakeSandboxBackend(turns=lambda: self.random.randrange(4))
+        self.clock = ManualClock()
         self.settings = PoolSettings(
             idle=self.random.randrange(3),
             max_total=self.random.randrange(2, 6),
@@ -70,32 +67,22 @@ class Storm:
             max_waiting=self.random.choice([3, 100]),
             ttl_s=self.random.choice([15, 3600]),
         )
+        self.gateways = RecordingGateways()
+        self.gateways.on_create = self._note_memory
         self.pool = Pool(
             self.backend,
             self.settings,
             [SMALL],
-            on_lend=self._bind,
+            gateways=self.gateways,
             clock=self.clock,
-            idle_patience_s=0.01,
+            idle_ping_timeout_s=0.01,
             cores=self.random.randrange(1, 5),
         )
-        self.lent: list[str] = []
-        self.bound = 0
+        self.leased: list[str] = []
         self.most_memory_mib = 0
 
-    def _bind(
-        self,
-        sandbox: GuestSandbox,
-        isolation: Isolation,
-        on_decision: OnDecision | None,
-        *_: object,
-    ) -> Undo:
-        async def undo() -> None:
-            self.bound -= 1
-
-        self.bound += 1
+    def _note_memory(self) -> None:
         self.most_memory_mib = max(self.most_memory_mib, self._memory_mib())
-        return undo
 
     def _memory_mib(self) -> int:
         return sum((guest.limited or [guest.made])[-1].memory_mib for guest in self.backend.alive)
@@ -106,7 +93,7 @@ class Storm:
                 if self.random.random() < 0.2:
                     return
                 sandbox = await lease.sandbox()
-                self.lent.append(sandbox.id)
+                self.leased.append(sandbox.id)
                 await turns(self.random.randrange(20))
                 await sandbox.exec("true", timeout_s=5)
         except SandboxError:
@@ -153,11 +140,17 @@ async def test_a_storm_of_leases_failures_and_cancellations_leaves_nothing(seed:
         await storm.blow()
         await storm.pool.aclose()
     assert not storm.backend.alive
-    assert storm.bound == 0
-    assert len(set(storm.lent)) == len(storm.lent)
+    assert storm.gateways.open == 0
+    assert len(set(storm.leased)) == len(storm.leased)
     assert storm.backend.most_alive <= storm.settings.max_total
     assert storm.most_memory_mib <= (storm.settings.memory_budget_mib or storm.most_memory_mib)
     stats = storm.pool.stats()
-    assert (stats.starting, stats.idle, stats.lent, stats.ending, stats.waiting) == (0, 0, 0, 0, 0)
+    assert (stats.starting, stats.idle, stats.leased, stats.ending, stats.waiting) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     await turns(3)
     assert asyncio.all_tasks() == before

@@ -1,20 +1,20 @@
-"""Many leases at one time, each in a task of its own."""
+"""Many concurrent leases, each in a task of its own."""
 
 import asyncio
 
 from policies.isolation import Isolation
 from sandbox_runtime.errors import SandboxStartError, SandboxUnavailableError
 from tests.fakes.waiting import until
-from tests.sandbox_runtime.pool.stage import SMALL, Stage
+from tests.sandbox_runtime.pool.pool_fixture import SMALL, PoolFixture
 
 
-class Lender:
-    """Takes leases and notes who got a sandbox, in order."""
+class Leaseholder:
+    """Takes leases and records the order in which they get a sandbox."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, fixture: PoolFixture) -> None:
         self.served: list[str] = []
         self.refused: dict[str, str] = {}
-        self._stage = stage
+        self._stage = fixture
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 

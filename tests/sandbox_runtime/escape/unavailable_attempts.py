@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sandbox_runtime.escape.inside.attempt import call, call_number
-from tests.sandbox_runtime.escape.places import our_capabilities
+from tests.sandbox_runtime.escape.open_containers import our_capabilities
 
 X32_GETPID = 0x4000_0000 + 39
 REAL_TIME = Path("/sys/fs/cgroup/cpu/docker/cpu.rt_runtime_us")

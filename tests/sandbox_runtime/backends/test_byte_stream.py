@@ -15,7 +15,7 @@ from sandbox_runtime.backends.byte_stream import (
     _TURN_BYTES,
     MAX_STDERR_BYTES,
     TAIL_BYTES,
-    Duplex,
+    ByteStreamProtocol,
 )
 from sandbox_runtime.backends.docker_engine import FRAME_HEADER, AttachStream
 from sandbox_runtime.backends.process_guest import spawn
@@ -26,11 +26,11 @@ MEGABYTE = 1 << 20
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Duplex, socket.socket]]:
+async def connected() -> AsyncIterator[tuple[ByteStreamProtocol, socket.socket]]:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     connect = asyncio.get_running_loop().create_unix_connection
-    transport, duplex = await connect(Duplex, sock=ours)
+    transport, duplex = await connect(ByteStreamProtocol, sock=ours)
     with theirs, anyio.fail_after(20):
         yield duplex, theirs
     transport.abort()
@@ -47,7 +47,7 @@ async def attached() -> AsyncIterator[tuple[AttachStream, socket.socket]]:
     transport.abort()
 
 
-async def heard(duplex: Duplex) -> bytes:
+async def heard(duplex: ByteStreamProtocol) -> bytes:
     """All that comes."""
     said = bytearray()
     await duplex.listen(said.extend)
@@ -57,7 +57,7 @@ async def heard(duplex: Duplex) -> bytes:
 async def test_what_comes_before_anybody_listens_is_heard_first() -> None:
     async with connected() as (duplex, theirs):
         theirs.send(b"head\r\n\r\nearly ")
-        assert await duplex.until(b"\r\n\r\n") == b"head\r\n\r\n"
+        assert await duplex.read_until(b"\r\n\r\n") == b"head\r\n\r\n"
         listening = asyncio.create_task(heard(duplex))
         theirs.send(b"late")
         theirs.close()
@@ -70,7 +70,7 @@ async def test_who_talks_on_without_being_heard_is_not_read_any_more() -> None:
             asyncio.get_running_loop().sock_sendall(theirs, bytes(8 * MEGABYTE))
         )
         with pytest.raises(ValueError, match="first"):
-            await duplex.until(b"mark")
+            await duplex.read_until(b"mark")
         listening = asyncio.create_task(heard(duplex))
         await flood
         theirs.close()
@@ -116,7 +116,7 @@ async def test_a_head_that_ends_too_early_is_none() -> None:
         theirs.send(b"HTTP/1.1")
         theirs.close()
         with pytest.raises(ConnectionResetError):
-            await duplex.until(b"\r\n\r\n")
+            await duplex.read_until(b"\r\n\r\n")
 
 
 async def test_who_does_not_read_has_no_more_queued_for_him_and_is_refused() -> None:
@@ -170,7 +170,7 @@ async def test_a_pause_holds_back_what_has_come_and_what_comes() -> None:
         assert not flood.done()
         assert duplex._pause
         duplex._pause.cancel()
-        duplex._go_on()
+        duplex._resume()
         await flood
         theirs.close()
         await listening
@@ -218,7 +218,7 @@ async def test_a_container_with_endless_diagnostics_is_refused() -> None:
         )
         with pytest.raises(ProtocolError, match="diagnostics"):
             await stream.listen(lambda data: None)
-        assert len(stream.last_words()) <= TAIL_BYTES
+        assert len(stream.stderr_tail()) <= TAIL_BYTES
         flood.cancel()
 
 
@@ -230,8 +230,9 @@ async def test_a_process_with_endless_diagnostics_is_refused() -> None:
         guest = await spawn("endless", command, **spawning)
         with pytest.raises(ProtocolError, match="diagnostics"):
             await guest.listen(lambda data: None)
-        assert await guest.kill()
-    assert len(guest.last_words()) <= TAIL_BYTES
+        await guest.kill()
+    assert not Path(f"/proc/{guest.pid}").exists()
+    assert len(guest.diagnostics()) <= TAIL_BYTES
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["output", "diagnostics"])

@@ -1,4 +1,4 @@
-"""Programs inside have one way out, and what becomes of a connection is decided on the host."""
+"""Connections that programs inside open: the agent passes them to the host's handler."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,12 +7,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from policies.isolation import Isolation
+from policies.egress import Egress
 from sandbox_runtime.channel import MAX_WIDE_STREAMS
 from sandbox_runtime.connection_queue import BURST_CONNECTIONS, CONNECTIONS_PER_S
+from sandbox_runtime.egress.gateway import EgressGateways
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.streams import Connection
-from sandbox_runtime.way_out import WayOut
 from tests.sandbox_runtime.conformance.backends import KINDS, backend_of, started
 from tests.sandbox_runtime.transfer import PLENTY_S, Heard, output, read, write
 
@@ -47,7 +47,7 @@ async def _echo(connection: Connection) -> None:
 
 
 async def test_bytes_go_both_ways_until_both_have_finished(sandbox: GuestSandbox) -> None:
-    sandbox.let_out(_echo)
+    sandbox.set_connection_handler(_echo)
     program = "s = connect(); s.sendall(b'hello'); s.shutdown(1); print(rest(s))"
     assert await _python(sandbox, program) == "b'hello'\n"
 
@@ -59,7 +59,7 @@ async def test_without_somebody_who_decides_every_connection_is_closed(
 
 
 async def test_much_passes_both_ways_at_once_and_is_not_mixed_up(sandbox: GuestSandbox) -> None:
-    sandbox.let_out(_echo)
+    sandbox.set_connection_handler(_echo)
     program = """
 from threading import Thread
 def one(n):
@@ -78,7 +78,7 @@ print(sorted(same.items()))
 async def test_more_connections_than_there_may_be_wait_for_their_turn(
     sandbox: GuestSandbox,
 ) -> None:
-    sandbox.let_out(_echo)
+    sandbox.set_connection_handler(_echo)
     program = """
 held = [connect() for _ in range(300)]
 for s in held[:100]:
@@ -92,7 +92,8 @@ for s in held[-10:]:
 async def test_connections_beyond_what_is_served_at_once_all_have_their_answer(
     sandbox: GuestSandbox,
 ) -> None:
-    shut = WayOut().open(sandbox, Isolation(), None)
+    gateway = EgressGateways().create(Egress())
+    sandbox.set_connection_handler(gateway.serve)
     program = """
 from threading import Thread
 def ask(n):
@@ -108,14 +109,15 @@ print(len(answers), *set(answers))
     count = (BURST_CONNECTIONS + CONNECTIONS_PER_S) // 20 * 20
     printed = await _python(sandbox, program.replace("COUNT", str(count)))
     assert printed == f"{count} b'HTTP/1.1 403 Forbidden'\n"
-    await shut()
+    sandbox.set_connection_handler(None)
+    await gateway.aclose()
 
 
 async def test_a_connection_nobody_reads_holds_nothing_else_up(sandbox: GuestSandbox) -> None:
     async def deaf(connection: Connection) -> None:
         await asyncio.Event().wait()
 
-    sandbox.let_out(deaf)
+    sandbox.set_connection_handler(deaf)
     fill = """
 s = connect()
 s.setblocking(False)
@@ -142,7 +144,7 @@ async def test_connections_read_late_hold_nothing_else_up_and_lose_nothing(
         sizes.append(size)
         await connection.finish()
 
-    sandbox.let_out(read_late)
+    sandbox.set_connection_handler(read_late)
     send = f"""
 from threading import Thread
 def one(s):
@@ -176,7 +178,7 @@ async def test_a_handler_that_hangs_up_is_seen_inside(sandbox: GuestSandbox) -> 
         await connection.receive()
         connection.abort()
 
-    sandbox.let_out(hang_up)
+    sandbox.set_connection_handler(hang_up)
     program = "s = connect(); s.sendall(b'hello'); print(s.recv(10))"
     assert await _python(sandbox, program) == "b''\n"
 
@@ -188,7 +190,7 @@ async def test_a_handler_that_fails_is_told_of_and_costs_its_connection_only(
         connection.abort()
         raise ValueError("that was not foreseen")
 
-    sandbox.let_out(fail)
+    sandbox.set_connection_handler(fail)
     assert await _python(sandbox, "print(connect().recv(10))") == "b''\n"
     assert await output(sandbox, "echo well") == "well\n"
     assert "a connection from inside failed" in caplog.text
@@ -203,7 +205,7 @@ async def test_a_program_that_hangs_up_is_seen_by_the_handler(sandbox: GuestSand
             await connection.receive()
         ended.set()
 
-    sandbox.let_out(notice)
+    sandbox.set_connection_handler(notice)
     abort = "s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))"
     await _python(sandbox, f"s = connect(); s.sendall(b'x'); {abort}; s.close()")
     with anyio.fail_after(20):
@@ -220,7 +222,7 @@ async def test_a_sandbox_that_ends_ends_its_connections(sandbox: GuestSandbox) -
         finally:
             ended.set()
 
-    sandbox.let_out(hold)
+    sandbox.set_connection_handler(hold)
     program = """
 import os
 s = connect()

@@ -1,6 +1,6 @@
-"""A backend whose guests do what a test tells them: greet or not, answer or not, start when let.
+"""A fake sandbox backend. A test decides when its guests start, greet, answer pings and end.
 
-They speak real frames, and every command ends at once with exit code 0.
+The guests speak real frames, and every command ends at once with exit code 0.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import anyio
 
 from policies.isolation import Isolation
-from sandbox_runtime.backends.base import Check, Pressure, Take
+from sandbox_runtime.backends.base import Check, DataCallback, LimitEvents
 from sandbox_runtime.errors import SandboxStartError
 from sandbox_runtime.protocol import (
     END,
@@ -33,17 +33,17 @@ REPORT = {**dict.fromkeys(REPORTED, 0), "stderr": ""}
 
 
 def opened() -> asyncio.Event:
-    """A gate that lets everybody through until it is cleared."""
+    """Return an event that is set."""
     gate = asyncio.Event()
     gate.set()
     return gate
 
 
-class PuppetGuest:
-    """An agent in no sandbox at all."""
+class FakeGuest:
+    """A guest agent in memory."""
 
-    def __init__(self, backend: "PuppetBackend", isolation: Isolation) -> None:
-        self.id = f"puppet-{len(backend.guests) + 1}"
+    def __init__(self, backend: "FakeSandboxBackend", isolation: Isolation) -> None:
+        self.id = f"fake-{len(backend.guests) + 1}"
         self.made = isolation
         self.limited: list[Isolation] = []
         self.pings = 0
@@ -53,11 +53,11 @@ class PuppetGuest:
         self._decoder = Decoder(1 << 24)
         self._output: asyncio.Queue[bytes] = asyncio.Queue()
         if backend.greets:
-            self._output.put_nowait(json_frame(0, HELLO, {"version": VERSION, "agent": "puppet"}))
+            self._output.put_nowait(json_frame(0, HELLO, {"version": VERSION, "agent": "fake"}))
 
-    async def listen(self, take: Take) -> None:
+    async def listen(self, on_data: DataCallback) -> None:
         while data := await self._output.get():
-            while take(data) is not None:  # it has kept some for later
+            while on_data(data) is not None:  # it has kept some for later
                 data = b""
 
     def write(self, data: bytes) -> None:
@@ -71,7 +71,7 @@ class PuppetGuest:
                 self._output.put_nowait(json_frame(stream, END, REPORT))
 
     def answer(self) -> None:
-        """Answer the pings that have come, and those that come."""
+        """Answer the pings received so far, and all later ones."""
         self.answers = True
         self._output.put_nowait(frame(0, PONG) * self._unanswered)
         self._unanswered = 0
@@ -84,7 +84,7 @@ class PuppetGuest:
     def write_control(self, data: bytes) -> None:
         self.write(data)
 
-    async def limit(self, isolation: Isolation) -> None:
+    async def resize(self, isolation: Isolation) -> None:
         await self._backend.pause()
         if self._backend.limits_are_fixed:
             raise SandboxStartError("limits cannot be changed here")
@@ -95,21 +95,20 @@ class PuppetGuest:
         self._backend.alive.discard(self)
         self._output.put_nowait(b"")
 
-    async def kill(self) -> bool:
+    async def kill(self) -> None:
         await self._backend.pause()
         await self._backend.may_end.wait()
         self.die()
-        return True
 
-    def pressure(self) -> Pressure | None:
+    def limit_events(self) -> LimitEvents | None:
         return None
 
-    def last_words(self) -> str:
+    def diagnostics(self) -> str:
         return ""
 
 
-class PuppetBackend:
-    """A place for puppets; `turns` says how many turns of the loop each of its waits takes."""
+class FakeSandboxBackend:
+    """Starts fake guests; `turns` returns how many turns of the loop each of its waits takes."""
 
     def __init__(self, turns: Callable[[], int] = lambda: 0) -> None:
         self.image = "image-1"
@@ -120,8 +119,8 @@ class PuppetBackend:
         self.may_start = opened()
         self.may_end = opened()
         self.on_start: Callable[[], None] = lambda: None
-        self.guests: list[PuppetGuest] = []
-        self.alive: set[PuppetGuest] = set()
+        self.guests: list[FakeGuest] = []
+        self.alive: set[FakeGuest] = set()
         self.asked = 0
         self.starting = 0
         self.most_starting = 0
@@ -130,9 +129,9 @@ class PuppetBackend:
 
     @property
     def name(self) -> str:
-        return "puppet"
+        return "fake"
 
-    async def start(self, isolation: Isolation) -> PuppetGuest:
+    async def start(self, isolation: Isolation) -> FakeGuest:
         self.on_start()
         self.asked += 1
         self.starting += 1
@@ -142,12 +141,12 @@ class PuppetBackend:
         finally:
             self.starting -= 1
 
-    async def _start(self, isolation: Isolation) -> PuppetGuest:
+    async def _start(self, isolation: Isolation) -> FakeGuest:
         await self.pause()
         await self.may_start.wait()
         if self.refusal is not None:
             raise SandboxStartError(self.refusal)
-        guest = PuppetGuest(self, isolation)
+        guest = FakeGuest(self, isolation)
         self.guests.append(guest)
         self.alive.add(guest)
         self.most_alive = max(self.most_alive, len(self.alive))
@@ -166,7 +165,7 @@ class PuppetBackend:
         return self.image
 
     async def pause(self) -> None:
-        """What in earnest would take time."""
+        """Stand for work that takes time in a real backend."""
         for _ in range(self._turns()):
             await asyncio.sleep(0)
 

@@ -57,7 +57,7 @@ async def test_closing_ends_every_connection_at_whatever_step_it_is() -> None:
 
     decisions: list[Decision] = []
     gateway = Gateway(
-        Egress(mode="open"), resolve=resolve, connect=connect, on_event=decisions.append
+        Egress(mode="open"), resolve=resolve, connect=connect, on_decision=decisions.append
     )
     before = asyncio.all_tasks()
     async with internet.server(host, port=7), ways_in(gateway, decisions) as sandbox:
@@ -78,7 +78,7 @@ async def test_closing_ends_every_connection_at_whatever_step_it_is() -> None:
             with suppress(ConnectionResetError):
                 assert await sandbox.say(OPEN) == b""
     assert len(decisions) == 6
-    assert {decision.reason for decision in decisions} == {"ended with the sandbox"}
+    assert {decision.reason for decision in decisions} == {"the sandbox ended"}
 
 
 async def test_a_program_that_leaves_takes_its_connection_with_it() -> None:
@@ -186,7 +186,7 @@ async def test_a_listener_may_be_a_coroutine_and_is_waited_for() -> None:
         await anyio.lowlevel.checkpoint()
         told.append(decision.verdict)
 
-    gateway = Gateway(Egress(), resolve=internet.resolve, on_event=listen)
+    gateway = Gateway(Egress(), resolve=internet.resolve, on_decision=listen)
     async with ways_in(gateway, []) as sandbox:
         with fail_after(5):
             await sandbox.say(OPEN)
@@ -213,14 +213,14 @@ async def test_a_listener_is_told_also_when_all_around_is_cancelled() -> None:
         await anyio.lowlevel.checkpoint()
         told.append(decision.reason)
 
-    gateway = Gateway(Egress(), resolve=Internet().resolve, on_event=listen)
+    gateway = Gateway(Egress(), resolve=Internet().resolve, on_decision=listen)
     connection = Silent([])
     with fail_after(5):
         async with anyio.create_task_group() as group:
             group.start_soon(gateway.serve, connection)
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
-    assert told == ["ended with the sandbox"]
+    assert told == ["the sandbox ended"]
     assert connection.aborted
 
 

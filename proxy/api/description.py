@@ -1,0 +1,391 @@
+"""/openapi.json, the description of the API, and /docs, Swagger UI with assets from this server.
+
+The description is made at the first request: from the routes, and from the schemas here for the
+routes that ask a model, which FastAPI does not know. It says nothing of one operator's settings,
+so it needs no key.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from policies.steps import CHOICES, PROFILES
+from proxy.api.parameters import errors
+from proxy.errors import NotFoundError
+from proxy.wire.resources import (
+    ContainerCreate,
+    ContainerFileCreate,
+    ConversationCreate,
+    ConversationUpdate,
+    ErrorResponse,
+    ItemsCreate,
+    UploadForm,
+)
+
+router = APIRouter(include_in_schema=False)
+
+DISTRIBUTION = "llm-sandbox-proxy"
+ASSETS = ("swagger-ui-bundle.js", "swagger-ui.css")
+ASSETS_PACKAGE = "fastapi_offline"
+PAGE_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    # The page's own script calls Swagger UI. Nothing is loaded from another host.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self' 'unsafe-inline';"
+    " style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'",
+}
+Tree = dict[str, Any]
+
+
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    """Return the description of the API."""
+    state = request.app.state
+    if not hasattr(state, "openapi"):
+        state.openapi = await asyncio.to_thread(_written, request.app.routes)
+    return Response(state.openapi, media_type="application/json")
+
+
+def _written(routes: list[Any]) -> bytes:
+    return json.dumps(describe(routes)).encode()
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """Return a page that shows the description."""
+    root = request.scope.get("root_path", "").rstrip("/")
+    page = get_swagger_ui_html(
+        openapi_url=f"{root}/openapi.json",
+        title=DISTRIBUTION,
+        swagger_js_url=f"{root}/docs/{ASSETS[0]}",
+        swagger_css_url=f"{root}/docs/{ASSETS[1]}",
+        swagger_favicon_url="data:,",
+        swagger_ui_parameters={"validatorUrl": None},  # else the description is sent to a host
+    )
+    page.headers.update(PAGE_HEADERS)
+    return page
+
+
+@router.get("/docs/{asset}")
+async def docs_asset(asset: str) -> Response:
+    """Return a script or a style sheet of the page."""
+    if asset not in ASSETS:
+        raise NotFoundError(f"No file {asset!r} belongs to /docs.")
+    path = str(files(ASSETS_PACKAGE).joinpath("static", asset))
+    return FileResponse(path, headers={"Cache-Control": "public, max-age=86400"})
+
+
+# The description
+
+BODIES = (
+    UploadForm,
+    ContainerCreate,
+    ContainerFileCreate,
+    ConversationCreate,
+    ConversationUpdate,
+    ItemsCreate,
+    ErrorResponse,
+)
+"""The models that FastAPI does not find among a route's parameters."""
+_REF = "#/components/schemas/{model}"
+_UNSAFE = ("post", "delete")
+_FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
+"""Of a 422 that these routes do not answer."""
+
+
+def describe(routes: list[Any]) -> Tree:
+    """Return the OpenAPI description of the application with these routes."""
+    tree = get_openapi(
+        title=DISTRIBUTION,
+        version=version(DISTRIBUTION),
+        description="An OpenAI-compatible proxy that gives any language model a computer of its"
+        " own. Paths that are not listed are passed on to the model's backend.",
+        routes=routes,
+    )
+    schemas = tree["components"]["schemas"]
+    _, found = models_json_schema([(model, "validation") for model in BODIES], ref_template=_REF)
+    schemas.update(found["$defs"] | _SCHEMAS)
+    for name in _FASTAPI_ERRORS:
+        schemas.pop(name, None)
+    for method, operation in _operations(tree["paths"]):
+        _add_common_errors(method, operation)
+    tree["paths"].update({path: {"post": operation} for path, operation in _HOT.items()})
+    return tree
+
+
+def _operations(paths: Tree) -> Iterator[tuple[str, Tree]]:
+    for operations in paths.values():
+        yield from operations.items()
+
+
+def _add_common_errors(method: str, operation: Tree) -> None:
+    """Add what any route may answer: those with a key ask the backend whether it accepts one of
+    the client's own, and pages of other sites may change nothing on a server without keys."""
+    responses = operation["responses"]
+    responses.pop("422", None)
+    statuses: list[int | str] = [500, 503]
+    if "security" in operation or "401" in responses:
+        statuses += [401, 429, "5XX"]
+    if method in _UNSAFE:
+        statuses.append(403)
+    for status, response in errors(*statuses).items():
+        responses.setdefault(str(status), response)
+
+
+# The routes that ask a model. OpenAI's own types would do, but take 0.6 s and 58 MiB to import.
+
+
+def _object(*required: str, **properties: Any) -> Tree:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def _list(of: Tree, **more: Any) -> Tree:
+    return {"type": "array", "items": of, **more}
+
+
+def _words(*words: str) -> Tree:
+    return {"type": "string", "enum": list(words)}
+
+
+def _number(least: float, most: float) -> Tree:
+    return {"type": "number", "minimum": least, "maximum": most}
+
+
+def _integer(least: int, most: int | None = None) -> Tree:
+    return {"type": "integer", "minimum": least, **({} if most is None else {"maximum": most})}
+
+
+def _ref(name: str) -> Tree:
+    return {"$ref": _REF.format(model=name)}
+
+
+def _or_null(properties: Mapping[str, Tree], *required: str) -> Tree:
+    """Return an object whose optional fields may be null, and that may have other fields."""
+    optional = {
+        name: schema if name in required else {"anyOf": [schema, {"type": "null"}]}
+        for name, schema in properties.items()
+    }
+    return {"type": "object", "properties": optional, "required": list(required)}
+
+
+_TEXT: Tree = {"type": "string"}
+_FLAG: Tree = {"type": "boolean"}
+_ANY_OBJECT: Tree = {"type": "object"}
+_TEXT_OR_PARTS: Tree = {"anyOf": [_TEXT, _list(_ANY_OBJECT)]}
+_TEXT_OR_OBJECT: Tree = {"anyOf": [_TEXT, _ANY_OBJECT]}
+_MODEL: Tree = {
+    "type": "string",
+    "description": "A model of the backend, or `<model>:plain` for its answer without a sandbox.",
+}
+_CHAT_MESSAGE = _object(
+    "role",
+    role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+    content={"anyOf": [_TEXT, _list({"anyOf": [_TEXT, _ANY_OBJECT]}), {"type": "null"}]},
+    name={"anyOf": [_TEXT, {"type": "null"}]},
+    tool_call_id={"anyOf": [_TEXT, {"type": "null"}]},
+    tool_calls={"anyOf": [_list(_ANY_OBJECT), {"type": "null"}]},
+)
+_SHARED = {
+    "stream": _FLAG,
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1),
+    "top_logprobs": _integer(0, 20),
+    "parallel_tool_calls": _FLAG,
+    "metadata": _ANY_OBJECT,
+    "store": _FLAG,
+    "user": _TEXT,
+    "safety_identifier": _TEXT,
+    "prompt_cache_key": _TEXT,
+    "prompt_cache_retention": _TEXT,
+    "prompt_cache_options": {},
+    "moderation": {},
+    "service_tier": _words("auto", "default", "flex", "scale", "priority", "fast"),
+    "sandbox": _ref("SandboxOptions"),
+}
+"""The fields that chat completions and responses have in common."""
+_CHAT = _or_null(
+    {
+        "model": _MODEL,
+        "messages": _list(_CHAT_MESSAGE, minItems=1),
+        "n": _integer(1, 128),
+        "stream_options": _object(include_usage=_FLAG, include_obfuscation=_FLAG),
+        "tools": _list(_ANY_OBJECT),
+        "tool_choice": {"anyOf": [_words("none", "auto", "required"), _ANY_OBJECT]},
+        "functions": _list(_ANY_OBJECT),
+        "function_call": {"anyOf": [_words("none", "auto"), _ANY_OBJECT]},
+        "max_tokens": _integer(1),
+        "max_completion_tokens": _integer(1),
+        "response_format": _object("type", type=_TEXT, json_schema=_ANY_OBJECT),
+        "stop": {"anyOf": [_TEXT, _list(_TEXT)]},
+        "logprobs": _FLAG,
+        "logit_bias": {"type": "object", "additionalProperties": _number(-100, 100)},
+        "prediction": _ANY_OBJECT,
+        "modalities": _list(_TEXT),
+        "audio": _ANY_OBJECT,
+        "frequency_penalty": _number(-2, 2),
+        "presence_penalty": _number(-2, 2),
+        "seed": _integer(-(2**63), 2**63 - 1),
+        "reasoning_effort": {"anyOf": [_TEXT, _number(0, 1)]},
+        "verbosity": _words("low", "medium", "high"),
+        "web_search_options": _ANY_OBJECT,
+        **_SHARED,
+    },
+    "model",
+    "messages",
+)
+_RESPONSE = _or_null(
+    {
+        "model": _MODEL,
+        "input": _TEXT_OR_PARTS,
+        "instructions": _TEXT,
+        "tools": _list(_object("type", type=_TEXT)),
+        "tool_choice": {"anyOf": [_words("none", "auto", "required"), _ANY_OBJECT]},
+        "max_tool_calls": _integer(1),
+        "text": _object(format=_ANY_OBJECT, verbosity=_words("low", "medium", "high")),
+        "reasoning": _ANY_OBJECT,
+        "max_output_tokens": _integer(1),
+        "include": _list(_TEXT),
+        "stream_options": _object(include_obfuscation=_FLAG),
+        "truncation": _words("auto", "disabled"),
+        "background": _FLAG,
+        "previous_response_id": _TEXT,
+        "conversation": _TEXT_OR_OBJECT,
+        "access_programs": {},
+        "background_options": {},
+        "image": {},
+        **_SHARED,
+    },
+    "model",
+    "input",
+)
+_MESSAGE_FIELDS: Tree = {
+    "model": _MODEL,
+    "messages": _list(
+        _object(
+            *("role", "content"),
+            role=_words("user", "assistant", "system"),
+            content=_TEXT_OR_PARTS,
+        ),
+        minItems=1,
+    ),
+    "max_tokens": _integer(1),
+    "system": _TEXT_OR_PARTS,
+    "stop_sequences": _list(_TEXT),
+    "stream": _FLAG,
+    "temperature": _number(0, 1),
+    "top_p": _number(0, 1),
+    "top_k": _integer(0),
+    "metadata": _object(user_id=_TEXT),
+    "service_tier": _words("auto", "standard_only"),
+    "thinking": _object("type", type=_TEXT, budget_tokens=_integer(1)),
+    "tool_choice": _object("type", type=_words("auto", "any", "tool", "none"), name=_TEXT),
+    "tools": _list(_ANY_OBJECT),
+    "output_config": _ANY_OBJECT,
+    "output_format": _ANY_OBJECT,
+    "container": _TEXT_OR_OBJECT,
+    "thread": _object("type", type=_words("create", "continue"), previous_message_id=_TEXT),
+    "sandbox": _ref("SandboxOptions"),
+}
+_SANDBOX = _or_null(
+    {
+        "profile": _TEXT,
+        "computer": _words("always", "auto", "never"),
+        "prompt": _words("strict", "neutral", "none"),
+        "steps": _words(*PROFILES),
+        "documents": _FLAG,
+        "usage": _words(*CHOICES),
+        "deadline_s": {"type": "number", "exclusiveMinimum": 0},
+        "on_disconnect": _words("cancel", "detach"),
+        "session": _TEXT,
+        "container_id": _TEXT,
+        "file_ids": _list(_TEXT),
+        **dict.fromkeys(("limits", "isolation", "inputs", "observation", "artifacts"), _ANY_OBJECT),
+    }
+)
+_SANDBOX |= {
+    "additionalProperties": False,
+    "description": "What a request asks of its sandbox: no more than its profile allows.",
+}
+_SCHEMAS: Tree = {
+    "ChatCompletionRequest": _CHAT,
+    "ChatCompletion": _object(
+        *("id", "object", "created", "model", "choices"),
+        id=_TEXT,
+        object=_words("chat.completion"),
+        created=_integer(0),
+        model=_TEXT,
+        choices=_list(_ANY_OBJECT),
+        usage=_ANY_OBJECT,
+        sandbox=_ANY_OBJECT,
+    ),
+    "ResponseRequest": _RESPONSE,
+    "MessageRequest": _or_null(_MESSAGE_FIELDS, "model", "messages", "max_tokens"),
+    "TokenCountRequest": _or_null(_MESSAGE_FIELDS, "model", "messages"),
+    "Message": _object(
+        *("id", "type", "role", "model", "content", "stop_reason", "usage"),
+        id=_TEXT,
+        type=_words("message"),
+        role=_words("assistant"),
+        model=_TEXT,
+        content=_list(_ANY_OBJECT),
+        stop_reason={"anyOf": [_TEXT, {"type": "null"}]},
+        usage=_ANY_OBJECT,
+    ),
+    "TokenCount": _object("input_tokens", input_tokens=_integer(0)),
+    "MessagesErrorResponse": {
+        "description": "Anthropic's error body.",
+        **_object(
+            *("type", "error"),
+            type=_words("error"),
+            error=_object("type", "message", type=_TEXT, message=_TEXT),
+            request_id=_TEXT,
+        ),
+    },
+    "SandboxOptions": _SANDBOX,
+}
+_SECURITY: list[Tree] = [{"HTTPBearer": []}, {"APIKeyHeader": []}]
+_HOT_ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, "4XX", "5XX")
+
+
+def _hot(summary: str, tag: str, body: str, answer: str, *, streams: bool = True) -> Tree:
+    """Return the operation of a route that asks a model."""
+    component = "MessagesErrorResponse" if tag == "Messages" else "ErrorResponse"
+    content: Tree = {"application/json": {"schema": _ref(answer)}}
+    if streams:
+        content["text/event-stream"] = {"schema": _TEXT}
+    failed = errors(*_HOT_ERRORS, component=component)
+    return {
+        "tags": [tag],
+        "summary": summary,
+        "operationId": summary.lower().replace(" ", "_"),
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _ref(body)}},
+        },
+        "responses": {
+            "200": {"description": "The answer, in one piece or as a stream.", "content": content},
+            **{str(status): response for status, response in failed.items()},
+        },
+        "security": _SECURITY,
+    }
+
+
+_HOT = {
+    "/v1/chat/completions": _hot(
+        "Create chat completion", "Chat", "ChatCompletionRequest", "ChatCompletion"
+    ),
+    "/v1/responses": _hot("Create response", "Responses", "ResponseRequest", "ResponseObject"),
+    "/v1/messages": _hot("Create message", "Messages", "MessageRequest", "Message"),
+    "/v1/messages/count_tokens": _hot(
+        "Count tokens", "Messages", "TokenCountRequest", "TokenCount", streams=False
+    ),
+}

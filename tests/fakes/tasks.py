@@ -1,0 +1,53 @@
+"""Tasks for tests of the agent, which name only the fields that matter to them."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from policies.budgets import Expense, Receipt
+from policies.sessions import Session
+from proxy.agent.model import Message
+from proxy.agent.task import (
+    AgentInput,
+    BudgetReservation,
+    ChatRequest,
+    Delivery,
+    Outbox,
+    Params,
+    SessionPlan,
+    Task,
+    TaskLimits,
+)
+
+
+def make_task(
+    run_id: str,
+    outbox: Outbox,
+    model: str,
+    messages: Sequence[Message],
+    *,
+    inputs: Sequence[Any] = (),
+    plain_messages: Sequence[Message] | None = None,
+    account: Any = None,
+    **named: Any,
+) -> Task:
+    """Return a task; `named` are fields of the task or of one of its groups. `plain_messages` are
+    the messages as the client sent them, by default the same as the run begins with."""
+
+    def of(group: Any) -> dict[str, Any]:
+        return {f.name: named.pop(f.name) for f in fields(group) if f.name in named}
+
+    plain = messages if plain_messages is None else plain_messages
+    reservation = BudgetReservation(account, Receipt(0, Expense(), Expense())) if account else None
+    return Task(
+        run_id=run_id,
+        model=model,
+        outbox=outbox,
+        session=SessionPlan(Session("", outbox.container_id), **of(SessionPlan)),
+        input=AgentInput(messages, inputs),
+        request=ChatRequest(plain, **of(ChatRequest)),
+        params=Params(**of(Params)),
+        limits=TaskLimits(reservation=reservation, **of(TaskLimits)),
+        delivery=Delivery(**of(Delivery)),
+        **named,
+    )

@@ -1,0 +1,266 @@
+"""What one lease gets, and what becomes of it afterwards."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from policies.egress import Egress
+from policies.pool import PoolSettings
+from sandbox_runtime.egress.decision import Decision
+from sandbox_runtime.errors import SandboxLostError
+from tests.fakes.sandbox_backend import FakeSandboxBackend
+from tests.fakes.waiting import until
+from tests.sandbox_runtime.pool.pool_fixture import SMALL, RecordingGateways, fake_pool
+
+WARM = PoolSettings(idle=2)
+COLD = PoolSettings(idle=0)
+LARGE = replace(SMALL, memory_mib=300, pids=7)
+STRICT = replace(SMALL, level="strict")
+
+
+async def test_a_warm_sandbox_is_lent_after_one_ping() -> None:
+    async with fake_pool(WARM) as fixture:
+        await fixture.until(idle=2)
+        fixture.backend.may_start.clear()
+        async with fixture.pool.lease(SMALL) as lease:
+            sandbox = await lease.sandbox()
+            assert sandbox.id == "fake-1"
+            assert (await sandbox.exec("true", timeout_s=5)).exit_code == 0
+        assert [guest.pings for guest in fixture.backend.guests] == [1, 0]
+        assert (fixture.stats.hits, fixture.stats.misses) == (1, 0)
+
+
+async def test_using_one_has_another_made_at_once() -> None:
+    async with fake_pool(WARM) as fixture:
+        await fixture.until(idle=2)
+        async with fixture.pool.lease(SMALL) as lease:
+            await lease.sandbox()
+            await fixture.until(idle=2, leased=1)
+
+
+async def test_one_that_was_never_asked_for_is_lent_to_the_next() -> None:
+    gateways = RecordingGateways()
+    async with fake_pool(PoolSettings(idle=1), gateways=gateways) as fixture:
+        await fixture.until(idle=1)
+        guest = fixture.backend.guests[0]
+        for number in range(5):
+            async with fixture.pool.lease(SMALL) as idler:
+                await until(lambda pings=number + 1: guest.pings == pings)
+                await fixture.until(leased=1, idle=0)
+                assert not gateways.created
+            await fixture.until(leased=0, idle=1)
+        with pytest.raises(SandboxLostError, match="the lease is over"):
+            await idler.sandbox()
+        async with fixture.pool.lease(SMALL) as lease:
+            assert fixture.backend.asked == 1
+            assert (await lease.sandbox()).id == "fake-1"
+            assert gateways.open == 1
+            await fixture.until(leased=1, idle=1)
+            assert fixture.backend.asked == 2
+
+
+async def test_one_whose_limits_were_changed_is_not_lent_again_though_it_was_not_used() -> None:
+    async with fake_pool(PoolSettings(idle=1)) as fixture:
+        await fixture.until(idle=1)
+        async with fixture.pool.lease(LARGE):
+            await until(lambda: bool(fixture.backend.guests[0].limited))
+        await fixture.until(leased=0, ending=0, idle=1)
+        assert len(fixture.backend.guests) == 2
+
+
+async def test_nothing_is_started_ahead_in_the_very_moment_of_lending() -> None:
+    async with fake_pool(PoolSettings(idle=1)) as fixture:
+        await fixture.until(idle=1)
+        guest = fixture.backend.guests[0]
+        guest.answers = False
+        async with fixture.pool.lease(SMALL) as lease:
+            await until(lambda: guest.pings == 1)
+            assert fixture.backend.asked == 1
+            guest.answer()
+            await lease.sandbox()
+            await fixture.until(idle=1)
+
+
+async def test_a_lease_is_the_same_sandbox_at_every_call() -> None:
+    async with fake_pool(WARM) as fixture, fixture.pool.lease(SMALL) as lease:
+        assert await lease.sandbox() is await lease.sandbox()
+
+
+async def test_a_sandbox_ends_with_its_lease_and_is_never_lent_again() -> None:
+    async with fake_pool(PoolSettings(idle=1)) as fixture:
+        seen = []
+        for _ in range(5):
+            async with fixture.pool.lease(SMALL) as lease:
+                sandbox = await lease.sandbox()
+                seen.append(sandbox.id)
+            await fixture.until(leased=0, ending=0)
+            with pytest.raises(SandboxLostError):
+                await sandbox.exec("true", timeout_s=5)
+        assert len(set(seen)) == 5
+
+
+async def test_ending_a_sandbox_takes_no_time_of_the_lease() -> None:
+    async with fake_pool(COLD) as fixture:
+        async with fixture.pool.lease(SMALL) as lease:
+            await lease.sandbox()
+            fixture.backend.may_end.clear()
+        await fixture.until(ending=1)
+        fixture.backend.may_end.set()
+        await fixture.until(ending=0)
+
+
+async def test_without_a_warm_one_a_sandbox_is_started_beside_the_block() -> None:
+    async with fake_pool(COLD) as fixture:
+        fixture.backend.may_start.clear()
+        async with fixture.pool.lease(SMALL) as lease:
+            await fixture.until(starting=1)
+            fixture.backend.may_start.set()
+            assert (await lease.sandbox()).id == "fake-1"
+        assert (fixture.stats.hits, fixture.stats.misses) == (0, 1)
+
+
+async def test_a_sandbox_is_in_the_books_before_the_backend_is_asked_for_it() -> None:
+    backend = FakeSandboxBackend()
+    async with fake_pool(COLD, backend) as fixture:
+        counted = []
+        backend.on_start = lambda: counted.append(fixture.stats.starting)
+        async with fixture.pool.lease(SMALL) as lease:
+            await lease.sandbox()
+        assert counted == [1]
+
+
+@pytest.mark.parametrize("end", ["it died", "it hangs"])
+async def test_a_warm_sandbox_that_does_not_answer_is_replaced_and_never_handed_out(
+    end: str,
+) -> None:
+    async with fake_pool(PoolSettings(idle=1), idle_ping_timeout_s=0.01) as fixture:
+        await fixture.until(idle=1)
+        bad = fixture.backend.guests[0]
+        if end == "it died":
+            bad.die()
+        bad.answers = False
+        async with fixture.pool.lease(SMALL) as lease:
+            assert (await lease.sandbox()).id != bad.id
+        assert fixture.stats.replaced == 1
+        assert bad not in fixture.backend.alive
+
+
+async def test_limits_are_changed_when_the_sandbox_is_lent_and_only_if_they_differ() -> None:
+    async with fake_pool(WARM) as fixture:
+        await fixture.until(idle=2)
+        for isolation in (LARGE, SMALL):
+            async with fixture.pool.lease(isolation) as lease:
+                await lease.sandbox()
+        assert [guest.limited for guest in fixture.backend.guests[:2]] == [[LARGE], []]
+        assert fixture.stats.hits == 2
+
+
+async def test_where_limits_cannot_be_changed_a_sandbox_is_made_with_them() -> None:
+    async with fake_pool(WARM) as fixture:
+        fixture.backend.limits_are_fixed = True
+        await fixture.until(idle=2)
+        async with fixture.pool.lease(LARGE) as lease:
+            lent = await lease.sandbox()
+        (guest,) = [guest for guest in fixture.backend.guests if guest.id == lent.id]
+        assert (guest.made, guest.limited) == (LARGE, [])
+        assert fixture.stats.replaced == 1
+
+
+async def test_egress_is_bound_when_a_sandbox_is_lent_and_undone_before_it_ends() -> None:
+    closed: list[bool] = []
+    backend, gateways = FakeSandboxBackend(), RecordingGateways()
+
+    def decided(decision: Decision) -> None:
+        raise AssertionError("nobody goes out here")
+
+    open_isolation = replace(SMALL, egress=Egress(mode="open"))
+    async with fake_pool(COLD, backend, gateways=gateways) as fixture:
+        async with fixture.pool.lease(open_isolation, decided) as lease:
+            sandbox = await lease.sandbox()
+            gateways.on_close = lambda: closed.append(sandbox.lost is None)
+            assert gateways.created == [(open_isolation.egress, decided)]
+            assert gateways.open == 1
+        await fixture.until(leased=0, ending=0)
+        assert (gateways.open, closed) == (0, [True])
+    assert {guest.made for guest in backend.guests} == {SMALL}
+
+
+async def test_a_sandbox_whose_binding_fails_ends_and_its_lease_hears_why() -> None:
+    gateways = RecordingGateways(error=ValueError("no such preset"))
+    async with fake_pool(COLD, gateways=gateways) as fixture:
+        async with fixture.pool.lease(SMALL) as lease:
+            with pytest.raises(ValueError, match="no such preset"):
+                await lease.sandbox()
+        await fixture.until(leased=0, ending=0)
+
+
+async def test_one_made_with_other_limits_for_who_left_is_not_kept() -> None:
+    backend = FakeSandboxBackend()
+    backend.refusal = "the engine is down"
+    async with fake_pool(PoolSettings(idle=1), backend) as fixture:
+        await fixture.until(failed=1)
+        backend.refusal = None
+        backend.may_start.clear()
+        async with fixture.pool.lease(LARGE):
+            await fixture.until(starting=1)
+        backend.may_start.set()
+        await fixture.until(idle=1, starting=0, ending=0)
+        assert [guest.made for guest in backend.alive] == [SMALL]
+
+
+async def test_another_kind_of_sandbox_is_made_for_its_lease_and_not_kept() -> None:
+    async with fake_pool(WARM) as fixture:
+        await fixture.until(idle=2)
+        async with fixture.pool.lease(STRICT) as lease:
+            lent = await lease.sandbox()
+        (guest,) = [guest for guest in fixture.backend.guests if guest.id == lent.id]
+        assert guest.made == STRICT
+        await fixture.until(ending=0)
+        assert (fixture.stats.idle, fixture.stats.hits) == (2, 0)
+        assert len(fixture.backend.guests) == 3
+
+
+async def test_a_lease_whose_sandbox_is_lost_gets_another() -> None:
+    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+        async with fixture.pool.lease(SMALL) as lease:
+            first = await lease.sandbox()
+            fixture.backend.guests[0].die()
+            with pytest.raises(SandboxLostError):
+                await first.exec("true", timeout_s=5)
+            second = await lease.sandbox()
+            assert second is not first
+            assert (await second.exec("true", timeout_s=5)).exit_code == 0
+        await fixture.until(leased=0, ending=0)
+        assert len(fixture.backend.guests) == 2
+        assert (await lease.sandbox()).lost, "a lease that is over begins no other"
+
+
+async def test_all_who_find_the_sandbox_of_a_lease_lost_get_the_same_other_one() -> None:
+    async with fake_pool(COLD) as fixture:
+        async with fixture.pool.lease(SMALL) as lease:
+            first = await lease.sandbox()
+            fixture.backend.guests[0].die()
+            await until(lambda: first.lost is not None)
+            one, other = await asyncio.gather(lease.sandbox(), lease.sandbox())
+            assert one is other
+            assert one.id == "fake-2"
+        await fixture.until(leased=0, ending=0)
+        assert len(fixture.backend.guests) == 2
+
+
+async def test_a_lease_that_is_cancelled_while_its_sandbox_starts_leaves_nothing() -> None:
+    async with fake_pool(COLD) as fixture:
+        fixture.backend.may_start.clear()
+
+        async def run() -> None:
+            async with fixture.pool.lease(SMALL) as lease:
+                await lease.sandbox()
+
+        running = asyncio.create_task(run())
+        await fixture.until(starting=1)
+        running.cancel()
+        await asyncio.wait([running])
+        fixture.backend.may_start.set()
+        await fixture.until(starting=0, idle=0, ending=0)
+        assert not fixture.backend.alive

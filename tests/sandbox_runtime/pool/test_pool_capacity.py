@@ -1,0 +1,164 @@
+"""How many sandboxes there are at one time, with how much memory, and who goes for whom."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.pool import PoolSettings
+from sandbox_runtime.errors import SandboxStartError
+from tests.fakes.waiting import until
+from tests.sandbox_runtime.pool.leaseholder import Leaseholder
+from tests.sandbox_runtime.pool.pool_fixture import SMALL, fake_pool
+
+STRICT = replace(SMALL, level="strict")
+TWO = PoolSettings(idle=0, max_total=2)
+
+
+async def test_no_more_sandboxes_than_allowed_are_there_at_one_time() -> None:
+    async with fake_pool(TWO) as fixture:
+        holder = Leaseholder(fixture)
+        for name in "abcde":
+            holder.ask(name)
+        await fixture.until(leased=2, waiting=3)
+        for name in "abcde":
+            holder.end(name)
+        await until(lambda: len(holder.served) == 5)
+        await holder.end_all()
+        assert fixture.backend.most_alive == 2
+
+
+async def test_one_that_is_still_ending_counts() -> None:
+    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+        holder = Leaseholder(fixture)
+        holder.ask("a")
+        await holder.until_served("a")
+        fixture.backend.may_end.clear()
+        holder.end("a")
+        holder.ask("b")
+        await fixture.until(ending=1, waiting=1, starting=0)
+        fixture.backend.may_end.set()
+        await holder.until_served("a", "b")
+        await holder.end_all()
+
+
+async def test_no_more_start_at_a_time_than_helps() -> None:
+    async with fake_pool(PoolSettings(idle=0)) as fixture:
+        fixture.backend.may_start.clear()
+        holder = Leaseholder(fixture)
+        for name in "abcdefgh":
+            holder.ask(name)
+        await fixture.until(starting=4, waiting=8)
+        fixture.backend.may_start.set()
+        await until(lambda: len(holder.served) == 8)
+        assert fixture.backend.most_starting == 4
+        await holder.end_all()
+
+
+async def test_where_a_miss_waits_no_more_start_at_a_time_than_the_processor_bears() -> None:
+    async with fake_pool(PoolSettings(idle=1, on_miss="wait")) as fixture:
+        fixture.backend.may_start.clear()
+        holder = Leaseholder(fixture)
+        for name in "abcd":
+            holder.ask(name)
+        await fixture.until(starting=1, waiting=4)
+        fixture.backend.may_start.set()
+        await holder.until_served(*"abcd")
+        assert fixture.backend.most_starting == 1
+        await holder.end_all()
+
+
+async def test_the_memory_of_all_together_stays_within_its_budget() -> None:
+    settings = PoolSettings(idle=0, memory_budget_mib=500)
+    async with fake_pool(settings) as fixture:
+        holder = Leaseholder(fixture)
+        holder.ask("a", replace(SMALL, memory_mib=400))
+        holder.ask("b", replace(SMALL, memory_mib=200))
+        holder.ask("c", replace(SMALL, memory_mib=100))
+        await fixture.until(leased=1, waiting=2)
+        assert holder.served == ["a"], "c has room, but nobody overtakes"
+        holder.end("a")
+        await until(lambda: sorted(holder.served) == ["a", "b", "c"])
+        await holder.end_all()
+
+
+async def test_a_warm_sandbox_is_given_more_memory_only_within_the_budget() -> None:
+    settings = PoolSettings(idle=1, memory_budget_mib=500)
+    async with fake_pool(settings) as fixture:
+        await fixture.until(idle=1)
+        holder = Leaseholder(fixture)
+        holder.ask("a", replace(SMALL, memory_mib=350))
+        await holder.until_served("a")
+        await fixture.until(idle=1)
+        holder.ask("b", replace(SMALL, memory_mib=200))
+        await fixture.until(waiting=1, idle=1)
+        holder.end("a")
+        await holder.until_served("a", "b")
+        await holder.end_all()
+        assert fixture.stats.hits == 1
+
+
+async def test_memory_that_a_warm_sandbox_does_not_need_when_lent_is_there_for_others() -> None:
+    async with fake_pool(PoolSettings(idle=1, memory_budget_mib=150)) as fixture:
+        await fixture.until(idle=1)
+        async with fixture.pool.lease(replace(SMALL, memory_mib=50)) as lease:
+            await lease.sandbox()
+            async with fixture.pool.lease(SMALL) as other:
+                await other.sandbox()
+
+
+async def test_a_sandbox_that_never_fits_is_not_waited_for() -> None:
+    async with fake_pool(PoolSettings(idle=0, memory_budget_mib=500)) as fixture:
+        with pytest.raises(SandboxStartError, match="600 MiB is beyond the budget of 500 MiB"):
+            async with fixture.pool.lease(replace(SMALL, memory_mib=600)):
+                pass
+
+
+async def test_a_warm_sandbox_that_nobody_wants_makes_room_for_another_kind() -> None:
+    async with fake_pool(PoolSettings(idle=2, max_total=2)) as fixture:
+        await fixture.until(idle=2)
+        async with fixture.pool.lease(STRICT) as lease:
+            await lease.sandbox()
+            assert (fixture.stats.idle, fixture.stats.leased) == (1, 1)
+        await fixture.until(idle=2)
+        assert fixture.backend.most_alive == 2
+
+
+async def test_no_more_warm_sandboxes_make_room_than_must_however_long_they_take() -> None:
+    async with fake_pool(PoolSettings(idle=3, max_total=3)) as fixture:
+        await fixture.until(idle=3)
+        fixture.backend.may_end.clear()
+        async with fixture.pool.lease(STRICT) as lease:
+            await fixture.beat()
+            assert (fixture.stats.idle, fixture.stats.ending) == (2, 1)
+            fixture.backend.may_end.set()
+            await lease.sandbox()
+
+
+async def test_nothing_is_made_ready_while_somebody_waits_for_room() -> None:
+    async with fake_pool(PoolSettings(idle=1, memory_budget_mib=500)) as fixture:
+        await fixture.until(idle=1)
+        holder = Leaseholder(fixture)
+        holder.ask("a", replace(STRICT, memory_mib=350))
+        await holder.until_served("a")
+        holder.ask("b", replace(STRICT, memory_mib=200))
+        await fixture.until(waiting=1, idle=1)
+        fixture.backend.guests[0].die()
+        await fixture.beat()
+        await fixture.until(replaced=1, ending=0)
+        assert (fixture.stats.starting, fixture.stats.idle) == (0, 0)
+        holder.end("a")
+        await holder.until_served("a", "b")
+        await fixture.until(idle=1)
+        await holder.end_all()
+
+
+async def test_a_warm_sandbox_given_back_at_once_counts_for_what_it_was_made_for() -> None:
+    async with fake_pool(PoolSettings(idle=1, memory_budget_mib=500)) as fixture:
+        await fixture.until(idle=1)
+        async with fixture.pool.lease(replace(SMALL, memory_mib=450)):
+            pass
+        await fixture.until(idle=1, leased=0)
+        assert len(fixture.backend.guests) == 1, "nobody has had it"
+        async with fixture.pool.lease(replace(STRICT, memory_mib=400)) as lease:
+            await lease.sandbox()
+            assert fixture.stats.idle == 1
