@@ -50,7 +50,7 @@ class ArtifactLimits:
         return replace(self, list_files="always" if is_text_only else "never")
 
 
-WhyLeftOut = Literal[
+SkipReason = Literal[
     "type_not_allowed", "too_large", "too_many", "no_room", "changed", "rule", "lost", "no_time"
 ]
 """no_room: together the files are too large; changed: the file was written to while it was fetched;
@@ -59,7 +59,7 @@ time was up before it was fetched, or before it was known whether it has changed
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
+class ProducedFile:
     """A regular file in the output directory."""
 
     path: str
@@ -68,7 +68,7 @@ class Produced:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class SavedFile:
     """What is known of a file's content."""
 
     bytes: int | None
@@ -78,26 +78,26 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SkippedFile:
     """A file that is not returned."""
 
     path: str
     bytes: int
-    why: WhyLeftOut
+    why: SkipReason
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The files that are returned, and the others."""
 
-    chosen: tuple[Produced, ...]
-    left_out: tuple[LeftOut, ...]
+    chosen: tuple[ProducedFile, ...]
+    left_out: tuple[SkippedFile, ...]
 
 
-def select(files: Iterable[Produced], limits: ArtifactLimits) -> Selection:
+def select(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
     """Choose files in the given order while the limits allow. The answer file does not count."""
-    chosen: list[Produced] = []
-    left_out: list[LeftOut] = []
+    chosen: list[ProducedFile] = []
+    left_out: list[SkippedFile] = []
     room = limits.max_total_mib << 20
     for file in files:
         if file.path in ANSWER_FILES:
@@ -107,11 +107,13 @@ def select(files: Iterable[Produced], limits: ArtifactLimits) -> Selection:
             chosen.append(file)
             room -= file.bytes
         else:
-            left_out.append(LeftOut(file.path, file.bytes, why))
+            left_out.append(SkippedFile(file.path, file.bytes, why))
     return Selection(tuple(chosen), tuple(left_out))
 
 
-def _why_not(file: Produced, limits: ArtifactLimits, room: int, chosen: int) -> WhyLeftOut | None:
+def _why_not(
+    file: ProducedFile, limits: ArtifactLimits, room: int, chosen: int
+) -> SkipReason | None:
     if not limits.allow(file.path):
         return "type_not_allowed"
     if file.bytes > limits.max_file_mib << 20:
@@ -121,7 +123,7 @@ def _why_not(file: Produced, limits: ArtifactLimits, room: int, chosen: int) -> 
     return "no_room" if file.bytes > room else None
 
 
-def changed(before: Contents | None, now: Contents) -> bool | None:
+def changed(before: SavedFile | None, now: SavedFile) -> bool | None:
     """Return True if a file is new or has another content, None if that is not known."""
     if before is None:
         return True

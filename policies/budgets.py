@@ -139,7 +139,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class RemainingBudget:
     """The little that is left of one budget."""
 
     words: str
@@ -147,7 +147,7 @@ class Left:
     """1: little; 2: very little."""
 
 
-def little_left(limits: Limits, spent: Spent) -> dict[str, Left]:
+def little_left(limits: Limits, spent: Spent) -> dict[str, RemainingBudget]:
     """Return what is left of those of a run's own budgets of which little is left, by kind."""
     last_s = min(_LAST_S, limits.wall_time_s * _LITTLE)
     rows = (
@@ -164,17 +164,19 @@ def little_left(limits: Limits, spent: Spent) -> dict[str, Left]:
     return {kind: left for kind, left in found if left}
 
 
-def little_left_today(budget: DailyBudget, spent: Expense) -> dict[str, Left]:
+def little_left_today(budget: DailyBudget, spent: Expense) -> dict[str, RemainingBudget]:
     """Return the same for the daily budgets of a run's key."""
-    found: dict[str, Left] = {}
+    found: dict[str, RemainingBudget] = {}
     for kind, most in most_of(budget).items():
         left = None if kind == "runs" else _left(kind, most, getattr(spent, kind), 0)
         if left:
-            found[f"today's {kind}"] = Left(f"{left.words} of today's budget", left.level)
+            found[f"today's {kind}"] = RemainingBudget(
+                f"{left.words} of today's budget", left.level
+            )
     return found
 
 
-def reminder(left: Mapping[str, Left], told: Mapping[str, int]) -> str:
+def reminder(left: Mapping[str, RemainingBudget], told: Mapping[str, int]) -> str:
     """Return a line for the model, or "" if it was told everything before; `told` are the levels
     that it was told, by kind."""
     if all(each.level <= told.get(kind, 0) for kind, each in left.items()):
@@ -186,14 +188,14 @@ def reminder(left: Mapping[str, Left], told: Mapping[str, int]) -> str:
     return f"[{joined} {verb}.{hurry}]"
 
 
-def _left(kind: str, most: float | None, used: float, last: float) -> Left | None:
+def _left(kind: str, most: float | None, used: float, last: float) -> RemainingBudget | None:
     if not most:
         return None
     left = max(0.0, most - used)
     if left <= max(last, most * _VERY_LITTLE):
-        return Left(_words(kind, left), 2)
+        return RemainingBudget(_words(kind, left), 2)
     if left <= most * _LITTLE:
-        return Left(_words(kind, left), 1)
+        return RemainingBudget(_words(kind, left), 1)
     return None
 
 

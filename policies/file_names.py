@@ -129,7 +129,7 @@ def shown_name(path: str) -> str:
     return name if name.strip(". ") else "file"
 
 
-class ShownNames:
+class UniqueShownNames:
     """Names for files that are shown side by side, whatever directory each is in."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class ShownNames:
         return shown_name(path)
 
 
-class Names:
+class UniqueNames:
     """Names for the files of one directory, each given once."""
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.observation import ObservationLimits
 from policies.redaction import Redaction
-from policies.reference_style import PaperWords
-from policies.rules import Watch
+from policies.reference_style import ReferencePrompts
+from policies.rules import RuleSet
 from policies.workspace import InputLimits
 
 
@@ -32,12 +32,12 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class StyleSettings:
     """How the loop talks to a model: in our own way, or as the paper's reference does."""
 
     kind: Literal["own", "paper"] = "own"
     """paper: what a model observes is the reference's, byte for byte."""
-    words: PaperWords = PaperWords()
+    words: ReferencePrompts = ReferencePrompts()
     """The prompts of the paper's manner."""
 
 
@@ -66,10 +66,10 @@ class Profile:
     inputs: InputLimits = InputLimits()
     observation: ObservationLimits = ObservationLimits()
     artifacts: ArtifactLimits = ArtifactLimits()
-    manner: Manner = Manner()
+    manner: StyleSettings = StyleSettings()
     per_day: DailyBudget = DailyBudget()
     """Of all runs of one key together."""
-    watch: Watch = Watch()
+    watch: RuleSet = RuleSet()
     audit: Audit = Audit()
     redact: Redaction = Redaction()
 
@@ -195,7 +195,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class EffectivePolicy:
     """The widest profile that a request may ask for."""
 
     profile: Profile
@@ -203,7 +203,7 @@ class Allowed:
     """The model or key that narrowed a setting, by the setting's path. The profile itself bounds
     the others."""
 
-    def narrowed(self, asked: Profile, paths: Iterable[str], by: str) -> "Allowed":
+    def narrowed(self, asked: Profile, paths: Iterable[str], by: str) -> "EffectivePolicy":
         """Return a copy in which these settings are at most as wide as those of `asked`."""
         profile, bounds = self.profile, dict(self.by)
         for path in paths:
@@ -212,7 +212,7 @@ class Allowed:
             if now != before:
                 profile = with_value(profile, path, now)
                 bounds[path] = by
-        return Allowed(profile, bounds)
+        return EffectivePolicy(profile, bounds)
 
     def refusal(self, asked: Profile, paths: Iterable[str]) -> Refusal | None:
         """Return a refusal for the first of these settings that is asked wider than is allowed, or

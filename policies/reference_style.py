@@ -73,7 +73,7 @@ NO_CALL = (
 
 
 @dataclass(frozen=True, slots=True)
-class PaperWords:
+class ReferencePrompts:
     """The prompts, with the reference's placeholders in `system` and `instance`."""
 
     system: str = _SYSTEM

@@ -101,7 +101,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class RuleSet:
     """All of a run's rules."""
 
     rules: tuple[Rule, ...] = ()

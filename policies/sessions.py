@@ -55,7 +55,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class GoesOn:
+class ResumePoint:
     """The state that a run resumes from: the first of `parents` (names of states) that exists, else
     the session's newest, or, if `anew`, none."""
 
@@ -65,7 +65,7 @@ class GoesOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedSession:
     """The name by which a request speaks of its session."""
 
     name: str
@@ -73,7 +73,7 @@ class Named:
     """True if the messages show the state to resume from; else it is the session's newest."""
 
 
-def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> Named | None:
+def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> NamedSession | None:
     """Return the session that a request names, or None. What our own API has comes before the
     headers and fields of others.
 
@@ -83,12 +83,12 @@ def named(headers: Mapping[str, str], body: Mapping[str, Any]) -> Named | None:
     ours = ours if isinstance(ours, dict) else {}
     explicit = (ours.get("container_id"), ours.get("session"), headers.get("x-sandbox-session"))
     if name := _first(explicit):
-        return Named(name, by_messages=False)
+        return NamedSession(name, by_messages=False)
     metadata = body.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     chats = (headers.get(header) for header in CHAT_HEADERS)
     if name := _first((*chats, body.get("session_id"), metadata.get("session_id"))):
-        return Named(name, by_messages=True)
+        return NamedSession(name, by_messages=True)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from policies.context import estimate, is_near
 from policies.documents import LARGE_CHARS, stand_in, start_and_end
-from policies.file_names import Names, ShownNames, shown_name
+from policies.file_names import UniqueNames, UniqueShownNames, shown_name
 
 WORKING_DIR = "/testbed"
 INPUT_DIR = "/testbed/documents"
@@ -50,7 +50,7 @@ class InputLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenFile:
     """A file that came with a request."""
 
     at: tuple[int, int] | None
@@ -70,7 +70,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedFile:
     """A file that is to be written to the sandbox."""
 
     path: str
@@ -83,7 +83,7 @@ class Workspace:
     """A request, split into files and prompt."""
 
     messages: Sequence[Message]
-    files: tuple[Placed, ...]
+    files: tuple[PlacedFile, ...]
     tokens_kept_out: int = 0
     """The estimated size of the moved texts in the prompt, less that of what stands for them."""
     notes: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ def is_much(messages: Sequence[Message]) -> bool:
 
 def plan(
     messages: Sequence[Message],
-    given: Sequence[Given],
+    given: Sequence[GivenFile],
     *,
     over_tokens: int | None,
     counted: Mapping[str, int] = MappingProxyType({}),
@@ -149,7 +149,7 @@ class _Planner:
 
     def __init__(
         self,
-        given: Sequence[Given],
+        given: Sequence[GivenFile],
         over_tokens: int | None,
         counted: Mapping[str, int],
         without_notes: int | None,
@@ -161,9 +161,9 @@ class _Planner:
         self._over_tokens = over_tokens
         self._counted = counted
         self.tokens_kept_out = 0
-        self._names = Names()
+        self._names = UniqueNames()
         self._paths: dict[tuple[str, str], str] = {}
-        self.files: list[Placed] = []
+        self.files: list[PlacedFile] = []
         beside = [index for index, each in enumerate(given) if each.at is None]
         self.beside = "\n".join(self._note(index) for index in beside)
         """The notes on files that were named beside the messages."""
@@ -226,7 +226,7 @@ class _Planner:
         if given.fault:
             return f"[{_printable(given.fault)}]"
         if not known:
-            self.files.append(Placed(path, number))
+            self.files.append(PlacedFile(path, number))
         what = "The image above is the file" if is_above else "Given file:"
         return f"[{what} {path} ({given.mime_type}, {given.bytes:,} bytes)]"
 
@@ -250,7 +250,7 @@ class _Planner:
         known = (text, title) in self._paths
         path = self._path(text, title, "document" if title else "message", "text/plain")
         if not known:
-            self.files.append(Placed(path, text))
+            self.files.append(PlacedFile(path, text))
         return path
 
 
@@ -310,7 +310,7 @@ def input_path(filename: str, taken: Collection[str]) -> str:
     return path
 
 
-class ArchiveNames(ShownNames):
+class ArchiveNames(UniqueShownNames):
     """Names for the files of one zip: relative, and never outside of where it is unpacked."""
 
     def first_choice(self, path: str) -> str:

@@ -133,7 +133,7 @@ def serve(arguments: argparse.Namespace) -> int:
     import asyncio
     import logging
 
-    from proxy.joining import build_backend, build_model, require_keys
+    from proxy.bootstrap import build_backend, build_model, require_keys
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = _config(arguments)
@@ -171,9 +171,9 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
     from proxy.app import create_app
+    from proxy.bootstrap import build_services
     from proxy.doctor import announce, check_model, require_sound
     from proxy.http_server import HTTPServer, OpenConnections, is_this_machine, most_connections
-    from proxy.joining import build_services
     from proxy.profiles import build_profiles
     from sandbox_runtime.clock import SystemClock
 
@@ -233,8 +233,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     """Report what works on this machine and which isolation is in force."""
     import asyncio
 
+    from proxy.bootstrap import build_model, build_tool_probe, tool_settings
     from proxy.doctor import diagnose
-    from proxy.joining import build_model, build_tool_probe, tool_settings
     from proxy.profiles import build_profiles
 
     config = _config(arguments)
@@ -276,8 +276,8 @@ def gc(arguments: argparse.Namespace) -> int:
 def audit(arguments: argparse.Namespace) -> int:
     """Verify each audit log; return 1 if any is wrong."""
     from proxy.audit.audit_log import verify
+    from proxy.bootstrap import audit_key, audit_place
     from proxy.config import state_dir
-    from proxy.joining import audit_key, audit_place
 
     config = _config(arguments)
     root = audit_place(arguments.state_dir or state_dir(config))
@@ -323,7 +323,7 @@ def _about_key(config: "Config") -> str:
 def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], Backend]]":
     """Return a builder for each sandbox backend that the configuration allows, in the order of
     `build_backend`. With `need_image`, Docker without its image fails if there is a fallback."""
-    from proxy.joining import build_bubblewrap, build_docker, engine_named
+    from proxy.bootstrap import build_bubblewrap, build_docker, engine_named
 
     asked = config.sandbox.backend
     may_fall_back = asked == "auto" and not engine_named(config)
@@ -340,9 +340,9 @@ def demo(arguments: argparse.Namespace) -> int:
     import asyncio
     import tempfile
 
+    from proxy.bootstrap import build_backend, build_model, build_services
     from proxy.config import ConfigError, parse
     from proxy.demo import SCRIPT, show
-    from proxy.joining import build_backend, build_model, build_services
 
     if arguments.question and not (arguments.backend_url and arguments.model):
         raise ConfigError(

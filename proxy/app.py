@@ -32,7 +32,7 @@ from proxy.api.middleware import (
     RequestMiddleware,
 )
 from proxy.errors import BadRequestError, ProxyError, internal_error
-from proxy.wire.resources import refusal
+from proxy.schemas.resources import refusal
 
 CLIENT_LEFT = 499
 ROUTERS = (

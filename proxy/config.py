@@ -27,7 +27,7 @@ from policies.passthrough import PassthroughSetting
 from policies.pool import PoolSettings, capacity
 from policies.prices import Price
 from policies.redaction import Redaction
-from policies.rules import Watch
+from policies.rules import RuleSet
 from policies.sessions import FileLimits, ResponseSettings, SessionSettings
 from policies.steps import NarrationSetting, StepsSetting
 from policies.tool_support import ToolSupport
@@ -247,7 +247,7 @@ class Config(_Section):
     inputs: InputLimits = InputLimits()
     artifacts: ArtifactLimits = ArtifactLimits()
     paper: PaperConfig = PaperConfig()
-    watch: Watch = Watch()
+    watch: RuleSet = RuleSet()
     audit: AuditConfig = AuditConfig()
     redact: Redaction = Redaction()
     files: FileLimits = FileLimits()

@@ -8,7 +8,7 @@ from functools import partial
 from socket import socket
 
 from policies.isolation import Isolation
-from proxy.agent.context_windows import Windows
+from proxy.agent.context_windows import ContextWindows
 from proxy.agent.model import Model
 from proxy.errors import BackendError
 from proxy.models.tool_support import ToolProbe, ToolSettings
@@ -29,7 +29,7 @@ PROBE_S = 60.0
 """How long a server may take to say whether a model uses tools."""
 
 
-async def check_model(model: Model, key: str, windows: Windows | None = None) -> Check:
+async def check_model(model: Model, key: str, windows: ContextWindows | None = None) -> Check:
     """Whether the language model's server answers; `key` says in words where its key comes from,
     and `windows` learns what it lists."""
     try:

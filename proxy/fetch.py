@@ -59,7 +59,7 @@ class Fetched:
     """The server's Content-Type, or an empty string."""
 
 
-class Place(NamedTuple):
+class HostPlace(NamedTuple):
     """A parsed URL."""
 
     scheme: str
@@ -69,7 +69,7 @@ class Place(NamedTuple):
     """The path with the query."""
 
 
-class Room:
+class ByteBudget:
     """How many bytes may still be downloaded for one request of an owner. The bytes are counted in
     `body`, too."""
 
@@ -115,7 +115,7 @@ class Fetcher:
         self._tls = tls
         self._dialers: WeakValueDictionary[str, Dialer] = WeakValueDictionary()
 
-    async def fetch(self, url: str, *, max_bytes: int, room: Room) -> Fetched:
+    async def fetch(self, url: str, *, max_bytes: int, room: ByteBudget) -> Fetched:
         """Download a file. Raises FetchError."""
         dialer = self._dialers.setdefault(room.owner, self._new_dialer())
         try:
@@ -145,7 +145,7 @@ class Fetcher:
         rules = Rules(Egress(mode="open"))
         return Dialer(rules, self._forbidden, self._resolve, self._connect, self._connect_timeout_s)
 
-    async def _follow(self, url: str, dialer: Dialer, max_bytes: int, room: Room) -> Fetched:
+    async def _follow(self, url: str, dialer: Dialer, max_bytes: int, room: ByteBudget) -> Fetched:
         from proxy.ssrf_safe_get import ssrf_safe_get  # noqa: PLC0415 - slow to import, seldom used
 
         tls = self._tls = self._tls or ssl.create_default_context()  # slow, and seldom needed
@@ -212,7 +212,7 @@ def _target_of(url: str) -> Target:
     return Target(place.host, place.port)
 
 
-def _parsed(url: str) -> tuple[str, Place]:
+def _parsed(url: str) -> tuple[str, HostPlace]:
     """Return a URL's Host header and its parts. The URL is parsed here alone, so that the host that
     is checked is the host that is connected to. Raises FetchError."""
     try:
@@ -225,10 +225,10 @@ def _parsed(url: str) -> tuple[str, Place]:
     except ValueError as error:  # also for half a surrogate pair
         raise FetchError(f"its URL is malformed: {error}") from error
     host = str(target).removesuffix(f":{_PORTS[split.scheme]}")
-    return host, Place(split.scheme, target.host, target.port, path)
+    return host, HostPlace(split.scheme, target.host, target.port, path)
 
 
-async def _file_of(response: "FetchedBody", max_bytes: int, room: Room) -> Fetched:
+async def _file_of(response: "FetchedBody", max_bytes: int, room: ByteBudget) -> Fetched:
     if response.status != 200:
         raise FetchError(f"its server answered {response.status}")
     if response.headers.get("content-encoding", "identity") != "identity":

@@ -19,13 +19,13 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from policies.artifacts import ArtifactLimits, Produced, links_in, naming_files, without_links
+from policies.artifacts import ArtifactLimits, ProducedFile, links_in, naming_files, without_links
 from policies.file_names import type_of
 from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
 from proxy.agent.result import Artifact
 from proxy.agent.task import InputFile
-from proxy.store.records import ContainerWish, Maker, Upload
+from proxy.store.records import Maker, NewContainer, Upload
 from proxy.store.store import Store
 from sandbox_runtime.sandbox import Sandbox
 
@@ -66,7 +66,7 @@ class FileStore:
 
     async def remember(self, container_id: str, owner: str) -> None:
         """Create the container unless it exists, and note that it is used now."""
-        wish = ContainerWish(name=container_id, minutes=self.container_minutes)
+        wish = NewContainer(name=container_id, minutes=self.container_minutes)
         await self.store.containers.create(owner, wish, container_id)
         await self.store.containers.use(owner, container_id)
 
@@ -185,7 +185,7 @@ class RunArtifactStore:
         files = self._files.store.container_files
         return await files.get(self.container_id, self._file_id(path), self._owner) is not None
 
-    async def save(self, sandbox: Sandbox, file: Produced, timeout_s: float) -> Artifact:
+    async def save(self, sandbox: Sandbox, file: ProducedFile, timeout_s: float) -> Artifact:
         store = self._files.store
         async with store.blobs.new() as writer:
             take = writer.take
@@ -216,7 +216,7 @@ class RunArtifactStore:
     async def _open(self) -> None:
         """Create the container before the first file is put in."""
         if not self._is_open:
-            wish = ContainerWish(name=self._container_id, minutes=self._files.container_minutes)
+            wish = NewContainer(name=self._container_id, minutes=self._files.container_minutes)
             await self._files.store.containers.create(self._owner, wish, self.container_id)
             self._is_open = True
 

@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 
 from proxy.api.dependencies import told, with_request_id
 from proxy.errors import ServerStopsError, TooManyConnectionsError
-from proxy.runs.runs import Runs
+from proxy.runs.manager import RunManager
 from sandbox_runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -477,7 +477,7 @@ class HTTPServer(uvicorn.Server):
 
     server_state: OpenConnections
 
-    def __init__(self, app: ASGIApp, runs: Runs, connections: OpenConnections) -> None:
+    def __init__(self, app: ASGIApp, runs: RunManager, connections: OpenConnections) -> None:
         self._app = _ShutdownMiddleware(app)
         super().__init__(
             uvicorn.Config(

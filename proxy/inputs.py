@@ -25,11 +25,11 @@ from policies.context import moved_over
 from policies.file_names import clean_type
 from policies.passthrough import is_url, remote_urls
 from policies.workspace import (
-    Given,
+    GivenFile,
     InputLimits,
     Kind,
     Modality,
-    Placed,
+    PlacedFile,
     has_long_text,
     is_much,
     last_of_user,
@@ -40,9 +40,8 @@ from proxy.agent.model import Credentials, Message, Model
 from proxy.agent.task import AgentInput, InputFile, PendingInput
 from proxy.body_memory import HeldBody
 from proxy.errors import BadRequestError, FileTooLargeError
-from proxy.fetch import Fetched, Fetcher, FetchError, Room, refuse_private_urls
-from proxy.store.records import NoUploads, Upload, Uploads
-from proxy.wire.content_parts import (
+from proxy.fetch import ByteBudget, Fetched, Fetcher, FetchError, refuse_private_urls
+from proxy.schemas.content_parts import (
     FilePart,
     InlineData,
     Remote,
@@ -53,6 +52,7 @@ from proxy.wire.content_parts import (
     shown_type,
     with_url,
 )
+from proxy.store.records import NoUploads, Upload, Uploads
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
@@ -154,7 +154,7 @@ class Inputs:
         if not any(isinstance(part.source, Remote) for part in parts):
             return await self._place(messages, parts, local, context)
         left = (limits.max_total_mib << 20) - sum(sizes.values())
-        room = Room(left, context.owner, context.body)
+        room = ByteBudget(left, context.owner, context.body)
         download = partial(self._download, messages, parts, local, room, media, context)
         return PendingInput(given, context.present, download)
 
@@ -173,7 +173,7 @@ class Inputs:
         messages: Sequence[Message],
         parts: Sequence[FilePart],
         local: Sequence[_FileContent],
-        room: Room,
+        room: ByteBudget,
         media: "ModelMedia",
         context: InputContext,
     ) -> AgentInput:
@@ -246,8 +246,8 @@ class Inputs:
                 return await self._uploaded(part, owner, file_id, media)
         return _FileContent()
 
-    def _given(self, part: FilePart, content: _FileContent) -> Given:
-        return Given(
+    def _given(self, part: FilePart, content: _FileContent) -> GivenFile:
+        return GivenFile(
             at=part.at,
             kind=part.kind,
             identity=part.identity,
@@ -284,7 +284,7 @@ class Inputs:
         return replace(fetched, shown=await media.fetched(part, fetched.mime_type, data))
 
     async def _fetch_all(
-        self, parts: Sequence[FilePart], room: Room, limits: InputLimits
+        self, parts: Sequence[FilePart], room: ByteBudget, limits: InputLimits
     ) -> dict[str, _FileContent]:
         """Return the file of each URL. The newest are downloaded first, before the size limit is
         reached."""
@@ -301,7 +301,7 @@ class Inputs:
         return {url: task.result() for url, task in tasks.items()} | older
 
     async def _fetch(
-        self, url: str, at_once: asyncio.Semaphore, room: Room, limits: InputLimits
+        self, url: str, at_once: asyncio.Semaphore, room: ByteBudget, limits: InputLimits
     ) -> _FileContent:
         try:
             if self._fetcher is None or not limits.fetch_urls:
@@ -336,7 +336,7 @@ class Inputs:
 
 
 def _input_file(
-    placed: Placed, parts: Sequence[FilePart], contents: Sequence[_FileContent]
+    placed: PlacedFile, parts: Sequence[FilePart], contents: Sequence[_FileContent]
 ) -> InputFile:
     if isinstance(placed.source, str):
         text = placed.source.encode(errors="replace")  # half a surrogate pair is no text

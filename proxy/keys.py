@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakValueDictionary
 
-from proxy.agent.model import Credentials, Model, Passing, Relayed
+from proxy.agent.model import Credentials, Model, UpstreamRequest, UpstreamResponse
 from proxy.errors import BackendError, UnauthorizedError
 from proxy.models.backend_errors import backend_error_from_response, timed_out
 
@@ -173,17 +173,17 @@ class ClientKeys:
 
     async def _listing_status(self, credentials: Credentials) -> int:
         model = self._model.for_client(credentials)
-        return await _status(model, Passing("GET", "/v1/models", {}, None))
+        return await _status(model, UpstreamRequest("GET", "/v1/models", {}, None))
 
     async def _may_complete(self, credentials: Credentials) -> bool:
         """Return True if the backend accepts the key of an empty request: it refuses a key before
         it reads the request."""
         model = self._model.for_client(credentials)
-        passing = Passing("POST", "/v1/chat/completions", _JSON, b"{}")
+        passing = UpstreamRequest("POST", "/v1/chat/completions", _JSON, b"{}")
         return await _status(model, passing) not in _NOT_ALLOWED
 
 
-async def _status(model: Model, passing: Passing) -> int:
+async def _status(model: Model, passing: UpstreamRequest) -> int:
     """Return the status of an answer that says something of the key. Raises BackendError."""
     passage = model.passage
     assert passage, "clients' keys are for a backend that is a server"
@@ -198,7 +198,7 @@ async def _status(model: Model, passing: Passing) -> int:
         raise await _error(relayed)
 
 
-async def _error(relayed: Relayed) -> BackendError:
+async def _error(relayed: UpstreamResponse) -> BackendError:
     body = bytearray()
     async for piece in relayed.body:
         body += piece

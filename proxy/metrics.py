@@ -13,22 +13,22 @@ from prometheus_client.registry import Collector
 from policies.capabilities import Capability
 from policies.limits import StopReason
 from proxy.agent.events import (
+    ChoiceEvent,
     Emit,
     Event,
     ModelDelta,
-    OfChoice,
     OnDelta,
     ReasoningDelta,
-    RuleMet,
+    RuleMatched,
     RunFinished,
     TextDelta,
     ToolCallDelta,
     ToolCallFinished,
     TurnStarted,
 )
-from proxy.agent.model import Reply
-from proxy.agent.result import Result, Tally
-from proxy.agent.task import Task
+from proxy.agent.model import Completion
+from proxy.agent.result import Result, RunStats
+from proxy.agent.task import AgentTask
 from sandbox_runtime.pool.pool import Pool, PoolStats
 from sandbox_runtime.tools import make_tools
 
@@ -74,11 +74,11 @@ POOL_COUNTS = {
     "failed": "Sandbox starts that failed.",
 }
 """Fields of PoolStats, each a counter."""
-OBSERVED = frozenset({OfChoice, TurnStarted, RunFinished, ToolCallFinished, RuleMet})
+OBSERVED = frozenset({ChoiceEvent, TurnStarted, RunFinished, ToolCallFinished, RuleMatched})
 """The events that are looked at; there is one event or more for each token."""
 PIECES = (ReasoningDelta, TextDelta, ToolCallDelta)
 
-Complete = Callable[[Mapping[str, Any], OnDelta | None], Awaitable[Reply]]
+Complete = Callable[[Mapping[str, Any], OnDelta | None], Awaitable[Completion]]
 
 
 class Metrics(Collector):
@@ -107,7 +107,7 @@ class Metrics(Collector):
     # Runs
 
     async def follow(
-        self, task: Task, work: Callable[[Emit], Awaitable[Result]], emit: Emit
+        self, task: AgentTask, work: Callable[[Emit], Awaitable[Result]], emit: Emit
     ) -> Result:
         """Await a run whose events go to `emit`. Raises what it raises."""
         began, ending = time.monotonic(), FAILED
@@ -127,7 +127,7 @@ class Metrics(Collector):
             self._counts.runs.labels(ending).inc()
             self._durations.run.labels(*self._labels(task)).observe(time.monotonic() - began)
 
-    def _observing(self, task: Task, emit: Emit) -> Emit:
+    def _observing(self, task: AgentTask, emit: Emit) -> Emit:
         turns: dict[int, float] = {}
 
         def observing(event: Event) -> Awaitable[None]:
@@ -137,10 +137,10 @@ class Metrics(Collector):
 
         return observing
 
-    def _observe(self, task: Task, turns: dict[int, float], event: Event) -> None:
+    def _observe(self, task: AgentTask, turns: dict[int, float], event: Event) -> None:
         """Observe an event; `turns` has when the current turn of each choice began."""
         index = 0
-        if isinstance(event, OfChoice):
+        if isinstance(event, ChoiceEvent):
             index, event = event.index, event.event
         match event:
             case TurnStarted() | RunFinished():
@@ -153,17 +153,17 @@ class Metrics(Collector):
             case ToolCallFinished(name=name, duration_s=duration_s):
                 labels = self._tools.label(name), self._profiles.label(task.profile.name)
                 self._durations.command.labels(*labels).observe(duration_s)
-            case RuleMet(rule=rule, action=action):
+            case RuleMatched(rule=rule, action=action):
                 self._counts.rules_met.labels(rule, action).inc()
 
-    def _labels(self, task: Task) -> tuple[str, str]:
+    def _labels(self, task: AgentTask) -> tuple[str, str]:
         return self._models.label(task.model), self._profiles.label(task.profile.name)
 
     # Model calls
 
     async def model_call(
         self, complete: Complete, body: Mapping[str, Any], on_delta: OnDelta | None
-    ) -> Reply:
+    ) -> Completion:
         """Await a model call of a run. Raises what it raises. From the first answered call on, the
         model's name is a label value."""
         model, began = str(body.get("model")), time.monotonic()
@@ -271,7 +271,7 @@ class _Counts:
             for value in values:  # a series that begins at 0 has a rate from its first event on
                 labelled.labels(value)
 
-    def add(self, tally: Tally) -> None:
+    def add(self, tally: RunStats) -> None:
         """Add what a run that came to a result has cost."""
         for name, counter in self.spent.items():
             counter.inc(_amount(getattr(tally, name)))

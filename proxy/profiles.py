@@ -21,16 +21,16 @@ from policies.egress import Egress
 from policies.isolation import LEAST
 from policies.profile import (
     SETTLED,
-    Allowed,
     Audit,
-    Manner,
+    EffectivePolicy,
     Profile,
+    StyleSettings,
     get,
     in_words,
     settings,
 )
 from policies.prompts import TOOL_NAMES
-from policies.reference_style import NO_CALL, PaperWords
+from policies.reference_style import NO_CALL, ReferencePrompts
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
 from proxy.config import NO_AMOUNT, Config, ConfigError, no_amounts
 from proxy.errors import BadRequestError, ForbiddenError
@@ -62,7 +62,7 @@ class Profiles:
         self.named = named
         self._default = default
         self._models = models
-        self._known: dict[tuple[str, str | None, str], Allowed] = {}
+        self._known: dict[tuple[str, str | None, str], EffectivePolicy] = {}
 
     @classmethod
     def only(cls, profile: Profile) -> "Profiles":
@@ -106,7 +106,7 @@ class Profiles:
             return False
         return True
 
-    def _allowed(self, key: Key, model: str, name: str | None) -> Allowed:
+    def _allowed(self, key: Key, model: str, name: str | None) -> EffectivePolicy:
         its = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
         usual = self._usual(key, its)
         if name is None or name == usual:
@@ -123,7 +123,7 @@ class Profiles:
             self._require_within(self._narrowed(key, its, usual), allowed.profile)
         return allowed
 
-    def _require_within(self, usual: Allowed, asked: Profile) -> None:
+    def _require_within(self, usual: EffectivePolicy, asked: Profile) -> None:
         """Raises ForbiddenError if a profile that the key does not list allows more than its usual
         one."""
         if refusal := usual.refusal(asked, settings(asked)):
@@ -138,17 +138,17 @@ class Profiles:
             return model.profile
         return key.profiles[0] if key.profiles else self._default
 
-    def _narrowed(self, key: Key, model: ModelPolicy | None, name: str) -> Allowed:
+    def _narrowed(self, key: Key, model: ModelPolicy | None, name: str) -> EffectivePolicy:
         known = key.name, model.pattern if model else None, name
         if known not in self._known:
-            allowed = Allowed(self.named[name])
+            allowed = EffectivePolicy(self.named[name])
             if model:
                 allowed = _narrowed(allowed, model.policy, f"model {model.pattern!r}")
             self._known[known] = _narrowed(allowed, key.policy, f"key {key.name!r}")
         return self._known[known]
 
 
-def _narrowed(allowed: Allowed, tree: Tree, by: str) -> Allowed:
+def _narrowed(allowed: EffectivePolicy, tree: Tree, by: str) -> EffectivePolicy:
     return allowed.narrowed(overlaid(allowed.profile, tree), _set_by(tree), by)
 
 
@@ -164,7 +164,7 @@ def build_profiles(config: Config) -> Profiles:
         isolation=config.sandbox.isolation,
         inputs=config.inputs,
         artifacts=config.artifacts,
-        manner=Manner(words=read_words(prompt_file) if prompt_file else PaperWords()),
+        manner=StyleSettings(words=read_words(prompt_file) if prompt_file else ReferencePrompts()),
         per_day=config.per_day,
         watch=config.watch,
         audit=Audit(config.audit.enabled, config.audit.required),
@@ -356,12 +356,12 @@ class _PromptFile(BaseModel):
         return tools
 
 
-def read_words(path: Path) -> PaperWords:
+def read_words(path: Path) -> ReferencePrompts:
     """Read the prompts of the reference style from a file in the reference's own format. Raises
     ConfigError."""
     try:
         file = _PromptFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        words = PaperWords(
+        words = ReferencePrompts(
             system=file.system_prompt,
             instance=file.instance_prompt,
             no_call=file.continue_message,

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 from policies.hosts import Target
 from policies.isolation import Isolation
-from policies.sessions import GoesOn, Session, State
+from policies.sessions import ResumePoint, Session, State
 from sandbox_runtime.clock import Clock, SystemClock
 from sandbox_runtime.egress.decision import ConfirmTarget, Decision, OnDecision
 from sandbox_runtime.errors import SandboxError, SandboxFileError, SandboxLostError
@@ -37,7 +37,7 @@ MAX_SNAPSHOT_MIB = 1024
 """Larger workspaces last only as long as their computer is kept."""
 
 
-class Snapshots(Protocol):
+class SnapshotStore(Protocol):
     """Where the states of workspaces lie."""
 
     async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
@@ -59,7 +59,7 @@ class Snapshots(Protocol):
         """Forget every state of it. Safe to call twice."""
 
 
-class Seat:
+class WorkspaceLease:
     """A workspace as one run has it: a lease whose computers have the files of a state."""
 
     def __init__(self, sandboxes: Sandboxes, isolation: Isolation) -> None:
@@ -131,7 +131,7 @@ class Seat:
 class _Kept:
     """A computer that nobody uses now, in the state it was left in."""
 
-    seat: Seat
+    seat: WorkspaceLease
     expiring: asyncio.Task[None]
 
 
@@ -141,7 +141,7 @@ class Workspaces:
     def __init__(
         self,
         sandboxes: Sandboxes,
-        snapshots: Snapshots,
+        snapshots: SnapshotStore,
         *,
         keep_s: float,
         max_kept: int,
@@ -163,17 +163,17 @@ class Workspaces:
     @asynccontextmanager
     async def use(
         self,
-        goes_on: GoesOn | None,
+        goes_on: ResumePoint | None,
         isolation: Isolation,
         on_decision: OnDecision | None = None,
         confirm_target: ConfirmTarget | None = None,
-    ) -> AsyncIterator[Seat]:
+    ) -> AsyncIterator[WorkspaceLease]:
         """A workspace for the length of the block; it is kept if its `leave_as` is set by then.
 
         A block that fails leaves nothing.
         """
         parent = await self._parent(goes_on) if goes_on else None
-        seat = self._kept_seat(parent, isolation) or Seat(self._sandboxes, isolation)
+        seat = self._kept_seat(parent, isolation) or WorkspaceLease(self._sandboxes, isolation)
         try:
             seat.judge = confirm_target
             await self._make_ready(seat, parent)
@@ -216,7 +216,7 @@ class Workspaces:
 
     # Taking
 
-    async def _parent(self, goes_on: GoesOn) -> State | None:
+    async def _parent(self, goes_on: ResumePoint) -> State | None:
         session = goes_on.session
         states = [State(session, name) for name in goes_on.parents]
         for state in states:
@@ -239,13 +239,13 @@ class Workspaces:
     def _settling_of(self, session: Session) -> list[asyncio.Task[None]]:
         return [task for state, task in self._settling.items() if state.session == session]
 
-    def _kept_seat(self, state: State | None, isolation: Isolation) -> Seat | None:
+    def _kept_seat(self, state: State | None, isolation: Isolation) -> WorkspaceLease | None:
         kept = self._kept.get(state) if state else None
         if state is None or kept is None or kept.seat.isolation != isolation:
             return None
         return self._take(state)
 
-    async def _make_ready(self, seat: Seat, parent: State | None) -> None:
+    async def _make_ready(self, seat: WorkspaceLease, parent: State | None) -> None:
         seat.leave_as, seat.is_used = None, False
         if seat.computer:
             seat.origin = "kept"
@@ -254,7 +254,7 @@ class Workspaces:
             # Also where the computer is warm: should it be lost, the next one has the files.
             seat.restore = lambda computer: computer.restore(self._snapshots.read(parent))
 
-    def _take(self, state: State) -> Seat:
+    def _take(self, state: State) -> WorkspaceLease:
         kept = self._kept.pop(state)
         kept.expiring.cancel()
         return kept.seat
@@ -266,7 +266,7 @@ class Workspaces:
 
     # Leaving
 
-    def _leave(self, parent: State | None, state: State, seat: Seat) -> None:
+    def _leave(self, parent: State | None, state: State, seat: WorkspaceLease) -> None:
         before = self._settling_of(state.session)
         work = self._settle(parent, state, seat, before)
         settling = self._settling[state] = asyncio.create_task(work)
@@ -282,7 +282,7 @@ class Workspaces:
         self,
         parent: State | None,
         state: State,
-        seat: Seat,
+        seat: WorkspaceLease,
         before: Collection[asyncio.Task[None]],
     ) -> None:
         """Keep the state that a run has left, and its computer for a while."""
@@ -301,7 +301,7 @@ class Workspaces:
         else:
             await seat.end()
 
-    async def _saved(self, state: State, seat: Seat) -> bool:
+    async def _saved(self, state: State, seat: WorkspaceLease) -> bool:
         """Make a snapshot; False: there is no use in the computer any more."""
         assert seat.computer
         try:
@@ -314,7 +314,7 @@ class Workspaces:
             logger.warning("the workspace of %s cannot be kept: %s", state.session.name, error)
         return True
 
-    async def _keep(self, state: State, seat: Seat) -> None:
+    async def _keep(self, state: State, seat: WorkspaceLease) -> None:
         while state in self._kept:  # again, should another run have left the same meanwhile
             await self._end(state)
         self._kept[state] = _Kept(seat, asyncio.create_task(self._expire(state)))

@@ -18,7 +18,7 @@ from proxy.agent.events import (
     EgressDecided,
     Event,
     FileProduced,
-    RuleMet,
+    RuleMatched,
     RunFinished,
     RunStarted,
     StepsOmitted,
@@ -30,8 +30,8 @@ from proxy.config import parse
 from proxy.demo import SCRIPT
 from proxy.models.scripted import ScriptedModel
 from proxy.profiles import build_profiles, profile_table
-from proxy.wire.chat_parameters import PARAMETERS
-from proxy.wire.steps import StepEventRenderer
+from proxy.schemas.chat_parameters import PARAMETERS
+from proxy.schemas.steps import StepEventRenderer
 from sandbox_runtime.egress.decision import Decision
 from tests.fakes.server import join, open_sandboxes, serve
 
@@ -99,7 +99,7 @@ def test_the_events_of_steps_are_those_that_are_sent() -> None:
         ToolCallStarted(1, "c", "execute_bash", {"command": "make"}),
         ToolOutput(1, "stdout", "cc -o a a.c\n"),
         EgressDecided(decision),
-        RuleMet("no-force", "deny", "command", "git push -f", "it is shared"),
+        RuleMatched("no-force", "deny", "command", "git push -f", "it is shared"),
         ended,
         StepsOmitted(12),
         FileProduced("cfile_1", "/testbed/output/a", 880),

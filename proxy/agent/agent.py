@@ -11,16 +11,16 @@ from policies.limits import StopReason
 from policies.profile import Profile
 from policies.prompts import Equipment
 from policies.redaction import Secrets
-from proxy.agent.budget import Budget, Paying
-from proxy.agent.context_windows import Windows
+from proxy.agent.budget import MeteredModel, RunBudget
+from proxy.agent.context_windows import ContextWindows
 from proxy.agent.events import (
     AnswerDelta,
     CallAccepted,
     CallFailed,
+    ChoiceEvent,
     Emit,
     Event,
     ModelDelta,
-    OfChoice,
     ReasoningDelta,
     Refused,
     RunFinished,
@@ -30,10 +30,17 @@ from proxy.agent.events import (
 from proxy.agent.guard import EgressWatch
 from proxy.agent.history import text_of
 from proxy.agent.loop import AgentLoop
-from proxy.agent.model import Answering, Credentials, Model, NoMoreAttempts, Reply, refusal_of
+from proxy.agent.model import (
+    ChatModel,
+    Completion,
+    Credentials,
+    Model,
+    StopRetryingError,
+    refusal_of,
+)
 from proxy.agent.redactor import Redactor
-from proxy.agent.result import Result, Stopwatch, Tally, times, token_counts, tokens
-from proxy.agent.task import AgentInput, PendingInput, RunClock, Task, out_of_time
+from proxy.agent.result import Result, RunStats, Stopwatch, times, token_counts, tokens
+from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time
 from proxy.agent.turn_stream import FirstCall, emit_reasoning
 from proxy.errors import BackendError
 from proxy.workspaces import Workspaces
@@ -51,7 +58,7 @@ class Agent:
     workspaces: Workspaces
     make_tools: Callable[[Profile], Sequence[Tool]]
     equipment: Equipment = Equipment()
-    windows: Windows = field(default_factory=Windows)
+    windows: ContextWindows = field(default_factory=ContextWindows)
 
     async def window(
         self, model: str, owner: str, credentials: Credentials | None = None
@@ -60,7 +67,7 @@ class Agent:
         are the client's own for the backend."""
         return await self.windows.of_first_asked(self._reached_with(credentials), owner, model)
 
-    async def answer(self, task: Task, emit: Emit) -> Result:
+    async def answer(self, task: AgentTask, emit: Emit) -> Result:
         """Answer a request with all its choices, each in a run and a sandbox of its own, and emit
         the events. The first run that fails ends the others.
 
@@ -89,7 +96,7 @@ class Agent:
         return replace(first.result(), others=[other.result() for other in others])
 
     async def _run(
-        self, given: AgentInput, deadline_s: float | None, task: Task, emit: Emit
+        self, given: AgentInput, deadline_s: float | None, task: AgentTask, emit: Emit
     ) -> Result:
         """Answer one choice in a run with tools."""
         clock = RunClock(time.monotonic(), deadline_s)
@@ -119,7 +126,7 @@ class Agent:
             seat.leave_as = session.save_as or (session.suspend_as if result.parked else None)
             return result
 
-    def model_of(self, task: Task) -> Model:
+    def model_of(self, task: AgentTask) -> Model:
         """Return the model, reached with the client's own key if the task has one."""
         return self._reached_with(task.credentials)
 
@@ -128,7 +135,7 @@ class Agent:
 
 
 async def _redacted(
-    task: Task, emit: Emit, work: Callable[[Task, Emit], Awaitable[Result]]
+    task: AgentTask, emit: Emit, work: Callable[[AgentTask, Emit], Awaitable[Result]]
 ) -> Result:
     """Do the work with the profile's secrets taken out of its events and its result."""
     secrets = Secrets(task.profile.redact)
@@ -140,18 +147,18 @@ async def _redacted(
 
 def _of_choice(index: int, emit: Emit) -> Emit:
     async def emit_of_choice(event: Event) -> None:
-        await emit(OfChoice(index, event))
+        await emit(ChoiceEvent(index, event))
 
     return emit_of_choice
 
 
-async def _single_call(model: Model, task: Task, emit: Emit) -> Result:
+async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
     """Have the model answer by itself, in one call without tools. Raises BackendError."""
-    budget, waited = Budget(task, task.profile.limits, time.monotonic()), Stopwatch()
+    budget, waited = RunBudget(task, task.profile.limits, time.monotonic()), Stopwatch()
     await emit(RunStarted(task.run_id))
     try:
         async with asyncio.timeout(task.limits.deadline_s):
-            reply = await _asked(Paying(model, budget), task, emit, waited)
+            reply = await _asked(MeteredModel(model, budget), task, emit, waited)
     except TimeoutError as error:
         raise out_of_time(task) from error
     refusal = refusal_of(reply.message)
@@ -180,10 +187,10 @@ async def _single_call(model: Model, task: Task, emit: Emit) -> Result:
     )
 
 
-def _single_call_tally(reply: Reply, budget: Budget, model_s: float) -> Tally:
+def _single_call_tally(reply: Completion, budget: RunBudget, model_s: float) -> RunStats:
     prompt = tokens(reply.usage, "prompt_tokens")
     said = prompt + tokens(reply.usage, "completion_tokens")
-    return Tally(
+    return RunStats(
         llm_calls=1,
         turns=1,
         context_tokens=prompt,
@@ -197,13 +204,13 @@ def _single_call_tally(reply: Reply, budget: Budget, model_s: float) -> Tally:
 class _SingleCallHandler:
     """Passes the reply of a single call on as it comes."""
 
-    def __init__(self, task: Task, emit: Emit) -> None:
+    def __init__(self, task: AgentTask, emit: Emit) -> None:
         self._first_call = FirstCall(task.delivery.status_hold, emit)
         self._emit = emit
         self._has_shown = False
 
     async def hear(self, delta: ModelDelta) -> None:
-        """Take one piece in. Raises NoMoreAttempts if the client would see another attempt."""
+        """Take one piece in. Raises StopRetryingError if the client would see another attempt."""
         match delta:
             case ReasoningDelta():
                 self._has_shown = True
@@ -212,12 +219,12 @@ class _SingleCallHandler:
                 self._has_shown = True
                 await self._emit(AnswerDelta(text, logprobs))
             case CallFailed() if self._has_shown:
-                raise NoMoreAttempts
+                raise StopRetryingError
             case CallAccepted() | CallFailed():
                 await self._first_call.hear(delta)
 
 
-async def _asked(model: Answering, task: Task, emit: Emit, waited: Stopwatch) -> Reply:
+async def _asked(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopwatch) -> Completion:
     body = {
         "model": task.model,
         "messages": list(task.input.messages),
@@ -239,5 +246,5 @@ async def _asked(model: Answering, task: Task, emit: Emit, waited: Stopwatch) ->
     return reply
 
 
-def _text(reply: Reply) -> str:
+def _text(reply: Completion) -> str:
     return text_of(reply.message).encode(errors="replace").decode()  # half a surrogate is no text

@@ -14,7 +14,7 @@ from policies.workspace import ANSWER_FILES, MAX_ANSWER_BYTES, OUTPUT_DIR, WORKI
 from proxy.agent.artifacts import all_files
 from proxy.agent.events import AnswerDelta, AnswerRestarted, Emit
 from proxy.agent.result import Artifact
-from proxy.agent.task import Outbox
+from proxy.agent.task import ArtifactStore
 from proxy.agent.tool_calls import TextArgument
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
@@ -41,7 +41,7 @@ class AnswerWriter:
     """
 
     def __init__(
-        self, emit: Emit, outbox: Outbox, profile: Profile, *, rewrite_links: bool
+        self, emit: Emit, outbox: ArtifactStore, profile: Profile, *, rewrite_links: bool
     ) -> None:
         self._emit = emit
         self._outbox = outbox

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from policies.artifacts import Contents, LeftOut, Produced, changed, output_path, select
-from policies.file_names import ShownNames
+from policies.artifacts import ProducedFile, SavedFile, SkippedFile, changed, output_path, select
+from policies.file_names import UniqueShownNames
 from policies.workspace import ANSWER_FILES, INPUT_DIR, OUTPUT_DIR
 from proxy.agent.events import Emit, FileProduced
 from proxy.agent.guard import Guard
-from proxy.agent.result import Artifact, Notice
-from proxy.agent.task import InputFile, Outbox, Task
+from proxy.agent.result import Artifact, RunWarning
+from proxy.agent.task import AgentTask, ArtifactStore, InputFile
 from sandbox_runtime.errors import FileTimeoutError, SandboxFileError, SandboxLostError
 from sandbox_runtime.sandbox import LIST_TIMEOUT_S, Entry, HashLimits, Listing, Sandbox
 
@@ -28,28 +28,28 @@ _MANIFEST = f"{INPUT_DIR}/.given"
 _OUTPUTS = f"{OUTPUT_DIR}/"
 _MAX_MANIFEST_BYTES = 1 << 20
 _UNLISTED = Listing((), truncated=True)
-NOT_ALL_LISTED = Notice(
+NOT_ALL_LISTED = RunWarning(
     "files_not_listed",
     "The output directory has more files than could be listed: those that are missing stay there.",
 )
-SANDBOX_LOST = Notice(
+SANDBOX_LOST = RunWarning(
     "sandbox_lost",
     "The sandbox was lost before all files were taken out of it: those that are missing are gone.",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFile:
     """What lies in the output directory at the end of a run."""
 
     is_whole: bool
     """False if there are more files than can be listed, or not all could be named in time."""
-    produced: list[Produced] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    produced: list[ProducedFile] = field(default_factory=list)
+    left_out: list[SkippedFile] = field(default_factory=list)
     """Files that could not be hashed in time, so that nobody knows whether they have changed."""
 
 
-class Outputs:
+class ArtifactCollector:
     """The output directory of one run.
 
     A hash tells whether a file of an earlier run has changed. A file larger than `max_file_bytes`
@@ -58,7 +58,7 @@ class Outputs:
 
     def __init__(self, inputs: Sequence[InputFile], max_file_bytes: int) -> None:
         given = {
-            file.path: Contents(None, file.identity)
+            file.path: SavedFile(None, file.identity)
             for file in inputs
             if file.path.startswith(_OUTPUTS)
         }
@@ -74,13 +74,13 @@ class Outputs:
         left = {output_path(entry.path): _contents(entry) for entry in listing.entries}
         self._before = {**left, **(self._before or {})}
 
-    async def produced(self, sandbox: Sandbox, again: Collection[str], seconds: float) -> Found:
+    async def produced(self, sandbox: Sandbox, again: Collection[str], seconds: float) -> FoundFile:
         """Return the regular files that are new, have changed, or are to be handed back `again`."""
         if self._before is None:
             listing = await _listing(sandbox, None, seconds)
         else:
             listing = await self._hashed(sandbox, seconds)
-        found = Found(is_whole=not listing.truncated)
+        found = FoundFile(is_whole=not listing.truncated)
         before, wanted = self._before or {}, set(again)
         for entry in listing.entries:
             if entry.kind != "file":
@@ -91,9 +91,9 @@ class Outputs:
                 None if is_unknown else changed(before.get(path), _contents(entry))
             )
             if has_changed:
-                found.produced.append(Produced(path, entry.bytes))
+                found.produced.append(ProducedFile(path, entry.bytes))
             elif has_changed is None and entry.bytes <= self._max_file_bytes:
-                found.left_out.append(LeftOut(path, entry.bytes, "no_time"))
+                found.left_out.append(SkippedFile(path, entry.bytes, "no_time"))
         return found
 
     async def _hashed(self, sandbox: Sandbox, seconds: float) -> Listing:
@@ -106,16 +106,16 @@ class CollectedArtifacts:
     """The files that a run hands back, and those that it does not."""
 
     artifacts: Sequence[Artifact] = ()
-    left_out: Sequence[LeftOut] = ()
-    notices: Sequence[Notice] = ()
+    left_out: Sequence[SkippedFile] = ()
+    notices: Sequence[RunWarning] = ()
     """Notices of files that a rule withholds, or that are lost."""
 
 
 async def collect_artifacts(
     sandbox: Sandbox,
-    outputs: Outputs,
+    outputs: ArtifactCollector,
     linked: Collection[str],
-    task: Task,
+    task: AgentTask,
     guard: Guard,
     emit: Emit,
     seconds: float,
@@ -130,7 +130,7 @@ async def collect_artifacts(
     allowed = [file for file in found.produced if file.path not in withheld]
     selection = select(allowed, task.profile.artifacts)
     saved = await _save(sandbox, selection.chosen, task.outbox, emit, end)
-    ruled_out = [LeftOut(f.path, f.bytes, "rule") for f in found.produced if f.path in withheld]
+    ruled_out = [SkippedFile(f.path, f.bytes, "rule") for f in found.produced if f.path in withheld]
     return CollectedArtifacts(
         saved.artifacts,
         [*selection.left_out, *ruled_out, *saved.left_out, *found.left_out],
@@ -139,22 +139,22 @@ async def collect_artifacts(
 
 
 async def _save(
-    sandbox: Sandbox, chosen: Sequence[Produced], outbox: Outbox, emit: Emit, end: float
+    sandbox: Sandbox, chosen: Sequence[ProducedFile], outbox: ArtifactStore, emit: Emit, end: float
 ) -> CollectedArtifacts:
     """Take files out of the sandbox, until the loop's time `end`."""
-    artifacts, left_out, names = list[Artifact](), list[LeftOut](), ShownNames()
+    artifacts, left_out, names = list[Artifact](), list[SkippedFile](), UniqueShownNames()
     for n, file in enumerate(chosen):
         try:
             left_s = max(0.0, end - asyncio.get_running_loop().time())
             artifact = await outbox.save(sandbox, file, left_s)
         except FileTimeoutError:
-            left_out += [LeftOut(each.path, each.bytes, "no_time") for each in chosen[n:]]
+            left_out += [SkippedFile(each.path, each.bytes, "no_time") for each in chosen[n:]]
             break
         except SandboxFileError:
-            left_out.append(LeftOut(file.path, file.bytes, "changed"))  # a process still runs
+            left_out.append(SkippedFile(file.path, file.bytes, "changed"))  # a process still runs
             continue
         except SandboxLostError:
-            left_out += [LeftOut(each.path, each.bytes, "lost") for each in chosen[n:]]
+            left_out += [SkippedFile(each.path, each.bytes, "lost") for each in chosen[n:]]
             return CollectedArtifacts(artifacts, left_out, (SANDBOX_LOST,))
         artifacts.append(replace(artifact, filename=names.give(artifact.path)))
         await emit(FileProduced(artifact.file_id, artifact.path, artifact.bytes))
@@ -193,11 +193,11 @@ async def write_manifest(sandbox: Sandbox, given: Mapping[str, str]) -> None:
         await sandbox.put(_MANIFEST, written())
 
 
-async def all_files(sandbox: Sandbox) -> list[Produced]:
+async def all_files(sandbox: Sandbox) -> list[ProducedFile]:
     """Return the regular files in the output directory, as far as they can be named in time."""
     listing = await _listing(sandbox, None, LINKABLE_S)
     return [
-        Produced(output_path(entry.path), entry.bytes)
+        ProducedFile(output_path(entry.path), entry.bytes)
         for entry in listing.entries
         if entry.kind == "file"
     ]
@@ -212,5 +212,5 @@ async def _listing(sandbox: Sandbox, hashes: HashLimits | None, seconds: float) 
         return Listing((), truncated=False)
 
 
-def _contents(entry: Entry) -> Contents:
-    return Contents(entry.bytes, entry.sha256)
+def _contents(entry: Entry) -> SavedFile:
+    return SavedFile(entry.bytes, entry.sha256)

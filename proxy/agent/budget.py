@@ -12,8 +12,8 @@ import anyio
 from policies.budgets import (
     STOPS,
     Expense,
-    Left,
     Receipt,
+    RemainingBudget,
     little_left,
     little_left_today,
     reminder,
@@ -32,18 +32,18 @@ from proxy.agent.events import (
     ToolCallDelta,
 )
 from proxy.agent.history import text_of
-from proxy.agent.model import Answering, Message, Model, Reply, ReplyStopped
+from proxy.agent.model import ChatModel, Completion, CompletionStopped, Message, Model
 from proxy.agent.prose import estimated_tokens
-from proxy.agent.task import Account, Task
+from proxy.agent.task import AgentTask, BudgetAccount
 from proxy.errors import BackendError
 from sandbox_runtime.egress.limits import TrafficQuota
 from sandbox_runtime.tools.base import Observation
 
 
-class Budget:
+class RunBudget:
     """The expenses of one run: it is asked before each expense, and told afterwards."""
 
-    def __init__(self, task: Task, limits: Limits, began: float) -> None:
+    def __init__(self, task: AgentTask, limits: Limits, began: float) -> None:
         """`limits` are the run's own; their time is what the deadline leaves of it."""
         self.turns = 0
         self.commands = 0
@@ -52,10 +52,10 @@ class Budget:
         """The cost of all model calls; None if the cost of one is unknown."""
         self._limits = limits
         self._tariff = task.limits.tariff
-        self.unfinished: Reply | None = None
+        self.unfinished: Completion | None = None
         """The reply to the last call as far as it came, if it was cut off."""
         reservation = task.limits.reservation
-        self._day = Day(reservation.account) if reservation else None
+        self._day = DailyBudgetUse(reservation.account) if reservation else None
         self._began = began
         self._calls = 0
         self._tokens = 0
@@ -104,16 +104,18 @@ class Budget:
     async def _take_call(self, messages: Sequence[Message]) -> StopReason | None:
         return await self._day.take_call(self._expected(messages)) if self._day else None
 
-    async def call(self, model: Answering, body: Mapping[str, Any], hear: OnDelta | None) -> Reply:
+    async def call(
+        self, model: ChatModel, body: Mapping[str, Any], hear: OnDelta | None
+    ) -> Completion:
         """Make a model call, even if nothing is left: the last answer is always asked for. A reply
         that is cut off, by its listener or from outside, is counted as far as it came."""
         expected = self._expected(body["messages"]) if self._day else Expense()
         receipt = await self._day.call_receipt(expected) if self._day else None
-        partial = PartialReply(body["messages"])
+        partial = PartialCompletion(body["messages"])
         self.unfinished = None
         try:
             reply = await model.complete(body, hear and partial.heard_by(hear))
-        except ReplyStopped as stopped:
+        except CompletionStopped as stopped:
             reply = partial.reply(stopped)
         except (BackendError, asyncio.CancelledError) as error:
             with anyio.CancelScope(shield=True):
@@ -134,7 +136,7 @@ class Budget:
             await self._day.settle(receipt, Expense(tokens=tokens.total, cost_usd=cost or 0.0))
 
     async def _cut_off(
-        self, partial: "PartialReply", receipt: Receipt | None, *, made: bool
+        self, partial: "PartialCompletion", receipt: Receipt | None, *, made: bool
     ) -> None:
         """Count a reply that was cut off. `made`: the backend had the call even if it sent
         nothing, so the receipt stays as it was expected."""
@@ -230,20 +232,20 @@ class Budget:
         )
 
 
-class Paying:
+class MeteredModel:
     """A model whose calls are counted by a budget."""
 
-    def __init__(self, model: Model, budget: Budget, timeout_s: float | None = None) -> None:
+    def __init__(self, model: Model, budget: RunBudget, timeout_s: float | None = None) -> None:
         """`timeout_s` is the longest silence of the backend; None keeps the model's own."""
         self._model = model if timeout_s is None else model.with_timeout(timeout_s)
         self._budget = budget
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """See Answering. If the reply is cut off, `unfinished` is what came of it."""
         return await self._budget.call(self._model, body, on_delta)
 
     @property
-    def unfinished(self) -> Reply | None:
+    def unfinished(self) -> Completion | None:
         """The reply to the last call as far as it came, if it was cut off."""
         return self._budget.unfinished
 
@@ -252,10 +254,10 @@ class Paying:
         return await self._budget.before_aside(messages) is None
 
 
-class Day:
+class DailyBudgetUse:
     """One run's use of its key's daily budget: takes receipts from the account and settles them."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: BudgetAccount) -> None:
         self._account = account
         self._spent = Expense()
         """What the key had spent when the account last told."""
@@ -322,7 +324,7 @@ class Day:
         uncounted = egress_bytes - self._egress_counted
         return min(usual, in_bytes(mib) - self._spent.egress_bytes - uncounted)
 
-    def little_left(self) -> dict[str, Left]:
+    def little_left(self) -> dict[str, RemainingBudget]:
         return little_left_today(self._account.budget, self._spent)
 
     async def _taken(self, expected: Expense) -> Receipt | None:
@@ -334,7 +336,7 @@ class Day:
         return receipt
 
 
-class PartialReply:
+class PartialCompletion:
     """The pieces of one reply that have arrived so far, from which a cut-off reply is made."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -362,7 +364,7 @@ class PartialReply:
         """True once the model has generated something."""
         return self._pieces > 0
 
-    def reply(self, stopped: ReplyStopped | None = None) -> Reply:
+    def reply(self, stopped: CompletionStopped | None = None) -> Completion:
         """Return what has come so far, cut off for the cause that `stopped` tells, or by the end
         of the time or the connection. Unfinished tool calls are left out; a reply that was ended
         for its many calls has all complete calls and one more, which tells that there were more.
@@ -378,7 +380,7 @@ class PartialReply:
             message |= {"reasoning": thinking, "reasoning_content": thinking}
         ends_by_itself = stopped is not None and stopped.cause in ("stop", "no_call")
         sent = stopped.reply if stopped else None
-        return Reply(
+        return Completion(
             message=message,
             finish_reason="stop" if ends_by_itself else "length",
             usage=self._usage(),
@@ -422,7 +424,7 @@ class PartialReply:
         }
         return usage if self._count is not None else {**usage, "estimated": True}
 
-    def _choice(self, stopped: ReplyStopped | None) -> dict[str, Any]:
+    def _choice(self, stopped: CompletionStopped | None) -> dict[str, Any]:
         given = [d.logprobs.get("content") for d in self._text if isinstance(d.logprobs, dict)]
         found = [tokens for tokens in given if isinstance(tokens, list)]
         choice: dict[str, Any] = {}
@@ -433,7 +435,7 @@ class PartialReply:
         return choice
 
 
-def _counted(reply: Reply, messages: list[Message]) -> Counted:
+def _counted(reply: Completion, messages: list[Message]) -> Counted:
     """Return the tokens of a call; an estimate where the backend has not counted them."""
     tokens = counted(reply.usage)
     if tokens.total or tokens.reported_usd is not None:

@@ -22,9 +22,9 @@ from policies.context import (
 from policies.observation import is_worth_a_stub, stub
 from policies.prompts import sum_up_request, summary_words
 from policies.workspace import OBSERVATION_DIR
-from proxy.agent.context_windows import Window
+from proxy.agent.context_windows import ContextWindow
 from proxy.agent.history import Entry, History, text_of
-from proxy.agent.model import Message, Reply
+from proxy.agent.model import Completion, Message
 from proxy.agent.result import Compaction, tokens
 from proxy.errors import BackendError, ContextOverflowError
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
@@ -56,7 +56,7 @@ KEEP_S = 10.0
 """How long writing one observation into the sandbox may take."""
 _THINK, _END_THINK = "<think>", "</think>"
 
-Ask = Callable[[Sequence[Message]], Awaitable[Reply | None]]
+Ask = Callable[[Sequence[Message]], Awaitable[Completion | None]]
 """Has the model answer without tools; None if the budget has no room. Raises BackendError."""
 
 
@@ -65,7 +65,7 @@ class ContextManager:
 
     def __init__(
         self,
-        window: Window,
+        window: ContextWindow,
         history: History,
         counter: "TokenCounter",
         files: "ObservationFiles",
@@ -130,7 +130,7 @@ class ContextManager:
         self._learn(extra, error.sizes)
         return self._with_token_limit(await self._window.tokens(), extra)
 
-    def counted(self, messages: Sequence[Message], reply: Reply) -> None:
+    def counted(self, messages: Sequence[Message], reply: Completion) -> None:
         """Note how many tokens the backend counted in these messages and its reply."""
         prompt = tokens(reply.usage, "prompt_tokens")
         answer = tokens(reply.usage, "completion_tokens")

@@ -21,7 +21,7 @@ MAX_LEARNT = 4096
 """The most names in each table: clients can make up names of models."""
 
 
-class Windows:
+class ContextWindows:
     """The windows of all models of one backend."""
 
     def __init__(self, configured: int | None = None) -> None:
@@ -115,10 +115,10 @@ def _put(kept: dict[K, int], key: K, tokens: int) -> None:
         kept.pop(next(iter(kept)))
 
 
-class Window:
+class ContextWindow:
     """The window of one model for one owner."""
 
-    def __init__(self, windows: Windows, model: Model, owner: str, name: str) -> None:
+    def __init__(self, windows: ContextWindows, model: Model, owner: str, name: str) -> None:
         self._windows = windows
         self._model = model
         self._owner = owner

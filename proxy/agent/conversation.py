@@ -12,15 +12,15 @@ from policies.limits import StopReason
 from policies.prompts import call_request, final_request
 from policies.reply_checks import is_quoted
 from policies.steps import UsageOf
-from proxy.agent.budget import Paying
+from proxy.agent.budget import MeteredModel
 from proxy.agent.context import ContextManager, ObservationFiles, TokenCounter
-from proxy.agent.context_windows import Window
+from proxy.agent.context_windows import ContextWindow
 from proxy.agent.events import CallFailed, ModelDelta, OnDelta
 from proxy.agent.history import History
-from proxy.agent.model import Message, NoMoreAttempts, Reply
-from proxy.agent.parking import INSTRUCTING, Parked, leading
+from proxy.agent.model import Completion, Message, StopRetryingError
 from proxy.agent.result import Compaction, Stopwatch, add, tokens
-from proxy.agent.task import Params, Task
+from proxy.agent.suspension import INSTRUCTING, SuspendedRun, leading
+from proxy.agent.task import AgentTask, Params
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 FLOOR_SHARE = 4
@@ -48,13 +48,13 @@ class Conversation:
 
     def __init__(
         self,
-        model: Paying,
-        task: Task,
+        model: MeteredModel,
+        task: AgentTask,
         messages: Sequence[Message],
         params: Params,
         tools: Sequence[Mapping[str, Any]],
         words: str,
-        window: Window,
+        window: ContextWindow,
         files: ObservationFiles,
     ) -> None:
         """`messages` and `params` are the task's as the run's style words them; `words` go to the
@@ -105,11 +105,11 @@ class Conversation:
         return self.usages[-1] if calls == "last_call" and self.usages else self.usage
 
     @property
-    def unfinished(self) -> Reply | None:
+    def unfinished(self) -> Completion | None:
         """The reply to the last call as far as it came, if it was cut off."""
         return self._model.unfinished
 
-    async def ask(self, on_delta: OnDelta) -> Reply:
+    async def ask(self, on_delta: OnDelta) -> Completion:
         """Ask for the model's next turn, with tools. Raises BackendError."""
         with_tools: dict[str, Any] = {"tools": self._tools, **self._with_turns}
         if self._request.must_call:
@@ -132,7 +132,7 @@ class Conversation:
             self._with_turns = {}
             return await self._complete(with_tools, on_delta)
 
-    async def ask_plainly(self, on_delta: OnDelta | None) -> Reply:
+    async def ask_plainly(self, on_delta: OnDelta | None) -> Completion:
         """Send the client's request as it came, without words or tools of ours. Raises
         BackendError."""
         asked: dict[str, Any] = {
@@ -151,29 +151,29 @@ class Conversation:
         self._count(reply)
         return reply
 
-    async def ask_call(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
+    async def ask_call(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
         """Ask for a call of one of the client's tools, without ours."""
         self._is_last = True
         self.history.ask(call_request(stop))
         tools: dict[str, Any] = {"tools": self._request.client_tools, "tool_choice": "required"}
         return await self._complete(tools, on_delta)
 
-    async def ask_final(self, stop: StopReason, on_delta: OnDelta | None) -> Reply:
+    async def ask_final(self, stop: StopReason, on_delta: OnDelta | None) -> Completion:
         """Ask for the visible answer, without tools and in the form that the client wants."""
         self._is_last = True
         self.history.ask(final_request(stop, self._request.answer_form))
         return await self._complete_final(on_delta)
 
-    async def ask_again(self, answer: str, request: str, on_delta: OnDelta | None) -> Reply:
+    async def ask_again(self, answer: str, request: str, on_delta: OnDelta | None) -> Completion:
         """Ask for the visible answer once more, because `answer` lacks its form."""
         self.history.append({"role": "assistant", "content": answer})
         self.history.ask(request)
         return await self._complete_final(on_delta)
 
-    async def _complete_final(self, on_delta: OnDelta | None) -> Reply:
+    async def _complete_final(self, on_delta: OnDelta | None) -> Completion:
         return await self._complete(self._params.final, on_delta)
 
-    async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def _complete(self, extra: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         hear = on_delta and self.waited.standing(on_delta)
         extra = {**extra, **self._budget()}
         extra = await self._context.fit(extra, shortens=self.has_worked)
@@ -202,7 +202,7 @@ class Conversation:
             return
         try:
             await hear(CallFailed(error.status, 0.0))
-        except NoMoreAttempts:
+        except StopRetryingError:
             raise error from None
 
     def _budget(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Conversation:
             floor = min(floor, window // FLOOR_SHARE)
         return {name: max(limit, floor) for name, limit in self._params.token_limits.items()}
 
-    async def _ask_aside(self, messages: Sequence[Message]) -> Reply | None:
+    async def _ask_aside(self, messages: Sequence[Message]) -> Completion | None:
         """Make a call that is no part of the history, without tools. Return None if the budget has
         no room for it; once the last answer is asked for, it is made in any case."""
         if not self._is_last and not await self._model.allows(messages):
@@ -226,7 +226,7 @@ class Conversation:
 
     async def _answered(
         self, body: Mapping[str, Any], on_delta: OnDelta | None, ours_before: int | None = None
-    ) -> Reply:
+    ) -> Completion:
         """Make a model call. `ours_before`: how many messages of ours stand before the client's;
         None: as many as in the history."""
         if body.get("prompt_logprobs") is not None:
@@ -259,7 +259,7 @@ class Conversation:
             **extra,
         }
 
-    def _count(self, reply: Reply) -> None:
+    def _count(self, reply: Completion) -> None:
         self.usage = add(self.usage, reply.usage)
         self.usages.append(reply.usage)
         prompt = tokens(reply.usage, "prompt_tokens")
@@ -295,7 +295,7 @@ async def ignore(delta: ModelDelta) -> None:
     """Ignore the piece: the whole reply is enough."""
 
 
-def _history(messages: Sequence[Message], waited: Parked | None, words: str) -> History:
+def _history(messages: Sequence[Message], waited: SuspendedRun | None, words: str) -> History:
     """Return the history that a run begins with, or goes on with if `waited` is suspended."""
     if waited is None:
         return History(opening(messages, words))

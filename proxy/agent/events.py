@@ -152,7 +152,7 @@ class EgressDecided:
 
 
 @dataclass(frozen=True, slots=True)
-class RuleMet:
+class RuleMatched:
     """The run is about to do something that a rule is about; emitted before it is done."""
 
     rule: str
@@ -198,7 +198,7 @@ class RunFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class OfChoice:
+class ChoiceEvent:
     """An event in the run of a further choice (`n`); those of the first choice come bare."""
 
     index: int
@@ -225,13 +225,13 @@ Event = (
     | ToolCallFinished
     | StepsOmitted
     | EgressDecided
-    | RuleMet
+    | RuleMatched
     | AnswerDelta
     | AnswerRestarted
     | Refused
     | FileProduced
     | RunFinished
-    | OfChoice
+    | ChoiceEvent
 )
 Emit = Callable[[Event], Awaitable[None]]
 OnDelta = Callable[[ModelDelta], Awaitable[None]]

@@ -20,12 +20,12 @@ from proxy.agent.answer import AnswerWriter, answer_file
 from proxy.agent.conversation import WITH_TURNS, Conversation
 from proxy.agent.events import Emit, ModelDelta, OnDelta, ToolCallDelta
 from proxy.agent.history import text_of
-from proxy.agent.model import Message, Reply, refusal_of
+from proxy.agent.model import Completion, Message, refusal_of
 from proxy.agent.outcome import RunOutcome
 from proxy.agent.prose import Prose, ProseRules, own_texts
-from proxy.agent.result import Notice
-from proxy.agent.task import Task, out_of_time
-from proxy.agent.tools import Toolbox, tool_name
+from proxy.agent.result import RunWarning
+from proxy.agent.task import AgentTask, out_of_time
+from proxy.agent.tools import ToolExecutor, tool_name
 from proxy.agent.turn_stream import FirstCall, Shows, StreamHandler
 from proxy.errors import BackendError
 from sandbox_runtime.sandbox import Sandbox
@@ -36,16 +36,16 @@ CUT_SHORT = ("length", "content_filter")
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
+class FinalAnswer:
     """The visible answer."""
 
     text: str
     finish_reason: str | None = None
     """None: the run's own stays."""
-    reply: Reply | None = None
+    reply: Completion | None = None
     """The reply that contains it."""
     refusal: str | None = None
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[RunWarning, ...] = ()
 
 
 class FinalCall:
@@ -53,10 +53,10 @@ class FinalCall:
 
     def __init__(
         self,
-        task: Task,
+        task: AgentTask,
         talk: Conversation,
         writer: AnswerWriter,
-        toolbox: Toolbox,
+        toolbox: ToolExecutor,
         emit: Emit,
         first_call: FirstCall,
         rules: ProseRules,
@@ -72,7 +72,7 @@ class FinalCall:
         """The last answer of the model that came whole."""
         self._listener: StreamHandler | None = None
 
-    async def answer(self, stop: StopReason, fallback: str, seconds: float) -> Final:
+    async def answer(self, stop: StopReason, fallback: str, seconds: float) -> FinalAnswer:
         """Return the model's answer, or `fallback` if there is none. Raises BackendError."""
         await self._writer.begin()
         try:
@@ -81,17 +81,17 @@ class FinalCall:
         except BackendError:
             if not fallback or self._writer.text:
                 raise
-            return await self._as_it_is(Final(fallback))
+            return await self._as_it_is(FinalAnswer(fallback))
         except TimeoutError as error:
             if best := self._writer.given or self._last_text or self._unfinished() or fallback:
-                return await self._as_it_is(Final(best, "length"))
+                return await self._as_it_is(FinalAnswer(best, "length"))
             raise out_of_time(self._task) from error
 
-    async def unasked(self, answer: str) -> Final:
+    async def unasked(self, answer: str) -> FinalAnswer:
         """Return the run's own answer, which may be empty, without asking the model."""
-        return await self._as_it_is(Final(answer))
+        return await self._as_it_is(FinalAnswer(answer))
 
-    async def _asked(self, stop: StopReason, fallback: str) -> Final:
+    async def _asked(self, stop: StopReason, fallback: str) -> FinalAnswer:
         final = await self._heard(partial(self._talk.ask_final, stop), fallback)
         form = self._task.request.answer_form
         if form is None or final.refusal or final.finish_reason in CUT_SHORT:
@@ -101,7 +101,7 @@ class FinalCall:
             formed = await self._mended(form, formed)
         return await self._released(formed)
 
-    async def _mended(self, form: AnswerForm, final: Final) -> Final:
+    async def _mended(self, form: AnswerForm, final: FinalAnswer) -> FinalAnswer:
         """Ask once more, naming what the form lacks. Return the first answer if that fails."""
         (notice,) = final.notices
         request = form_request(notice.message, form)
@@ -115,7 +115,9 @@ class FinalCall:
             return again
         return await in_form(form, again)
 
-    async def _heard(self, ask: Callable[[OnDelta], Awaitable[Reply]], fallback: str) -> Final:
+    async def _heard(
+        self, ask: Callable[[OnDelta], Awaitable[Completion]], fallback: str
+    ) -> FinalAnswer:
         """Ask for the answer and pass it on. Return `fallback` if the reply is empty or repeats the
         proxy's own texts."""
         shows: Shows = (
@@ -142,7 +144,7 @@ class FinalCall:
         if not text.strip() and not refusal:
             text = fallback
         self._last_text = text
-        return Final(text, reply.finish_reason, reply, refusal)
+        return FinalAnswer(text, reply.finish_reason, reply, refusal)
 
     def _unfinished(self) -> str:
         """Return what has come of a reply that was cut off."""
@@ -150,7 +152,7 @@ class FinalCall:
             return ""
         return self._listener.prose.text.strip()
 
-    async def _released(self, final: Final) -> Final:
+    async def _released(self, final: FinalAnswer) -> FinalAnswer:
         """Write what was held back of the answer, in the pieces it came in."""
         held = self._listener.prose.rest() if self._listener else []
         if "".join(delta.text for delta in held) == final.text:
@@ -158,7 +160,7 @@ class FinalCall:
                 await self._writer.write(delta.text, self._toolbox.computer, delta.logprobs)
         return final
 
-    async def _as_it_is(self, final: Final) -> Final:
+    async def _as_it_is(self, final: FinalAnswer) -> FinalAnswer:
         form = self._task.request.answer_form
         return final if form is None else await in_form(form, final)
 
@@ -189,21 +191,21 @@ SHOWN_AS_IT_COMES = frozenset({"stop", *WITH_TURNS})
 """Parameters of the visible answer that any turn's prose can satisfy while it is written."""
 
 
-def when_shown(task: Task) -> Shows:
+def when_shown(task: AgentTask) -> Shows:
     """Return how soon the prose of a turn may be shown as the answer."""
     needs_call = task.params.final.keys() - SHOWN_AS_IT_COMES
     must_wait = task.delivery.narration == "reasoning" or needs_call
     return "never" if must_wait or not task.request.stream else "soon"
 
 
-async def fitting_answer(task: Task, found: str, outcome: RunOutcome) -> str | None:
+async def fitting_answer(task: AgentTask, found: str, outcome: RunOutcome) -> str | None:
     """Return an answer as the client's parameters want it, or None if only a model call with these
     parameters can give that."""
     form, unmet = task.request.answer_form, set(task.params.final) - {"stop"}
     if outcome.choice.get("logprobs"):
         unmet -= set(WITH_TURNS)
     if form is not None and unmet & FORMS:
-        formed = await in_form(form, Final(found))
+        formed = await in_form(form, FinalAnswer(found))
         if not formed.notices:
             found, unmet = formed.text, unmet - FORMS
     if unmet:
@@ -211,7 +213,7 @@ async def fitting_answer(task: Task, found: str, outcome: RunOutcome) -> str | N
     return _up_to_stop(found, stop_strings(task))
 
 
-def stop_strings(task: Task) -> tuple[str, ...]:
+def stop_strings(task: AgentTask) -> tuple[str, ...]:
     """The client's stop strings."""
     stop = task.params.final.get("stop")
     given = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
@@ -224,7 +226,7 @@ def _up_to_stop(text: str, stops: Sequence[str]) -> str:
 
 
 def prose_rules(
-    task: Task,
+    task: AgentTask,
     messages: Sequence[Message],
     words: str,
     tools: Sequence[Mapping[str, Any]],
@@ -249,7 +251,7 @@ class BestAnswer:
 
     def __init__(
         self,
-        task: Task,
+        task: AgentTask,
         outcome: RunOutcome,
         call: FinalCall,
         seconds: float | None,
@@ -306,7 +308,7 @@ class BestAnswer:
         return final.text
 
 
-async def in_form(form: AnswerForm, final: Final, seconds: float = CHECK_S) -> Final:
+async def in_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S) -> FinalAnswer:
     """Strip the code fence from an answer and check it against its form. An answer that fails gets
     a notice and the finish reason of one that was cut off, so that no client takes it for valid.
     """
@@ -315,11 +317,11 @@ async def in_form(form: AnswerForm, final: Final, seconds: float = CHECK_S) -> F
         fault = await _fault(form, text, seconds)
     except (TimeoutError, anyio.BrokenWorkerProcess):
         words = "The answer could not be checked against its schema: that took too long."
-        return replace(final, notices=(Notice("response_format_unchecked", words),))
+        return replace(final, notices=(RunWarning("response_format_unchecked", words),))
     if fault is None:
         return replace(final, text=text)
     return replace(
-        final, finish_reason="length", notices=(Notice("response_format_violated", fault),)
+        final, finish_reason="length", notices=(RunWarning("response_format_violated", fault),)
     )
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from policies.artifacts import Produced
+from policies.artifacts import ProducedFile
 from policies.hosts import Target
 from policies.profile import Profile
 from policies.redaction import Secrets
 from policies.rules import MAX_SUBJECT_CHARS, Act, subject
 from policies.workspace import ANSWER_FILES
-from proxy.agent.events import EgressDecided, Emit, Event, RuleMet
-from proxy.agent.result import Notice
-from proxy.agent.task import Task
+from proxy.agent.events import EgressDecided, Emit, Event, RuleMatched
+from proxy.agent.result import RunWarning
+from proxy.agent.task import AgentTask
 from sandbox_runtime.egress.decision import Decision
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Guard:
         """Return why no connection is made; None if it is."""
         return await self._refusal("egress", str(target))
 
-    async def withhold(self, files: Sequence[Produced]) -> dict[str, Notice]:
+    async def withhold(self, files: Sequence[ProducedFile]) -> dict[str, RunWarning]:
         """Return a notice for each file that a rule withholds, by path."""
         notices = {}
         for file in files:
@@ -52,7 +52,7 @@ class Guard:
                 continue
             if refused := await self._refusal("file", file.path):
                 words = f"The file {file.path} is not handed back: {refused}."
-                notices[file.path] = Notice("file_withheld", words)
+                notices[file.path] = RunWarning("file_withheld", words)
         return notices
 
     def without_secrets(self, text: str) -> str:
@@ -64,7 +64,7 @@ class Guard:
         if rule is None:
             return None
         shown = what[:MAX_SUBJECT_CHARS]
-        await self._emit(RuleMet(rule.name, rule.action, rule.over, shown, rule.reason))
+        await self._emit(RuleMatched(rule.name, rule.action, rule.over, shown, rule.reason))
         return rule.refusal
 
 
@@ -86,14 +86,16 @@ class EgressWatch:
     are counted, and one event stands for the others.
     """
 
-    def __init__(self, task: Task, emit: Emit, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, task: AgentTask, emit: Emit, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._run_id = task.run_id
         self._guard = Guard(task.profile, self._met)
         self._emit: Emit | None = emit
         self._now = now
         self._open = Counter[Target]()
         self._failed = Throttle(MAX_TOLD, PERIOD_S)
-        self._rules: dict[str, tuple[Throttle, RuleMet]] = {}
+        self._rules: dict[str, tuple[Throttle, RuleMatched]] = {}
         """By name of a rule: its throttle, and the last event about it."""
 
     async def asked(self, target: Target) -> str | None:
@@ -134,14 +136,14 @@ class EgressWatch:
 
     async def _met(self, event: Event) -> None:
         """Emit that a connection has met a rule."""
-        assert isinstance(event, RuleMet)
+        assert isinstance(event, RuleMatched)
         throttle, _ = self._rules.get(event.rule) or (Throttle(MAX_TOLD, PERIOD_S), event)
         self._rules[event.rule] = (throttle, event)
         await self._tell_met(event, throttle.start_period(self._now()))
         if throttle.allows():
             await self._tell(event)
 
-    async def _tell_met(self, event: RuleMet, more: int) -> None:
+    async def _tell_met(self, event: RuleMatched, more: int) -> None:
         if more:
             await self._tell(replace(event, subject=f"and {more} more"))
 

@@ -13,39 +13,39 @@ from policies.prompts import WHY_NO_MORE_TOOLS, Equipment
 from proxy.agent.answer import AnswerWriter
 from proxy.agent.artifacts import (
     SANDBOX_LOST,
+    ArtifactCollector,
     CollectedArtifacts,
-    Outputs,
     collect_artifacts,
     read_manifest,
     remove_answer_files,
 )
-from proxy.agent.budget import Budget, Paying
+from proxy.agent.budget import MeteredModel, RunBudget
 from proxy.agent.context import ObservationFiles
-from proxy.agent.context_windows import Window, Windows
+from proxy.agent.context_windows import ContextWindow, ContextWindows
 from proxy.agent.conversation import Conversation
 from proxy.agent.events import Emit, Narration, Refused, RunFinished, RunStarted, TurnStarted
 from proxy.agent.final_answer import BestAnswer, FinalCall, prose_rules, when_shown
 from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
-from proxy.agent.model import Model, Reply, refusal_of
+from proxy.agent.model import Completion, Model, refusal_of
 from proxy.agent.outcome import RunOutcome, client_tool_calls, parked_run
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED, Prose, ProseRules
 from proxy.agent.result import (
     CapabilityUse,
-    Notice,
     Result,
-    Tally,
+    RunStats,
+    RunWarning,
     times,
     token_counts,
     tokens,
 )
 from proxy.agent.styles import style_of
-from proxy.agent.task import AgentInput, RunClock, Task, out_of_time
+from proxy.agent.task import AgentInput, AgentTask, RunClock, out_of_time
 from proxy.agent.tool_calls import Turn, only_of
-from proxy.agent.tools import CallRunner, Toolbox, tool_name
+from proxy.agent.tools import CallRunner, ToolExecutor, tool_name
 from proxy.agent.turn_stream import FirstCall, StreamHandler, client_call_stream
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
-from proxy.workspaces import Seat
+from proxy.workspaces import WorkspaceLease
 from sandbox_runtime.errors import SandboxError, SandboxLostError
 from sandbox_runtime.sandbox import Sandbox
 from sandbox_runtime.tools.base import Tool
@@ -64,13 +64,13 @@ class AgentLoop:
     def __init__(
         self,
         model: Model,
-        windows: Windows,
+        windows: ContextWindows,
         tools: Sequence[Tool],
         equipment: Equipment,
-        task: Task,
+        task: AgentTask,
         given: AgentInput,
         emit: Emit,
-        seat: Seat,
+        seat: WorkspaceLease,
         watch: EgressWatch,
         clock: RunClock,
     ) -> None:
@@ -81,17 +81,17 @@ class AgentLoop:
         self._use, self._outcome = CapabilityUse(), RunOutcome()
         self._times = time_plan(profile.limits.wall_time_s, clock.deadline_s)
         self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
-        self._outputs = Outputs(given.files, profile.artifacts.max_file_mib << 20)
+        self._outputs = ArtifactCollector(given.files, profile.artifacts.max_file_mib << 20)
         self._guard = Guard(profile, emit)
         self._client_names = [tool_name(tool) for tool in task.request.client_tools]
-        self._toolbox = Toolbox(
+        self._toolbox = ToolExecutor(
             *(tools, seat, emit, self._guard, given.files),
             prepare=self._prepare,
             keep_warm=model.keep_warm,
             taken=self._client_names,
             max_calls=task.request.max_tool_calls,
         )
-        self.budget = Budget(task, self._limits, clock.began)
+        self.budget = RunBudget(task, self._limits, clock.began)
         self._begin(model, windows, equipment)
         self._nudged = False
         """Whether the model was asked for a call that it had announced."""
@@ -99,15 +99,15 @@ class AgentLoop:
         """Whether the next turn is the last one: the client's request as it came, no tools."""
         self._turns_without_work = 0
 
-    def _begin(self, model: Model, windows: Windows, equipment: Equipment) -> None:
+    def _begin(self, model: Model, windows: ContextWindows, equipment: Equipment) -> None:
         """Create the parts that talk to the model and to the client."""
         task, emit = self._task, self._emit
         words = self._style.words(task.profile, equipment, self._toolbox.names)
         self._prompt = hashlib.sha256(words.encode()).hexdigest() if words else ""
         schemas = self._toolbox.schemas_but("submit" if task.request.must_call else "")
         files = ObservationFiles(task.run_id, self._computer)
-        window = Window(windows, model, task.session.owner, task.model)
-        paying = Paying(model, self.budget, self._limits.model_timeout_s)
+        window = ContextWindow(windows, model, task.session.owner, task.model)
+        paying = MeteredModel(model, self.budget, self._limits.model_timeout_s)
         told = self._style.messages(task, self._given), self._style.params(task)
         self._talk = Conversation(paying, task, *told, schemas, words, window, files)
         self._talk.has_worked = task.session.suspended_run is not None or not self._style.prose_ends
@@ -271,7 +271,7 @@ class AgentLoop:
             return StopReason.ANSWERED
         if is_refusal:
             self._outcome.route = "tools_refused"
-            self._outcome.notices = (Notice("tools_refused", error.message),)
+            self._outcome.notices = (RunWarning("tools_refused", error.message),)
         self._plainly = True
         return None
 
@@ -284,7 +284,7 @@ class AgentLoop:
             outcome.prose_reply = None if self._has_worked else self._talk.unfinished
         return StopReason.WALL_TIME
 
-    async def _end_turn(self, listener: StreamHandler, reply: Reply) -> StopReason | None:
+    async def _end_turn(self, listener: StreamHandler, reply: Completion) -> StopReason | None:
         self._outcome.reply = reply
         names = self._client_names if self._plainly else [*self._toolbox.names, *self._client_names]
         turn = self._style.understand(reply.message, names, self._call_ids)
@@ -312,7 +312,7 @@ class AgentLoop:
         self._plainly = True
         return None
 
-    def _is_answer(self, reply: Reply) -> bool:
+    def _is_answer(self, reply: Completion) -> bool:
         """Note the prose of a turn without tool calls. Return True if the turn ends the run."""
         outcome = self._outcome
         if reply.stopped == "runaway":
@@ -334,14 +334,14 @@ class AgentLoop:
             outcome.prose_reply = reply if ends or is_answer(prose, "stop") else None
         return ends
 
-    def _is_done(self, prose: str, reply: Reply) -> bool:
+    def _is_done(self, prose: str, reply: Completion) -> bool:
         if self._plainly or reply.stopped is not None:
             return True
         if not self._has_worked and reply.finish_reason in ("length", "content_filter"):
             return True
         return is_answer(prose, reply.finish_reason)
 
-    def _without_calls(self, reply: Reply, *, is_answer: bool) -> StopReason | None:
+    def _without_calls(self, reply: Completion, *, is_answer: bool) -> StopReason | None:
         """Return why a turn without tool calls ends the run, or None if another turn follows."""
         outcome = self._outcome
         if refusal := refusal_of(reply.message):
@@ -363,7 +363,7 @@ class AgentLoop:
         self._talk.history.ask(self._style.no_call)
         return None
 
-    async def _act(self, turn: Turn, reply: Reply) -> StopReason | None:
+    async def _act(self, turn: Turn, reply: Completion) -> StopReason | None:
         """Run the tool calls of a turn. Return why the run ends, or None."""
         self._nudged = False
         outcome = self._outcome
@@ -430,11 +430,15 @@ class AgentLoop:
 
 
 def tally_of(
-    given: AgentInput, talk: Conversation, budget: Budget, toolbox: Toolbox, use: CapabilityUse
-) -> Tally:
+    given: AgentInput,
+    talk: Conversation,
+    budget: RunBudget,
+    toolbox: ToolExecutor,
+    use: CapabilityUse,
+) -> RunStats:
     """Return what a run has cost."""
     said = talk.trajectory
-    return Tally(
+    return RunStats(
         llm_calls=said.llm_calls,
         turns=budget.turns,
         tool_calls=toolbox.steps,

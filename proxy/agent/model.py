@@ -19,7 +19,7 @@ MAX_CALLS = 256
 """The most tool calls that are taken of one reply."""
 
 
-class ReplyStopped(Exception):
+class CompletionStopped(Exception):
     """Raised by a listener to end a reply: its rest is not wanted."""
 
     def __init__(self, cause: StopCause, stop: str | None = None) -> None:
@@ -27,12 +27,12 @@ class ReplyStopped(Exception):
         super().__init__(cause)
         self.cause = cause
         self.stop = stop
-        self.reply: Reply | None = None
+        self.reply: Completion | None = None
         """The reply as far as the backend had sent it, if the model can tell."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Completion:
     """One answer of a model."""
 
     message: Message
@@ -48,12 +48,12 @@ class Reply:
     """Why the proxy ended it before the model did."""
 
 
-class NoMoreAttempts(Exception):
+class StopRetryingError(Exception):
     """Raised by a listener that hears of a failed attempt (`CallFailed`), to have the model raise
     the attempt's error instead of making another one."""
 
 
-class RelayedBody(Protocol):
+class UpstreamBody(Protocol):
     """The body of a relayed response, read as it arrives."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
@@ -63,18 +63,18 @@ class RelayedBody(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Relayed:
+class UpstreamResponse:
     """A backend's response passed on as bytes."""
 
     status: int
     headers: Mapping[str, str]
     """The headers that mean something to the client (content-type, request ids, rate limits)."""
-    body: RelayedBody
+    body: UpstreamBody
     """The caller closes it in any case."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passing:
+class UpstreamRequest:
     """A request of any kind to the backend's server."""
 
     method: str
@@ -93,18 +93,18 @@ class Credentials:
     """The headers that name one of the client's organizations and projects."""
 
 
-class Passage(Protocol):
+class UpstreamPaths(Protocol):
     """The paths of a backend's server beside chat completions."""
 
-    async def pass_on(self, passing: Passing) -> Relayed:
+    async def pass_on(self, passing: UpstreamRequest) -> UpstreamResponse:
         """Send a request as it is, once, and return the response untouched, whatever its status.
         Raises BackendError only if there is no response."""
 
 
-class Answering(Protocol):
+class ChatModel(Protocol):
     """Something that answers chat completions: a model, or a model whose calls are counted."""
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """Ask for one assistant message.
 
         `body` is a chat-completions request without `stream`; every field of it reaches the
@@ -114,10 +114,10 @@ class Answering(Protocol):
         """
 
 
-class Model(Answering, Protocol):
+class Model(ChatModel, Protocol):
     """A language model that is reached by chat completions."""
 
-    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         """Send a chat-completions request as it is, `stream` included, and return the response
         untouched, whatever its status. Raises BackendError only if there is no response."""
 
@@ -131,7 +131,7 @@ class Model(Answering, Protocol):
         """Return how many tokens a text has for a model, or None if that is unknown."""
 
     @property
-    def passage(self) -> Passage | None:
+    def passage(self) -> UpstreamPaths | None:
         """The backend's other paths; None if it has none."""
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:

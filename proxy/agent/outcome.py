@@ -9,12 +9,12 @@ from policies.answer_form import is_answer
 from policies.limits import StopReason
 from policies.prompts import WHY_NO_MORE_TOOLS
 from policies.routing import RouteReason
-from policies.sessions import GoesOn, function_call_id
+from policies.sessions import ResumePoint, function_call_id
 from proxy.agent.history import History, text_of
-from proxy.agent.model import Reply
-from proxy.agent.parking import Parked, minted_for
-from proxy.agent.result import Notice, ToolTrouble
-from proxy.agent.task import Task
+from proxy.agent.model import Completion
+from proxy.agent.result import RunWarning, ToolTrouble
+from proxy.agent.suspension import SuspendedRun, minted_for
+from proxy.agent.task import AgentTask
 from proxy.agent.tool_calls import ToolCall, Turn, as_custom
 
 
@@ -25,7 +25,7 @@ class RunOutcome:
     submitted: str | None = None
     prose: str = ""
     """The model's last words that were no tool call."""
-    prose_reply: Reply | None = None
+    prose_reply: Completion | None = None
     """The reply with these words, if they show that the model is done."""
     finish_reason: str = "stop"
     client_calls: list[ToolCall] = field(default_factory=list)
@@ -35,7 +35,7 @@ class RunOutcome:
     """Whether the time was up while a client call was being sent: nothing can follow the call."""
     as_text: bool = False
     """Whether the last calls were written as text."""
-    reply: Reply | None = None
+    reply: Completion | None = None
     """The reply that wrote the answer, or the last one."""
     choice: Mapping[str, Any] = field(default_factory=dict)
     """The choice's other fields, such as `logprobs`, where the answer is one reply."""
@@ -44,7 +44,7 @@ class RunOutcome:
     trouble: list[ToolTrouble] = field(default_factory=list)
     """The signs that the model cannot use tools, each once."""
     refusal: str | None = None
-    notices: Sequence[Notice] = ()
+    notices: Sequence[RunWarning] = ()
     route: RouteReason | None = None
     """Why the run was answered without tools; None: for the task's own reason."""
 
@@ -56,7 +56,7 @@ class RunOutcome:
             return "length"
         return self.finish_reason if self.finish_reason in ("length", "content_filter") else "stop"
 
-    def note_narration(self, turn: Turn, reply: Reply, *, is_echo: bool) -> None:
+    def note_narration(self, turn: Turn, reply: Completion, *, is_echo: bool) -> None:
         """Note the prose beside calls: it is the answer if nothing better comes. `is_echo`: the
         prose repeats the proxy's own texts."""
         prose = "" if turn.as_text or is_echo else text_of(reply.message).strip()
@@ -71,7 +71,7 @@ class RunOutcome:
 
 
 def client_tool_calls(
-    task: Task, outcome: RunOutcome, new_id: Iterator[str]
+    task: AgentTask, outcome: RunOutcome, new_id: Iterator[str]
 ) -> list[dict[str, Any]]:
     """Return the calls of the client's tools as the client is sent them. They have ids of ours,
     which lead back to the run: a model's own ids are not unique."""
@@ -92,19 +92,19 @@ def client_tool_calls(
 
 
 def parked_run(
-    task: Task,
+    task: AgentTask,
     outcome: RunOutcome,
     calls: Sequence[Mapping[str, Any]],
     history: History,
     *,
     began: bool,
-) -> Parked | None:
+) -> SuspendedRun | None:
     """Return the run that waits for the results of `calls`, which the client was sent, or None if
     there are none. `began`: the run has a sandbox."""
     if not calls:
         return None
     state = task.session.save_as or task.session.suspend_as
-    return Parked(
+    return SuspendedRun(
         messages=list(history.messages),
         ours_from=history.ours_from,
         calls=[
@@ -112,7 +112,7 @@ def parked_run(
             for made, call in zip(calls, outcome.client_calls, strict=True)
         ],
         as_text=outcome.as_text,
-        goes_on=GoesOn(state.session, [state.name]) if state else None,
+        goes_on=ResumePoint(state.session, [state.name]) if state else None,
         began=began or bool(task.session.suspended_run and task.session.suspended_run.began),
         marks=history.marks,
     )

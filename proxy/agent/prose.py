@@ -10,7 +10,7 @@ from functools import lru_cache
 from policies.prices import CHARS_PER_TOKEN
 from policies.reply_checks import EchoCheck, OwnTexts, RepetitionCheck
 from proxy.agent.events import TextDelta
-from proxy.agent.model import ReplyStopped
+from proxy.agent.model import CompletionStopped
 from proxy.agent.tool_calls import ARGUMENT_KEYS, NAME_KEYS, calls_known_tool
 
 HOLD_CHARS = 160
@@ -115,7 +115,7 @@ class Prose:
         return self._is_open
 
     def add(self, delta: TextDelta) -> None:
-        """Take a piece in. Raises ReplyStopped where the reply has to end; `text` is then what
+        """Take a piece in. Raises CompletionStopped where the reply has to end; `text` is then what
         stays of it."""
         piece = delta.text
         if self._rules.stops and (found := self._find_stop(piece)):
@@ -123,23 +123,23 @@ class Prose:
             kept = piece[: max(0, at - self._chars)]
             self._take(TextDelta(kept, delta.logprobs))
             self._trim(at)
-            raise ReplyStopped("stop", stop)
+            raise CompletionStopped("stop", stop)
         self._take(delta)
         if self._rules.ends_replies:
             self._check(piece)
         limit = self._rules.max_tokens
         if limit is not None and self.tokens >= limit and not self._may_be_call():
-            raise ReplyStopped("max_tokens")
+            raise CompletionStopped("max_tokens")
         most = self._max_chars
         if most is not None and self._chars > most and not self._may_be_call():
-            raise ReplyStopped("no_call")
+            raise CompletionStopped("no_call")
 
     def _check(self, piece: str) -> None:
         self.is_echo = self.is_echo or self._echo.is_echo(piece)
         if self.is_echo and self._ends_at_echo:
-            raise ReplyStopped("echo")
+            raise CompletionStopped("echo")
         if self._repetition.is_runaway(piece):
-            raise ReplyStopped("runaway")
+            raise CompletionStopped("runaway")
 
     @property
     def chars(self) -> int:

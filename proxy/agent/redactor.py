@@ -12,7 +12,7 @@ from proxy.agent.events import (
     Event,
     ReasoningDelta,
     Refused,
-    RuleMet,
+    RuleMatched,
     RunFinished,
     ToolCallFinished,
     ToolCallStarted,
@@ -76,7 +76,7 @@ class Redactor:
                 return replace(event, observation=self._secrets.without(event.observation))
             case Refused(text):
                 return Refused(self._secrets.without(text))
-            case RuleMet():
+            case RuleMatched():
                 return replace(event, subject=self._secrets.without(event.subject))
         return event
 

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar
 
-from policies.artifacts import LeftOut
+from policies.artifacts import SkippedFile
 from policies.capabilities import Capability, capabilities_of
 from policies.limits import StopReason
 from policies.routing import RouteReason
-from proxy.agent.parking import Parked
+from proxy.agent.suspension import SuspendedRun
 from proxy.workspaces import Origin
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class RunStats:
     """What a run has cost beside model tokens."""
 
     llm_calls: int = 0
@@ -96,7 +96,7 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class RunWarning:
     """Something about the answer that its reader must know."""
 
     code: str
@@ -125,9 +125,9 @@ class Result:
     """Summed over all model calls."""
     segments: int
     """1, and one more for each time the history had to be shortened."""
-    tally: Tally
+    tally: RunStats
     artifacts: Sequence[Artifact]
-    left_out: Sequence[LeftOut]
+    left_out: Sequence[SkippedFile]
     choice: Mapping[str, Any]
     """Other fields of the choice that the answer came in, such as logprobs."""
     response: Mapping[str, Any]
@@ -138,13 +138,13 @@ class Result:
     """The task's route."""
     steps: int = 0
     """How many tool calls clients are shown as steps."""
-    parked: Parked | None = None
+    parked: SuspendedRun | None = None
     """What the run needs to go on once the client has answered."""
     refusal: str | None = None
     """The model's words if it declined to answer, in OpenAI's field for it."""
     streamed_before: int = 0
     """How many characters of narration a stream has had before the answer began."""
-    notices: Sequence[Notice] = ()
+    notices: Sequence[RunWarning] = ()
     others: Sequence["Result"] = ()
     """How the runs of the request's further choices ended."""
     usages: Sequence[Mapping[str, Any]] = ()

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from policies.profile import Profile
 from policies.prompts import NUDGE, Equipment, system_prompt
-from policies.reference_style import PaperWords, steps_words, unknown_words
+from policies.reference_style import ReferencePrompts, steps_words, unknown_words
 from policies.workspace import last_of_user
 from proxy.agent.history import History, text_of
 from proxy.agent.model import Message
-from proxy.agent.task import AgentInput, Params, Task
+from proxy.agent.task import AgentInput, AgentTask, Params
 from proxy.agent.tool_calls import ToolCall, Turn, call_of, repaired, understand
 
 TEMPERATURE = 1.0
@@ -37,10 +37,10 @@ class AgentStyle(Protocol):
     def prose_ends(self) -> bool:
         """Whether a turn that calls nothing can be the answer."""
 
-    def messages(self, task: Task, given: AgentInput) -> Sequence[Message]:
+    def messages(self, task: AgentTask, given: AgentInput) -> Sequence[Message]:
         """Return the client's messages as the model is sent them."""
 
-    def params(self, task: Task) -> Params:
+    def params(self, task: AgentTask) -> Params:
         """Return the parameters of the run's model calls."""
 
     def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
@@ -60,10 +60,10 @@ class DefaultStyle:
     no_call = NUDGE
     prose_ends = True
 
-    def messages(self, task: Task, given: AgentInput) -> Sequence[Message]:
+    def messages(self, task: AgentTask, given: AgentInput) -> Sequence[Message]:
         return given.messages
 
-    def params(self, task: Task) -> Params:
+    def params(self, task: AgentTask) -> Params:
         return task.params
 
     def words(self, profile: Profile, equipment: Equipment, names: Sequence[str]) -> str:
@@ -81,11 +81,11 @@ class ReferenceStyle:
 
     prose_ends = False
 
-    def __init__(self, words: PaperWords) -> None:
+    def __init__(self, words: ReferencePrompts) -> None:
         self._words = words
         self.no_call = words.no_call
 
-    def messages(self, task: Task, given: AgentInput) -> Sequence[Message]:
+    def messages(self, task: AgentTask, given: AgentInput) -> Sequence[Message]:
         """Return the messages, the user's last one posed as a problem unless the run is resumed."""
         told = list(given.messages)
         index = None if task.session.suspended_run else last_of_user(told)
@@ -93,7 +93,7 @@ class ReferenceStyle:
             told[index] = {**told[index], "content": self._problem(told[index], given.notes)}
         return told
 
-    def params(self, task: Task) -> Params:
+    def params(self, task: AgentTask) -> Params:
         """Return the reference's parameters. The client's own win; its token limit holds for each
         turn."""
         warm = {} if any(name in task.model for name in _COLD) else {"temperature": TEMPERATURE}

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from policies.answer_form import AnswerForm
-from policies.artifacts import Produced
+from policies.artifacts import ProducedFile
 from policies.budgets import DailyBudget, Expense, Receipt
 from policies.prices import Tariff
 from policies.profile import Profile
 from policies.routing import RouteReason
-from policies.sessions import GoesOn, Session, State
+from policies.sessions import ResumePoint, Session, State
 from policies.steps import NarrationSetting, UsageOf
 from proxy.agent.events import Event
 from proxy.agent.model import Credentials, Message
-from proxy.agent.parking import Parked
 from proxy.agent.result import Artifact, Result
+from proxy.agent.suspension import SuspendedRun
 from proxy.body_memory import HeldBody
 from proxy.errors import OutOfTimeError, ProxyError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
@@ -50,7 +50,7 @@ class StatusHold:
         return not self.is_held or time.monotonic() + in_s + LAST_ATTEMPT_S <= self.until
 
 
-class Witness(Protocol):
+class RunObserver(Protocol):
     """An observer of one run, told of its end before any client is."""
 
     def heard(self, event: Event) -> None:
@@ -63,7 +63,7 @@ class Witness(Protocol):
         """The run has failed."""
 
 
-class Outbox(Protocol):
+class ArtifactStore(Protocol):
     """Where the produced files of one run are saved."""
 
     @property
@@ -76,12 +76,12 @@ class Outbox(Protocol):
     async def has(self, path: str) -> bool:
         """Return whether a file of that path is saved."""
 
-    async def save(self, sandbox: Sandbox, file: Produced, timeout_s: float) -> Artifact:
+    async def save(self, sandbox: Sandbox, file: ProducedFile, timeout_s: float) -> Artifact:
         """Take a file out of the sandbox. Raises SandboxFileError; FileTimeoutError, which is one,
         if that takes longer than `timeout_s`."""
 
 
-class Account(Protocol):
+class BudgetAccount(Protocol):
     """The daily budget of one key. Runs of the key at the same time, in other processes too, see
     what each has taken."""
 
@@ -186,13 +186,13 @@ class SessionPlan:
     """The session of a run: the files it begins with, and the state it saves them as."""
 
     session: Session
-    resume_from: GoesOn | None = None
+    resume_from: ResumePoint | None = None
     """The state that the run resumes from; None: an empty workspace."""
     save_as: State | None = None
     """The state that its files are saved as; None: they are not saved."""
     suspend_as: State | None = None
     """The same for a run that waits for the client's tools."""
-    suspended_run: Parked | None = None
+    suspended_run: SuspendedRun | None = None
     """The suspended run that the client has answered."""
 
     @property
@@ -210,7 +210,7 @@ class SessionPlan:
 class BudgetReservation:
     """What was taken of a key's daily budget for a run to be made."""
 
-    account: Account
+    account: BudgetAccount
     receipt: Receipt
 
     async def refund(self) -> None:
@@ -244,12 +244,12 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class AgentTask:
     """One request, complete: `proxy.api.prepare` builds it, and nothing changes it afterwards."""
 
     run_id: str
     model: str
-    outbox: Outbox
+    outbox: ArtifactStore
     session: SessionPlan
     input: AgentInput | PendingInput
     request: ChatRequest = ChatRequest()
@@ -265,10 +265,10 @@ class Task:
     """The client's own credentials for the backend, if it brings such."""
     body_memory: HeldBody | None = None
     """The memory that is reserved for the request's body, which the run keeps as well."""
-    witness: Witness | None = None
+    witness: RunObserver | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     """When it was asked for, in seconds since 1970."""
-    others: Sequence["Task"] = ()
+    others: Sequence["AgentTask"] = ()
     """The request's further choices (`n`), each answered in a run of its own."""
 
     async def discard(self) -> None:
@@ -279,7 +279,7 @@ class Task:
             await self.witness.failed(RunCancelledError())
 
 
-def out_of_time(task: Task) -> OutOfTimeError:
+def out_of_time(task: AgentTask) -> OutOfTimeError:
     """Return the error of a task that has no answer when its time is up."""
     deadline_s = task.limits.deadline_s
     if deadline_s is None:

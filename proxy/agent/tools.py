@@ -19,14 +19,14 @@ from policies.prompts import (
 )
 from policies.steps import is_shown
 from proxy.agent.artifacts import write_manifest
-from proxy.agent.budget import Budget
+from proxy.agent.budget import RunBudget
 from proxy.agent.conversation import Conversation, ignore
 from proxy.agent.events import Emit, ToolCallFinished, ToolCallStarted, ToolOutput
 from proxy.agent.guard import Guard
-from proxy.agent.model import MAX_CALLS, Message, Reply
+from proxy.agent.model import MAX_CALLS, Completion, Message
 from proxy.agent.outcome import RunOutcome
-from proxy.agent.parking import NO_RESULT, answers
 from proxy.agent.result import CapabilityUse, Stopwatch
+from proxy.agent.suspension import NO_RESULT, answers
 from proxy.agent.task import InputFile
 from proxy.agent.tool_calls import ToolCall, Turn, recovered_answer, understand
 from sandbox_runtime.errors import SandboxFileError, SandboxLostError
@@ -44,7 +44,7 @@ GRACE_S = 0.5
 """The time that a command has for ending by itself once its own is up: its output is seen."""
 
 
-class Toolbox:
+class ToolExecutor:
     """Runs the model's calls; whatever the model did wrong is an observation.
 
     So is the loss of the sandbox, for mostly it was the model's command that broke it: the next
@@ -212,9 +212,9 @@ class CallRunner:
 
     def __init__(
         self,
-        toolbox: Toolbox,
+        toolbox: ToolExecutor,
         talk: Conversation,
-        budget: Budget,
+        budget: RunBudget,
         outcome: RunOutcome,
         use: CapabilityUse,
         limits: Limits,
@@ -228,7 +228,7 @@ class CallRunner:
         self._limits = limits
         self._client_names = client_names
 
-    async def run(self, turn: Turn, reply: Reply) -> StopReason | None:
+    async def run(self, turn: Turn, reply: Completion) -> StopReason | None:
         """Run every call of a turn, in order, and answer each; the client's are left to the client.
         If the client has been sent one already, nothing is submitted. Return why the run ends, or
         None."""
@@ -284,7 +284,7 @@ class CallRunner:
         self._talk.history.append(*_results(told, as_text=turn.as_text))
         return StopReason.CLIENT_TOOL_CALLS if self._outcome.client_calls else stop
 
-    async def _run_tool(self, call: ToolCall, reply: Reply) -> Observation:
+    async def _run_tool(self, call: ToolCall, reply: Completion) -> Observation:
         is_submit = self._toolbox.is_submit(call.name)
         if not is_submit and self._toolbox.is_used_up:
             return Observation(NO_MORE_CALLS)

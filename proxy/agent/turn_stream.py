@@ -25,11 +25,11 @@ from proxy.agent.events import (
     ToolCallDelta,
 )
 from proxy.agent.history import text_of, thoughts_in
-from proxy.agent.model import MAX_CALLS, NoMoreAttempts, Reply, ReplyStopped
+from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped, StopRetryingError
 from proxy.agent.prose import HOLD_S, Prose
-from proxy.agent.task import StatusHold, Task
+from proxy.agent.task import AgentTask, StatusHold
 from proxy.agent.tool_calls import TextArgument, Turn
-from proxy.agent.tools import Toolbox
+from proxy.agent.tools import ToolExecutor
 
 Shows = Literal["at once", "soon", "never"]
 """When prose is shown as the answer while the reply goes on: as it comes; after HOLD_S or
@@ -46,7 +46,7 @@ class StreamHandler:
         emit: Emit,
         first_call: "FirstCall",
         writer: AnswerWriter,
-        toolbox: Toolbox,
+        toolbox: ToolExecutor,
         prose: Prose,
         *,
         streams: bool,
@@ -91,7 +91,7 @@ class StreamHandler:
                 raise error
 
     async def hear(self, delta: ModelDelta) -> None:
-        """Take one piece in. Raises ReplyStopped if the reply has to end."""
+        """Take one piece in. Raises CompletionStopped if the reply has to end."""
         async with self._passing_on:
             match delta:
                 case ReasoningDelta(text):
@@ -100,7 +100,7 @@ class StreamHandler:
                         await self._emit(delta)
                     is_runaway = self.prose.rules.ends_replies and self._thinking.is_runaway(text)
                     if is_runaway and not self.has_begun_client_call:
-                        raise ReplyStopped("runaway")
+                        raise CompletionStopped("runaway")
                 case TextDelta(text) if self._called:
                     self._after_call.append(text)
                 case TextDelta():
@@ -111,12 +111,12 @@ class StreamHandler:
                     await self._hear_progress(delta)
 
     async def _hear_progress(self, progress: CallProgress) -> None:
-        """Note that the call was accepted, or is made once more. Raises NoMoreAttempts if the
+        """Note that the call was accepted, or is made once more. Raises StopRetryingError if the
         client would see that."""
         await self._first_call.hear(progress)
         if isinstance(progress, CallFailed):
             if self._has_shown or self.prose.is_shown or (self._called and self._streams):
-                raise NoMoreAttempts
+                raise StopRetryingError
             self._begin_again()
 
     def _begin_again(self) -> None:
@@ -151,7 +151,7 @@ class StreamHandler:
 
     async def _hear_call(self, delta: ToolCallDelta) -> None:
         if delta.index >= MAX_CALLS:
-            raise ReplyStopped("many_calls")
+            raise CompletionStopped("many_calls")
         self._called = True
         if self._streams and (delta.arguments or delta.index):
             await self._end_narration(delta.name)
@@ -186,7 +186,7 @@ class StreamHandler:
         if text:
             await self._emit(Narration(text))
 
-    async def end_with_calls(self, turn: Turn, reply: Reply) -> Mapping[str, str]:
+    async def end_with_calls(self, turn: Turn, reply: Completion) -> Mapping[str, str]:
         """End a turn that has called tools: its prose was narration. Return the ids of the calls
         that were passed on to the client, by their ids in the turn."""
         if self._streams:
@@ -197,7 +197,7 @@ class StreamHandler:
             await self._narrate("" if self.prose.is_echo_at_end() else text_of(reply.message))
         return await self._client_calls.end(turn) if self._client_calls else {}
 
-    async def end_without_calls(self, reply: Reply, *, is_answer: bool) -> None:
+    async def end_without_calls(self, reply: Completion, *, is_answer: bool) -> None:
         """End a turn that has called nothing. Prose that is the answer is left to the caller, who
         writes all of it; other prose is shown, for it may still become the answer."""
         if not self._streams:
@@ -207,7 +207,7 @@ class StreamHandler:
                 await self._writer.write(piece.text, self._toolbox.computer, piece.logprobs)
 
 
-async def emit_reasoning(reply: Reply, emit: Emit) -> None:
+async def emit_reasoning(reply: Completion, emit: Emit) -> None:
     """Pass on the thinking of a reply that was not streamed."""
     for thought in thoughts_in(reply.message):
         await emit(ReasoningDelta(thought))
@@ -224,7 +224,7 @@ class ClientCallStream:
     def __init__(
         self,
         emit: Emit,
-        toolbox: Toolbox,
+        toolbox: ToolExecutor,
         names: Collection[str],
         free_text: Collection[str],
         new_id: Iterator[str],
@@ -315,7 +315,11 @@ class ClientCallStream:
 
 
 def client_call_stream(
-    task: Task, emit: Emit, toolbox: Toolbox, names: Collection[str], new_id: Iterator[str]
+    task: AgentTask,
+    emit: Emit,
+    toolbox: ToolExecutor,
+    names: Collection[str],
+    new_id: Iterator[str],
 ) -> ClientCallStream | None:
     """Return the stream for one turn's calls; None if the client gets them when the run ends: it
     speaks of `functions`, or secrets are taken out of what it is sent."""
@@ -342,11 +346,11 @@ class FirstCall:
         self._is_accepted = False
 
     async def hear(self, progress: CallProgress) -> None:
-        """Pass on the progress of a call, if the call is the first. Raises NoMoreAttempts."""
+        """Pass on the progress of a call, if the call is the first. Raises StopRetryingError."""
         if self._is_accepted:
             return
         await self._emit(progress)
         if isinstance(progress, CallAccepted):
             self._is_accepted = True
         elif self._hold and not self._hold.has_time_for_attempt(progress.retry_in_s):
-            raise NoMoreAttempts
+            raise StopRetryingError

@@ -1,5 +1,5 @@
 """HTTP responses with the answer of a run, for every API: in one piece, or streamed while the run
-goes on. A `ResponseBuilder` or a `StreamEncoder` of proxy.wire gives them their content."""
+goes on. A `ResponseBuilder` or a `StreamEncoder` of proxy.schemas gives them their content."""
 
 import json
 import logging
@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.agent.events import CallFailed, Event, OfChoice, RunStarted, TurnStarted
+from proxy.agent.events import CallFailed, ChoiceEvent, Event, RunStarted, TurnStarted
 from proxy.agent.result import Result
 from proxy.agent.task import StatusHold
 from proxy.api.dependencies import JSONResponse, note_run, services, while_connected
 from proxy.errors import ProxyError, internal_error
-from proxy.runs.run import MAX_BEHIND, Listener, Run
-from proxy.wire.terms import Terms, read_terms
+from proxy.runs.run import MAX_BEHIND, Run, Subscriber
+from proxy.schemas.request_options import RequestOptions, read_terms
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class StreamEncoder(Protocol):
 
 
 async def whole(
-    request: Request, listener: Listener, builder: ResponseBuilder, terms: Terms
+    request: Request, listener: Subscriber, builder: ResponseBuilder, terms: RequestOptions
 ) -> Response:
     """Return the answer in one piece. Leaves the listener. Raises the run's error."""
     note_run(request, listener.run.id)
@@ -89,9 +89,9 @@ async def whole(
 
 async def streamed(
     request: Request,
-    listener: Listener,
+    listener: Subscriber,
     encoder: StreamEncoder,
-    terms: Terms,
+    terms: RequestOptions,
     hold: StatusHold,
     alive: ServerSentEvent = KEEP_ALIVE,
 ) -> Response:
@@ -109,7 +109,7 @@ async def streamed(
     return _StreamResponse(listener, heard, encoder, silence_s, alive)
 
 
-async def _until_status(listener: Listener, hold: StatusHold, wait_s: float) -> list[Event]:
+async def _until_status(listener: Subscriber, hold: StatusHold, wait_s: float) -> list[Event]:
     """Wait until the status of the response is known, at most for `wait_s` or, if a model call has
     failed, until the hold ends. Return the events so far. Raises the run's error."""
     heard: list[Event] = []
@@ -131,7 +131,7 @@ def _is_answered(event: Event) -> bool:
 
 
 def _of(event: Event) -> Event:
-    return event.event if isinstance(event, OfChoice) else event
+    return event.event if isinstance(event, ChoiceEvent) else event
 
 
 def replayed(
@@ -142,13 +142,13 @@ def replayed(
     return _Events(frames, silence_s, headers)
 
 
-def _within_patience(silence_s: float, terms: Terms) -> float:
+def _within_patience(silence_s: float, terms: RequestOptions) -> float:
     if terms.patience_s is None:
         return silence_s
     return min(silence_s, max(SHORTEST_SILENCE_S, terms.patience_s / SHARE_OF_PATIENCE))
 
 
-async def _collect(listener: Listener, builder: ResponseBuilder, within_s: float | None) -> bool:
+async def _collect(listener: Subscriber, builder: ResponseBuilder, within_s: float | None) -> bool:
     """Pass the run's events to the builder for at most `within_s` seconds. Return True if the run
     has ended."""
     with anyio.move_on_after(within_s):
@@ -163,7 +163,9 @@ class _ProlongedResponse(StreamingResponse):
     """The answer in one piece, with whitespace before it while the run goes on. Its status is 200
     even if the run fails."""
 
-    def __init__(self, listener: Listener, builder: ResponseBuilder, every_s: float | None) -> None:
+    def __init__(
+        self, listener: Subscriber, builder: ResponseBuilder, every_s: float | None
+    ) -> None:
         content = _prolonged(listener, builder, every_s)
         super().__init__(
             content,
@@ -178,7 +180,7 @@ class _ProlongedResponse(StreamingResponse):
 
 
 async def _prolonged(
-    listener: Listener, builder: ResponseBuilder, every_s: float | None
+    listener: Subscriber, builder: ResponseBuilder, every_s: float | None
 ) -> AsyncIterator[bytes]:
     yield BLANK
     content: Mapping[str, Any]
@@ -220,7 +222,7 @@ class _StreamResponse(_Events):
 
     def __init__(
         self,
-        listener: Listener,
+        listener: Subscriber,
         heard: Sequence[Event],
         encoder: StreamEncoder,
         silence_s: float,
@@ -236,7 +238,7 @@ class _StreamResponse(_Events):
 
 
 async def _stream(
-    listener: Listener, events: Sequence[Event], encoder: StreamEncoder
+    listener: Subscriber, events: Sequence[Event], encoder: StreamEncoder
 ) -> AsyncIterator[bytes]:
     """Yield the answer's frames, from the `events` that the listener has returned so far on."""
     try:

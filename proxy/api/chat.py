@@ -13,9 +13,9 @@ from proxy.api.dependencies import read_model_request, services
 from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.upstream_relay import refuse_private_urls, relay_chat, strip_plain_suffix
-from proxy.wire.chat_request import check_messages, wants_usage
-from proxy.wire.chat_response import StreamedCompletion, WholeCompletion, head
-from proxy.wire.terms import read_terms, steps_asked
+from proxy.schemas.chat_request import check_messages, wants_usage
+from proxy.schemas.chat_response import StreamedCompletion, WholeCompletion, head
+from proxy.schemas.request_options import read_terms, steps_asked
 
 router = APIRouter()
 

@@ -41,8 +41,7 @@ from proxy.api.parameters import (
 )
 from proxy.errors import BadRequestError, NotFoundError, ProxyError, UnauthorizedError
 from proxy.files import WHOLE
-from proxy.store.records import Container, ContainerFile
-from proxy.wire.resources import (
+from proxy.schemas.resources import (
     ArchiveQuery,
     ContainerCreate,
     ContainerFileCreate,
@@ -57,7 +56,8 @@ from proxy.wire.resources import (
     container_object,
     parse,
 )
-from proxy.wire.validation import missing
+from proxy.schemas.validation import missing
+from proxy.store.records import Container, ContainerFile
 
 router = APIRouter(
     tags=["Containers"],

@@ -20,9 +20,7 @@ from proxy.api.parameters import (
 )
 from proxy.api.stored_responses import is_reference, no_such_conversation, resolve_references
 from proxy.errors import NotFoundError
-from proxy.store.conversations import ConversationShelf
-from proxy.store.records import Conversation
-from proxy.wire.resources import (
+from proxy.schemas.resources import (
     ConversationCreate,
     ConversationObject,
     ConversationUpdate,
@@ -34,7 +32,9 @@ from proxy.wire.resources import (
     conversation_object,
     items_list,
 )
-from proxy.wire.responses_request import input_items
+from proxy.schemas.responses_request import input_items
+from proxy.store.conversations import ConversationRepository
+from proxy.store.records import Conversation
 
 router = APIRouter(
     tags=["Conversations"],
@@ -47,14 +47,14 @@ ITEMS = THE_CONVERSATION + "/items"
 THE_ITEM = ITEMS + "/{item_id}"
 
 
-async def _shelf(services: ServicesOf) -> ConversationShelf:
+async def _shelf(services: ServicesOf) -> ConversationRepository:
     return services.store.conversations
 
 
-Shelf = Annotated[ConversationShelf, Depends(_shelf)]
+Repository = Annotated[ConversationRepository, Depends(_shelf)]
 
 
-async def _conversation(shelf: Shelf, owner: Owner, conversation_id: str) -> Conversation:
+async def _conversation(shelf: Repository, owner: Owner, conversation_id: str) -> Conversation:
     """Return the client's conversation. Raises NotFoundError."""
     found = await shelf.get(owner, conversation_id)
     if found is None:
@@ -69,7 +69,7 @@ OwnedConversation = Annotated[Conversation, Depends(_conversation)]
 @router.post(PATH, responses=errors(*BODY_ERRORS, 404), openapi_extra=body_of(ConversationCreate))
 async def create_conversation(
     request: Request,
-    shelf: Shelf,
+    shelf: Repository,
     owner: Owner,
     asked: Annotated[ConversationCreate, Depends(long_json_of(ConversationCreate))],
 ) -> ConversationObject:
@@ -90,7 +90,7 @@ async def retrieve_conversation(conversation: OwnedConversation) -> Conversation
     openapi_extra=body_of(ConversationUpdate),
 )
 async def update_conversation(
-    shelf: Shelf,
+    shelf: Repository,
     owner: Owner,
     conversation_id: str,
     asked: Annotated[ConversationUpdate, Depends(long_json_of(ConversationUpdate))],
@@ -103,7 +103,7 @@ async def update_conversation(
 
 
 @router.delete(THE_CONVERSATION, responses=errors(404))
-async def delete_conversation(shelf: Shelf, owner: Owner, conversation_id: str) -> Deleted:
+async def delete_conversation(shelf: Repository, owner: Owner, conversation_id: str) -> Deleted:
     """Delete a conversation with its items."""
     if not await shelf.delete(owner, conversation_id):
         raise no_such_conversation(conversation_id)
@@ -118,7 +118,7 @@ async def delete_conversation(shelf: Shelf, owner: Owner, conversation_id: str) 
 )
 async def create_items(
     request: Request,
-    shelf: Shelf,
+    shelf: Repository,
     owner: Owner,
     conversation_id: str,
     asked: Annotated[ItemsCreate, Depends(long_json_of(ItemsCreate))],
@@ -132,7 +132,7 @@ async def create_items(
 
 @router.get(ITEMS, response_model=ListObject[ItemObject], responses=errors(400, 404))
 async def list_items(
-    shelf: Shelf,
+    shelf: Repository,
     owner: Owner,
     conversation: OwnedConversation,
     query: Annotated[ListQuery, Query()],
@@ -143,7 +143,9 @@ async def list_items(
 
 
 @router.get(THE_ITEM, response_model=ItemObject, responses=errors(404))
-async def retrieve_item(shelf: Shelf, owner: Owner, conversation_id: str, item_id: str) -> Response:
+async def retrieve_item(
+    shelf: Repository, owner: Owner, conversation_id: str, item_id: str
+) -> Response:
     """Return an item of a conversation."""
     found = await shelf.item(owner, conversation_id, item_id)
     if found is None:
@@ -153,7 +155,7 @@ async def retrieve_item(shelf: Shelf, owner: Owner, conversation_id: str, item_i
 
 @router.delete(THE_ITEM, responses=errors(404))
 async def delete_item(
-    shelf: Shelf, owner: Owner, conversation: OwnedConversation, item_id: str
+    shelf: Repository, owner: Owner, conversation: OwnedConversation, item_id: str
 ) -> ConversationObject:
     """Delete an item of a conversation, and return the conversation."""
     if not await shelf.delete_item(owner, conversation.id, item_id):

@@ -47,10 +47,10 @@ from proxy.keys import ClientKeys, Key, Keyring
 from proxy.models.prices import Prices
 from proxy.models.tool_support import ToolVerdicts
 from proxy.profiles import Profiles
-from proxy.runs.runs import Runs
+from proxy.runs.manager import RunManager
+from proxy.schemas.request_options import OnDisconnect
+from proxy.schemas.validation import request_body, text
 from proxy.store.store import Store
-from proxy.wire.terms import OnDisconnect
-from proxy.wire.validation import request_body, text
 from proxy.workspaces import Workspaces
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Services:
     """The parts of the server that routes use, joined by __main__ or a test."""
 
     model: Model
-    runs: Runs
+    runs: RunManager
     workspaces: Workspaces
     files: FileStore
     file_limits: FileLimits

@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response
 from policies.steps import CHOICES, PROFILES
 from proxy.api.parameters import errors
 from proxy.errors import NotFoundError
-from proxy.wire.resources import (
+from proxy.schemas.resources import (
     ContainerCreate,
     ContainerFileCreate,
     ConversationCreate,

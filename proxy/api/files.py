@@ -17,9 +17,7 @@ from proxy.api.dependencies import JSONResponse, Services
 from proxy.api.parameters import BODY_ERRORS, FORM, Owner, ServicesOf, body_of, content, errors
 from proxy.errors import BadRequestError, FileTooLargeError, NotFoundError, ProxyError
 from proxy.files import StoredFile
-from proxy.store.blobs import Blob, BlobWriter
-from proxy.store.records import ContainerFile, StoredUpload
-from proxy.wire.resources import (
+from proxy.schemas.resources import (
     Deleted,
     FileListQuery,
     FileObject,
@@ -28,7 +26,9 @@ from proxy.wire.resources import (
     file_object,
     parse,
 )
-from proxy.wire.validation import missing
+from proxy.schemas.validation import missing
+from proxy.store.blobs import Blob, BlobWriter
+from proxy.store.records import ContainerFile, StoredUpload
 
 router = APIRouter(tags=["Files"], default_response_class=JSONResponse)
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import suited_to_messages
-from proxy.agent.model import Passage, Passing
+from proxy.agent.model import UpstreamPaths, UpstreamRequest
 from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import (
     JSONResponse,
@@ -26,9 +26,9 @@ from proxy.api.upstream_relay import forward_json
 from proxy.errors import NotFoundError, request_id
 from proxy.models.openai_http import MAX_TOKENIZED_BYTES, NOT_THERE, TOKENIZE_PATH, count_in
 from proxy.models.relay import read_at_most
-from proxy.wire.messages_request import AsChat, as_chat, as_chat_to_count, to_be_counted
-from proxy.wire.messages_response import Shown, StreamedMessage, WholeMessage
-from proxy.wire.terms import read_terms, steps_asked
+from proxy.schemas.messages_request import MessagesAsChat, as_chat, as_chat_to_count, to_be_counted
+from proxy.schemas.messages_response import Shown, StreamedMessage, WholeMessage
+from proxy.schemas.request_options import read_terms, steps_asked
 
 router = APIRouter()
 
@@ -50,7 +50,7 @@ async def create_message(request: Request) -> Response:
 
 
 async def _run(
-    request: Request, written: bytes, body: Mapping[str, Any], asked: AsChat
+    request: Request, written: bytes, body: Mapping[str, Any], asked: MessagesAsChat
 ) -> Response:
     """Answer by the loop: by a run of the request's own, or one that it repeats."""
     terms = read_terms(asked.chat, request.headers)
@@ -80,7 +80,7 @@ async def _run(
 
 
 def _shown(
-    request: Request, body: Mapping[str, Any], asked: AsChat, decision: RoutingDecision
+    request: Request, body: Mapping[str, Any], asked: MessagesAsChat, decision: RoutingDecision
 ) -> Shown:
     steps = steps_asked(body, request.headers) or suited_to_messages(
         services(request).steps,
@@ -111,7 +111,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _count(
-    passage: Passage, request: Request, body: Mapping[str, Any], asked: AsChat
+    passage: UpstreamPaths, request: Request, body: Mapping[str, Any], asked: MessagesAsChat
 ) -> Response:
     counted = await _post(passage, request, COUNT_PATH, to_be_counted(body, asked))
     if counted.status_code not in NOT_THERE:
@@ -125,10 +125,12 @@ async def _count(
     return JSONResponse({"input_tokens": count})
 
 
-async def _post(passage: Passage, request: Request, path: str, body: Mapping[str, Any]) -> Response:
+async def _post(
+    passage: UpstreamPaths, request: Request, path: str, body: Mapping[str, Any]
+) -> Response:
     kept = {name: value for name, value in request.headers.items() if name not in _BODY_HEADERS}
     headers = {**kept, "content-type": "application/json"}
-    passing = Passing("POST", path, headers, json.dumps(body).encode())
+    passing = UpstreamRequest("POST", path, headers, json.dumps(body).encode())
     answer = await passage.pass_on(passing)
     read = await read_at_most(answer.body, MAX_TOKENIZED_BYTES)
     if read is None:

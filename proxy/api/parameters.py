@@ -24,8 +24,8 @@ from proxy.api.dependencies import (
     require_operator,
 )
 from proxy.keys import Key
-from proxy.wire.resources import parse
-from proxy.wire.validation import request_body
+from proxy.schemas.resources import parse
+from proxy.schemas.validation import request_body
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -18,7 +18,7 @@ from policies.budgets import DailyBudget
 from policies.json_bounds import decoded, encoded
 from policies.passthrough import Way, goes_on_from_responses, is_stateless, way
 from policies.routing import PLAIN_SUFFIX, plain_name
-from proxy.agent.model import Passage, Relayed, RelayedBody
+from proxy.agent.model import UpstreamBody, UpstreamPaths, UpstreamResponse
 from proxy.api.dependencies import (
     JSONResponse,
     authorize,
@@ -39,7 +39,7 @@ from proxy.api.upstream_relay import (
     written_path,
 )
 from proxy.errors import BadRequestError, ForbiddenError, NotFoundError, ProxyError
-from proxy.store.responses import ResponseShelf
+from proxy.store.responses import ResponseRepository
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 """Not TRACE: it would tell the client the backend's key."""
@@ -117,7 +117,7 @@ def _model(fields: Mapping[str, Any]) -> str:
     return plain_name(model) if isinstance(model, str) else ""
 
 
-def _upstream(request: Request, where: Way) -> Passage:
+def _upstream(request: Request, where: Way) -> UpstreamPaths:
     """Return the backend's server, if this request may be passed on to it. Raises ProxyError."""
     named = f"{request.method} {request.url.path}"
     if request.method not in METHODS:
@@ -249,7 +249,9 @@ def or_upstream(handler: Handler) -> Handler:
     return answered
 
 
-def _record_id(shelf: ResponseShelf, whose: str, relayed: Relayed) -> Relayed:
+def _record_id(
+    shelf: ResponseRepository, whose: str, relayed: UpstreamResponse
+) -> UpstreamResponse:
     if relayed.status >= 400:
         return relayed
     return replace(relayed, body=_IdRecorder(relayed.body, partial(shelf.note_the_backends, whose)))
@@ -259,7 +261,7 @@ class _IdRecorder:
     """A response body that is searched for the response's id, which is recorded as the client's
     before the client receives it."""
 
-    def __init__(self, body: RelayedBody, note: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, body: UpstreamBody, note: Callable[[str], Awaitable[None]]) -> None:
         self._body = body
         self._pieces: AsyncIterator[bytes] = aiter(body)
         self._note = note
@@ -280,7 +282,7 @@ class _IdRecorder:
         return piece
 
     async def aclose(self) -> None:
-        """See RelayedBody."""
+        """See UpstreamBody."""
         await self._body.aclose()
 
 

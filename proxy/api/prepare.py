@@ -22,7 +22,7 @@ from policies.history import without_steps
 from policies.profile import Profile
 from policies.routing import forbids_tools
 from policies.sessions import (
-    GoesOn,
+    ResumePoint,
     Session,
     State,
     container_id,
@@ -32,30 +32,35 @@ from policies.sessions import (
     states,
 )
 from policies.steps import UsageOf
-from proxy.agent.parking import Parked, names
+from proxy.agent.suspension import SuspendedRun, names
 from proxy.agent.task import (
     AgentInput,
+    AgentTask,
+    ArtifactStore,
     BudgetReservation,
     ChatRequest,
     Delivery,
     InputFile,
-    Outbox,
     PendingInput,
+    RunObserver,
     SessionPlan,
     StatusHold,
-    Task,
     TaskLimits,
-    Witness,
 )
 from proxy.api.dependencies import base_url, body_reservation, credentials, owner, services
 from proxy.api.routing import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER, RoutingDecision
 from proxy.api.upstream_relay import daily_account, known_tariff, take_from, urls_in
 from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
-from proxy.runs.run import Claim, Listener
-from proxy.wire.chat_request import choice_count, parse_chat, with_ids
-from proxy.wire.content_parts import read
-from proxy.wire.terms import DOCUMENTS_HEADER, Terms, documents_wanted, usage_asked
+from proxy.runs.run import RequestIdentity, Subscriber
+from proxy.schemas.chat_request import choice_count, parse_chat, with_ids
+from proxy.schemas.content_parts import read
+from proxy.schemas.request_options import (
+    DOCUMENTS_HEADER,
+    RequestOptions,
+    documents_wanted,
+    usage_asked,
+)
 
 IDENTITY_HEADERS = (PROFILE_HEADER, COMPUTER_HEADER, PROMPT_HEADER, DOCUMENTS_HEADER)
 """Headers that change a request's result."""
@@ -64,7 +69,7 @@ DELIVERY_FIELDS = ("stream", "stream_options")
 REQUEST_IDS = frozenset({"request_id", "rid"})
 """vLLM's and SGLang's names of one request: two that run at once may not share it."""
 
-Record = Callable[[str, int, SessionPlan], Awaitable[Witness]]
+Record = Callable[[str, int, SessionPlan], Awaitable[RunObserver]]
 """Begins to record the response of a run, from the run's id, its Unix time and its session."""
 
 
@@ -84,7 +89,7 @@ class Preparation:
     """True if the first model call must be one of a tool."""
     max_tool_calls: int | None = None
     """The number of calls of the proxy's tools that the client allows."""
-    follows: GoesOn | None = None
+    follows: ResumePoint | None = None
     """The state that the request itself names to resume from."""
     is_kept: bool = False
     """True if a later request may resume from the run by its name."""
@@ -99,11 +104,11 @@ class Preparation:
 def identify(
     request: Request,
     body: Mapping[str, Any],
-    terms: Terms,
+    terms: RequestOptions,
     written: bytes,
     *,
     detach: bool = False,
-) -> Claim:
+) -> RequestIdentity:
     """Return the request's identity. With an idempotency key, requests are equal that differ only
     in whether they stream; without one, equal to the byte, as the SDKs' retries are. `detach`: the
     run continues without its client."""
@@ -113,7 +118,7 @@ def identify(
     headers = "\n".join(request.headers.get(name, "") for name in IDENTITY_HEADERS)
     head = f"{request.url.path}\n{named(request.headers, body)}\n{headers}\n"
     on_disconnect = terms.on_disconnect or services(request).on_disconnect
-    return Claim(
+    return RequestIdentity(
         owner=owner(request),
         fingerprint=hashlib.sha256(head.encode(errors="surrogatepass") + written).hexdigest(),
         key=terms.idempotency_key,
@@ -123,14 +128,16 @@ def identify(
     )
 
 
-def deadline_s(request: Request, terms: Terms, claim: Claim) -> float | None:
+def deadline_s(request: Request, terms: RequestOptions, claim: RequestIdentity) -> float | None:
     """Return the seconds within which the run must answer. A client that receives something
     meanwhile, or may leave without ending the run, sets no bound by its patience."""
     hears = claim.stream or services(request).nonstream_keep_alive_s is not None
     return terms.deadline_s if hears or claim.detach else terms.hangs_up_s
 
 
-def status_hold(request: Request, terms: Terms, claim: Claim) -> StatusHold | None:
+def status_hold(
+    request: Request, terms: RequestOptions, claim: RequestIdentity
+) -> StatusHold | None:
     """Return the hold on the status of a streamed response, which ends in good time before the
     client hangs up; None if the response is no stream."""
     if not claim.stream:
@@ -141,7 +148,7 @@ def status_hold(request: Request, terms: Terms, claim: Claim) -> StatusHold | No
     return StatusHold(hold_s)
 
 
-async def start_or_join(request: Request, claim: Claim, asked: Preparation) -> Listener:
+async def start_or_join(request: Request, claim: RequestIdentity, asked: Preparation) -> Subscriber:
     """Subscribe to the run that the request repeats, or prepare the request and start its run. The
     caller must leave the run again.
 
@@ -164,7 +171,7 @@ async def start_or_join(request: Request, claim: Claim, asked: Preparation) -> L
         return await runs.start(claim, task)
 
 
-async def prepare_request(request: Request, asked: Preparation, *, run_id: str) -> Task:
+async def prepare_request(request: Request, asked: Preparation, *, run_id: str) -> AgentTask:
     """Return the task of a request, complete with its further choices.
 
     Raises BadRequestError, FileTooLargeError, BusyError, BudgetError.
@@ -207,7 +214,7 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
             if limits.reservation:
                 await limits.reservation.refund()
             raise
-    task = Task(
+    task = AgentTask(
         run_id=run_id,
         model=decision.route.model,
         outbox=_outbox(request, session, profile),
@@ -253,7 +260,9 @@ def _roles(body: Mapping[str, Any]) -> list[Any]:
 # The session
 
 
-async def _suspended_run(request: Request, whose: str, body: Mapping[str, Any]) -> Parked | None:
+async def _suspended_run(
+    request: Request, whose: str, body: Mapping[str, Any]
+) -> SuspendedRun | None:
     """Return the suspended run whose tool calls these messages answer, if it is still stored."""
     messages = with_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in names(messages):
@@ -267,9 +276,9 @@ def resolve_session(
     run_id: str,
     headers: Mapping[str, str],
     body: Mapping[str, Any],
-    waiting: Parked | None,
+    waiting: SuspendedRun | None,
     *,
-    follows: GoesOn | None = None,
+    follows: ResumePoint | None = None,
     is_kept: bool = False,
 ) -> SessionPlan:
     """Return the session of a run: the state it resumes from, and those it saves its files as.
@@ -302,8 +311,8 @@ def _of_conversation(
     run_id: str,
     headers: Mapping[str, str],
     body: Mapping[str, Any],
-    follows: GoesOn | None,
-) -> tuple[GoesOn | None, State | None]:
+    follows: ResumePoint | None,
+) -> tuple[ResumePoint | None, State | None]:
     """Return the state that the request's conversation goes on from, and the one it leaves."""
     chat = named(headers, body)
     if follows and (chat is None or chat.by_messages):
@@ -312,28 +321,28 @@ def _of_conversation(
         return None, None
     session = Session(whose, container_named(whose, chat.name))
     if not chat.by_messages:
-        return GoesOn(session), State(session, run_id)
+        return ResumePoint(session), State(session, run_id)
     state, parents = states(body["messages"])
-    return GoesOn(session, tuple(parents), anew=not parents), State(session, state)
+    return ResumePoint(session, tuple(parents), anew=not parents), State(session, state)
 
 
-def _of_lost_run(whose: str, body: Mapping[str, Any]) -> GoesOn | None:
+def _of_lost_run(whose: str, body: Mapping[str, Any]) -> ResumePoint | None:
     """Return the files of a suspended run that is stored no more, if its calls are answered and it
     had no conversation."""
     for name in names(body["messages"]):
         if container := container_of(whose, name):
-            return GoesOn(Session(whose, container), (name,), anew=True)
+            return ResumePoint(Session(whose, container), (name,), anew=True)
     return None
 
 
-def _is_within(waited: GoesOn, follows: GoesOn | None) -> bool:
+def _is_within(waited: ResumePoint, follows: ResumePoint | None) -> bool:
     """Return True if the request follows the run that waited, and says so more exactly."""
     if follows is None or follows.session != waited.session:
         return False
     return set(waited.parents) <= set(follows.parents)
 
 
-def _outbox(request: Request, session: SessionPlan, profile: Profile) -> Outbox:
+def _outbox(request: Request, session: SessionPlan, profile: Profile) -> ArtifactStore:
     url, files = base_url(request), services(request).files
     return files.outbox(session.container_id, url, session.owner, profile.artifacts)
 
@@ -419,7 +428,9 @@ async def _reserve_budget(
 # The further choices
 
 
-def fan_out(task: Task, count: int, make_outbox: Callable[[SessionPlan], Outbox]) -> Task:
+def fan_out(
+    task: AgentTask, count: int, make_outbox: Callable[[SessionPlan], ArtifactStore]
+) -> AgentTask:
     """Return the task with further choices (`n`), `count` in all. Each has a workspace of its own,
     which begins as the first one's does."""
     others = []

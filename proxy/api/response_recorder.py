@@ -9,27 +9,27 @@ from typing import Any
 from proxy.agent.events import Event
 from proxy.agent.result import Result
 from proxy.errors import ProxyError
-from proxy.runs.recording import Recording
-from proxy.store.responses import ResponseShelf
-from proxy.wire.responses_response import Asked, ResponseWriter, StreamedResponse
+from proxy.runs.recording import FrameLog
+from proxy.schemas.responses_response import ResponseContext, ResponseWriter, StreamedResponse
+from proxy.store.responses import ResponseRepository
 
 log = logging.getLogger(__name__)
 OUTPUTS = "code_interpreter_call.outputs"
 
 
-class KeptResponse:
+class ResponseRecorder:
     """The witness of a run that writes the run's end to the store, and for a response in the
     background records every frame too."""
 
-    def __init__(self, shelf: ResponseShelf, owner: str, asked: Asked) -> None:
+    def __init__(self, shelf: ResponseRepository, owner: str, asked: ResponseContext) -> None:
         self._shelf = shelf
         self._owner = owner
         self._writer = ResponseWriter(_in_full(asked))
         self.begun: Mapping[str, Any] = self._writer.begin()[0]["response"]
         """OpenAI's response object as the run begins."""
-        self.frames: Recording | None = None
+        self.frames: FrameLog | None = None
         if asked.body.get("background"):
-            self.frames = Recording()
+            self.frames = FrameLog()
             self._told = StreamedResponse(asked)
             self.frames.add(_apart(self._told.begin()))
 
@@ -72,7 +72,7 @@ def _apart(frames: str) -> list[str]:
     return [f"{frame}\n\n" for frame in frames.split("\n\n") if frame]
 
 
-def _in_full(asked: Asked) -> Asked:
+def _in_full(asked: ResponseContext) -> ResponseContext:
     """Return the request as if it included all outputs: a later request may ask for them."""
     include = {*(asked.body.get("include") or []), OUTPUTS}
     return replace(asked, body={**asked.body, "include": sorted(include)})

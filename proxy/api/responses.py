@@ -11,12 +11,12 @@ from policies.profile import Profile
 from policies.routing import PLAIN_SUFFIX
 from policies.sessions import State
 from policies.steps import Steps, suited_to_responses
-from proxy.agent.task import SessionPlan, Witness
+from proxy.agent.task import RunObserver, SessionPlan
 from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import owner, read_model_request, services
 from proxy.api.passthrough import forward_response
 from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, status_hold
-from proxy.api.response_recorder import KeptResponse
+from proxy.api.response_recorder import ResponseRecorder
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.stored_responses import (
     PreviousContext,
@@ -26,11 +26,11 @@ from proxy.api.stored_responses import (
     resolve_references,
 )
 from proxy.errors import BadRequestError, RunCancelledError
+from proxy.schemas.request_options import read_terms, steps_asked
+from proxy.schemas.responses_request import ResponsesAsChat, as_chat, input_items
+from proxy.schemas.responses_response import ResponseContext, StreamedResponse, WholeResponse
+from proxy.schemas.validation import unsupported
 from proxy.store.records import StoredResponse
-from proxy.wire.responses_request import AsChat, as_chat, input_items
-from proxy.wire.responses_response import Asked, StreamedResponse, WholeResponse
-from proxy.wire.terms import read_terms, steps_asked
-from proxy.wire.validation import unsupported
 
 router = APIRouter()
 
@@ -56,7 +56,7 @@ async def _run(
     request: Request,
     written: bytes,
     body: Mapping[str, Any],
-    asked: AsChat,
+    asked: ResponsesAsChat,
     before: PreviousContext,
     decision: RoutingDecision,
 ) -> Response:
@@ -68,8 +68,8 @@ async def _run(
     identity = identify(request, body, terms, written, detach=is_background)
     hold = None if is_background else status_hold(request, terms, identity)
 
-    async def record(run_id: str, created: int, session: SessionPlan) -> Witness:
-        told = Asked(body, run_id, created, session.container_id, steps, asked.tools)
+    async def record(run_id: str, created: int, session: SessionPlan) -> RunObserver:
+        told = ResponseContext(body, run_id, created, session.container_id, steps, asked.tools)
         return await _begin_recording(request, told, session, before)
 
     preparation = Preparation(
@@ -89,19 +89,19 @@ async def _run(
     if is_background:
         return await in_background(request, listener, stream=identity.stream)
     run = listener.run
-    told = Asked(body, run.id, run.created, run.container_id, steps, asked.tools)
+    told = ResponseContext(body, run.id, run.created, run.container_id, steps, asked.tools)
     if hold is None:
         return await whole(request, listener, WholeResponse(told), terms)
     return await streamed(request, listener, StreamedResponse(told), terms, hold)
 
 
-def _steps(request: Request, body: Mapping[str, Any], asked: AsChat) -> Steps:
+def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> Steps:
     """Return how steps are shown to the client."""
     setting, shows = services(request).steps, asked.tools.shows is not None
     return steps_asked(body, request.headers) or suited_to_responses(setting, shows_items=shows)
 
 
-def _check_network(profile: Profile, asked: AsChat) -> None:
+def _check_network(profile: Profile, asked: ResponsesAsChat) -> None:
     """Refuse a network policy other than the operator's. Raises BadRequestError."""
     mode = profile.isolation.egress.mode
     for param, wanted in asked.tools.networks:
@@ -122,11 +122,11 @@ def _is_kept(body: Mapping[str, Any]) -> bool:
 
 
 async def _begin_recording(
-    request: Request, asked: Asked, session: SessionPlan, before: PreviousContext
-) -> KeptResponse:
+    request: Request, asked: ResponseContext, session: SessionPlan, before: PreviousContext
+) -> ResponseRecorder:
     """Store a response as in progress, and return its recorder."""
     store, whose = services(request).store, owner(request)
-    recorder = KeptResponse(store.responses, whose, asked)
+    recorder = ResponseRecorder(store.responses, whose, asked)
     save_as = session.save_as or _unchanged_files(asked.run_id, session, before)
     stored = StoredResponse(
         id=recorder.begun["id"],

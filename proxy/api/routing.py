@@ -13,7 +13,7 @@ from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.dependencies import authorize, owner, services
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.models.tool_support import no_tools_error
-from proxy.wire.validation import mapping, text
+from proxy.schemas.validation import mapping, text
 
 PROFILE_HEADER, COMPUTER_HEADER, PROMPT_HEADER = (
     "x-sandbox-profile",

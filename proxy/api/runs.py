@@ -14,13 +14,13 @@ from proxy.api.dependencies import JSONResponse, Services
 from proxy.api.parameters import REQUIRES_KEY, Owner, ServicesOf, errors
 from proxy.errors import NotFoundError, ProxyError, RunElsewhereError
 from proxy.runs.event_log import Record
-from proxy.runs.run import Head
-from proxy.wire.chat_response import WholeCompletion, head
-from proxy.wire.resources import RunObject
-from proxy.wire.result_objects import usage
+from proxy.runs.run import RunMetadata
+from proxy.schemas.chat_response import WholeCompletion, head
+from proxy.schemas.resources import RunObject
+from proxy.schemas.result_objects import usage
 
 router = APIRouter(
-    tags=["Runs"],
+    tags=["RunManager"],
     default_response_class=JSONResponse,
     dependencies=[REQUIRES_KEY],
 )
@@ -49,14 +49,16 @@ async def cancel_run(request: Request, services: ServicesOf, owner: Owner, run_i
     return JSONResponse(_shown(request, services, known, record))
 
 
-async def _found(services: Services, owner: str, run_id: str) -> tuple[Head, Record]:
+async def _found(services: Services, owner: str, run_id: str) -> tuple[RunMetadata, Record]:
     found = await services.runs.find(owner, run_id)
     if found is None:
         raise NotFoundError(f"No run {run_id!r}.")
     return found
 
 
-def _shown(request: Request, services: Services, known: Head, record: Record) -> dict[str, Any]:
+def _shown(
+    request: Request, services: Services, known: RunMetadata, record: Record
+) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": known.id,
         "object": "run",
@@ -81,7 +83,7 @@ def _shown(request: Request, services: Services, known: Head, record: Record) ->
 
 
 def _completion(
-    steps: Steps, known: Head, events: Sequence[Event], result: Result
+    steps: Steps, known: RunMetadata, events: Sequence[Event], result: Result
 ) -> dict[str, Any]:
     names = head(known.id, known.created, known.model)
     document = WholeCompletion(names, known.id, steps)

@@ -13,18 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from policies.sessions import GoesOn, Session, container_named
+from policies.sessions import ResumePoint, Session, container_named
 from proxy.api.answering import headers, replayed
 from proxy.api.dependencies import JSONResponse, authorize, note_run, owner, services
 from proxy.api.parameters import EVENTS, REQUIRES_KEY, errors, query_of
 from proxy.api.passthrough import or_upstream
-from proxy.api.response_recorder import KeptResponse
+from proxy.api.response_recorder import ResponseRecorder
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
-from proxy.runs.recording import Recording
-from proxy.runs.run import Listener, Run
-from proxy.store.database import part
-from proxy.store.records import StoredResponse
-from proxy.wire.resources import (
+from proxy.runs.recording import FrameLog
+from proxy.runs.run import Run, Subscriber
+from proxy.schemas.resources import (
     Deleted,
     ItemObject,
     ListObject,
@@ -35,9 +33,11 @@ from proxy.wire.resources import (
     items_list,
     parse,
 )
-from proxy.wire.responses_response import failed, response_id, run_id
-from proxy.wire.responses_shapes import INCLUDES, item_type
-from proxy.wire.validation import array, one_of
+from proxy.schemas.responses_response import failed, response_id, run_id
+from proxy.schemas.responses_shapes import INCLUDES, item_type
+from proxy.schemas.validation import array, one_of
+from proxy.store.database import part
+from proxy.store.records import StoredResponse
 
 PATH = "/v1/responses/{response_id}"
 LOST = "[A file that was given here was deleted since, or has expired.]"
@@ -151,7 +151,7 @@ async def current_response(request: Request, stored: StoredResponse) -> Mapping[
     return failed(now.record, RunLostError(), []) if now.worker else now.record
 
 
-async def in_background(request: Request, listener: Listener, *, stream: bool) -> Response:
+async def in_background(request: Request, listener: Subscriber, *, stream: bool) -> Response:
     """Return what a client gets at once of a response in the background. Leaves the listener."""
     note_run(request, listener.run.id)
     with listener:
@@ -181,12 +181,12 @@ async def replay_stream(request: Request, stored: StoredResponse) -> Response:
     return replayed(request, names, _frames(recording, first))
 
 
-async def _recording(request: Request, stored: StoredResponse) -> Recording:
+async def _recording(request: Request, stored: StoredResponse) -> FrameLog:
     run = run_of(request, stored.id)
-    if run and isinstance(run.witness, KeptResponse) and run.witness.frames:
+    if run and isinstance(run.witness, ResponseRecorder) and run.witness.frames:
         return run.witness.frames
     if frames := await services(request).store.responses.frames(owner(request), stored.id):
-        return await asyncio.to_thread(Recording.from_json, frames)
+        return await asyncio.to_thread(FrameLog.from_json, frames)
     if stored.record["background"] and await is_running(request, stored):
         raise RunElsewhereError
     raise BadRequestError(
@@ -197,7 +197,7 @@ async def _recording(request: Request, stored: StoredResponse) -> Recording:
     )
 
 
-async def _frames(recording: Recording, first: int) -> AsyncIterator[bytes]:
+async def _frames(recording: FrameLog, first: int) -> AsyncIterator[bytes]:
     """Yield the frames from number `first` on, until the response has ended."""
     while frames := await recording.since(first):
         first = max(first, recording.first) + len(frames)
@@ -209,7 +209,7 @@ class PreviousContext:
     """What a request continues: the items before its own, and the files that belong to them."""
 
     items: Sequence[Item] = ()
-    follows: GoesOn | None = None
+    follows: ResumePoint | None = None
     previous_id: str | None = None
     chain: Sequence[str] = ()
     """The ids of the responses that the request continues, latest first."""
@@ -277,7 +277,7 @@ async def _previous(request: Request, response_id: str) -> PreviousContext:
     session = Session(owner(request), latest.session)
     return PreviousContext(
         items=await _without_missing_files(request, [*chain.inputs, *latest.record["output"]]),
-        follows=GoesOn(session, chain.states, anew=True),
+        follows=ResumePoint(session, chain.states, anew=True),
         previous_id=response_id,
         chain=chain.ids,
     )
@@ -306,7 +306,9 @@ async def _conversation(request: Request, conversation_id: str) -> PreviousConte
     items, seq = said
     session = Session(whose, container_named(whose, conversation_id))
     told = await _without_missing_files(request, items)
-    return PreviousContext(told, GoesOn(session), conversation_id=conversation_id, seen_seq=seq)
+    return PreviousContext(
+        told, ResumePoint(session), conversation_id=conversation_id, seen_seq=seq
+    )
 
 
 async def _without_missing_files(request: Request, items: Sequence[Item]) -> Sequence[Item]:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import PROFILES
-from proxy.agent.model import Passage, Passing
+from proxy.agent.model import UpstreamPaths, UpstreamRequest
 from proxy.api.dependencies import JSONResponse, Services, model, while_connected
 from proxy.api.description import DISTRIBUTION
 from proxy.api.parameters import (
@@ -27,7 +27,7 @@ from proxy.api.parameters import (
     errors,
 )
 from proxy.errors import NotFoundError, ProxyError
-from proxy.wire.resources import Capabilities, Health, ModelList, ModelObject
+from proxy.schemas.resources import Capabilities, Health, ModelList, ModelObject
 
 router = APIRouter(tags=["Server"], default_response_class=JSONResponse)
 
@@ -140,7 +140,7 @@ def _wanted_format(accept: str) -> str:
     return OPENMETRICS if OPENMETRICS in named else TEXT
 
 
-async def _backend_metrics(passage: Passage | None, wanted: str) -> tuple[bytes, str]:
+async def _backend_metrics(passage: UpstreamPaths | None, wanted: str) -> tuple[bytes, str]:
     """Return the backend's metrics in whole lines, and their format: text where the backend has no
     OpenMetrics. Without metrics of the backend's, or none in time, it is the format wanted."""
     if passage is None:
@@ -152,8 +152,10 @@ async def _backend_metrics(passage: Passage | None, wanted: str) -> tuple[bytes,
         return b"", wanted
 
 
-async def _read_metrics(passage: Passage, wanted: str) -> tuple[bytes, str]:
-    relayed = await passage.pass_on(Passing("GET", "/metrics", {"accept": ACCEPT[wanted]}, None))
+async def _read_metrics(passage: UpstreamPaths, wanted: str) -> tuple[bytes, str]:
+    relayed = await passage.pass_on(
+        UpstreamRequest("GET", "/metrics", {"accept": ACCEPT[wanted]}, None)
+    )
     text = bytearray()
     async with aclosing(relayed.body):
         async for piece in relayed.body:

@@ -23,8 +23,8 @@ from policies.json_bounds import SMALL_BYTES, JSONBounds, decoded, encoded
 from policies.passthrough import URL_FIELDS, remote_urls
 from policies.prices import Counted, Tariff, cost_usd, counted, expected_tokens
 from policies.routing import plain_name
-from proxy.agent.model import Passage, Passing, Relayed, RelayedBody
-from proxy.agent.task import Account
+from proxy.agent.model import UpstreamBody, UpstreamPaths, UpstreamRequest, UpstreamResponse
+from proxy.agent.task import BudgetAccount
 from proxy.api.dependencies import (
     Disconnect,
     authorize,
@@ -57,7 +57,7 @@ _TAIL_BYTES = max(map(len, URL_FIELDS)) + len('"":')
 """The length of the longest match."""
 _PASSED_OVER = b" \t\r\n\0"
 """Blanks, and the zero bytes between the letters of a name in UTF-16 and UTF-32."""
-ResponseHook = Callable[[Relayed], Relayed]
+ResponseHook = Callable[[UpstreamResponse], UpstreamResponse]
 """Replaces a response by one whose body is read as it passes."""
 
 
@@ -77,7 +77,7 @@ async def _relayed_chat(
     ask = partial(model(request).relay, body, request.headers)
     relayed = await metered_relay(request, day, body, ask) if day.is_set else await ask()
     # Here, for a response's own headers are a list that is searched.
-    relayed = Relayed(relayed.status, {**relayed.headers, **extra}, relayed.body)
+    relayed = UpstreamResponse(relayed.status, {**relayed.headers, **extra}, relayed.body)
     if is_stream(relayed):
         return RelayResponse(relayed, partial(wait_for_disconnect, request))
     return await read_whole(relayed, partial(wait_for_disconnect, request))
@@ -99,7 +99,7 @@ async def forward_json(
 
 async def forward(
     request: Request,
-    upstream: Passage,
+    upstream: UpstreamPaths,
     body: "bytes | RequestBodyStream | None",
     disconnect: Disconnect,
     day: DailyBudget = DailyBudget(),
@@ -115,7 +115,7 @@ async def forward(
     return await cancel_on_disconnect(disconnect, work, look_after_s=LOOK_AFTER_S)
 
 
-def upstream_of(request: Request) -> Passage:
+def upstream_of(request: Request) -> UpstreamPaths:
     """Return the backend's server. Raises HTTPException if the backend is none."""
     upstream = model(request).passage
     if upstream is None:
@@ -138,7 +138,7 @@ def written_path(request: Request) -> str:
 
 def _passing(
     request: Request, body: "bytes | RequestBodyStream | None", *, is_read: bool
-) -> Passing:
+) -> UpstreamRequest:
     query = request.scope["query_string"].decode("latin-1")
     headers = request.headers
     # A body that is encoded anew has another length. Of Content-Length and Transfer-Encoding only
@@ -148,7 +148,7 @@ def _passing(
     if is_read:  # a compressed response cannot be read
         headers = _without(headers, "accept-encoding")
     path = f"{written_path(request)}?{query}" if query else written_path(request)
-    return Passing(request.method, path, headers, body)
+    return UpstreamRequest(request.method, path, headers, body)
 
 
 def _without(headers: Headers, name: str) -> Headers:
@@ -157,8 +157,8 @@ def _without(headers: Headers, name: str) -> Headers:
 
 async def _forwarded(
     request: Request,
-    upstream: Passage,
-    passing: Passing,
+    upstream: UpstreamPaths,
+    passing: UpstreamRequest,
     disconnect: Disconnect,
     day: DailyBudget,
     hook: ResponseHook | None,
@@ -179,12 +179,12 @@ async def _forwarded(
     return RelayResponse(relayed, disconnect)
 
 
-def is_stream(relayed: Relayed) -> bool:
+def is_stream(relayed: UpstreamResponse) -> bool:
     """Return True if a response is server-sent events."""
     return relayed.headers.get("content-type", "").startswith("text/event-stream")
 
 
-async def read_whole(relayed: Relayed, disconnect: Disconnect) -> Response:
+async def read_whole(relayed: UpstreamResponse, disconnect: Disconnect) -> Response:
     """Read a response to its end and return it in one piece: to stream it costs as much again as
     the rest of the relay. One longer than `MAX_WHOLE_BYTES` is streamed."""
     pieces: list[bytes] = []
@@ -206,7 +206,7 @@ class RelayResponse(Response):
     """A backend's response piece by piece, which is closed when the client disconnects."""
 
     def __init__(
-        self, relayed: Relayed, disconnect: Disconnect, read: Sequence[bytes] = ()
+        self, relayed: UpstreamResponse, disconnect: Disconnect, read: Sequence[bytes] = ()
     ) -> None:
         """`read` are the body's first pieces, if they have been read."""
         self.status_code = relayed.status
@@ -349,8 +349,8 @@ async def metered_relay(
     request: Request,
     budget: DailyBudget,
     body: Mapping[str, Any] | bytes | None,
-    ask: Callable[[], Awaitable[Relayed]],
-) -> Relayed:
+    ask: Callable[[], Awaitable[UpstreamResponse]],
+) -> UpstreamResponse:
     """Return the backend's response, counted if there is a budget; `body` is None if it was not
     read.
 
@@ -379,9 +379,13 @@ class _MeteredBody:
     """A response body that is counted as it passes: its usage is charged when it ends."""
 
     def __init__(
-        self, answer: Relayed, account: Account, receipt: Receipt, tariff: Tariff | None
+        self,
+        answer: UpstreamResponse,
+        account: BudgetAccount,
+        receipt: Receipt,
+        tariff: Tariff | None,
     ) -> None:
-        self._body: RelayedBody = answer.body
+        self._body: UpstreamBody = answer.body
         self._pieces: AsyncIterator[bytes] = aiter(answer.body)
         self._reader = UsageReader(answer.headers.get("content-type", ""))
         self._account = account
@@ -402,7 +406,7 @@ class _MeteredBody:
         return piece
 
     async def aclose(self) -> None:
-        """See RelayedBody."""
+        """See UpstreamBody."""
         try:
             await self._body.aclose()
         finally:
@@ -420,13 +424,13 @@ class _MeteredBody:
         await self._account.settle(self._receipt, _expense(tokens, self._tariff))
 
 
-def daily_account(request: Request, budget: DailyBudget) -> Account:
+def daily_account(request: Request, budget: DailyBudget) -> BudgetAccount:
     """Return the daily account of the client's key. It goes by the key's name, so that neither a
     new secret nor one that a client makes up begins a new day."""
     return services(request).store.spending.account(authorize(request).name, budget)
 
 
-async def take_from(request: Request, account: Account, expected: Expense) -> Receipt:
+async def take_from(request: Request, account: BudgetAccount, expected: Expense) -> Receipt:
     """Charge an expected expense. Raises BudgetError."""
     receipt = await account.take(expected)
     if receipt.used_up:

@@ -1,7 +1,7 @@
 """Writes what runs do to audit logs, each act before it is done.
 
-`Ledger` keeps the logs of a state directory, `Trail` follows one run, and the functions below make
-the lines. A line has no long text, no key, and nothing that the client is not told.
+`AuditLogs` keeps the logs of a state directory, `RunAuditLog` follows one run, and the functions
+below make the lines. A line has no long text, no key, and nothing that the client is not told.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from proxy.agent.events import (
+    ChoiceEvent,
     EgressDecided,
     Emit,
     Event,
-    OfChoice,
-    RuleMet,
+    RuleMatched,
     RunStarted,
     ToolCallFinished,
     ToolCallStarted,
     TurnStarted,
 )
 from proxy.agent.result import Result
-from proxy.agent.task import Task
-from proxy.audit.audit_log import LAST, Book, Fields, day_of, days, oldest_kept
+from proxy.agent.task import AgentTask
+from proxy.audit.audit_log import LAST, AuditLogWriter, Fields, day_of, days, oldest_kept
 from proxy.errors import AuditError, ProxyError
 
 log = logging.getLogger(__name__)
@@ -44,12 +44,12 @@ MAX_CHARS = 2_000
 """A longer argument is written as its hash; a command is always written whole."""
 
 
-class Trail:
+class RunAuditLog:
     """Writes the log of one run. Work on the disk is done in threads, in order."""
 
     def __init__(
         self,
-        book: Book,
+        book: AuditLogWriter,
         threads: Executor,
         *,
         required: bool,
@@ -91,7 +91,7 @@ class Trail:
     async def _heard(self, event: Event) -> None:
         if told := _event_line(event):
             self._write(told)
-        bare = event.event if isinstance(event, OfChoice) else event
+        bare = event.event if isinstance(event, ChoiceEvent) else event
         if isinstance(bare, NEXT_ACTS):
             await self._written()
         elif len(self._jobs) > MAX_WAITING:
@@ -141,7 +141,7 @@ class Trail:
                 log.error("an audit log breaks off: %s", error)
 
 
-class Ledger:
+class AuditLogs:
     """The audit logs of a state directory, which is created with the first log."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Ledger:
 
     async def follow(
         self,
-        task: Task,
+        task: AgentTask,
         owner: str,
         fingerprint: str,
         work: Callable[[Emit], Awaitable[Result]],
@@ -179,8 +179,8 @@ class Ledger:
         request = await loop.run_in_executor(
             self._threads, _request_line, task, owner, fingerprint
         )  # in a thread: hashing pictures in messages takes long
-        trail = Trail(
-            Book(self._root / today, task.run_id, self._key, self._now),
+        trail = RunAuditLog(
+            AuditLogWriter(self._root / today, task.run_id, self._key, self._now),
             self._threads,
             required=task.profile.audit.required,
             on_failure=self._failed,
@@ -206,7 +206,7 @@ class Ledger:
                 log.info("the audit logs of %s are kept no more", day.name)
 
 
-def _request_line(task: Task, owner: str, fingerprint: str) -> Fields:
+def _request_line(task: AgentTask, owner: str, fingerprint: str) -> Fields:
     """Return the line for the request."""
     return {
         "kind": "request",
@@ -229,7 +229,7 @@ def _request_line(task: Task, owner: str, fingerprint: str) -> Fields:
 def _event_line(event: Event) -> Fields | None:
     """Return the line for an event, or None."""
     match event:
-        case OfChoice(index, of):
+        case ChoiceEvent(index, of):
             told = _event_line(of)
             return {**told, "choice": index} if told else None
         case RunStarted(_, prompt) if prompt:
@@ -242,7 +242,7 @@ def _event_line(event: Event) -> Fields | None:
             return _outcome_line(event)
         case EgressDecided(decision):
             return {"kind": "egress", **asdict(decision)}
-        case RuleMet():
+        case RuleMatched():
             return {"kind": "rule", **asdict(event)}
     return None
 

@@ -29,7 +29,7 @@ UNREADABLE = "the last line of the day's index cannot be read"
 State = Literal["ok", "unfinished", "WRONG"]
 
 
-class Chain:
+class HashChain:
     """Makes the lines of one log: each has the hash of the line before, and its own."""
 
     def __init__(self, seed: str, key: bytes | None, *, at: Fields | None = None) -> None:
@@ -65,7 +65,7 @@ def read_chain(data: bytes, seed: str, key: bytes | None) -> Reading:
     """Check a log against its own hashes. A log that breaks off within a line has no fault, if
     that can be the beginning of a line."""
     *lines, torn = data.split(b"\n")
-    chain = Chain(seed, key)
+    chain = HashChain(seed, key)
     entries: list[Fields] = []
     for number, line in enumerate(lines, 1):
         entry = _parsed(line)
@@ -74,7 +74,7 @@ def read_chain(data: bytes, seed: str, key: bytes | None) -> Reading:
         if fault := _fault(entry, line, chain):
             return Reading(tuple(entries), f"line {number} {fault}")
         assert entry is not None
-        chain = Chain(seed, key, at=entry)
+        chain = HashChain(seed, key, at=entry)
         entries.append(entry)
     if torn and not _is_torn(torn):
         return Reading(tuple(entries), f"line {len(lines) + 1} is not as it was written")
@@ -102,7 +102,7 @@ def _digest(data: bytes, key: bytes | None) -> str:
     return hmac.new(key, data, hashlib.sha256).hexdigest()
 
 
-def _fault(entry: Fields | None, line: bytes, chain: Chain) -> str:
+def _fault(entry: Fields | None, line: bytes, chain: HashChain) -> str:
     if entry is None or _canonical(entry) != line:
         return "is not as it was written"
     if entry.get("seq") != chain.lines:
@@ -159,7 +159,7 @@ class Index:
         """Append a line that outlives a power cut."""
         with self._locked() as file:
             last = _last_line(file)
-            chain = Chain(self._directory.name, self._key, at=last)
+            chain = HashChain(self._directory.name, self._key, at=last)
             first = b"" if last else chain.line(time, {"kind": "day", "after": self._before()})
             _write_all(file, first + chain.line(time, fields))
             os.fsync(file)
@@ -214,7 +214,7 @@ def _write_all(file: int, data: bytes) -> None:
         left = left[os.write(file, left) :]
 
 
-class Book:
+class AuditLogWriter:
     """The log of one run, with its entries in the day's index."""
 
     def __init__(
@@ -223,7 +223,7 @@ class Book:
         self._directory = directory
         self._run_id = run_id
         self._now = now
-        self._chain = Chain(run_id, key)
+        self._chain = HashChain(run_id, key)
         self._index = Index(directory, key)
         self._file: int | None = None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, TokenCount, ToolCallDelta
 from proxy.agent.history import text_of, thoughts_in
-from proxy.agent.model import MAX_CALLS, Reply, ReplyStopped
+from proxy.agent.model import MAX_CALLS, Completion, CompletionStopped
 from proxy.models.backend_errors import bad_response, expected
 
 MAX_TEXT_CHARS = 64 << 20
@@ -31,7 +31,7 @@ REPLACED = frozenset({"id", "index", "object", "role", "type", "format"})
 """Fields that every chunk repeats: a new value replaces the old one."""
 
 
-def reply_of(completion: Any) -> Reply:
+def reply_of(completion: Any) -> Completion:
     """Return the reply in a chat completion that came whole. Raises BackendError."""
     choices = completion.get("choices") if isinstance(completion, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -40,7 +40,7 @@ def reply_of(completion: Any) -> Reply:
     if not isinstance(message, dict):
         raise bad_response("its choice has no message")
     usage = completion.get("usage")
-    return Reply(
+    return Completion(
         message=message,
         finish_reason=choices[0].get("finish_reason") or _default_finish_reason(message),
         usage=usage if isinstance(usage, dict) else {},
@@ -49,7 +49,7 @@ def reply_of(completion: Any) -> Reply:
     )
 
 
-def deltas_of(reply: Reply) -> list[ModelDelta]:
+def deltas_of(reply: Completion) -> list[ModelDelta]:
     """Return a whole reply as deltas, for a caller that asked for a stream."""
     message = reply.message
     deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in thoughts_in(message)]
@@ -67,11 +67,11 @@ def deltas_of(reply: Reply) -> list[ModelDelta]:
 
 
 @contextmanager
-def reply_when_stopped(reply: Callable[[], Reply]) -> Iterator[None]:
-    """Put the `reply` so far into a ReplyStopped that passes through."""
+def reply_when_stopped(reply: Callable[[], Completion]) -> Iterator[None]:
+    """Put the `reply` so far into a CompletionStopped that passes through."""
     try:
         yield
-    except ReplyStopped as stopped:
+    except CompletionStopped as stopped:
         stopped.reply = reply()
         raise
 
@@ -114,7 +114,7 @@ class Assembly:
             deltas.append(count)
         return deltas
 
-    def reply(self) -> Reply:
+    def reply(self) -> Completion:
         """Return the reply made of all chunks so far."""
         message = {**self._message, **{key: "".join(self._texts[key]) for key in self._texts}}
         if calls := self._calls.whole():
@@ -127,7 +127,7 @@ class Assembly:
         response = dict(self._response)
         if "object" in response:
             response["object"] = "chat.completion"
-        return Reply(
+        return Completion(
             message=message,
             finish_reason=self.finish_reason or _default_finish_reason(message),
             usage=self._usage,

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from proxy.agent.events import CallAccepted, OnDelta
-from proxy.agent.model import Credentials, Relayed, Reply
+from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
 from proxy.models.assembly import Assembly, reply_of, reply_when_stopped
 from proxy.models.backend_errors import (
@@ -91,7 +91,7 @@ class LiteLLMModel:
         self._api_base = api_base
         self._library = _Library()
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """See Model."""
         if on_delta is None:
             return reply_of(await self._whole(body))
@@ -111,7 +111,7 @@ class LiteLLMModel:
             raise cut_off()
         return assembly.reply()
 
-    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         """See Model. No header is passed on: litellm sends its own request."""
         try:
             if not body.get("stream"):
@@ -167,13 +167,13 @@ class LiteLLMModel:
             await litellm.close_litellm_async_clients()
             litellm.in_memory_llm_clients_cache.flush_cache()  # closed ones stay in it
 
-    async def _relay_stream(self, chunks: "_Chunks") -> Relayed:
+    async def _relay_stream(self, chunks: "_Chunks") -> UpstreamResponse:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(chunks.aclose)
             # litellm asks some providers only now: until then a refusal's status is not known.
             first = await anext(chunks, None)
             stack.pop_all()
-        return Relayed(200, {"content-type": "text/event-stream"}, _Frames(first, chunks))
+        return UpstreamResponse(200, {"content-type": "text/event-stream"}, _Frames(first, chunks))
 
     async def _whole(self, body: Mapping[str, Any]) -> dict[str, Any]:
         name = self._name_of(body)

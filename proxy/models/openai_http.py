@@ -19,7 +19,7 @@ from yarl import URL
 
 from policies.json_bounds import JSONBounds, TooMuchJSONError, encoded
 from proxy.agent.events import CallAccepted, OnDelta
-from proxy.agent.model import Credentials, Passing, Relayed, Reply
+from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
 from proxy.errors import BackendError
 from proxy.models.assembly import deltas_of, reply_of, reply_when_stopped
 from proxy.models.backend_errors import (
@@ -99,7 +99,7 @@ class OpenAIHTTPModel:
         self._streaming = StreamSupport()
         self._tokenizer = _Tokenizer()
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """See Model. After the server has refused to stream a model, replies are asked for whole
         for a while."""
         model = str(body.get("model"))
@@ -116,7 +116,7 @@ class OpenAIHTTPModel:
             await _emit_deltas(reply, on_delta)
         return reply
 
-    async def _complete_streamed(self, body: Mapping[str, Any], on_delta: OnDelta) -> Reply:
+    async def _complete_streamed(self, body: Mapping[str, Any], on_delta: OnDelta) -> Completion:
         answer = await self._ask(self._streaming.request(body))
         async with aclosing(answer):
             await answer.raise_for_error(self._api_key)
@@ -127,10 +127,10 @@ class OpenAIHTTPModel:
                 return reply
             return await self._read_stream(answer, on_delta)
 
-    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         """See Model."""
         answer = await self._ask(body, request_headers(headers))
-        return Relayed(answer.status, response_headers(answer.headers), answer)
+        return UpstreamResponse(answer.status, response_headers(answer.headers), answer)
 
     def for_client(self, credentials: Credentials) -> "OpenAIHTTPModel":
         """See Model. The copy shares the connections and the knowledge of the server."""
@@ -160,7 +160,7 @@ class OpenAIHTTPModel:
 
     async def _tokenized(self, asked: Mapping[str, Any]) -> bytes | None:
         headers = {"content-type": "application/json"}
-        passing = Passing("POST", TOKENIZE_PATH, headers, json.dumps(asked).encode())
+        passing = UpstreamRequest("POST", TOKENIZE_PATH, headers, json.dumps(asked).encode())
         try:
             relayed = await self.pass_on(passing)
             answer = await read_at_most(relayed.body, MAX_TOKENIZED_BYTES)
@@ -174,7 +174,7 @@ class OpenAIHTTPModel:
         """See Model."""
         return self
 
-    async def pass_on(self, passing: Passing) -> Relayed:
+    async def pass_on(self, passing: UpstreamRequest) -> UpstreamResponse:
         """See Passage. Paths below /v1 go to `base_url`, all others to its root."""
         is_below = passing.path.startswith((f"{_VERSION}/", f"{_VERSION}?"))
         base = self._base_url if is_below else self._root_url
@@ -194,7 +194,7 @@ class OpenAIHTTPModel:
                 skip_auto_headers=_AIOHTTPS_OWN_HEADERS,
             )
         headers = passed_response_headers(response.headers, self._root_url)
-        return Relayed(response.status, headers, BackendResponse(response))
+        return UpstreamResponse(response.status, headers, BackendResponse(response))
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model. A HEAD request, whatever its status, keeps the connection open on both sides
@@ -230,13 +230,13 @@ class OpenAIHTTPModel:
         """See Model. A later call opens new connections."""
         await self._connections.aclose()
 
-    async def _complete_whole(self, body: Mapping[str, Any]) -> Reply:
+    async def _complete_whole(self, body: Mapping[str, Any]) -> Completion:
         answer = await self._ask(body)
         async with aclosing(answer):
             await answer.raise_for_error(self._api_key)
             return self._reply_in(await answer.json())
 
-    async def _read_stream(self, answer: "BackendResponse", on_delta: OnDelta) -> Reply:
+    async def _read_stream(self, answer: "BackendResponse", on_delta: OnDelta) -> Completion:
         stream = CompletionStream(secret=self._api_key)
         with reply_when_stopped(stream.reply):
             async for piece in answer:
@@ -249,7 +249,7 @@ class OpenAIHTTPModel:
                 await on_delta(delta)
         return stream.reply()
 
-    def _reply_in(self, completion: Any) -> Reply:
+    def _reply_in(self, completion: Any) -> Completion:
         if is_error(completion):
             raise backend_error(completion, status=None, secret=self._api_key)
         return reply_of(completion)
@@ -311,7 +311,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
         await asyncio.sleep(0)  # lets other requests run
 
 
-async def _emit_deltas(reply: Reply, on_delta: OnDelta) -> None:
+async def _emit_deltas(reply: Completion, on_delta: OnDelta) -> None:
     with reply_when_stopped(lambda: reply):
         for delta in deltas_of(reply):
             await on_delta(delta)

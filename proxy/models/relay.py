@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from proxy.agent.model import Relayed, RelayedBody
+from proxy.agent.model import UpstreamBody, UpstreamResponse
 from proxy.errors import BackendError
 
 _OF_THE_CONNECTION = frozenset(
@@ -119,7 +119,7 @@ class ReadyBody:
         self._pieces = iter(())
 
 
-def refused(error: BackendError) -> Relayed:
+def refused(error: BackendError) -> UpstreamResponse:
     """Return the answer of a backend that fails with this error."""
     headers = {name.lower(): value for name, value in error.headers.items()}
     return ready_json(error.body(), status=error.status, headers=headers)
@@ -127,13 +127,13 @@ def refused(error: BackendError) -> Relayed:
 
 def ready_json(
     value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Relayed:
+) -> UpstreamResponse:
     """Return a JSON answer."""
     body = ReadyBody([json.dumps(value).encode()])
-    return Relayed(status, {"content-type": "application/json", **(headers or {})}, body)
+    return UpstreamResponse(status, {"content-type": "application/json", **(headers or {})}, body)
 
 
-async def read_at_most(body: RelayedBody, max_bytes: int) -> bytes | None:
+async def read_at_most(body: UpstreamBody, max_bytes: int) -> bytes | None:
     """Read a body to its end and close it; None if it is longer. Raises BackendError."""
     read = bytearray()
     async with aclosing(body):

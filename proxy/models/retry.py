@@ -9,7 +9,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from proxy.agent.events import CallFailed, OnDelta
-from proxy.agent.model import Credentials, Model, NoMoreAttempts, Passage, Relayed, Reply
+from proxy.agent.model import (
+    Completion,
+    Credentials,
+    Model,
+    StopRetryingError,
+    UpstreamPaths,
+    UpstreamResponse,
+)
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 _LOG = logging.getLogger(__name__)
@@ -21,7 +28,7 @@ class RetryingModel:
     """Asks a model up to `attempts` times, with exponential backoff and full jitter.
 
     A `Retry-After` is waited for; if it is longer than `max_delay_s`, the error is raised at once.
-    `on_delta` gets a `CallFailed` for each failed attempt. It raises `NoMoreAttempts` to end the
+    `on_delta` gets a `CallFailed` for each failed attempt. It raises `StopRetryingError` to end the
     attempts if the client has already got a part of the reply.
     """
 
@@ -39,7 +46,7 @@ class RetryingModel:
         self._max_delay_s = max_delay_s
         self._sleep = sleep
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """See Model."""
         attempt = 1
         while True:
@@ -62,12 +69,12 @@ class RetryingModel:
                 if on_delta is not None:
                     try:
                         await on_delta(CallFailed(error.status, delay_s))
-                    except NoMoreAttempts:
+                    except StopRetryingError:
                         raise error from None
             await self._sleep(delay_s)
             attempt += 1
 
-    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         """See Model. There are no retries: the client sees every failure and retries itself."""
         return await self._model.relay(body, headers)
 
@@ -88,7 +95,7 @@ class RetryingModel:
         return await self._model.count_tokens(model, text)
 
     @property
-    def passage(self) -> Passage | None:
+    def passage(self) -> UpstreamPaths | None:
         """See Model."""
         return self._model.passage
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.history import REASONING_FIELDS
-from proxy.agent.model import Credentials, Relayed, Reply
+from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
 from proxy.models.assembly import Assembly, deltas_of, reply_of, reply_when_stopped
 from proxy.models.backend_errors import backend_error
@@ -113,7 +113,7 @@ class ScriptedModel:
         replies = [reply.model_dump(exclude_unset=True) for reply in script.replies]
         return cls(replies, cycle=True, name=script.model)
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """See Model."""
         completion, streams = self._next(body)
         if on_delta is None:
@@ -132,7 +132,7 @@ class ScriptedModel:
                 await asyncio.sleep(0)  # other tasks run between a backend's pieces
         return assembly.reply()
 
-    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         """See Model."""
         try:
             completion, _ = self._next(body)
@@ -142,7 +142,7 @@ class ScriptedModel:
             return ready_json(completion)
         include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         frames = sse(chunks_of(completion, include_usage=include_usage))
-        return Relayed(200, {"content-type": "text/event-stream"}, ReadyBody(frames))
+        return UpstreamResponse(200, {"content-type": "text/event-stream"}, ReadyBody(frames))
 
     def for_client(self, credentials: Credentials) -> "ScriptedModel":
         """See Model. A script has no keys."""

@@ -14,7 +14,7 @@ from typing import Any
 from policies.json_bounds import JSONBounds, TooMuchJSONError, is_small
 from policies.prices import CHARS_PER_TOKEN, expected_tokens
 from proxy.agent.events import ModelDelta
-from proxy.agent.model import Reply
+from proxy.agent.model import Completion
 from proxy.errors import BackendError
 from proxy.models.assembly import Assembly
 from proxy.models.backend_errors import backend_error, bad_response, cut_off, is_error, parsed
@@ -126,7 +126,7 @@ class CompletionStream:
         if not self.done and self._assembly.finish_reason is None:
             raise cut_off()
 
-    def reply(self) -> Reply:
+    def reply(self) -> Completion:
         """Return the whole reply, once the stream has ended."""
         return self._assembly.reply()
 

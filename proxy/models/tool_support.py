@@ -32,13 +32,20 @@ from policies.tool_support import (
     refused,
 )
 from proxy.agent.events import OnDelta
-from proxy.agent.model import Credentials, Model, Passage, Passing, Relayed, Reply
+from proxy.agent.model import (
+    Completion,
+    Credentials,
+    Model,
+    UpstreamPaths,
+    UpstreamRequest,
+    UpstreamResponse,
+)
 from proxy.agent.result import Result, tokens
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.metrics import Metrics
 from proxy.models.backend_errors import parsed
 from proxy.models.relay import read_at_most
-from proxy.store.tool_verdicts import ToolVerdictShelf
+from proxy.store.tool_verdicts import ToolVerdictRepository
 
 log = logging.getLogger(__name__)
 K = TypeVar("K")
@@ -173,7 +180,7 @@ def _short(value: Any) -> str:
 
 
 async def _template_passes_tools(
-    passage: Passage, name: str, messages: Sequence[Mapping[str, Any]]
+    passage: UpstreamPaths, name: str, messages: Sequence[Mapping[str, Any]]
 ) -> bool:
     """Return True if the server's tokenizer or template shows that a tool makes the prompt longer.
     False decides nothing: older vLLMs ignore the tools here."""
@@ -198,7 +205,7 @@ def _size(told: Any) -> int:
 
 
 async def _fetch_json(
-    passage: Passage, method: str, path: str, body: Mapping[str, Any] | None = None
+    passage: UpstreamPaths, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> Any:
     """Return the JSON at a path of the server, or None. Raises BackendError if there is no
     answer."""
@@ -206,7 +213,7 @@ async def _fetch_json(
     headers = {"accept": "application/json"}
     if written is not None:
         headers["content-type"] = "application/json"
-    relayed = await passage.pass_on(Passing(method, path, headers, written))
+    relayed = await passage.pass_on(UpstreamRequest(method, path, headers, written))
     if relayed.status != 200:
         await relayed.body.aclose()
         return None
@@ -228,7 +235,7 @@ class ToolVerdicts:
         self,
         settings: ToolSettings = ToolSettings(),
         probe: ToolProbe | None = None,
-        shelf: ToolVerdictShelf | None = None,
+        shelf: ToolVerdictRepository | None = None,
         backend: str = "",
         *,
         now: Callable[[], float] = time.time,
@@ -432,7 +439,7 @@ class WatchedModel:
         self._verdicts = verdicts
         self._metrics = metrics
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """See Model."""
         try:
             return await self._metrics.model_call(self._model.complete, body, on_delta)
@@ -442,7 +449,7 @@ class WatchedModel:
             verdict = self._verdicts.note_refusal(str(body.get("model")), error.message)
             raise _error_for_loop(verdict, error) from error
 
-    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Relayed:
+    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         """See Model."""
         return await self._model.relay(body, headers)
 
@@ -459,7 +466,7 @@ class WatchedModel:
         return await self._model.count_tokens(model, text)
 
     @property
-    def passage(self) -> Passage | None:
+    def passage(self) -> UpstreamPaths | None:
         """See Model."""
         return self._model.passage
 

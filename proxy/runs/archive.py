@@ -13,9 +13,9 @@ from proxy.agent.events import Emit
 from proxy.agent.result import Result
 from proxy.errors import IdempotencyError, RunLostError
 from proxy.runs.event_log import Record
-from proxy.runs.run import Claim, Head, Run
+from proxy.runs.run import RequestIdentity, Run, RunMetadata
 from proxy.store.records import StoredRun
-from proxy.store.runs import RunShelf
+from proxy.store.runs import RunRepository
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +30,16 @@ SUMMARIZE_EVERY_S = 1.0
 class RunArchive:
     """Writes runs to the store, and replays them from there."""
 
-    def __init__(self, shelf: RunShelf, keep_s: float) -> None:
+    def __init__(self, shelf: RunRepository, keep_s: float) -> None:
         """`keep_s` is how long the outcome of a run is kept."""
         self._shelf = shelf
         self._keep_s = keep_s
         self._tasks = set[asyncio.Task[None]]()
-        self._summaries: dict[str, tuple[str, Head, Record]] = {}
+        self._summaries: dict[str, tuple[str, RunMetadata, Record]] = {}
         """By run id: the owner and the summary of runs that wait to be written."""
         self._closing = asyncio.Event()
 
-    async def begin(self, head: Head, claim: Claim) -> Run | None:
+    async def begin(self, head: RunMetadata, claim: RequestIdentity) -> Run | None:
         """Note a run that starts. If another run has the key already, return that one instead."""
         found = await self._shelf.begin(_running(head, claim))
         return self._replay(found, claim) if found else None
@@ -85,18 +85,18 @@ class RunArchive:
         """Remove the outcome of the owner's run, if the run has ended."""
         await self._shelf.drop(owner, run_id)
 
-    async def named(self, claim: Claim) -> Run | None:
+    async def named(self, claim: RequestIdentity) -> Run | None:
         """Return the run with the claim's key, or None. Raises IdempotencyError."""
         assert claim.key is not None
         found = await self._shelf.named(claim.owner, claim.key)
         return self._replay(found, claim) if found else None
 
-    async def retried(self, claim: Claim, besides: Collection[str]) -> Run | None:
+    async def retried(self, claim: RequestIdentity, besides: Collection[str]) -> Run | None:
         """Return a run whose client disconnected before it had the result, or None."""
         found = await self._shelf.take(claim.owner, claim.fingerprint, besides)
         return self._replay(found, claim) if found else None
 
-    async def find(self, owner: str, run_id: str) -> tuple[Head, Record] | None:
+    async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, Record] | None:
         """Return what is known of the owner's run, or None."""
         if found := await self._shelf.find(owner, run_id):
             return _head(found), Record.from_json(found.status, found.record)
@@ -112,7 +112,7 @@ class RunArchive:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _replay(self, stored: StoredRun, claim: Claim) -> Run:
+    def _replay(self, stored: StoredRun, claim: RequestIdentity) -> Run:
         if claim.fingerprint != stored.fingerprint:
             raise IdempotencyError
         return Run(_head(stored), claim, partial(self._emit_stored, stored), self._on_alone)
@@ -142,7 +142,7 @@ class RunArchive:
         task.add_done_callback(self._tasks.discard)
 
 
-def _running(head: Head, claim: Claim) -> StoredRun:
+def _running(head: RunMetadata, claim: RequestIdentity) -> StoredRun:
     return StoredRun(
         id=head.id,
         owner=claim.owner,
@@ -155,10 +155,10 @@ def _running(head: Head, claim: Claim) -> StoredRun:
     )
 
 
-def _summarized(noted: Sequence[tuple[str, Head, Record]]) -> list[StoredRun]:
+def _summarized(noted: Sequence[tuple[str, RunMetadata, Record]]) -> list[StoredRun]:
     return [
         replace(
-            _running(head, Claim(owner, fingerprint="")),
+            _running(head, RequestIdentity(owner, fingerprint="")),
             status=summary.status,
             record="" if summary.status == "running" else summary.to_json(),
         )
@@ -166,5 +166,5 @@ def _summarized(noted: Sequence[tuple[str, Head, Record]]) -> list[StoredRun]:
     ]
 
 
-def _head(stored: StoredRun) -> Head:
-    return Head(stored.id, stored.model, stored.container_id, stored.created_at)
+def _head(stored: StoredRun) -> RunMetadata:
+    return RunMetadata(stored.id, stored.model, stored.container_id, stored.created_at)

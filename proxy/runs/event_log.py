@@ -5,16 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
-from policies.artifacts import LeftOut
+from policies.artifacts import SkippedFile
 from policies.limits import StopReason
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
+    ChoiceEvent,
     ClientCallDelta,
     EgressDecided,
     Event,
-    OfChoice,
     ReasoningDelta,
+    RuleMatched,
     RunFinished,
     StepsOmitted,
     ToolCallFinished,
@@ -22,7 +23,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.result import Artifact, Compaction, Notice, Result, Tally
+from proxy.agent.result import Artifact, Compaction, Result, RunStats, RunWarning
 from proxy.errors import ProxyError, RunCancelledError, RunLostError, internal_error
 from proxy.store.records import RunStatus
 from sandbox_runtime.egress.decision import Decision
@@ -56,7 +57,7 @@ class EventLog:
 
     def add(self, event: Event) -> None:
         """Append an event."""
-        if isinstance(event, OfChoice):
+        if isinstance(event, ChoiceEvent):
             other = self._others.setdefault(event.index, EventLog(self._max_chars))
             other.add(event.event)
             return
@@ -75,7 +76,9 @@ class EventLog:
         """Return the kept events, in order."""
         self._close()
         others = (
-            OfChoice(index, event) for index, log in self._others.items() for event in log.events()
+            ChoiceEvent(index, event)
+            for index, log in self._others.items()
+            for event in log.events()
         )
         return [*self._events, *others]
 
@@ -155,7 +158,12 @@ def _chars(event: Event) -> int:
     return OVERHEAD_CHARS
 
 
-_EVENTS: Mapping[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+_EVENTS: Mapping[str, Any] = {
+    **{kind.__name__: kind for kind in get_args(Event)},
+    # Runs that the last release stored have the names that these events had there.
+    "OfChoice": ChoiceEvent,
+    "RuleMet": RuleMatched,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +238,7 @@ def _without_text(result: Result) -> Result:
 
 def _event_to_json(event: Event) -> dict[str, Any]:
     kind = {"event": type(event).__name__}
-    if isinstance(event, OfChoice):
+    if isinstance(event, ChoiceEvent):
         return {**kind, "index": event.index, "of": _event_to_json(event.event)}
     return {**kind, **asdict(event)}
 
@@ -238,8 +246,8 @@ def _event_to_json(event: Event) -> dict[str, Any]:
 def _event(value: Mapping[str, Any]) -> Event:
     fields = {name: each for name, each in value.items() if name != "event"}
     kind = _EVENTS[value["event"]]
-    if kind is OfChoice:
-        return OfChoice(value["index"], _event(value["of"]))
+    if kind is ChoiceEvent:
+        return ChoiceEvent(value["index"], _event(value["of"]))
     if kind is EgressDecided:
         return EgressDecided(Decision(**value["decision"]))
     if kind is RunFinished:
@@ -252,10 +260,10 @@ def _result(value: Mapping[str, Any]) -> Result:
     return replace(
         Result(**value),
         stop_reason=StopReason(value["stop_reason"]),
-        tally=Tally(**value["tally"]),
+        tally=RunStats(**value["tally"]),
         artifacts=[Artifact(**each) for each in value["artifacts"]],
-        left_out=[LeftOut(**each) for each in value["left_out"]],
-        notices=[Notice(**each) for each in value["notices"]],
+        left_out=[SkippedFile(**each) for each in value["left_out"]],
+        notices=[RunWarning(**each) for each in value["notices"]],
         compactions=[Compaction(**each) for each in value.get("compactions", ())],
         tool_trouble=tuple(value.get("tool_trouble", ())),
         others=[_result(each) for each in value["others"]],

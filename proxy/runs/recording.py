@@ -10,7 +10,7 @@ MAX_CHARS = 8_000_000
 """How much is kept; beyond that the oldest go."""
 
 
-class Recording:
+class FrameLog:
     """The frames so far, counted from 0."""
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
@@ -42,7 +42,7 @@ class Recording:
         return json.dumps({"first": self.first, "frames": [*self._frames, *last]})
 
     @classmethod
-    def from_json(cls, text: str) -> "Recording":
+    def from_json(cls, text: str) -> "FrameLog":
         """One that is over."""
         value = json.loads(text)
         recording = cls()

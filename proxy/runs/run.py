@@ -16,7 +16,7 @@ from proxy.agent.events import (
     TurnStarted,
 )
 from proxy.agent.result import Result
-from proxy.agent.task import Witness
+from proxy.agent.task import RunObserver
 from proxy.errors import ProxyError, RunCancelledError
 from proxy.runs.event_log import EventLog, Record
 from proxy.store.records import RunStatus
@@ -27,7 +27,7 @@ Work = Callable[["Run", Emit], Awaitable[Result]]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RequestIdentity:
     """The identity of a request, by which a retry finds the run of the first attempt."""
 
     owner: str
@@ -53,13 +53,13 @@ class Claim:
         stream whose head they have received, and the head is sent within seconds."""
         return self.key is not None or (self.retry_count is not None and not self.stream)
 
-    def same_request(self, other: "Claim") -> bool:
+    def same_request(self, other: "RequestIdentity") -> bool:
         """Return True if one request may be a retry of the other."""
         return (self.owner, self.fingerprint) == (other.owner, other.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RunMetadata:
     """What is known of a run when it starts."""
 
     id: str
@@ -75,11 +75,11 @@ class Run:
 
     def __init__(
         self,
-        head: Head,
-        claim: Claim,
+        head: RunMetadata,
+        claim: RequestIdentity,
         work: Work,
         on_alone: Callable[["Run"], None],
-        witness: Witness | None = None,
+        witness: RunObserver | None = None,
     ) -> None:
         self.head = head
         self.id = head.id
@@ -95,7 +95,7 @@ class Run:
         """True if the outcome is in the store."""
         self.has_ended = False
         self._log = EventLog()
-        self._listeners: list[Listener] = []
+        self._listeners: list[Subscriber] = []
         self._on_alone = on_alone
         self._room = asyncio.Event()
         self._working = asyncio.ensure_future(work(self, self._emit))
@@ -155,13 +155,13 @@ class Run:
             for event in self.past()
         )
 
-    def listen(self) -> "Listener":
+    def listen(self) -> "Subscriber":
         """Subscribe to all events, also to those of the past. The caller must leave again."""
-        listener = Listener(self, self._log.events(), self._room.set)
+        listener = Subscriber(self, self._log.events(), self._room.set)
         self._listeners.append(listener)
         return listener
 
-    def leave(self, listener: "Listener") -> None:
+    def leave(self, listener: "Subscriber") -> None:
         """Remove a subscriber. Safe to call twice."""
         if listener in self._listeners:
             self._listeners.remove(listener)
@@ -201,7 +201,7 @@ class Run:
             self._on_alone(self)
 
 
-class Listener:
+class Subscriber:
     """One subscriber: it receives the past events, then each new one, at its own pace."""
 
     def __init__(self, run: Run, past: list[Event], on_taken: Callable[[], None]) -> None:

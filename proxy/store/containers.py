@@ -13,13 +13,13 @@ from policies.sessions import container_id as new_id
 from policies.workspace import input_path
 from proxy.store.blobs import Blob, Blobs
 from proxy.store.database import Database, is_full, oldest, require_room, rows_of
-from proxy.store.records import Container, ContainerFile, ContainerWish, Maker, Page, Slice
+from proxy.store.records import Container, ContainerFile, Maker, NewContainer, Page, Slice
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS
 
 _FILE_KEPT = CONTAINER_FILES.c.deleted_at.is_(None)
 
 
-class ContainerShelf:
+class ContainerRepository:
     """The containers of all owners."""
 
     def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
@@ -28,7 +28,7 @@ class ContainerShelf:
         self._now = now
 
     async def create(
-        self, owner: str, wish: ContainerWish, container_id: str | None = None
+        self, owner: str, wish: NewContainer, container_id: str | None = None
     ) -> Container:
         """Create a container and return it, or the live one that has that id already. A dead one is
         replaced."""
@@ -133,7 +133,7 @@ class ContainerShelf:
             connection.execute(lost.values(deleted_at=now))
 
 
-class ContainerFileShelf:
+class ContainerFileRepository:
     """The files in containers of all owners."""
 
     def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:

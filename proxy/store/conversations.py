@@ -73,7 +73,7 @@ class ResponseQuota:
             discard_holders(connection, CONVERSATIONS, gone)
 
 
-class ConversationShelf:
+class ConversationRepository:
     """The conversations of all owners; each owner sees its own only."""
 
     def __init__(

@@ -46,7 +46,7 @@ class StoredResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ResponseChain:
     """A response with all responses before it."""
 
     latest: StoredResponse
@@ -108,7 +108,7 @@ class NoUploads:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerWish:
+class NewContainer:
     """A container that a client asks for."""
 
     name: str

@@ -29,7 +29,7 @@ from proxy.store.conversations import (
     list_items,
 )
 from proxy.store.database import Database, is_full, oldest
-from proxy.store.records import Chain, StoredResponse
+from proxy.store.records import ResponseChain, StoredResponse
 from proxy.store.tables import BACKEND_RESPONSES, CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 MAX_CHAIN = 1000
@@ -41,7 +41,7 @@ NO_MATTER_S = 60
 """An expiry that is this little earlier is not worth a write."""
 
 
-class ResponseShelf:
+class ResponseRepository:
     """The responses of all owners; each owner sees its own only."""
 
     def __init__(
@@ -130,7 +130,7 @@ class ResponseShelf:
         query = select(STREAMS.c.frames).where(STREAMS.c.response_id.in_(mine))
         return await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
 
-    async def chain(self, owner: str, response_id: str) -> Chain | None:
+    async def chain(self, owner: str, response_id: str) -> ResponseChain | None:
         """Return the owner's response with at most MAX_CHAIN responses before it, or None."""
         mine = self._mine(owner)
         first = select(RESPONSES.c.id, RESPONSES.c.previous_id, literal(0).label("depth"))
@@ -141,7 +141,7 @@ class ResponseShelf:
         )
         query = select(RESPONSES).join(line, line.c.id == RESPONSES.c.id).order_by(line.c.depth)
 
-        def work(connection: Connection) -> Chain | None:
+        def work(connection: Connection) -> ResponseChain | None:
             rows = connection.execute(query).mappings().all()
             if not rows:
                 return None
@@ -155,7 +155,7 @@ class ResponseShelf:
             ]
             latest = _response(connection, rows[0])
             states = (row["state"] for row in rows if row["session"] == latest.session)
-            return Chain(latest, ids, tuple(states), tuple(inputs))
+            return ResponseChain(latest, ids, tuple(states), tuple(inputs))
 
         return await self._database.read(work)
 

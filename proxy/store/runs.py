@@ -20,7 +20,7 @@ from sqlalchemy import (
     update,
 )
 
-from proxy.agent.parking import Parked
+from proxy.agent.suspension import SuspendedRun
 from proxy.store.database import Database, is_full, oldest, oldest_beyond
 from proxy.store.records import StoredRun
 from proxy.store.tables import PARKED_RUNS, RUN_SUMMARIES, RUNS
@@ -42,7 +42,7 @@ PARKED_KEEP_S = 7 * 24 * 3600
 """How long a client may take to run its tools."""
 
 
-class RunShelf:
+class RunRepository:
     """The runs of all owners; each owner sees its own only."""
 
     def __init__(self, database: Database, now: Callable[[], float], process: Owner) -> None:
@@ -203,14 +203,14 @@ class RunShelf:
         return {**values, "process": self._process.id, "expires_at": expires_at}
 
 
-class ParkedShelf:
-    """The runs that wait for the results of their clients' tools. See `ParkedRuns`."""
+class SuspendedRunRepository:
+    """The runs that wait for the results of their clients' tools. See `SuspendedRunStore`."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database
         self._now = now
 
-    async def save(self, owner: str, parked: Parked) -> None:
+    async def save(self, owner: str, parked: SuspendedRun) -> None:
         record = json.dumps(parked.to_json())
         row = {
             "owner": owner,
@@ -231,14 +231,14 @@ class ParkedShelf:
 
         await self._database.write(work)
 
-    async def find(self, owner: str, name: str) -> Parked | None:
+    async def find(self, owner: str, name: str) -> SuspendedRun | None:
         query = select(PARKED_RUNS.c.record).where(
             PARKED_RUNS.c.owner == owner,
             PARKED_RUNS.c.name == name,
             PARKED_RUNS.c.expires_at > self._now(),
         )
         record = await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
-        return Parked.from_json(json.loads(record)) if record else None
+        return SuspendedRun.from_json(json.loads(record)) if record else None
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired runs. See Shelf."""

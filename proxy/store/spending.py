@@ -18,10 +18,10 @@ KEEP_DAYS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class DayAccount:
-    """The account of one key. See `Account`."""
+class StoredBudgetAccount:
+    """The account of one key. See `BudgetAccount`."""
 
-    shelf: "SpendingShelf"
+    shelf: "SpendingRepository"
     owner: str
     budget: DailyBudget
 
@@ -54,7 +54,7 @@ class DayAccount:
         await self.shelf.add(self.owner, receipt.day, actual - receipt.expected)
 
 
-class SpendingShelf:
+class SpendingRepository:
     """Keeps a row for each key and day. The check and the expense are one transaction, so that
     concurrent requests, of several processes too, cannot exceed a budget together."""
 
@@ -62,9 +62,9 @@ class SpendingShelf:
         self._database = database
         self._now = now
 
-    def account(self, owner: str, budget: DailyBudget) -> DayAccount:
+    def account(self, owner: str, budget: DailyBudget) -> StoredBudgetAccount:
         """Return the account of a key."""
-        return DayAccount(self, owner, budget)
+        return StoredBudgetAccount(self, owner, budget)
 
     def until_midnight_s(self) -> float:
         """Return the seconds until all budgets begin anew."""

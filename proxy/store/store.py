@@ -17,15 +17,15 @@ from sqlalchemy import Connection
 from policies.sessions import ResponseSettings, SessionSettings
 from proxy.errors import StoreError
 from proxy.store.blobs import Blobs
-from proxy.store.containers import ContainerFileShelf, ContainerShelf
-from proxy.store.conversations import ConversationShelf, ResponseQuota
+from proxy.store.containers import ContainerFileRepository, ContainerRepository
+from proxy.store.conversations import ConversationRepository, ResponseQuota
 from proxy.store.database import SWEEP_ROWS, Database, require_room
-from proxy.store.responses import ResponseShelf
-from proxy.store.runs import ParkedShelf, RunShelf
-from proxy.store.spending import SpendingShelf
-from proxy.store.tool_verdicts import ToolVerdictShelf
-from proxy.store.uploads import UploadShelf
-from proxy.store.workspaces import WorkspaceShelf
+from proxy.store.responses import ResponseRepository
+from proxy.store.runs import RunRepository, SuspendedRunRepository
+from proxy.store.spending import SpendingRepository
+from proxy.store.tool_verdicts import ToolVerdictRepository
+from proxy.store.uploads import UploadRepository
+from proxy.store.workspaces import WorkspaceRepository
 from sandbox_runtime.ownership import Owner
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ FORGET_AFTER_S = 3600
 """How long a deleted row stays, so that a client can continue a list after it."""
 
 
-class Shelf(Protocol):
+class Repository(Protocol):
     """Things of one kind that expire."""
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
@@ -43,7 +43,7 @@ class Shelf(Protocol):
         `forget_before`. Return True if there may be more."""
 
 
-class BlobShelf(Shelf, Protocol):
+class BlobRepository(Repository, Protocol):
     """Things whose contents are files beside the database."""
 
     def blobs(self, connection: Connection) -> dict[str, int]:
@@ -71,21 +71,25 @@ class Store:
         self._ends = ExitStack()
         self.blobs = Blobs(directory / "blobs")
         self._database = Database(directory / "store.sqlite3")
-        self.uploads = UploadShelf(self._database, self.blobs, now)
-        self.containers = ContainerShelf(self._database, self.blobs, now)
-        self.container_files = ContainerFileShelf(self._database, self.blobs, now)
-        self.workspaces = WorkspaceShelf(self._database, self.blobs, now, sessions)
-        self.parked = ParkedShelf(self._database, now)
-        self.spending = SpendingShelf(self._database, now)
-        self.tool_verdicts = ToolVerdictShelf(self._database, now)
+        self.uploads = UploadRepository(self._database, self.blobs, now)
+        self.containers = ContainerRepository(self._database, self.blobs, now)
+        self.container_files = ContainerFileRepository(self._database, self.blobs, now)
+        self.workspaces = WorkspaceRepository(self._database, self.blobs, now, sessions)
+        self.parked = SuspendedRunRepository(self._database, now)
+        self.spending = SpendingRepository(self._database, now)
+        self.tool_verdicts = ToolVerdictRepository(self._database, now)
         quota = ResponseQuota(responses.quota_mib << 20)
-        self.responses = ResponseShelf(self._database, now, responses, quota)
-        self.conversations = ConversationShelf(self._database, now, responses, quota)
+        self.responses = ResponseRepository(self._database, now, responses, quota)
+        self.conversations = ConversationRepository(self._database, now, responses, quota)
         self.worker = self._begin_work()
         """This process, as other processes see whether it is alive."""
-        self.runs = RunShelf(self._database, now, self.worker)
-        self._with_blobs: tuple[BlobShelf, ...] = (self.uploads, self.containers, self.workspaces)
-        self._shelves: tuple[Shelf, ...] = (
+        self.runs = RunRepository(self._database, now, self.worker)
+        self._with_blobs: tuple[BlobRepository, ...] = (
+            self.uploads,
+            self.containers,
+            self.workspaces,
+        )
+        self._shelves: tuple[Repository, ...] = (
             *self._with_blobs,
             self.parked,
             self.responses,

@@ -14,7 +14,7 @@ MAX_MODELS = 1024
 """The most verdicts of one backend that are read, newest first."""
 
 
-class ToolVerdictShelf:
+class ToolVerdictRepository:
     """Keeps a verdict for each model of each backend, which is named by its address."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:

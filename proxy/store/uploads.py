@@ -11,7 +11,7 @@ from proxy.store.records import Page, Slice, StoredUpload, Upload
 from proxy.store.tables import FILES
 
 
-class UploadShelf:
+class UploadRepository:
     """The uploads of all owners; each owner sees its own only."""
 
     def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:

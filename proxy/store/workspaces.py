@@ -15,8 +15,8 @@ MAX_STATES = 8
 """The most states of one conversation, which can branch so far back."""
 
 
-class WorkspaceShelf:
-    """See `Snapshots`."""
+class WorkspaceRepository:
+    """See `SnapshotStore`."""
 
     def __init__(
         self,

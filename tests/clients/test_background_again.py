@@ -7,12 +7,12 @@ import anyio
 import httpx
 
 from proxy.agent.agent import Agent
-from proxy.agent.parking import ParkedRuns
-from proxy.agent.task import Task
+from proxy.agent.suspension import SuspendedRunStore
+from proxy.agent.task import AgentTask
 from proxy.models.scripted import text_reply
-from proxy.runs.run import Claim, Listener
-from proxy.runs.runs import Runs
-from proxy.store.runs import RunShelf
+from proxy.runs.manager import RunManager
+from proxy.runs.run import RequestIdentity, Subscriber
+from proxy.store.runs import RunRepository
 from tests.clients.responses import MODEL, ask, client, over, refused, streamed, told_again
 from tests.fakes.backend import Held, Refusal, scripted_backend
 from tests.fakes.server import house
@@ -121,22 +121,22 @@ async def test_a_response_that_its_client_was_told_of_is_not_somebody_else_s(
     assert len({one.id, two.id, three.id}) == 3
 
 
-class HeldUpRuns(Runs):
+class HeldUpRuns(RunManager):
     """Runs whose requests are answered only when `release` is set."""
 
-    def __init__(self, agent: Agent, parked: ParkedRuns, shelf: RunShelf) -> None:
+    def __init__(self, agent: Agent, parked: SuspendedRunStore, shelf: RunRepository) -> None:
         super().__init__(agent, parked, shelf)
         self.entered: list[str] = []
         self.release = asyncio.Event()
 
-    async def join(self, claim: Claim) -> Listener | None:
+    async def join(self, claim: RequestIdentity) -> Subscriber | None:
         listener = await super().join(claim)
         return await self._held_up(listener) if listener else None
 
-    async def start(self, claim: Claim, task: Task) -> Listener:
+    async def start(self, claim: RequestIdentity, task: AgentTask) -> Subscriber:
         return await self._held_up(await super().start(claim, task))
 
-    async def _held_up(self, listener: Listener) -> Listener:
+    async def _held_up(self, listener: Subscriber) -> Subscriber:
         self.entered.append(listener.run.id)
         await self.release.wait()
         return listener
@@ -148,7 +148,7 @@ async def test_who_left_before_it_was_told_of_a_response_and_asks_again_is_told_
     body = {"model": MODEL, "input": "How many?", "background": True}
     made: list[HeldUpRuns] = []
 
-    def make_runs(agent: Agent, parked: ParkedRuns, shelf: RunShelf) -> Runs:
+    def make_runs(agent: Agent, parked: SuspendedRunStore, shelf: RunRepository) -> RunManager:
         made.append(HeldUpRuns(agent, parked, shelf))
         return made[0]
 

@@ -15,8 +15,8 @@ import pytest
 from policies.profile import Profile
 from proxy.models.scripted import text_reply
 from proxy.profiles import Profiles
-from proxy.wire.chat_parameters import OPENAI
-from proxy.wire.responses_shapes import FIELDS
+from proxy.schemas.chat_parameters import OPENAI
+from proxy.schemas.responses_shapes import FIELDS
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import house, one_key
 

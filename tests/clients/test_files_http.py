@@ -35,7 +35,7 @@ DENIED = {
 }
 
 
-class Produced:
+class ProducedFile:
     """What a run left, and a browser that has no key."""
 
     def __init__(self, url: str, browser: httpx.AsyncClient, told: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class Produced:
 @asynccontextmanager
 async def run_of(
     calls: list[Mapping[str, Any]], state_dir: Path, kind: Kind = "memory", **changes: Any
-) -> AsyncIterator[Produced]:
+) -> AsyncIterator[ProducedFile]:
     """A server on which the calls were made."""
     script = by_history([tool_reply(*calls, SUBMIT)])
     with anyio.fail_after(20):
@@ -64,13 +64,13 @@ async def run_of(
         ):
             path = f"{url}/v1/chat/completions"
             answer = await browser.post(path, json=BODY, headers=WITH_KEY)
-            yield Produced(url, browser, answer.json()["sandbox"])
+            yield ProducedFile(url, browser, answer.json()["sandbox"])
 
 
 @asynccontextmanager
 async def produced(
     texts: dict[str, str], state_dir: Path, **changes: Any
-) -> AsyncIterator[Produced]:
+) -> AsyncIterator[ProducedFile]:
     """A server on which these files were made."""
     calls: list[Mapping[str, Any]] = [
         call("str_replace_editor", command="create", path=f"/testbed/output/{name}", file_text=text)

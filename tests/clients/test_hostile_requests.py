@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from proxy.agent.agent import Agent
-from proxy.agent.parking import ParkedRuns
+from proxy.agent.suspension import SuspendedRunStore
 from proxy.api.dependencies import owner_of
 from proxy.models.scripted import text_reply
-from proxy.runs.runs import Runs
-from proxy.store.runs import RunShelf
+from proxy.runs.manager import RunManager
+from proxy.store.runs import RunRepository
 from tests.fakes.backend import Held, scripted_backend
 from tests.fakes.server import house
 from tests.proxy.agent.runs import USER
@@ -141,10 +141,10 @@ async def test_a_name_sets_no_type_of_its_own(name: str, tmp_path: Path) -> None
 async def test_a_request_that_joins_and_is_wrong_holds_nothing(tmp_path: Path) -> None:
     release = asyncio.Event()
     key = {"Idempotency-Key": "1"}
-    made: list[Runs] = []
+    made: list[RunManager] = []
 
-    def make_runs(agent: Agent, parked: ParkedRuns, shelf: RunShelf) -> Runs:
-        made.append(Runs(agent, parked, shelf, grace_s=0))
+    def make_runs(agent: Agent, parked: SuspendedRunStore, shelf: RunRepository) -> RunManager:
+        made.append(RunManager(agent, parked, shelf, grace_s=0))
         return made[0]
 
     async with (

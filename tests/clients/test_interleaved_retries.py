@@ -13,12 +13,12 @@ import pytest
 from anyio.abc import TaskGroup
 
 from proxy.agent.agent import Agent
-from proxy.agent.parking import ParkedRuns
+from proxy.agent.suspension import SuspendedRunStore
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.runs.runs import Runs
+from proxy.runs.manager import RunManager
 from proxy.store.database import Database
 from proxy.store.records import StoredRun
-from proxy.store.runs import RunShelf
+from proxy.store.runs import RunRepository
 from sandbox_runtime.ownership import Owner
 from tests.clients.chat import FIRST, SECOND, Asking, answer, ask, client, leave_after
 from tests.fakes.backend import Backend, Held, Item, scripted_backend
@@ -34,7 +34,7 @@ AT_WORK = ("first call", "last call", "amid the answer")
 ENDED = ("on its way to the store", "in the store")
 
 
-class HeldShelf(RunShelf):
+class HeldShelf(RunRepository):
     """Lets what came of a run into the store when `may_end` is set."""
 
     def __init__(self, directory: Path) -> None:
@@ -105,8 +105,8 @@ async def scene(
     async with scripted_backend([*script, *more]) as backend:
         model, shelf = door_to(backend), HeldShelf(state_dir)
 
-        def make_runs(agent: Agent, parked: ParkedRuns, _: RunShelf) -> Runs:
-            return Runs(agent, parked, shelf, grace_s=3600)
+        def make_runs(agent: Agent, parked: SuspendedRunStore, _: RunRepository) -> RunManager:
+            return RunManager(agent, parked, shelf, grace_s=3600)
 
         services = join(model, sandboxes, state_dir, make_runs=make_runs)
         with anyio.fail_after(20):

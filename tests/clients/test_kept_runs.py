@@ -16,7 +16,7 @@ import pytest
 from policies.artifacts import ArtifactLimits
 from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.runs.runs import KEEP_S, Runs
+from proxy.runs.manager import KEEP_S, RunManager
 from proxy.store.store import Store
 from tests.clients.chat import (
     FIRST,
@@ -108,7 +108,7 @@ async def test_a_retry_of_an_sdk_gets_once_what_its_client_has_not_heard(
     release = asyncio.Event()
     script = [Held(text_reply("one"), release), text_reply("two")]
     async with scripted_backend(script) as backend:
-        make_runs = partial(Runs, grace_s=3600)
+        make_runs = partial(RunManager, grace_s=3600)
         async with house(backend, "memory", tmp_path, make_runs=make_runs) as url:
             with anyio.fail_after(20):
                 await leave_after(backend, 1, url, FIRST)

@@ -14,7 +14,7 @@ import pytest
 
 from policies.isolation import Isolation
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.runs.runs import Runs
+from proxy.runs.manager import RunManager
 from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from tests.clients.chat import (
     ASKED,
@@ -55,7 +55,7 @@ NOBODY: dict[str, str] = {}
 async def test_a_run_ends_when_its_client_is_gone_for_good(
     headers: dict[str, str], stream: bool, grace_s: float, tmp_path: Path
 ) -> None:
-    make_runs = partial(Runs, grace_s=grace_s)
+    make_runs = partial(RunManager, grace_s=grace_s)
     async with (
         scripted_backend([Held(text_reply(NEVER), asyncio.Event())]) as backend,
         house(backend, "memory", tmp_path, make_runs=make_runs) as url,
@@ -91,7 +91,7 @@ async def test_who_comes_back_while_the_run_is_being_ended_gets_another(tmp_path
     async with scripted_backend(script) as backend:
         sandboxes, model = SlowToClose(), door_to(backend)
         services = join(
-            model, sandboxes, tmp_path, make_runs=partial(Runs, grace_s=0), profiles=AT_ONCE
+            model, sandboxes, tmp_path, make_runs=partial(RunManager, grace_s=0), profiles=AT_ONCE
         )
         with anyio.fail_after(20):
             async with serve(services) as url, client(url) as http:
@@ -109,7 +109,7 @@ async def test_who_comes_back_while_the_run_is_being_ended_gets_another(tmp_path
 
 async def test_a_run_that_two_hear_goes_on_for_the_one_who_stays(tmp_path: Path) -> None:
     release = asyncio.Event()
-    make_runs = partial(Runs, grace_s=0)
+    make_runs = partial(RunManager, grace_s=0)
     async with (
         scripted_backend([Held(text_reply("42"), release)]) as backend,
         house(backend, "memory", tmp_path, make_runs=make_runs) as url,

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.inputs import Inputs
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.wire.messages_response import accumulate
+from proxy.schemas.messages_response import accumulate
 from sandbox_runtime.errors import SandboxUnavailableError
 from tests.clients.messages import ASKED, COMPUTER, PATH, WARMTH, asking, events, texts
 from tests.fakes.backend import Held, Refusal, scripted_backend

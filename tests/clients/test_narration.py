@@ -12,7 +12,7 @@ from policies.profile import Profile
 from policies.redaction import Redaction
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
-from proxy.wire.messages_response import accumulate
+from proxy.schemas.messages_response import accumulate
 from tests.clients import chat, messages, responses
 from tests.fakes.backend import by_history, scripted_backend
 from tests.fakes.open_webui import OpenWebUI

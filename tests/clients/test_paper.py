@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from policies.profile import Profile
-from policies.reference_style import PaperWords
+from policies.reference_style import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from tests.fakes.backend import Backend, Held, Item, Refusal, scripted_backend
@@ -23,7 +23,7 @@ from tests.fakes.paper import paper, unstreamed
 from tests.fakes.server import Kind, house
 from tests.fakes.small_window import SmallWindow
 
-WORDS = PaperWords(system="Work.", instance="<{problem_statement}>", no_call="\nC\n")
+WORDS = ReferencePrompts(system="Work.", instance="<{problem_statement}>", no_call="\nC\n")
 USER = {"role": "user", "content": "6*7?"}
 DONE = tool_reply(call("submit", answer="42"))
 LOOKUP = {

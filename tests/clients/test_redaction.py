@@ -9,7 +9,7 @@ import pytest
 
 from policies.profile import Profile
 from policies.redaction import Redaction
-from policies.rules import Rule, Watch
+from policies.rules import Rule, RuleSet
 from policies.steps import PROFILES
 from proxy.models.scripted import call, tool_reply
 from tests.clients.chat import PATH, answer, ask
@@ -23,7 +23,7 @@ ANSWER = f"{LONG}It is {SECRET}. {LONG}"
 SHOWN = f"{LONG}It is [redacted github]. {LONG}"
 PROFILE = audited(
     Profile(
-        redact=Redaction(("keys",)), watch=Watch((Rule("all", "command", "(?s).*echo", "flag"),))
+        redact=Redaction(("keys",)), watch=RuleSet((Rule("all", "command", "(?s).*echo", "flag"),))
     )
 )
 

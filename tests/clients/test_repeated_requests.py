@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.runs.runs import Runs
+from proxy.runs.manager import RunManager
 from tests.clients.chat import (
     ASKED,
     FIRST,
@@ -33,7 +33,7 @@ from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import ATTEMPTS, EachKey, door_to, house, join, serve
 from tests.fakes.waiting import until
 
-PATIENT = partial(Runs, grace_s=3600)
+PATIENT = partial(RunManager, grace_s=3600)
 """However slow the machine is, the client comes back in time."""
 KEY = {"Idempotency-Key": "order-1"}
 

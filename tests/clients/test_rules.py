@@ -10,7 +10,7 @@ import pytest
 from policies.egress import Egress
 from policies.isolation import Isolation
 from policies.profile import Profile
-from policies.rules import Action, Rule, Watch
+from policies.rules import Action, Rule, RuleSet
 from proxy.models.scripted import call, tool_reply
 from tests.clients.chat import ask
 from tests.clients.test_metrics import numbers
@@ -129,7 +129,7 @@ async def test_a_host_that_is_denied_is_not_reached_though_the_allowlist_names_i
     )
     rule = Rule("orders", "egress", r"^orders\.", "deny", "nothing is bought here")
     egress = Egress("allowlist", ("*.example.com",))
-    profile = Profile(isolation=Isolation(egress=egress), watch=Watch((rule,)))
+    profile = Profile(isolation=Isolation(egress=egress), watch=RuleSet((rule,)))
     async with scripted_backend([bash(ask_for), DONE]) as backend:
         with anyio.fail_after(2 * PATIENCE_S):
             async with watched(backend, tmp_path, profile, "bubblewrap") as http:

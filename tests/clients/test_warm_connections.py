@@ -13,13 +13,13 @@ import pytest
 from policies.profile import Profile
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
-from proxy.agent.parking import ParkedRuns
+from proxy.agent.suspension import SuspendedRunStore
 from proxy.config import ConfigError, parse
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.runs.runs import Runs
-from proxy.store.runs import RunShelf
+from proxy.runs.manager import RunManager
+from proxy.store.runs import RunRepository
 from sandbox_runtime.tools import make_tools
 from sandbox_runtime.tools.base import Observation, Tool
 from tests.fakes.backend import Backend, scripted_backend
@@ -46,8 +46,8 @@ class SlowBash:
 async def answered(backend: Backend, model: Model, state_dir: Path) -> str:
     """What a run says whose one command is slow."""
 
-    def make_runs(agent: Agent, parked: ParkedRuns, kept: RunShelf) -> Runs:
-        return Runs(replace(agent, model=model, make_tools=slow_tools), parked, kept)
+    def make_runs(agent: Agent, parked: SuspendedRunStore, kept: RunRepository) -> RunManager:
+        return RunManager(replace(agent, model=model, make_tools=slow_tools), parked, kept)
 
     def slow_tools(profile: Profile) -> list[Tool]:
         return [

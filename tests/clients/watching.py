@@ -11,10 +11,10 @@ import anyio
 import httpx
 
 from policies.profile import Audit, Profile
-from policies.rules import Rule, Watch
-from proxy.audit.audit import Ledger
+from policies.rules import Rule, RuleSet
+from proxy.audit.audit import AuditLogs
 from proxy.profiles import Profiles
-from proxy.runs.runs import Runs
+from proxy.runs.manager import RunManager
 from tests.clients.chat import ask, client
 from tests.fakes.backend import Backend
 from tests.fakes.server import Kind, house
@@ -25,7 +25,7 @@ AUDITED = Audit(enabled=True)
 
 def ruled(*rules: Rule) -> Profile:
     """A profile with those rules."""
-    return Profile(watch=Watch(rules))
+    return Profile(watch=RuleSet(rules))
 
 
 @asynccontextmanager
@@ -37,8 +37,8 @@ async def watched(
     key: bytes | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a house with that profile; its logs lie in `home`/audit."""
-    ledger = Ledger(home / "audit", keep_days=90, key=key)
-    make_runs: Any = partial(Runs, ledger=ledger)
+    ledger = AuditLogs(home / "audit", keep_days=90, key=key)
+    make_runs: Any = partial(RunManager, ledger=ledger)
     async with (
         house(backend, kind, home, profiles=Profiles.only(profile), make_runs=make_runs) as url,
         client(url) as http,

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import httpx
 
-from policies.reference_style import PaperWords
+from policies.reference_style import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles
 from sandbox_runtime.tools import make_tools
@@ -16,7 +16,7 @@ from tests.fakes.backend import scripted_backend
 from tests.fakes.paper import paper, undescribed, unstreamed
 from tests.fakes.server import house
 
-WORDS = PaperWords(
+WORDS = ReferencePrompts(
     system="Work.", instance="<problem>{problem_statement}</problem>", no_call="\nC\n"
 )
 PROFILE = paper(WORDS)

@@ -11,13 +11,13 @@ import anyio
 import httpx
 
 from policies.egress import PRESETS
-from proxy.audit.audit import Ledger
+from proxy.audit.audit import AuditLogs
 from proxy.audit.audit_log import verify
 from proxy.config import parse
 from proxy.keys import Key, Keyring
 from proxy.models.scripted import call, tool_reply
 from proxy.profiles import build_profiles, shipped
-from proxy.runs.runs import Runs
+from proxy.runs.manager import RunManager
 from tests.e2e.networks import addresses_of
 from tests.fakes.backend import scripted_backend
 from tests.fakes.server import Kind, house
@@ -55,8 +55,8 @@ async def asked(
     the commands, one a turn."""
     config = parse(tree or {}, "c.yaml")
     steps = [tool_reply(call("execute_bash", command=command)) for command in commands]
-    ledger = Ledger(home / "audit", keep_days=1, key=None)
-    make_runs: Any = partial(Runs, ledger=ledger)
+    ledger = AuditLogs(home / "audit", keep_days=1, key=None)
+    make_runs: Any = partial(RunManager, ledger=ledger)
     async with (
         scripted_backend([*steps, tool_reply(call("submit", answer="Done."))]) as backend,
         house(

@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from policies.profile import Manner, Profile
-from policies.reference_style import PaperWords
+from policies.profile import Profile, StyleSettings
+from policies.reference_style import ReferencePrompts
 from proxy.profiles import overlaid, shipped
 
 
-def paper(words: PaperWords = PaperWords()) -> Profile:
+def paper(words: ReferencePrompts = ReferencePrompts()) -> Profile:
     """With these words."""
-    return overlaid(Profile(manner=Manner(words=words)), {**shipped()["paper"], "name": "paper"})
+    return overlaid(
+        Profile(manner=StyleSettings(words=words)), {**shipped()["paper"], "name": "paper"}
+    )
 
 
 def undescribed(schema: Any) -> Any:

@@ -1,9 +1,9 @@
 """What came of a run, for tests of what is told of it."""
 
 from policies.limits import StopReason
-from proxy.agent.result import Result, Tally
+from proxy.agent.result import Result, RunStats
 
-SPENT = Tally(
+SPENT = RunStats(
     llm_calls=2,
     tool_calls=3,
     context_tokens=18,
@@ -66,7 +66,7 @@ SUBMITTED = Result(
     tool_calls=[],
     usage={},
     segments=1,
-    tally=Tally(),
+    tally=RunStats(),
     artifacts=[],
     left_out=[],
     choice={},

@@ -30,7 +30,7 @@ from policies.sessions import FileLimits
 from proxy.__main__ import listen
 from proxy.agent.agent import Agent
 from proxy.agent.model import Model
-from proxy.agent.parking import ParkedRuns
+from proxy.agent.suspension import SuspendedRunStore
 from proxy.api.dependencies import Services
 from proxy.app import create_app
 from proxy.files import FileStore, NamedFiles
@@ -42,8 +42,8 @@ from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.retry import RetryingModel
 from proxy.models.tool_support import ToolVerdicts, WatchedModel
 from proxy.profiles import Profiles
-from proxy.runs.runs import Runs
-from proxy.store.runs import RunShelf
+from proxy.runs.manager import RunManager
+from proxy.store.runs import RunRepository
 from proxy.store.store import Store
 from proxy.workspaces import Workspaces
 from sandbox_runtime.backends.base import Backend
@@ -161,7 +161,7 @@ def join(
     sandboxes: Sandboxes,
     state_dir: Path,
     isolation: Isolation = Isolation(),
-    make_runs: Callable[[Agent, ParkedRuns, RunShelf], Runs] | None = None,
+    make_runs: Callable[[Agent, SuspendedRunStore, RunRepository], RunManager] | None = None,
     make_verdicts: Callable[[Model, Store], ToolVerdicts] | None = None,
     metrics: Metrics | None = None,
     **changes: Any,
@@ -175,7 +175,7 @@ def join(
     if isinstance(sandboxes, Pool):
         metrics.follow_pool(sandboxes)
     agent = Agent(WatchedModel(model, verdicts, metrics), workspaces, make_tools)
-    make_runs = make_runs or partial(Runs, tool_verdicts=verdicts, metrics=metrics)
+    make_runs = make_runs or partial(RunManager, tool_verdicts=verdicts, metrics=metrics)
     services = Services(
         model=model,
         runs=make_runs(agent, store.parked, store.runs),

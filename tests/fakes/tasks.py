@@ -9,20 +9,20 @@ from policies.sessions import Session
 from proxy.agent.model import Message
 from proxy.agent.task import (
     AgentInput,
+    AgentTask,
+    ArtifactStore,
     BudgetReservation,
     ChatRequest,
     Delivery,
-    Outbox,
     Params,
     SessionPlan,
-    Task,
     TaskLimits,
 )
 
 
 def make_task(
     run_id: str,
-    outbox: Outbox,
+    outbox: ArtifactStore,
     model: str,
     messages: Sequence[Message],
     *,
@@ -30,7 +30,7 @@ def make_task(
     plain_messages: Sequence[Message] | None = None,
     account: Any = None,
     **named: Any,
-) -> Task:
+) -> AgentTask:
     """Return a task; `named` are fields of the task or of one of its groups. `plain_messages` are
     the messages as the client sent them, by default the same as the run begins with."""
 
@@ -39,7 +39,7 @@ def make_task(
 
     plain = messages if plain_messages is None else plain_messages
     reservation = BudgetReservation(account, Receipt(0, Expense(), Expense())) if account else None
-    return Task(
+    return AgentTask(
         run_id=run_id,
         model=model,
         outbox=outbox,

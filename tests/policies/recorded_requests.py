@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from proxy.wire.messages_request import as_chat
+from proxy.schemas.messages_request import as_chat
 
 _HERE = Path(__file__).parent
 

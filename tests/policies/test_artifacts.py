@@ -6,9 +6,9 @@ import pytest
 
 from policies.artifacts import (
     ArtifactLimits,
-    Contents,
-    LeftOut,
-    Produced,
+    ProducedFile,
+    SavedFile,
+    SkippedFile,
     changed,
     output_path,
     select,
@@ -17,11 +17,11 @@ from policies.artifacts import (
 MIB = 1 << 20
 
 
-def file(name: str, size: int = 1) -> Produced:
-    return Produced(f"/testbed/output/{name}", size)
+def file(name: str, size: int = 1) -> ProducedFile:
+    return ProducedFile(f"/testbed/output/{name}", size)
 
 
-def outcome(files: list[Produced], **limits: Any) -> tuple[list[str], list[str]]:
+def outcome(files: list[ProducedFile], **limits: Any) -> tuple[list[str], list[str]]:
     """The names of those that go back, and of the others with the reason."""
     selection = select(files, ArtifactLimits(**limits))
     names = [each.path.removeprefix("/testbed/output/") for each in selection.chosen]
@@ -36,7 +36,7 @@ def test_files_within_the_limits_all_go_back_in_their_order() -> None:
 
 
 def test_the_answer_file_is_no_file() -> None:
-    files = [file("answer.txt"), Produced("/testbed/answer.txt", 1), file("sub/answer.txt")]
+    files = [file("answer.txt"), ProducedFile("/testbed/answer.txt", 1), file("sub/answer.txt")]
     assert outcome(files) == (["sub/answer.txt"], [])
 
 
@@ -104,7 +104,7 @@ def test_a_type_that_means_nothing_is_refused(name: str, pattern: str) -> None:
 
 
 def test_reasons_are_told_by_what_a_file_lacks_first() -> None:
-    large = LeftOut("/testbed/output/a.html", 9 * MIB, "type_not_allowed")
+    large = SkippedFile("/testbed/output/a.html", 9 * MIB, "type_not_allowed")
     limits = ArtifactLimits(max_files=0, max_file_mib=1, deny_types=(".html",))
     assert select([file("a.html", 9 * MIB)], limits).left_out == (large,)
 
@@ -116,19 +116,19 @@ def test_a_listed_name_lies_in_the_output_directory() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
-        (None, Contents(1, "a"), True),
-        (None, Contents(1, ""), True),
-        (Contents(1, "a"), Contents(1, "a"), False),
-        (Contents(1, "a"), Contents(1, "b"), True),
-        (Contents(None, "a"), Contents(1, "a"), False),
-        (Contents(None, "a"), Contents(1, ""), None),
-        (Contents(1, "a"), Contents(1, ""), None),
-        (Contents(1, ""), Contents(1, "a"), None),
-        (Contents(1, ""), Contents(2, ""), True),
-        (Contents(1, "a"), Contents(2, ""), True),
+        (None, SavedFile(1, "a"), True),
+        (None, SavedFile(1, ""), True),
+        (SavedFile(1, "a"), SavedFile(1, "a"), False),
+        (SavedFile(1, "a"), SavedFile(1, "b"), True),
+        (SavedFile(None, "a"), SavedFile(1, "a"), False),
+        (SavedFile(None, "a"), SavedFile(1, ""), None),
+        (SavedFile(1, "a"), SavedFile(1, ""), None),
+        (SavedFile(1, ""), SavedFile(1, "a"), None),
+        (SavedFile(1, ""), SavedFile(2, ""), True),
+        (SavedFile(1, "a"), SavedFile(2, ""), True),
     ],
 )
 def test_a_file_has_changed_if_its_hash_or_else_its_size_has(
-    before: Contents | None, now: Contents, expected: bool | None
+    before: SavedFile | None, now: SavedFile, expected: bool | None
 ) -> None:
     assert changed(before, now) is expected

@@ -2,7 +2,14 @@
 
 import pytest
 
-from policies.file_names import Names, ShownNames, clean_type, safe_name, shown_name, type_of
+from policies.file_names import (
+    UniqueNames,
+    UniqueShownNames,
+    clean_type,
+    safe_name,
+    shown_name,
+    type_of,
+)
 
 PDF = "application/pdf"
 
@@ -39,7 +46,7 @@ def test_a_name_is_one_safe_word(wanted: str, name: str) -> None:
 
 
 def test_each_file_has_a_name_of_its_own() -> None:
-    names = Names()
+    names = UniqueNames()
     asked = ["a.csv", "a.csv", "a-2.csv", "b/a.csv", "", "", "a"]
     given = [names.give(name, kind="image", mime_type="image/png") for name in asked]
     assert given == [
@@ -90,7 +97,7 @@ def test_a_produced_file_is_shown_under_its_own_name_without_tricks(path: str, n
 
 
 def test_files_that_are_shown_side_by_side_have_names_of_their_own() -> None:
-    names = ShownNames()
+    names = UniqueShownNames()
     paths = ["x/same.csv", "y/same.csv", "z/SAME.csv", "same-2.csv", "README", "a/README"]
     assert [names.give(path) for path in paths] == [
         "same.csv",

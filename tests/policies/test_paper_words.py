@@ -2,13 +2,13 @@
 
 import pytest
 
-from policies.reference_style import PaperWords
+from policies.reference_style import ReferencePrompts
 from sandbox_runtime.tools import make_tools
 from tests.fakes.paper import paper
 
 
 def test_our_words_name_tools_and_directories_and_leave_no_placeholder() -> None:
-    words = PaperWords()
+    words = ReferencePrompts()
     system = words.system_prompt()
     assert all(tool.name in system for tool in make_tools(paper()))
     assert all(path in system for path in ("/testbed\n", "/testbed/documents", "/testbed/output"))
@@ -17,11 +17,11 @@ def test_our_words_name_tools_and_directories_and_leave_no_placeholder() -> None
 
 def test_the_problem_is_told_as_it_is() -> None:
     problem = 'What is {x}? {"a": {working_dir}}'
-    assert f"<problem>\n{problem}\n</problem>" in PaperWords().problem(problem)
+    assert f"<problem>\n{problem}\n</problem>" in ReferencePrompts().problem(problem)
 
 
 def test_a_users_templates_are_filled_as_the_reference_fills_them() -> None:
-    words = PaperWords(
+    words = ReferencePrompts(
         system="{command_docs}{demo}work {working_dir} in {input_dir}, {{braces}}",
         instance="{output_dir}/answer.txt: {problem_statement}",
         output_dir="/testbed",
@@ -33,4 +33,4 @@ def test_a_users_templates_are_filled_as_the_reference_fills_them() -> None:
 @pytest.mark.parametrize("template", ["{nobody}", "{", "{0}"])
 def test_a_placeholder_that_nobody_fills_is_an_error(template: str) -> None:
     with pytest.raises((KeyError, IndexError, ValueError)):
-        PaperWords(system=template).system_prompt()
+        ReferencePrompts(system=template).system_prompt()

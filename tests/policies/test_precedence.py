@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.egress import Egress
-from policies.profile import ORDERS, Allowed, Profile, get, settings, with_value
+from policies.profile import ORDERS, EffectivePolicy, Profile, get, settings, with_value
 from policies.rules import Rule
 
 PROFILE = Profile()
@@ -28,9 +28,9 @@ def asking(path: str, value: Any, profile: Profile = PROFILE) -> Profile:
 @pytest.mark.parametrize("path", NUMBERS)
 def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) -> None:
     allowed = get(PROFILE, path)
-    assert Allowed(PROFILE).refusal(asking(path, allowed / 2), [path]) is None
-    assert Allowed(PROFILE).refusal(asking(path, allowed), [path]) is None
-    refusal = Allowed(PROFILE).refusal(asking(path, allowed + 1), [path])
+    assert EffectivePolicy(PROFILE).refusal(asking(path, allowed / 2), [path]) is None
+    assert EffectivePolicy(PROFILE).refusal(asking(path, allowed), [path]) is None
+    refusal = EffectivePolicy(PROFILE).refusal(asking(path, allowed + 1), [path])
     assert refusal
     assert (refusal.path, refusal.by) == (path, "profile 'default'")
 
@@ -92,11 +92,11 @@ def test_what_is_no_number_has_its_own_order(
     path: str, allowed: Any, asked: Any, may: bool
 ) -> None:
     base = asking(path, allowed)
-    assert (Allowed(base).refusal(asking(path, asked, base), [path]) is None) is may
+    assert (EffectivePolicy(base).refusal(asking(path, asked, base), [path]) is None) is may
 
 
 def test_a_key_narrows_what_its_model_leaves_and_is_named_where_it_does() -> None:
-    by_model = Allowed(PROFILE).narrowed(
+    by_model = EffectivePolicy(PROFILE).narrowed(
         asking("limits.max_turns", 50), ["limits.max_turns"], "model 'm'"
     )
     by_key = by_model.narrowed(asking("limits.max_turns", 20), ["limits.max_turns"], "key 'k'")
@@ -108,7 +108,9 @@ def test_a_key_narrows_what_its_model_leaves_and_is_named_where_it_does() -> Non
 
 def test_what_a_key_sets_wider_than_its_profile_has_no_effect() -> None:
     asked = asking("limits.max_turns", 500)
-    assert Allowed(PROFILE).narrowed(asked, ["limits.max_turns"], "key 'k'") == Allowed(PROFILE)
+    assert EffectivePolicy(PROFILE).narrowed(
+        asked, ["limits.max_turns"], "key 'k'"
+    ) == EffectivePolicy(PROFILE)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +134,10 @@ def test_of_two_ways_out_the_part_is_left_that_both_allow(
 ) -> None:
     path = "isolation.egress"
     base = asking(path, profile)
-    narrowed = Allowed(base).narrowed(asking(path, key, base), [path], "key 'k'")
+    narrowed = EffectivePolicy(base).narrowed(asking(path, key, base), [path], "key 'k'")
     found = narrowed.profile.isolation.egress
     for bound in (profile, key):
-        assert Allowed(asking(path, bound)).refusal(asking(path, found), [path]) is None
+        assert EffectivePolicy(asking(path, bound)).refusal(asking(path, found), [path]) is None
     if left is None:
         assert (found.max_mib, found.max_connections) == (5, 2)
     else:
@@ -170,5 +172,5 @@ def test_of_types_fewer_are_narrower_and_of_those_denied_more(
 ) -> None:
     path = f"artifacts.{field}"
     given, wanted = (with_value(Profile(), path, value) for value in (allowed, asked))
-    assert (Allowed(given).refusal(wanted, [path]) is None) is is_narrower
-    assert get(Allowed(given).narrowed(wanted, [path], "key").profile, path) == both
+    assert (EffectivePolicy(given).refusal(wanted, [path]) is None) is is_narrower
+    assert get(EffectivePolicy(given).narrowed(wanted, [path], "key").profile, path) == both

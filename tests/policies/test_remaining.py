@@ -2,7 +2,14 @@
 
 import pytest
 
-from policies.budgets import DailyBudget, Expense, Left, little_left, little_left_today, reminder
+from policies.budgets import (
+    DailyBudget,
+    Expense,
+    RemainingBudget,
+    little_left,
+    little_left_today,
+    reminder,
+)
 from policies.limits import Limits, Spent
 
 LIMITS = Limits(
@@ -54,10 +61,10 @@ def test_one_short_line_names_what_remains(spent: Spent, line: str) -> None:
 
 
 def test_the_same_is_not_said_again() -> None:
-    left = {"turns": Left("19 steps", 1)}
+    left = {"turns": RemainingBudget("19 steps", 1)}
     assert reminder(left, {"turns": 1}) == ""
     assert reminder(left, {}) == "[19 steps remain.]"
-    left |= {"tokens": Left("7 tokens", 2)}
+    left |= {"tokens": RemainingBudget("7 tokens", 2)}
     assert reminder(left, {"turns": 1, "tokens": 2}) == ""
     again = reminder(left, {"turns": 1, "tokens": 1})
     assert again == "[19 steps and 7 tokens remain. Hand in what you have.]"

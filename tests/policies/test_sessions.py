@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from policies.sessions import Named, named, states
+from policies.sessions import NamedSession, named, states
 
 U1, U2, U3 = ({"role": "user", "content": word} for word in ("one", "two", "three"))
 A1, A2 = ({"role": "assistant", "content": word} for word in ("eins", "zwei"))
@@ -14,20 +14,20 @@ A1, A2 = ({"role": "assistant", "content": word} for word in ("eins", "zwei"))
     ("headers", "body", "expected"),
     [
         ({}, {}, None),
-        ({}, {"sandbox": {"session": "mine"}}, Named("mine", by_messages=False)),
-        ({}, {"sandbox": {"container_id": "cntr_1"}}, Named("cntr_1", by_messages=False)),
-        ({"x-sandbox-session": "mine"}, {}, Named("mine", by_messages=False)),
-        ({"x-openwebui-chat-id": "c1"}, {}, Named("c1", by_messages=True)),
-        ({"chatui-conversation-id": "c2"}, {}, Named("c2", by_messages=True)),
-        ({"x-claude-code-session-id": "c3"}, {}, Named("c3", by_messages=True)),
-        ({}, {"session_id": "s"}, Named("s", by_messages=True)),
-        ({}, {"metadata": {"session_id": "s"}}, Named("s", by_messages=True)),
-        ({"x-chat-id": "c", "x-sandbox-session": "s"}, {}, Named("s", by_messages=False)),
+        ({}, {"sandbox": {"session": "mine"}}, NamedSession("mine", by_messages=False)),
+        ({}, {"sandbox": {"container_id": "cntr_1"}}, NamedSession("cntr_1", by_messages=False)),
+        ({"x-sandbox-session": "mine"}, {}, NamedSession("mine", by_messages=False)),
+        ({"x-openwebui-chat-id": "c1"}, {}, NamedSession("c1", by_messages=True)),
+        ({"chatui-conversation-id": "c2"}, {}, NamedSession("c2", by_messages=True)),
+        ({"x-claude-code-session-id": "c3"}, {}, NamedSession("c3", by_messages=True)),
+        ({}, {"session_id": "s"}, NamedSession("s", by_messages=True)),
+        ({}, {"metadata": {"session_id": "s"}}, NamedSession("s", by_messages=True)),
+        ({"x-chat-id": "c", "x-sandbox-session": "s"}, {}, NamedSession("s", by_messages=False)),
         ({"x-chat-id": " "}, {"session_id": 7, "metadata": "?", "sandbox": []}, None),
     ],
 )
 def test_a_conversation_is_named_by_whoever_comes_first(
-    headers: dict[str, str], body: dict[str, Any], expected: Named | None
+    headers: dict[str, str], body: dict[str, Any], expected: NamedSession | None
 ) -> None:
     assert named(headers, body) == expected
 

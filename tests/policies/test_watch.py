@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from policies.rules import Rule, Watch, subject
+from policies.rules import Rule, RuleSet, subject
 
-RULES = Watch(
+RULES = RuleSet(
     (
         Rule("reading", "command", r"^cat ", "flag"),
         Rule("secrets", "command", r"(?i)secret", "deny", "they are not yours"),
@@ -81,6 +81,6 @@ def test_a_name_that_no_metric_can_have_is_refused(name: str) -> None:
 
 def test_no_pattern_takes_long_and_no_text_is_too_odd() -> None:
     rule = Rule("slow", "command", r"(?:a+)+(?:a+)+(?:a+)+b", "deny")
-    watch = Watch((rule,))
+    watch = RuleSet((rule,))
     assert watch.met("command", "a" * 200_000) is None
     assert watch.met("command", "\ud800é" + "a" * 9 + "b") == rule

@@ -7,9 +7,9 @@ import pytest
 
 from policies.context import estimate
 from policies.documents import KEPT_CHARS
-from policies.workspace import INPUT_DIR, Given, Placed, Workspace, long_texts, plan
+from policies.workspace import INPUT_DIR, GivenFile, PlacedFile, Workspace, long_texts, plan
 
-CSV = Given((0, 1), "file", "YSxi", "a.csv", "text/csv", 3)
+CSV = GivenFile((0, 1), "file", "YSxi", "a.csv", "text/csv", 3)
 NOTE = {"type": "text", "text": f"[Given file: {INPUT_DIR}/a.csv (text/csv, 3 bytes)]"}
 LOOK = {"type": "text", "text": "Look."}
 PART = {"type": "file", "file": {"file_data": "YSxi"}}
@@ -20,7 +20,7 @@ def user(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-def planned(*messages: dict[str, Any], given: tuple[Given, ...] = ()) -> Workspace:
+def planned(*messages: dict[str, Any], given: tuple[GivenFile, ...] = ()) -> Workspace:
     return plan(messages, given, over_tokens=12_000)
 
 
@@ -31,12 +31,12 @@ def texts(workspace: Workspace) -> dict[str, int | str]:
 def test_a_file_is_replaced_by_words_that_say_where_it_lies() -> None:
     workspace = planned(user(LOOK, PART), given=(CSV,))
     assert workspace.messages == [user(LOOK, NOTE)]
-    assert workspace.files == (Placed(f"{INPUT_DIR}/a.csv", 0),)
+    assert workspace.files == (PlacedFile(f"{INPUT_DIR}/a.csv", 0),)
 
 
 def test_what_the_model_takes_in_stays_beside_the_words() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    given = Given((0, 0), "image", "AA==", "", "image/png", 1, shown=image)
+    given = GivenFile((0, 0), "image", "AA==", "", "image/png", 1, shown=image)
     (message,) = planned(user(image, LOOK), given=(given,)).messages
     words = f"[The image above is the file {INPUT_DIR}/image-1.png (image/png, 1 bytes)]"
     assert message == user(image, {"type": "text", "text": words}, LOOK)
@@ -54,8 +54,8 @@ def test_the_same_file_is_written_once_under_one_name() -> None:
     other = replace(CSV, at=(2, 0), identity="YSxj")
     workspace = planned(user(LOOK, PART), user(PART), user(PART), given=(CSV, again, other))
     assert workspace.files == (
-        Placed(f"{INPUT_DIR}/a.csv", 0),
-        Placed(f"{INPUT_DIR}/a-2.csv", 2),
+        PlacedFile(f"{INPUT_DIR}/a.csv", 0),
+        PlacedFile(f"{INPUT_DIR}/a-2.csv", 2),
     )
     assert workspace.messages[1] == user(NOTE)
 

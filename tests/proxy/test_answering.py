@@ -18,9 +18,9 @@ from proxy.api.answering import StreamEncoder, streamed
 from proxy.app import routed
 from proxy.errors import ProxyError, internal_error
 from proxy.models.scripted import ScriptedModel
-from proxy.runs.run import Claim, Head, Run
-from proxy.wire.chat_response import StreamedCompletion, head
-from proxy.wire.terms import Terms
+from proxy.runs.run import RequestIdentity, Run, RunMetadata
+from proxy.schemas.chat_response import StreamedCompletion, head
+from proxy.schemas.request_options import RequestOptions
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join
 
@@ -56,12 +56,12 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
         raise AssertionError
 
     async def endpoint(request: Request) -> Response:
-        return await streamed(request, run.listen(), encoder, Terms(), StatusHold(60))
+        return await streamed(request, run.listen(), encoder, RequestOptions(), StatusHold(60))
 
     def end(run: Run) -> None:
         run.cancel("the client left")
 
-    run = Run(Head("r1", "m", "cntr_1", 0), Claim("me", "work"), work, end)
+    run = Run(RunMetadata("r1", "m", "cntr_1", 0), RequestIdentity("me", "work"), work, end)
     app = routed(join(ScriptedModel([]), MemorySandboxes(), tmp_path))
     app.router.add_route("/stream", endpoint)
     transport = httpx.ASGITransport(app)

@@ -17,7 +17,7 @@ from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.server import join, serve_app
 from tests.fakes.waiting import until
-from tests.proxy.connection_house import LARGE_BYTES, App, House, asking, house
+from tests.proxy.connection_fixture import LARGE_BYTES, App, House, asking, house
 
 MOST = 3
 

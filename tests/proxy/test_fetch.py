@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anyio import create_task_group, fail_after
 
-from proxy.fetch import Fetched, Fetcher, FetchError, Room
+from proxy.fetch import ByteBudget, Fetched, Fetcher, FetchError
 from tests.sandbox_runtime.egress.internet import (
     PUBLIC,
     Behaviour,
@@ -51,7 +51,7 @@ async def web(internet: Internet, **options: Any) -> AsyncIterator[Fetcher]:
 async def got(
     fetcher: Fetcher, url: str = URL, max_bytes: int = 1 << 20, owner: str = "mine"
 ) -> Fetched:
-    return await fetcher.fetch(url, max_bytes=max_bytes, room=Room(1 << 20, owner))
+    return await fetcher.fetch(url, max_bytes=max_bytes, room=ByteBudget(1 << 20, owner))
 
 
 async def complaint(site: Behaviour, url: str = URL, max_bytes: int = 1 << 20) -> str:
@@ -167,7 +167,7 @@ async def test_what_is_too_large_is_given_up() -> None:
 
 async def test_files_are_bounded_together() -> None:
     internet = Internet()
-    room = Room(2 * len(PNG), "mine")
+    room = ByteBudget(2 * len(PNG), "mine")
     async with internet.server(Site(answer(body=PNG))), web(internet) as fetcher:
         for _ in range(2):
             await fetcher.fetch(URL, max_bytes=100, room=room)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from policies.artifacts import ArtifactLimits, Produced
+from policies.artifacts import ArtifactLimits, ProducedFile
 from proxy.agent.result import Artifact
 from proxy.files import FileStore, StoredFile
 from proxy.store.store import Store
@@ -64,7 +64,7 @@ async def saved(
     files: FileStore, path: str, data: bytes, container_id: str = "cntr_r1"
 ) -> Artifact:
     outbox = files.outbox(container_id, "https://host/", OWNER)
-    return await outbox.save(MemorySandbox({path: data}), Produced(path, len(data)), PLENTY_S)
+    return await outbox.save(MemorySandbox({path: data}), ProducedFile(path, len(data)), PLENTY_S)
 
 
 async def test_a_saved_file_is_found_as_it_was(files: FileStore) -> None:
@@ -170,7 +170,7 @@ async def test_the_name_inside_the_sandbox_is_no_path_outside(
 
     await sandbox.put(path, pieces(b"x"))
     artifact = await files.outbox("cntr_r1", "https://host", OWNER).save(
-        sandbox, Produced(path, 1), PLENTY_S
+        sandbox, ProducedFile(path, 1), PLENTY_S
     )
     assert [path.name.isalnum() for path in (tmp_path / "blobs").iterdir()] == [True]
     assert artifact.url.isascii()
@@ -204,7 +204,7 @@ class Failing(MemorySandbox):
 async def test_a_file_that_fails_half_way_leaves_nothing(
     files: FileStore, tmp_path: Path, error: BaseException
 ) -> None:
-    file = Produced("/testbed/output/a", 9 << 20)
+    file = ProducedFile("/testbed/output/a", 9 << 20)
     with pytest.raises(type(error)):
         await files.outbox("cntr_r1", "https://host", OWNER).save(Failing(error), file, PLENTY_S)
     assert contents(tmp_path) == []
@@ -213,7 +213,7 @@ async def test_a_file_that_fails_half_way_leaves_nothing(
 async def test_a_file_that_is_gone_or_grew_leaves_nothing(files: FileStore, tmp_path: Path) -> None:
     outbox = files.outbox("cntr_r1", "https://host", OWNER)
     sandbox = MemorySandbox({"/testbed/output/a": b"12345"})
-    for file in (Produced("/testbed/output/b", 1), Produced("/testbed/output/a", 4)):
+    for file in (ProducedFile("/testbed/output/b", 1), ProducedFile("/testbed/output/a", 4)):
         with pytest.raises(SandboxFileError):
             await outbox.save(sandbox, file, PLENTY_S)
     assert contents(tmp_path) == []

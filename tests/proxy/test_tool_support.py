@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.tool_support import EVIDENCE_HOLDS_S, SUPPORTED
-from proxy.agent.result import Result, Tally, ToolTrouble
+from proxy.agent.result import Result, RunStats, ToolTrouble
 from proxy.models.tool_support import MAX_MODELS, ToolSettings, ToolVerdicts
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.results import SUBMITTED
@@ -13,7 +13,7 @@ from tests.fakes.results import SUBMITTED
 PROBE = ToolSettings("probe")
 
 
-def in_trouble(*trouble: ToolTrouble, **fields: Tally) -> Result:
+def in_trouble(*trouble: ToolTrouble, **fields: RunStats) -> Result:
     return replace(SUBMITTED, tool_trouble=trouble, **fields)
 
 
@@ -39,7 +39,7 @@ def test_trouble_of_a_further_choice_counts_too() -> None:
 
 @pytest.mark.parametrize(
     "result",
-    [SUBMITTED, in_trouble("malformed_call", tally=Tally(commands=2, peak_mem_bytes=4096))],
+    [SUBMITTED, in_trouble("malformed_call", tally=RunStats(commands=2, peak_mem_bytes=4096))],
     ids=["no call at all", "one bad call among others"],
 )
 def test_other_runs_tell_nothing(result: Result) -> None:

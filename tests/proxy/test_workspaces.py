@@ -6,14 +6,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from policies.sessions import GoesOn, Session
+from policies.sessions import ResumePoint, Session
 from proxy.store.store import Store
 from proxy.workspaces import Workspaces
 from sandbox_runtime.errors import SandboxStartError
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.waiting import until
-from tests.proxy.workspace_house import CHAT, ISOLATION, KEEP_S, House
+from tests.proxy.workspace_fixture import CHAT, ISOLATION, KEEP_S, House
 
 
 @pytest.fixture(params=["memory", "store"])
@@ -137,7 +137,7 @@ async def test_a_conversation_that_begins_anew_has_no_files(
     house: House, parents: tuple[str, ...]
 ) -> None:
     await house.run("echo one > file", "1")
-    async with house.workspaces.use(GoesOn(CHAT, parents, anew=True), ISOLATION) as seat:
+    async with house.workspaces.use(ResumePoint(CHAT, parents, anew=True), ISOLATION) as seat:
         result = await (await seat.sandbox()).exec("ls", timeout_s=5)
     assert (result.stdout, seat.goes_on) == ("documents\noutput\n", False)
 
@@ -178,7 +178,7 @@ async def test_a_run_that_belongs_to_no_conversation_leaves_nothing(house: House
 async def test_where_no_computer_can_be_had_the_request_hears_why() -> None:
     failing = MemorySandboxes(SandboxStartError("the engine is down"))
     workspaces = Workspaces(failing, MemorySnapshots(), keep_s=KEEP_S, max_kept=2)
-    async with workspaces.use(GoesOn(CHAT), ISOLATION) as seat:
+    async with workspaces.use(ResumePoint(CHAT), ISOLATION) as seat:
         with pytest.raises(SandboxStartError, match="the engine is down"):
             await seat.sandbox()
     await workspaces.aclose()

@@ -11,14 +11,14 @@ import anyio.lowlevel
 import pytest
 
 from policies.isolation import Isolation
-from policies.sessions import GoesOn, State
-from proxy.workspaces import Seat
+from policies.sessions import ResumePoint, State
+from proxy.workspaces import WorkspaceLease
 from sandbox_runtime.egress.decision import ConfirmTarget, OnDecision
 from sandbox_runtime.sandbox import Sink
 from tests.fakes.memory_sandbox import MemoryLease, MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.orders import TURNS, Step, orders, place, walk
-from tests.proxy.workspace_house import CHAT, ISOLATION, KEEP_S, House
+from tests.proxy.workspace_fixture import CHAT, ISOLATION, KEEP_S, House
 
 ENTER, _WORK, LEAVE, _SAVED = range(1, 5)
 
@@ -67,7 +67,7 @@ class Walker:
         self._house = house
         self._state = state
         self._parents = parents
-        self._seat: Seat | None = None
+        self._seat: WorkspaceLease | None = None
         self._stack = AsyncExitStack()
         self._may_save = snapshots.may_save[state] = asyncio.Event()
 
@@ -76,7 +76,7 @@ class Walker:
         return self._enter, self._work, self._leave, self._saved
 
     async def _enter(self) -> None:
-        use = self._house.workspaces.use(GoesOn(CHAT, self._parents), ISOLATION)
+        use = self._house.workspaces.use(ResumePoint(CHAT, self._parents), ISOLATION)
         self._seat = await self._stack.enter_async_context(use)
 
     async def _work(self) -> None:

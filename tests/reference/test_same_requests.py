@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from policies.profile import Profile
-from policies.reference_style import PaperWords
+from policies.reference_style import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
 from proxy.profiles import Profiles, read_words
 from sandbox_runtime.tools import make_tools
@@ -232,7 +232,7 @@ async def test_a_run_ends_at_the_same_request_and_nothing_is_asked(
     assert answer["choices"][0]["message"]["content"] == ""
 
 
-def supplied(file: dict[str, Any], tmp_path: Path) -> PaperWords:
+def supplied(file: dict[str, Any], tmp_path: Path) -> ReferencePrompts:
     """The reference's own words, as an operator has them from a file."""
     path = tmp_path / "prompts.yaml"
     path.write_text(yaml.safe_dump(file), encoding="utf-8")

@@ -42,8 +42,8 @@ MAKE = (
     f"{base64.b64encode(png()).decode()} | base64 -d > output/squares.png; echo {WORD} > kept.txt"
 )
 
-Reply = dict[str, Any]
-Turn = Reply | Callable[[str], Reply]
+Completion = dict[str, Any]
+Turn = Completion | Callable[[str], Completion]
 """What it says, or makes of what it was told last."""
 
 
@@ -77,15 +77,15 @@ class Model:
         return Held(reply, self.may_go_on[question], pieces) if held else reply
 
 
-def _bash(command: str) -> Reply:
+def _bash(command: str) -> Completion:
     return tool_reply(call("execute_bash", command=command))
 
 
-def _submit(answer: str) -> Reply:
+def _submit(answer: str) -> Completion:
     return tool_reply(call("submit", answer=answer))
 
 
-def _told(observation: str) -> Reply:
+def _told(observation: str) -> Completion:
     return _submit(said(observation.splitlines()[-1]))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from proxy.runs.runs import Runs
+from proxy.runs.manager import RunManager
 from tests.clients.stacks.dictated import DictatedModel
 from tests.clients.stacks.environments import HERE, python_of, variables
 from tests.clients.stacks.session import MODEL
@@ -26,7 +26,7 @@ OPTIONS = (
 )
 TIMEOUT_S = 600
 KEY = "sk-of-the-house"
-PATIENT: dict[str, Any] = {"make_runs": partial(Runs, grace_s=3600), "status_wait_s": 30.0}
+PATIENT: dict[str, Any] = {"make_runs": partial(RunManager, grace_s=3600), "status_wait_s": 30.0}
 """However slow the machine is, a client that asks again comes in time, and a backend's refusal
 before the status is sent."""
 

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policies.artifacts import Produced
+from policies.artifacts import ProducedFile
 from policies.limits import Limits
 from policies.profile import Profile
 from proxy.agent.agent import Agent
-from proxy.agent.context_windows import Windows
+from proxy.agent.context_windows import ContextWindows
 from proxy.agent.events import (
     AnswerDelta,
     Event,
@@ -19,7 +19,7 @@ from proxy.agent.events import (
     ReasoningDelta,
     ToolCallFinished,
 )
-from proxy.agent.model import Model, Reply
+from proxy.agent.model import Completion, Model
 from proxy.agent.result import Artifact, Result
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel, call, tool_reply
@@ -61,7 +61,7 @@ class MemoryOutbox:
     async def has(self, path: str) -> bool:
         return path in self.saved
 
-    async def save(self, sandbox: Sandbox, file: Produced, timeout_s: float) -> Artifact:
+    async def save(self, sandbox: Sandbox, file: ProducedFile, timeout_s: float) -> Artifact:
         data = await read(sandbox, file.path, max_bytes=file.bytes, timeout_s=timeout_s)
         self.saved[file.path] = data
         return Artifact(
@@ -114,7 +114,7 @@ class Played(ScriptedModel):
         super().__init__(replies)
         self._calls = 0
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         said = [{"role": "assistant"}] * self._calls
         asked = len(self.requests)
         try:
@@ -158,7 +158,7 @@ class Run:
             }
         )
         workspaces = Workspaces(self.sandboxes, self.snapshots, keep_s=60, max_kept=0)
-        agent = Agent(self.model, workspaces, make_tools, windows=Windows(self.window))
+        agent = Agent(self.model, workspaces, make_tools, windows=ContextWindows(self.window))
         try:
             return await agent.answer(task, self.events)
         finally:

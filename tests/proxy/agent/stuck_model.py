@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 
 from proxy.agent.events import OnDelta
-from proxy.agent.model import Reply
+from proxy.agent.model import Completion
 from proxy.models.scripted import ScriptedModel
 
 
@@ -25,7 +25,7 @@ class StuckModel(ScriptedModel):
         self._turns = turns
         self._is_stuck_at_last = is_stuck_at_last
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         position = sum(message["role"] == "assistant" for message in body["messages"])
         is_stuck = position >= self._turns if "tools" in body else self._is_stuck_at_last
         if is_stuck:

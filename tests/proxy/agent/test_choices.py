@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from proxy.agent.agent import Agent
-from proxy.agent.events import AnswerDelta, Event, OfChoice, OnDelta, RunFinished
-from proxy.agent.model import Reply
-from proxy.agent.task import Task
+from proxy.agent.events import AnswerDelta, ChoiceEvent, Event, OnDelta, RunFinished
+from proxy.agent.model import Completion
+from proxy.agent.task import AgentTask
 from proxy.api.prepare import fan_out
 from proxy.errors import BackendError
 from proxy.models.scripted import ScriptedModel, tool_reply
@@ -22,7 +22,7 @@ from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import AT_ONCE, SUBMIT, USER, MemoryOutbox, bash
 
 
-def task(count: int, **fields: Any) -> Task:
+def task(count: int, **fields: Any) -> AgentTask:
     outboxes = iter([MemoryOutbox() for _ in range(count)])
     first = make_task(
         **{"run_id": "r1", "outbox": next(outboxes), "model": "m", "messages": [USER], **fields}
@@ -41,7 +41,7 @@ class Together(ScriptedModel):
         self.ended = 0
         self.three_asked = asyncio.Event()
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         self._calls += 1
         if self._calls == 3:
             self.three_asked.set()
@@ -92,7 +92,7 @@ async def test_they_run_at_the_same_time_in_sandboxes_of_their_own() -> None:
     assert [each.run_id for each in (result, *result.others)] == [e.run_id for e in _all(three)]
     assert len({sandbox.id for sandbox in sandboxes.leased}) == 3
     assert [list(_saved(each)) for each in _all(three)] == [["/testbed/output/a"]] * 3
-    heard = [e.index for e in events if isinstance(e, OfChoice) and _ends(e.event)]
+    heard = [e.index for e in events if isinstance(e, ChoiceEvent) and _ends(e.event)]
     assert sorted(heard) == [1, 2]
     assert sum(_ends(event) for event in events) == 1
     assert "".join(e.text for e in events if isinstance(e, AnswerDelta)) == "42"
@@ -128,11 +128,11 @@ async def ignore(event: Event) -> None:
     """Nobody listens."""
 
 
-def _all(task: Task) -> list[Task]:
+def _all(task: AgentTask) -> list[AgentTask]:
     return [task, *task.others]
 
 
-def _saved(task: Task) -> Mapping[str, bytes]:
+def _saved(task: AgentTask) -> Mapping[str, bytes]:
     assert isinstance(task.outbox, MemoryOutbox)
     return task.outbox.saved
 

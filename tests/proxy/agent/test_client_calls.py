@@ -17,7 +17,7 @@ from proxy.agent.events import (
     ReasoningDelta,
     ToolCallDelta,
 )
-from proxy.agent.model import Reply
+from proxy.agent.model import Completion
 from proxy.errors import ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.agent.runs import LOOKUP, Played, Run
@@ -40,7 +40,7 @@ class Piecewise(ScriptedModel):
         self._pieces = pieces
         self._error = error
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await super().complete(body, None)
         for piece in self._pieces if on_delta else ():
             assert on_delta is not None

@@ -13,11 +13,11 @@ import pytest
 
 from policies.budgets import DailyBudget
 from policies.limits import Limits, StopReason
-from policies.profile import Manner, Profile
+from policies.profile import Profile, StyleSettings
 from policies.prompts import FINAL_ANSWER, SUM_UP
 from policies.sessions import Session, State
 from proxy.agent.events import Event, ToolCallFinished
-from proxy.agent.parking import Parked
+from proxy.agent.suspension import SuspendedRun
 from proxy.errors import ContextOverflowError
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, text_reply, tool_reply
@@ -270,7 +270,7 @@ async def test_what_the_clients_tools_gave_is_read_whole_or_summed_up_but_never_
         result = await run.go(client_tools=[LOOKUP], suspend_as=parks)
         for n, content in enumerate(given):
             assert result.parked
-            waiting = Parked.from_json(json.loads(json.dumps(result.parked.to_json())))
+            waiting = SuspendedRun.from_json(json.loads(json.dumps(result.parked.to_json())))
             told = {"role": "tool", "tool_call_id": result.tool_calls[0]["id"], "content": content}
             result = await run.go(
                 run_id=f"r{n + 2}",
@@ -373,7 +373,7 @@ async def test_a_run_that_goes_on_keeps_what_it_stubs_before_its_first_command()
 async def test_in_the_papers_manner_each_turn_is_told_what_remains_a_summary_or_not() -> None:
     play = SmallWindow(Steps([tool_reply(bash("true"), content="I think. " * 900)] * 30))
     async with served(play) as model:
-        run = Run(model, profile=Profile(manner=Manner("paper")), limits=Limits(max_turns=9))
+        run = Run(model, profile=Profile(manner=StyleSettings("paper")), limits=Limits(max_turns=9))
         result = await run.go()
     assert "summary" in {each.kind for each in result.compactions}
     turns = [body["messages"][-1]["content"] for body in play.bodies if "tools" in body]

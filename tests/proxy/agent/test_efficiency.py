@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from policies.limits import Limits
-from proxy.agent.result import Stopwatch, Tally, times
+from proxy.agent.result import RunStats, Stopwatch, times
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.manual_clock import ManualClock
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, answered, bash
@@ -107,8 +107,8 @@ async def test_a_run_without_tools_is_one_turn_that_uses_nothing() -> None:
 
 
 def test_what_neither_model_nor_sandbox_took_is_ours() -> None:
-    tally = Tally(**times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
-    assert tally == Tally(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
+    tally = RunStats(**times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
+    assert tally == RunStats(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
 
 
 @pytest.mark.parametrize("stream", [False, True])

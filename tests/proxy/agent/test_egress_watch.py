@@ -7,8 +7,8 @@ import pytest
 
 from policies.hosts import Target
 from policies.profile import Profile
-from policies.rules import Rule, Watch
-from proxy.agent.events import EgressDecided, RuleMet
+from policies.rules import Rule, RuleSet
+from proxy.agent.events import EgressDecided, RuleMatched
 from proxy.agent.guard import MAX_TOLD, PERIOD_S, STILL_OPEN, EgressWatch
 from sandbox_runtime.egress.decision import Decision
 from tests.fakes.tasks import make_task
@@ -37,19 +37,19 @@ async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> Non
 
 async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
     events = Events()
-    profile = Profile(watch=Watch((RULE,)))
+    profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryOutbox(), "m", [USER], profile=profile), events)
     refused = "rule orders forbids this: no orders"
     assert await watch.asked(ORDERS) == refused
     watch.close()
     assert await watch.asked(ORDERS) == refused
-    assert events == [RuleMet("orders", "deny", "egress", str(ORDERS), "no orders")]
+    assert events == [RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")]
 
 
 async def test_what_is_refused_or_asked_for_after_the_run_is_not_open() -> None:
     events = Events()
     watch = EgressWatch(
-        make_task("r", MemoryOutbox(), "m", [USER], profile=Profile(watch=Watch((RULE,)))), events
+        make_task("r", MemoryOutbox(), "m", [USER], profile=Profile(watch=RuleSet((RULE,)))), events
     )
     await watch.asked(ORDERS)
     await watch.decided(replace(decision(ORDERS), verdict="denied"))
@@ -106,10 +106,10 @@ async def test_connections_that_fail_too_often_are_told_in_one(
 
 async def test_a_rule_that_is_met_too_often_is_told_in_one() -> None:
     events = Events()
-    profile = Profile(watch=Watch((RULE,)))
+    profile = Profile(watch=RuleSet((RULE,)))
     watch = EgressWatch(make_task("r", MemoryOutbox(), "m", [USER], profile=profile), events)
     refusals = {await watch.asked(ORDERS) for _ in range(MANY)}
     await watch.tell_open()
-    met = RuleMet("orders", "deny", "egress", str(ORDERS), "no orders")
+    met = RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")
     assert refusals == {"rule orders forbids this: no orders"}
     assert events == [*[met] * MAX_TOLD, replace(met, subject=f"and {MANY - MAX_TOLD} more")]

@@ -12,7 +12,7 @@ from policies.artifacts import ArtifactLimits
 from policies.isolation import Isolation
 from policies.limits import Limits, StopReason
 from policies.profile import Profile
-from policies.sessions import GoesOn, Session, State
+from policies.sessions import ResumePoint, Session, State
 from proxy.agent.agent import Agent
 from proxy.agent.result import Result
 from proxy.models.scripted import ScriptedModel, tool_reply
@@ -71,7 +71,7 @@ class Talk:
             model="m",
             messages=[USER],
             profile=Profile(limits=Limits(**limits), artifacts=ArtifactLimits(max_total_mib=1)),
-            resume_from=GoesOn(SESSION, tuple(self._left)) if self._left else None,
+            resume_from=ResumePoint(SESSION, tuple(self._left)) if self._left else None,
             save_as=leaves,
         )
         agent = Agent(ScriptedModel([*replies, SUBMIT]), self._workspaces, make_tools)

@@ -18,7 +18,7 @@ from proxy.agent.events import (
     TextDelta,
     ToolCallStarted,
 )
-from proxy.agent.model import Reply, ReplyStopped
+from proxy.agent.model import Completion, CompletionStopped
 from proxy.agent.prose import HOLD_CHARS, Prose, ProseRules
 from proxy.models.scripted import call, text_reply, tool_reply
 from sandbox_runtime.errors import SandboxLostError
@@ -42,7 +42,7 @@ class Halting(Played):
         if isinstance(event, AnswerDelta):
             self.seen.set()
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         self._replies_left -= 1
         written = 0
 
@@ -193,10 +193,10 @@ async def test_submitted_answer_ends_at_a_stop_string_too() -> None:
 
 async def test_log_probabilities_of_prose_need_no_other_call() -> None:
     class WithLogprobs(Played):
-        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)
             logprobs = {"logprobs": {"content": [{"token": "42"}]}}
-            return Reply(reply.message, reply.finish_reason, reply.usage, logprobs)
+            return Completion(reply.message, reply.finish_reason, reply.usage, logprobs)
 
     model = WithLogprobs([text_reply("42")])
     result = await Run(model).go(final={"logprobs": True})
@@ -241,7 +241,7 @@ def test_stop_string_of_any_length_is_found() -> None:
     for number in range(2000):  # a second, and many minutes where all its lengths are looked for
         prose.add(TextDelta(f"{number}; "))
         prose.ready(is_due=True)
-    with pytest.raises(ReplyStopped):
+    with pytest.raises(CompletionStopped):
         prose.add(TextDelta(stop))
     assert not prose.text.endswith(stop)
 

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from policies.artifacts import ArtifactLimits, LeftOut
+from policies.artifacts import ArtifactLimits, SkippedFile
 from policies.limits import Limits, StopReason
 from policies.profile import Profile
 from proxy.agent.events import AnswerDelta, Event, FileProduced
@@ -141,7 +141,7 @@ async def test_files_over_the_limits_are_named_and_not_linked() -> None:
         "/testbed/output/a",
         "/testbed/output/b",
     ]
-    assert list(result.left_out) == [LeftOut("/testbed/output/c", 2, "too_many")]
+    assert list(result.left_out) == [SkippedFile("/testbed/output/c", 2, "too_many")]
     assert result.answer == "[a](https://files.test/a) and /testbed/output/c !"
 
 

@@ -13,7 +13,7 @@ from policies.limits import Limits, StopReason
 from policies.prices import Price
 from policies.prompts import NO_BUDGET, WHY_NO_MORE_TOOLS, final_request
 from policies.sessions import Session, State
-from proxy.agent.budget import Budget, Day
+from proxy.agent.budget import DailyBudgetUse, RunBudget
 from proxy.agent.events import Event, ToolOutput
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from proxy.store.store import Store
@@ -191,7 +191,7 @@ async def test_where_the_day_bounds_it_nothing_passes_between_runs(
             with pytest.raises(DeniedError):
                 traffic.reserve(1, now=0.0)
             assert (await store.spending.spent("mine")).egress_bytes == traffic.bytes == MIB
-            Budget(make_task("r2", run.outbox, "m", [USER]), Limits(), 0.0).watch(traffic)
+            RunBudget(make_task("r2", run.outbox, "m", [USER]), Limits(), 0.0).watch(traffic)
         traffic.reserve(MIB, now=0.0)
         assert traffic.bytes == 2 * MIB
 
@@ -297,7 +297,7 @@ async def test_a_call_that_the_client_does_not_allow_costs_no_command(tmp_path: 
 
 async def test_a_call_that_had_to_be_made_counts_whole(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
-        day = Day(store.spending.account("mine", DailyBudget(tokens=1000)))
+        day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
         receipt = await day.call_receipt(Expense(tokens=100))
         await day.settle(receipt, Expense(tokens=1000))
         assert day.is_over
@@ -305,7 +305,7 @@ async def test_a_call_that_had_to_be_made_counts_whole(tmp_path: Path) -> None:
 
 async def test_what_was_taken_for_a_call_that_is_not_made_is_given_back(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
-        day = Day(store.spending.account("mine", DailyBudget(tokens=1000)))
+        day = DailyBudgetUse(store.spending.account("mine", DailyBudget(tokens=1000)))
         assert await day.take_call(Expense(tokens=100)) is None
         assert await day.take_call(Expense(tokens=50)) is None
         await day.settle(await day.call_receipt(Expense()), Expense(tokens=7))

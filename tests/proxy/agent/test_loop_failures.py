@@ -11,7 +11,7 @@ from policies.isolation import Isolation
 from policies.limits import StopReason
 from policies.prompts import final_request
 from proxy.agent.events import Event, OnDelta, ToolCallFinished, ToolCallStarted, ToolOutput
-from proxy.agent.model import Reply
+from proxy.agent.model import Completion
 from proxy.agent.tools import MAX_LOSSES
 from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
@@ -71,7 +71,7 @@ async def test_the_clients_own_messages_are_never_shortened() -> None:
     class Positioned(ScriptedModel):
         """Counts only the assistant's messages of this run."""
 
-        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             self.seen.append(body["messages"])
             ours = [body["messages"][0], *body["messages"][5:]]
             return await super().complete({**body, "messages": ours}, on_delta)
@@ -149,7 +149,7 @@ async def test_a_failure_of_the_last_call_with_nothing_found_is_an_error() -> No
 class BreakingModel(ScriptedModel):
     """Fails in the middle of its last answer, once words have been passed on."""
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await super().complete(body, on_delta)
         if "tools" not in body:
             raise BackendError("the connection broke")

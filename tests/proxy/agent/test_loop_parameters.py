@@ -9,7 +9,7 @@ import pytest
 from policies.limits import Limits, StopReason
 from policies.prompts import NOT_RUN
 from proxy.agent.events import OnDelta
-from proxy.agent.model import Reply
+from proxy.agent.model import Completion
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.agent.runs import LOOKUP, SUBMIT, Run, bash, valid
 
@@ -78,7 +78,7 @@ async def test_an_answer_of_a_given_form_is_asked_for_in_a_call_without_tools(
 
 async def test_log_probabilities_of_the_answer_come_with_it() -> None:
     class WithLogprobs(ScriptedModel):
-        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)
             return replace(reply, choice={"logprobs": {"content": [{"token": "42"}]}})
 

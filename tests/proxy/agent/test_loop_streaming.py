@@ -18,7 +18,7 @@ from proxy.agent.events import (
     TextDelta,
     ToolCallDelta,
 )
-from proxy.agent.model import Reply
+from proxy.agent.model import Completion
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.agent.runs import SUBMIT, Events, Run, bash
 
@@ -40,7 +40,7 @@ class HalfWay(ScriptedModel):
         super().__init__(replies)
         self.go_on = anyio.Event()
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         reply = await super().complete(body, None)
         function = reply.message["tool_calls"][0]["function"]
         half = len(function["arguments"]) // 2
@@ -135,7 +135,7 @@ class Typist(ScriptedModel):
         super().__init__(replies)
         self.go_on = anyio.Event()
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         async def hear(delta: ModelDelta) -> None:
             assert on_delta is not None
             if isinstance(delta, TextDelta):
@@ -187,7 +187,7 @@ async def test_a_long_call_written_as_text_is_not_taken_for_prose() -> None:
 
 async def test_an_answer_the_time_ran_out_on_is_followed_by_the_last_one() -> None:
     class Slow(HalfWay):
-        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             if len(body["messages"]) == 2:
                 steps = ScriptedModel([tool_reply(bash("ls"))])
                 return await steps.complete({"messages": []}, on_delta)

@@ -16,7 +16,7 @@ from proxy.agent.events import (
     TextDelta,
     ToolCallDelta,
 )
-from proxy.agent.model import NoMoreAttempts, Reply
+from proxy.agent.model import Completion, StopRetryingError
 from proxy.errors import ContextOverflowError, OutOfTimeError, ToolsRefusedError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.proxy.agent.runs import LOOKUP, OVERFLOW, SUBMIT, USER, Played, Run, bash
@@ -115,7 +115,7 @@ class Breaking(Played):
         super().__init__(replies)
         self._broken = pieces
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         pieces, self._broken = self._broken, []
         assert on_delta is not None
         for piece in pieces:
@@ -143,7 +143,7 @@ async def test_what_nobody_was_shown_is_asked_for_once_more(pieces: list[ModelDe
 
 async def test_call_that_was_shown_in_part_is_not_made_once_more() -> None:
     run = Run(Breaking([SUBMIT], [ToolCallDelta(0, "submit", '{"answer": "4')]))
-    with pytest.raises(NoMoreAttempts):
+    with pytest.raises(StopRetryingError):
         await run.go(stream=True)
 
 
@@ -297,7 +297,7 @@ class Refusing(Played):
 
     error: Exception = ToolsRefusedError("no tools here", status=400)
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         if any(tool["function"]["name"] == "execute_bash" for tool in body.get("tools", ())):
             raise self.error
         return await super().complete(body, on_delta)
@@ -331,7 +331,7 @@ async def test_limit_that_leaves_no_turn_leaves_the_plain_answer(limits: Limits)
 class Pausing(ScriptedModel):
     """Says its words and then nothing more."""
 
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         await super().complete(body, on_delta)
         await anyio.sleep_forever()
         raise AssertionError
@@ -358,7 +358,7 @@ async def test_deadline_with_nothing_said_is_an_error() -> None:
 
 async def test_unfinished_turn_is_counted_beside_the_last_answer() -> None:
     class PausingOnce(Played):
-        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)
             if "tools" in body and len(body["messages"]) > 2:
                 await anyio.sleep_forever()
@@ -379,7 +379,7 @@ async def test_unfinished_turn_is_counted_beside_the_last_answer() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_last_answer_that_the_deadline_cuts_off_is_kept(stream: bool) -> None:
     class PausingAtLast(Played):
-        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Reply:
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
             reply = await super().complete(body, on_delta)
             if "tools" not in body:
                 await anyio.sleep_forever()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.audit.audit_log import LAST, Book, Finding, day_of, verify
+from proxy.audit.audit_log import LAST, AuditLogWriter, Finding, day_of, verify
 
 NOW = 4_000_000_000.0
 """So late that no day before is older than days are kept."""
@@ -18,7 +18,7 @@ def write(
 
 
 def _written(directory: Path, run_id: str, key: bytes | None, now: float, lines: int) -> Path:
-    book = Book(directory, run_id, key, lambda: now)
+    book = AuditLogWriter(directory, run_id, key, lambda: now)
     book.begin()
     for number in range(1, lines):
         book.append(book.line({"kind": "call", "step": number, "é": "\ud800"}))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.audit.audit_log import LAST, Book, Chain, Index, log_path
+from proxy.audit.audit_log import LAST, AuditLogWriter, HashChain, Index, log_path
 from tests.proxy.audit.logs import DAY, NOW, found, states, write, wrong
 
 A_DAY_S = 86_400.0
@@ -138,7 +138,7 @@ def test_a_log_that_is_gone_or_was_slipped_in_is_found(tmp_path: Path) -> None:
         f"{DAY}/a: the log is missing",
         f"{DAY}/c: line 1 does not go on from what is before it",
     ]
-    chain = Chain("c", None)
+    chain = HashChain("c", None)
     log_path(tmp_path / DAY, "c").write_bytes(chain.line("now", {LAST: True}))
     assert wrong(tmp_path)[1] == f"{DAY}/c: it is not in the index"
 
@@ -156,7 +156,7 @@ def test_an_index_or_a_day_that_is_gone_is_found(tmp_path: Path) -> None:
 
 
 def test_a_day_may_end_after_the_next_has_begun(tmp_path: Path) -> None:
-    late = Book(tmp_path / DAY, "late", None, lambda: NOW)
+    late = AuditLogWriter(tmp_path / DAY, "late", None, lambda: NOW)
     late.begin()
     write(tmp_path, "next", now=NOW + A_DAY_S)
     late.append(late.line({"kind": "failure", LAST: True, "error": "none"}))
@@ -180,7 +180,7 @@ def test_with_a_key_who_makes_it_all_anew_without_it_is_found(tmp_path: Path) ->
 def test_a_log_that_breaks_off_is_unfinished_and_not_wrong(
     tmp_path: Path, left: int | None
 ) -> None:
-    book = Book(tmp_path / DAY, "a", None, lambda: NOW)
+    book = AuditLogWriter(tmp_path / DAY, "a", None, lambda: NOW)
     book.begin()
     first, second = book.line({"kind": "request"}), book.line({"kind": "call"})
     book.append(first + second[:left])

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, ToolCallDelta
-from proxy.agent.model import Reply
+from proxy.agent.model import Completion
 from proxy.errors import BackendError
 from proxy.models.assembly import Assembly, deltas_of, reply_of
 
 
-def assembled(*deltas: dict[str, Any]) -> tuple[list[ModelDelta], Reply]:
+def assembled(*deltas: dict[str, Any]) -> tuple[list[ModelDelta], Completion]:
     """What a stream of these deltas gives on the way and in the end."""
     assembly = Assembly()
     heard = [

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from proxy.agent.events import CallAccepted, ModelDelta, ToolCallDelta
-from proxy.agent.model import Model, ReplyStopped
+from proxy.agent.model import CompletionStopped, Model
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.models.litellm_model import LiteLLMModel
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -135,11 +135,11 @@ async def test_a_reply_that_its_listener_stops_is_known_as_far_as_it_came(door: 
     async def stop_at_once(delta: ModelDelta) -> None:
         await heard(delta)
         if heard:
-            raise ReplyStopped("max_tokens")
+            raise CompletionStopped("max_tokens")
 
     async with door([text_reply("The answer is forty-two.")]) as opened:
         body = {"model": opened.name, "messages": ASKED}
-        with anyio.fail_after(PATIENCE_S), pytest.raises(ReplyStopped) as stopped:
+        with anyio.fail_after(PATIENCE_S), pytest.raises(CompletionStopped) as stopped:
             await opened.model.complete(body, stop_at_once)
     sent = stopped.value.reply
     assert sent is not None

@@ -14,10 +14,10 @@ import pytest
 
 from policies.egress import Egress, Rules
 from policies.hosts import Target
+from proxy.bootstrap import build_model, own_addresses
 from proxy.config import ConfigError, parse
 from proxy.errors import BackendError
-from proxy.fetch import Fetcher, Room
-from proxy.joining import build_model, own_addresses
+from proxy.fetch import ByteBudget, Fetcher
 from proxy.models.litellm_model import LiteLLMModel
 from proxy.models.operator_proxies import proxy_for
 from proxy.models.scripted import text_reply
@@ -225,7 +225,7 @@ async def test_fetcher_and_egress_know_no_proxy(monkeypatch: pytest.MonkeyPatch)
     async with behind_proxy(monkeypatch) as (_, proxy), internet.server(origin):
         with anyio.fail_after(10):
             fetcher = Fetcher(resolve=internet.resolve, connect=internet.connect)
-            room = Room(1 << 20, "key")
+            room = ByteBudget(1 << 20, "key")
             await fetcher.fetch("http://allowed.example/a", max_bytes=1 << 20, room=room)
             rules = Rules(Egress(mode="open"))
             dialer = Dialer(rules, (), internet.resolve, internet.connect, 5)

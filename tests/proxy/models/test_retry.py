@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.agent.events import CallAccepted, CallFailed, ModelDelta
-from proxy.agent.model import NoMoreAttempts, Relayed, Reply
+from proxy.agent.model import Completion, StopRetryingError, UpstreamResponse
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel, text_reply
@@ -102,7 +102,7 @@ async def test_a_retry_after_beyond_the_ceiling_is_final() -> None:
 class BreaksOff(ScriptedModel):
     """Says its reply, then loses the connection."""
 
-    async def complete(self, body: Mapping[str, Any], on_delta: Any) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: Any) -> Completion:
         await super().complete(body, on_delta)
         raise BackendError("lost", status=502)
 
@@ -110,7 +110,7 @@ class BreaksOff(ScriptedModel):
 async def test_listener_that_has_shown_a_piece_ends_the_attempts() -> None:
     async def show(delta: ModelDelta) -> None:
         if isinstance(delta, CallFailed):
-            raise NoMoreAttempts
+            raise StopRetryingError
 
     model, waits = BreaksOff([text_reply("42")]), Waits()
     with pytest.raises(BackendError, match="lost"):
@@ -135,7 +135,7 @@ async def test_without_a_listener_nothing_was_passed_on() -> None:
 class AcceptsThenFails(ScriptedModel):
     """Accepts its first call, and loses the connection before the first piece."""
 
-    async def complete(self, body: Mapping[str, Any], on_delta: Any) -> Reply:
+    async def complete(self, body: Mapping[str, Any], on_delta: Any) -> Completion:
         if not self.requests:
             self.requests.append(dict(body))
             await on_delta(CallAccepted())
@@ -159,7 +159,7 @@ async def test_the_listener_hears_of_each_failed_attempt_before_the_pause() -> N
 
 async def test_a_listener_that_wants_no_more_attempts_gets_the_error() -> None:
     async def decline(delta: ModelDelta) -> None:
-        raise NoMoreAttempts
+        raise StopRetryingError
 
     model, waits = failing(*[{"status": 503, "message": "busy"}] * 3), Waits()
     with pytest.raises(BackendError, match="busy") as raised:
@@ -177,7 +177,7 @@ async def test_an_error_after_several_attempts_asks_clients_for_no_more() -> Non
 
 async def test_a_relayed_failure_is_passed_on_at_once() -> None:
     model, waits = failing({"status": 503, "message": "busy"}), Waits()
-    relayed: Relayed = await RetryingModel(model, sleep=waits).relay(BODY, {})
+    relayed: UpstreamResponse = await RetryingModel(model, sleep=waits).relay(BODY, {})
     assert (relayed.status, len(model.requests), waits) == (503, 1, [])
 
 

@@ -3,9 +3,9 @@
 import anyio
 import pytest
 
-from proxy.agent.budget import Budget, Paying
+from proxy.agent.budget import MeteredModel, RunBudget
 from proxy.agent.events import ModelDelta, TextDelta, TokenCount
-from proxy.agent.model import ReplyStopped
+from proxy.agent.model import CompletionStopped
 from proxy.errors import BackendError
 from proxy.models.assembly import COUNT_EVERY, Assembly
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -115,10 +115,10 @@ async def test_reply_that_is_stopped_is_counted_by_the_engine_where_it_counts() 
 
     async def stop_at_c(delta: ModelDelta) -> None:
         if delta == TextDelta("c"):
-            raise ReplyStopped("max_tokens")
+            raise CompletionStopped("max_tokens")
 
     task = make_task(run_id="r", outbox=MemoryOutbox(), model="m", messages=[USER])
-    budget = Budget(task, task.profile.limits, 0.0)
-    reply = await Paying(Counting(), budget).complete(BODY, stop_at_c)  # type: ignore[arg-type] # it answers
+    budget = RunBudget(task, task.profile.limits, 0.0)
+    reply = await MeteredModel(Counting(), budget).complete(BODY, stop_at_c)  # type: ignore[arg-type] # it answers
     assert reply.usage == {"prompt_tokens": 7, "completion_tokens": 23, "total_tokens": 30}
     assert (reply.message["content"], reply.finish_reason) == ("abc", "length")

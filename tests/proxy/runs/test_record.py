@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from policies.artifacts import LeftOut
+from policies.artifacts import SkippedFile
 from policies.limits import StopReason
 from proxy.agent.events import (
     AnswerDelta,
+    ChoiceEvent,
     ClientCallDelta,
     ClientCallFinished,
     ClientCallStarted,
     EgressDecided,
     Event,
     FileProduced,
-    OfChoice,
     ReasoningDelta,
     Refused,
-    RuleMet,
+    RuleMatched,
     RunFinished,
     RunStarted,
     StepsOmitted,
@@ -26,7 +26,7 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.agent.result import Artifact, Compaction, Notice, Result, Tally
+from proxy.agent.result import Artifact, Compaction, Result, RunStats, RunWarning
 from proxy.errors import BackendError, ProxyError, RunCancelledError, RunLostError
 from proxy.runs.event_log import Record
 from proxy.store.records import RunStatus
@@ -41,9 +41,9 @@ EVENTS: list[Event] = [
     ToolCallStarted(1, "c1", "execute_bash", {"command": "ls", "timeout": 3}),
     ToolOutput(1, "stderr", "no\n"),
     EgressDecided(Decision("example.com", 443, "denied", "not allowed", 1, 2, 0.5)),
-    RuleMet("no-deletion", "deny", "command", "rm -r .", "it is mine"),
+    RuleMatched("no-deletion", "deny", "command", "rm -r .", "it is mine"),
     ToolCallFinished(1, "c1", "execute_bash", "Exit code: 0", 0, 1, 0.25),
-    OfChoice(1, AnswerDelta("b", {"content": None})),
+    ChoiceEvent(1, AnswerDelta("b", {"content": None})),
     ClientCallStarted(0, "call_r1_1", "lookup"),
     ClientCallDelta(0, "{}"),
     ClientCallFinished(0),
@@ -64,14 +64,14 @@ RESULT = Result(
     usages=[{"total_tokens": 3}],
     segments=2,
     compactions=[Compaction("stubs", "nearly full", 90, 50)],
-    tally=Tally(llm_calls=2, wall_ms=5),
+    tally=RunStats(llm_calls=2, wall_ms=5),
     artifacts=[Artifact("cfile_1", "cntr_1", STRANGE, 3, "image/png", "ab", "http://x", "data:")],
-    left_out=[LeftOut("/testbed/output/large", 9, "too_large")],
+    left_out=[SkippedFile("/testbed/output/large", 9, "too_large")],
     choice={"logprobs": None},
     response={"system_fingerprint": "fp"},
     origin="restored",
     refusal="No.",
-    notices=[Notice("invalid_json", "It is none.")],
+    notices=[RunWarning("invalid_json", "It is none.")],
     others=[],
     tool_trouble=("malformed_call", "runaway"),
 )

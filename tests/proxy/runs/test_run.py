@@ -10,7 +10,7 @@ from policies.limits import StopReason
 from proxy.agent.events import Emit, Event, TurnStarted
 from proxy.agent.result import Result
 from proxy.errors import RunCancelledError
-from proxy.runs.run import MAX_BEHIND, Claim, Head, Listener, Run
+from proxy.runs.run import MAX_BEHIND, RequestIdentity, Run, RunMetadata, Subscriber
 from tests.fakes.results import SUBMITTED
 
 RESULT = replace(SUBMITTED, answer="42", stop_reason=StopReason.ANSWERED)
@@ -31,11 +31,11 @@ class Counting:
 
 
 def started(work: Counting, on_alone: Callable[[Run], None] = lambda run: None) -> Run:
-    head = Head(id="r1", model="m", container_id="cntr_test", created=0)
-    return Run(head, Claim(owner="o", fingerprint="f"), work, on_alone)
+    head = RunMetadata(id="r1", model="m", container_id="cntr_test", created=0)
+    return Run(head, RequestIdentity(owner="o", fingerprint="f"), work, on_alone)
 
 
-async def heard(listener: Listener) -> list[Event]:
+async def heard(listener: Subscriber) -> list[Event]:
     events: list[Event] = []
     while new := await listener.events():
         events += new

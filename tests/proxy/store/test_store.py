@@ -13,13 +13,13 @@ import anyio.lowlevel
 import pytest
 from sqlalchemy import create_engine, inspect
 
+from proxy.bootstrap import build_store
 from proxy.config import ConfigError, parse
 from proxy.errors import QuotaError, StoreError
-from proxy.joining import build_store
 from proxy.store.blobs import GRACE_S, Blob
 from proxy.store.database import MAX_FILES
 from proxy.store.migrations import STEPS
-from proxy.store.records import ContainerWish, Page, StoredUpload
+from proxy.store.records import NewContainer, Page, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
 from tests.fakes.manual_clock import ManualClock
@@ -111,7 +111,7 @@ async def test_what_is_past_its_time_is_not_there_also_before_it_is_swept(
 
 
 async def test_a_container_lives_on_while_it_is_used(store: Store, clock: ManualClock) -> None:
-    box = await store.containers.create(OWNER, ContainerWish("mine", minutes=20))
+    box = await store.containers.create(OWNER, NewContainer("mine", minutes=20))
     for _ in range(3):
         clock.advance(15 * 60)
         used = await store.containers.use(OWNER, box.id)
@@ -146,7 +146,7 @@ async def test_the_sweep_ends_what_is_past_its_time(
     store: Store, clock: ManualClock, tmp_path: Path
 ) -> None:
     await uploaded(store, b"old")
-    box = await store.containers.create(OWNER, ContainerWish("mine", minutes=1))
+    box = await store.containers.create(OWNER, NewContainer("mine", minutes=1))
     put = {"filename": "a", "mime_type": "text/plain", "quota": 100}
     await store.container_files.put(OWNER, box.id, await kept(store, b"inside"), **put)
     clock.advance(HOUR_S + 60)
@@ -294,7 +294,7 @@ async def test_a_store_of_the_first_step_is_brought_up_to_date(
         old.commit()
     with opened(tmp_path, clock) as store:
         assert await names(store) == ["a"]
-        await store.containers.create(OWNER, ContainerWish("mine", minutes=1))
+        await store.containers.create(OWNER, NewContainer("mine", minutes=1))
 
 
 def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path, clock: ManualClock) -> None:

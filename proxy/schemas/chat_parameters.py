@@ -1,0 +1,387 @@
+"""The fields of a chat completion request: how each is checked, and which model calls it goes with.
+
+`PARAMETERS` is the table of all fields that OpenAI or a backend knows. A field that is not in it
+goes with every model call. OpenAI's fields are checked as OpenAI checks them. Of the backends' own
+fields only those are checked that go with the last model call, so that no run is spent on a value
+that is refused at its end; the backend checks the others at the first call.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from policies.answer_form import schema_fault
+from proxy.errors import BadRequestError
+from proxy.schemas.validation import (
+    Check,
+    anything,
+    array,
+    boolean,
+    fields,
+    integer,
+    mapping,
+    not_together,
+    number,
+    object_with,
+    one_of,
+    require,
+    text,
+    text_or_object,
+    text_or_parts,
+    union,
+    values,
+)
+
+# Checks of messages, tools and answer formats. A value that any backend accepts passes.
+
+FORMATS = ("json_object", "json_schema", "text")
+EXTRA_FORMATS = ("structural_tag",)
+"""Formats of vLLM and SGLang, which check them themselves."""
+
+_URL = text_or_object(fields({"url": text}))
+_TEXT_PART = object_with({"type": one_of("text"), "text": text})
+_PARTS: dict[str, Check] = {
+    "text": _TEXT_PART,
+    "image_url": object_with({"image_url": _URL}),
+    "input_audio": object_with({"input_audio": object_with({"data": text}, {"format": text})}),
+    "file": object_with({"file": fields({"file_data": text, "file_id": text, "filename": text})}),
+    "refusal": object_with({"refusal": text}),
+}
+"""OpenAI's part types. A part of another type is not checked."""
+
+
+def part(value: Any, param: str) -> None:
+    """Check a part of a message's content. vLLM accepts strings and parts without a type."""
+    if isinstance(value, str):
+        return
+    mapping(value, param)
+    kind = value.get("type")
+    if kind is not None:
+        text(kind, f"{param}.type")
+        _PARTS.get(kind, anything)(value, param)
+
+
+_CALL = fields(
+    {
+        "id": text,
+        "function": fields({"name": text, "arguments": text_or_object(anything)}),
+        "custom": object_with({"name": text, "input": text}),
+    }
+)
+_MESSAGE = object_with(
+    {"role": text},
+    {
+        "content": text_or_parts(part),
+        "name": text,
+        "tool_call_id": text,
+        "tool_calls": array(_CALL),
+        "function_call": object_with({"name": text}, {"arguments": text}),
+        "refusal": text,
+    },
+)
+"""Any role passes: chat templates know roles of their own."""
+
+
+def tool_name(value: Any, param: str) -> None:
+    """Check the name of a tool, which must not be empty."""
+    text(value, param)
+    if not value:
+        raise BadRequestError(
+            f"Invalid '{param}': expected a name.", param=param, code="invalid_value"
+        )
+
+
+_FUNCTION = object_with(
+    {"name": tool_name}, {"description": text, "parameters": mapping, "strict": boolean}
+)
+GRAMMAR = object_with({"syntax": one_of("lark", "regex"), "definition": text})
+
+
+def input_format(grammar: Check) -> Check:
+    """Return a check for the `format` of a custom tool: any text, or text by a grammar."""
+
+    def check(value: Any, param: str) -> None:
+        mapping(value, param)
+        one_of("text", "grammar")(value.get("type", "text"), f"{param}.type")
+        if value.get("type") == "grammar":
+            grammar(value, param)
+
+    return check
+
+
+_NESTED_GRAMMAR = object_with({"grammar": GRAMMAR})
+_CUSTOM_TOOL = object_with(
+    {
+        "custom": object_with(
+            {"name": tool_name}, {"description": text, "format": input_format(_NESTED_GRAMMAR)}
+        )
+    }
+)
+_FUNCTION_TOOL = object_with({"function": _FUNCTION}, {"type": text})
+
+
+def _tool(value: Any, param: str) -> None:
+    """Check an entry of `tools`."""
+    mapping(value, param)
+    if value.get("type") == "custom":
+        _CUSTOM_TOOL(value, param)
+        return
+    if "function" not in value and value.get("type") is not None:
+        one_of("function", "custom")(value["type"], f"{param}.type")
+    _FUNCTION_TOOL(value, param)
+
+
+_NAMED = object_with({"name": text})
+_ALLOWED = object_with({"mode": one_of("auto", "required"), "tools": array(mapping)})
+_CHOICES: dict[str, Check] = {
+    "function": object_with({"function": _NAMED}),
+    "custom": object_with({"custom": _NAMED}),
+    "allowed_tools": object_with({"allowed_tools": _ALLOWED}),
+}
+
+
+def _choice(value: Any, param: str) -> None:
+    """Check a `tool_choice` that is an object. vLLM accepts a function without a type."""
+    kind = "function" if value.get("type") is None else value["type"]
+    one_of(*_CHOICES)(kind, f"{param}.type")
+    _CHOICES[kind](value, param)
+
+
+_TOOL_CHOICE = text_or_object(_choice, one_of("none", "auto", "required"))
+_FUNCTION_CALL = text_or_object(_NAMED, one_of("none", "auto"))
+_STOP = union("a string or array of strings", str, list, checks={list: array(text)})
+reasoning_effort = union(
+    "a string or a decimal",
+    str,
+    float,
+    int,
+    checks={
+        str: one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+        float: number(0, 1),
+        int: number(0, 1),
+    },
+)
+"""SGLang accepts a number too."""
+_NAMED_SCHEMA = object_with(
+    {"name": text}, {"description": text, "schema": mapping, "strict": boolean}
+)
+
+
+def _response_format(value: Any, param: str) -> None:
+    """Check `response_format` and its JSON Schema."""
+    mapping(value, param)
+    require(value, "type", f"{param}.type")
+    one_of(*FORMATS, *EXTRA_FORMATS)(value["type"], f"{param}.type")
+    if value["type"] != "json_schema":
+        return
+    require(value, "json_schema", f"{param}.json_schema")
+    named = value["json_schema"]
+    _NAMED_SCHEMA(named, f"{param}.json_schema")
+    schema = named.get("schema")
+    if schema is not None and (fault := schema_fault(schema)):
+        raise BadRequestError(f"Invalid schema for {param} '{named['name']}': {fault}", param=param)
+
+
+# The table
+
+OutputPlace = Literal["every call", "visible answer", "loop", "proxy", "straight"]
+"""Which model calls a field goes with. `visible answer`: the call that writes the answer, without
+tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the whole request
+goes to the backend unchanged (see policies.routing)."""
+NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One field of the request body."""
+
+    place: OutputPlace
+    check: Check = anything
+    idle: Collection[Any] = NOTHING
+    """Values that have no effect, as null has none."""
+
+
+MAX_CHOICES = 128
+"""OpenAI's largest `n`."""
+_INT64 = 2**63
+_TOKENS = integer(-1)
+_TOKEN_IDS = array(integer(0))
+_SEARCH = fields(
+    {
+        "user_location": fields({"type": one_of("approximate"), "approximate": mapping}),
+        "search_context_size": one_of("low", "medium", "high"),
+    }
+)
+_PREDICTION = object_with(
+    {"type": one_of("content"), "content": text_or_parts(_TEXT_PART, minimum=1)}
+)
+_EVERY = Parameter("every call")
+_STRAIGHT = Parameter("straight")
+_WITH_LOGPROBS = ("top_logprobs", "logprob_token_ids")
+_FLAG = Parameter("visible answer", boolean)
+_WORDS = Parameter("visible answer", text)
+
+OPENAI: Mapping[str, Parameter] = {
+    "model": Parameter("proxy", text),
+    "messages": Parameter("proxy", array(_MESSAGE, minimum=1)),
+    "n": Parameter("proxy", integer(1, MAX_CHOICES)),
+    "stream": Parameter("proxy", boolean),
+    "stream_options": Parameter(
+        "proxy", fields({"include_usage": boolean, "include_obfuscation": boolean})
+    ),
+    "tools": Parameter("loop", array(_tool)),
+    "tool_choice": Parameter("loop", _TOOL_CHOICE),
+    "parallel_tool_calls": Parameter("loop", boolean),
+    "functions": Parameter("loop", array(_FUNCTION)),
+    "function_call": Parameter("loop", _FUNCTION_CALL),
+    "max_tokens": Parameter("loop", integer(1)),
+    "max_completion_tokens": Parameter("loop", integer(1)),
+    "response_format": Parameter(
+        "visible answer", _response_format, idle=(*NOTHING, {"type": "text"})
+    ),
+    "stop": Parameter("visible answer", _STOP),
+    "logprobs": _FLAG,
+    "top_logprobs": Parameter("visible answer", integer(0, 20)),
+    "logit_bias": Parameter("visible answer", values(number(-100, 100))),
+    "prediction": Parameter("visible answer", _PREDICTION),
+    "modalities": Parameter("every call", array(text)),
+    "audio": Parameter("every call", mapping),
+    "temperature": Parameter("every call", number(0, 2)),
+    "top_p": Parameter("every call", number(0, 1)),
+    "frequency_penalty": Parameter("every call", number(-2, 2)),
+    "presence_penalty": Parameter("every call", number(-2, 2)),
+    "seed": Parameter("every call", integer(-_INT64, _INT64 - 1)),
+    "reasoning_effort": Parameter("every call", reasoning_effort),
+    "verbosity": Parameter("every call", one_of("low", "medium", "high")),
+    "service_tier": Parameter(
+        "every call", one_of("auto", "default", "flex", "scale", "priority", "fast")
+    ),
+    "web_search_options": Parameter("every call", _SEARCH),
+    "metadata": Parameter("every call", mapping),
+    "store": Parameter("every call", boolean),
+    "user": Parameter("every call", text),
+    "safety_identifier": Parameter("every call", text),
+    "prompt_cache_key": Parameter("every call", text),
+    "prompt_cache_retention": Parameter("every call", text),
+    "prompt_cache_options": _EVERY,
+    "moderation": _EVERY,
+}
+
+VLLM: Mapping[str, Parameter] = {
+    "structured_outputs": Parameter("visible answer", mapping),
+    "guided_json": Parameter("visible answer"),
+    "guided_json_object": _FLAG,
+    "guided_regex": _WORDS,
+    "guided_choice": Parameter("visible answer", array(text)),
+    "guided_grammar": _WORDS,
+    "guided_whitespace_pattern": _WORDS,
+    "stop_token_ids": Parameter("visible answer", _TOKEN_IDS),
+    "include_stop_str_in_output": _FLAG,
+    "ignore_eos": _FLAG,
+    "min_tokens": Parameter("visible answer", integer(0)),
+    "bad_words": Parameter("visible answer", array(text)),
+    "allowed_token_ids": Parameter("visible answer", _TOKEN_IDS),
+    "skip_special_tokens": Parameter("visible answer", boolean, idle=(True,)),
+    "spaces_between_special_tokens": Parameter("visible answer", boolean, idle=(True,)),
+    "prompt_logprobs": Parameter("visible answer", _TOKENS, idle=()),
+    "logprob_token_ids": Parameter("visible answer", _TOKEN_IDS),
+    "return_tokens_as_token_ids": _FLAG,
+    "return_token_ids": _FLAG,
+    "return_prompt_text": _FLAG,
+    "routed_experts_prompt_start": Parameter("visible answer", integer(0)),
+    "echo": _FLAG,
+    "continue_final_message": _STRAIGHT,
+    "add_generation_prompt": _STRAIGHT,
+    "kv_transfer_params": _STRAIGHT,
+    "ec_transfer_params": _STRAIGHT,
+    **dict.fromkeys(
+        (
+            *("top_k", "min_p", "repetition_penalty", "length_penalty", "use_beam_search"),
+            *("watermarking", "repetition_detection", "thinking_token_budget"),
+            *("include_reasoning", "truncate_prompt_tokens", "truncation_side"),
+            *("add_special_tokens", "documents", "chat_template", "chat_template_kwargs"),
+            *("media_io_kwargs", "mm_processor_kwargs", "priority", "request_id", "session_id"),
+            *("cache_salt", "vllm_xargs", "stream_interval"),
+        ),
+        _EVERY,
+    ),
+}
+
+SGLANG: Mapping[str, Parameter] = {
+    "regex": _WORDS,
+    "ebnf": _WORDS,
+    "stop_regex": Parameter("visible answer", _STOP),
+    "no_stop_trim": _FLAG,
+    "return_hidden_states": Parameter("visible answer"),
+    "return_routed_experts": _FLAG,
+    "routed_experts_start_len": Parameter("visible answer", integer(0)),
+    "return_cached_tokens_details": _FLAG,
+    "return_prompt_token_ids": _FLAG,
+    "return_meta_info": _FLAG,
+    "input_ids": _STRAIGHT,
+    "bootstrap_host": _STRAIGHT,
+    "bootstrap_port": _STRAIGHT,
+    "bootstrap_room": _STRAIGHT,
+    "disagg_prefill_dp_rank": _STRAIGHT,
+    **dict.fromkeys(
+        (
+            *("lora_path", "session_params", "separate_reasoning", "stream_reasoning"),
+            *("max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video", "images_config"),
+            *("custom_logit_processor", "custom_params", "rid", "extra_key", "ngram_corpus_id"),
+            *("routed_dp_rank", "data_parallel_rank", "task"),
+        ),
+        _EVERY,
+    ),
+}
+
+LLAMA_CPP: Mapping[str, Parameter] = {
+    "n_predict": Parameter("loop", integer(-2)),
+    "grammar": _WORDS,
+    "grammar_lazy": _FLAG,
+    "grammar_triggers": Parameter("visible answer", array(anything)),
+    "preserved_tokens": Parameter("visible answer", array(anything)),
+    "json_schema": Parameter("visible answer", mapping, idle=()),
+}
+"""llama.cpp refuses a grammar beside tools."""
+
+PARAMETERS: Mapping[str, Parameter] = {
+    **OPENAI,
+    **VLLM,
+    **SGLANG,
+    **LLAMA_CPP,
+    "sandbox": Parameter("proxy", fields({"session": text, "container_id": text})),
+}
+GRAMMARS = frozenset(
+    {"structured_outputs", "regex", "ebnf", "grammar", "json_schema"}
+    | {name for name in VLLM if name.startswith("guided_")}
+)
+"""Fields that hold the answer to a grammar, in which there is no room for links."""
+
+
+def check_parameters(body: Mapping[str, Any]) -> None:
+    """Raise BadRequestError for the first field with an invalid value. Null means absent."""
+    for name, value in body.items():
+        if value is not None and (known := PARAMETERS.get(name)):
+            known.check(value, name)
+    for name in _WITH_LOGPROBS:
+        if body.get(name) and not body.get("logprobs"):
+            raise not_together(f"'{name}' is only allowed where 'logprobs' is true.", name)
+    if body.get("stream_options") and not body.get("stream"):
+        raise not_together(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            "stream_options",
+        )
+    if body.get("prompt_logprobs") and body.get("stream"):
+        raise not_together("'prompt_logprobs' are not to be had in a stream.", "prompt_logprobs")
+
+
+def params_for(body: Mapping[str, Any], *places: OutputPlace) -> dict[str, Any]:
+    """Return the fields that go to one of the places."""
+    return {
+        name: value for name, value in body.items() if PARAMETERS.get(name, _EVERY).place in places
+    }
+
+
+def has_effect(name: str, value: Any) -> bool:
+    """Return True if a value changes the answer: many clients send defaults."""
+    return value not in PARAMETERS[name].idle

@@ -1,0 +1,295 @@
+"""POST /v1/chat/completions: the request and its model parameters, as a run reads them.
+
+The deprecated `functions` and OpenAI's custom tools, which take free text, become function tools.
+Fields that are not read here travel on unchanged.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from policies.answer_form import form_of
+from policies.sessions import function_call_id, states, states_between
+from proxy.agent.task import ChatRequest, Params
+from proxy.errors import BadRequestError
+from proxy.schemas.chat_parameters import GRAMMARS, check_parameters, has_effect, params_for
+from proxy.schemas.validation import array, integer, mapping, not_together, require
+
+TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
+"""`n_predict` is llama.cpp's; there a number below 1 is no limit."""
+_GUIDED = {
+    "guided_json": "json",
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_whitespace_pattern": "whitespace_pattern",
+}
+"""vLLM's former fields, which it ignores today, and their names in `structured_outputs`."""
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""The kinds of grammar in `structured_outputs`, of which vLLM accepts one at a time."""
+
+
+def check_messages(body: Mapping[str, Any]) -> None:
+    """Raise BadRequestError unless the request has messages."""
+    require(body, "messages", "messages")
+    array(mapping, minimum=1)(body["messages"], "messages")
+
+
+def choice_count(body: Mapping[str, Any], limit: int) -> int:
+    """Return the number of answers that the request asks for. Raises BadRequestError."""
+    count = body.get("n")
+    if count is None:
+        return 1
+    integer(1, limit)(count, "n")
+    return int(count)
+
+
+def parse_chat(
+    body: Mapping[str, Any],
+    *,
+    has_client_indexes: bool = False,
+    forces_tool: bool = False,
+    max_tool_calls: int | None = None,
+) -> tuple[ChatRequest, Params]:
+    """Return the request and its model parameters. `has_client_indexes`: the messages are the
+    client's own, one by one. `forces_tool`: the model must call a tool first.
+
+    Raises BadRequestError.
+    """
+    check_parameters(body)
+    legacy_state = None
+    if _is_legacy(body):
+        legacy_state, _ = states(body["messages"])
+        body = _functions_as_tools(body)
+    tools = body.get("tools") or []
+    text_tools = frozenset(tool["custom"]["name"] for tool in tools if _is_custom(tool))
+    body = _custom_tools_as_functions(body)
+    choice = _resolve_tool_choice(body["tools"], body["tool_choice"])
+    given = {key: value for key, value in body.items() if value is not None}
+    final = _structured(params_for(given, "visible answer"))
+    final = {key: value for key, value in final.items() if has_effect(key, value)}
+    request = ChatRequest(
+        messages=body["messages"],
+        has_client_indexes=has_client_indexes,
+        client_tools=choice.tools,
+        text_tools=text_tools,
+        tool_choice="required" if forces_tool else choice.first,
+        must_call=choice.must_call,
+        parallel_tool_calls=body.get("parallel_tool_calls") if choice.tools else None,
+        max_tool_calls=max_tool_calls,
+        answer_form=form_of(
+            final.get("response_format"),
+            final.get("structured_outputs"),
+            final.get("json_schema"),
+        ),
+        rewrite_links=_is_text(body.get("response_format")) and not GRAMMARS & given.keys(),
+        stream=bool(body.get("stream")),
+        legacy_state=legacy_state,
+    )
+    params = Params(
+        base=params_for(body, "every call", "straight"),
+        final=final,
+        token_limits={key: given[key] for key in TOKEN_LIMITS if given.get(key, 0) > 0},
+    )
+    return request, params
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Return True if a streaming client asks for the usage chunk."""
+    options = body.get("stream_options") or {}
+    mapping(options, "stream_options")
+    return bool(options.get("include_usage"))
+
+
+def _structured(final: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with `structured_outputs` made of vLLM's former fields, which stay too, for
+    older servers. Raises BadRequestError."""
+    guided = {now: final[old] for old, now in _GUIDED.items() if final.get(old)}
+    asked = final.get("structured_outputs") or guided
+    if sum(asked.get(kind) not in (None, False) for kind in _KINDS) > 1:
+        raise not_together(
+            f"Only one kind of grammar can hold for an answer: one of {', '.join(_KINDS)}.",
+            "structured_outputs",
+        )
+    return {**final, "structured_outputs": asked} if asked else dict(final)
+
+
+def _is_text(response_format: object) -> bool:
+    return not isinstance(response_format, dict) or response_format.get("type") == "text"
+
+
+# The deprecated functions
+
+
+def _is_legacy(body: Mapping[str, Any]) -> bool:
+    """Return True if the request has functions. Raises BadRequestError if it has tools too."""
+    if not body.get("functions"):
+        return False
+    if body.get("tools"):
+        raise not_together(
+            "'functions' is deprecated and cannot be used together with 'tools'.", "functions"
+        )
+    return True
+
+
+def with_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with function calls and their results as tool calls, which have ids. A
+    result without a call stays unchanged."""
+    told: list[dict[str, Any]] = []
+    called: dict[str, str] = {}
+    for message, state in zip(messages, states_between(messages), strict=False):
+        call, name = message.get("function_call"), message.get("name")
+        role = message.get("role")
+        if role == "assistant" and isinstance(call, dict):
+            id = function_call_id(state, call.get("name"), call.get("arguments"))
+            called[str(call.get("name"))] = id
+            rest = {key: value for key, value in message.items() if key != "function_call"}
+            told.append({**rest, "tool_calls": [{"id": id, "type": "function", "function": call}]})
+        elif role == "function" and isinstance(name, str) and name in called:
+            content = message.get("content")
+            told.append({"role": "tool", "tool_call_id": called.pop(name), "content": content})
+        else:
+            told.append(message)
+    return told
+
+
+def _functions_as_tools(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request with its functions as tools. Calls are not parallel: the answer has one
+    `function_call`. Raises BadRequestError for a choice of an unknown function."""
+    choice = body.get("function_call")
+    if isinstance(choice, dict):
+        if all(function["name"] != choice["name"] for function in body["functions"]):
+            raise BadRequestError(
+                f"Invalid value for 'function_call': no function named {choice['name']!r} was"
+                " specified in the 'functions' parameter.",
+                param="function_call.name",
+            )
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    return {
+        **body,
+        "messages": with_ids(body["messages"]),
+        "tools": [{"type": "function", "function": each} for each in body["functions"]],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+    }
+
+
+# Custom tools, which take free text: functions with one argument to the model
+
+_CUSTOM_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+
+
+def _custom_tools_as_functions(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request with functions in place of custom tools, in its history too."""
+    return {
+        **body,
+        "messages": [_with_function_calls(message) for message in body["messages"]],
+        "tools": [
+            _as_function(tool["custom"]) if _is_custom(tool) else tool
+            for tool in body.get("tools") or []
+        ],
+        "tool_choice": _function_choice(body.get("tool_choice")),
+    }
+
+
+def _as_function(custom: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a custom tool as a function. A grammar becomes a part of the description, because
+    nothing here holds the model to it."""
+    description = custom.get("description")
+    match custom.get("format"):
+        case {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}:
+            grammar = f"Its input must be as this grammar says ({syntax}):\n{definition}"
+            description = f"{description or ''}\n\n{grammar}".strip()
+    described = {} if description is None else {"description": description}
+    function = {"name": custom["name"], **described, "parameters": _CUSTOM_PARAMETERS}
+    return {"type": "function", "function": function}
+
+
+def _with_function_calls(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not any(map(_is_custom, calls)):
+        return message
+    made = [_function_call(call) if _is_custom(call) else call for call in calls]
+    return {**message, "tool_calls": made}
+
+
+def _function_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    made = call["custom"]
+    function = {"name": made["name"], "arguments": json.dumps({"input": made["input"]})}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _function_choice(choice: Any) -> Any:
+    """Return a `tool_choice`, of one tool or of several, with functions for custom tools."""
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return _named(choice)
+    allowed = choice["allowed_tools"]
+    tools = [_named(tool) for tool in allowed["tools"]]
+    return {**choice, "allowed_tools": {**allowed, "tools": tools}}
+
+
+def _named(tool: Any) -> Any:
+    return {"type": "function", "function": tool["custom"]} if _is_custom(tool) else tool
+
+
+def _is_custom(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.get("type") == "custom"
+        and isinstance(value.get("custom"), dict)
+    )
+
+
+# The choice of a tool
+
+_Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolChoice:
+    """What checked `tools` and `tool_choice` come to."""
+
+    tools: _Tools
+    """The tools that the model sees."""
+    first: Any
+    """The `tool_choice` of the first model call."""
+    must_call: bool
+    """Whether the run has to end with a call of one of the tools."""
+
+
+def _resolve_tool_choice(tools: _Tools, choice: Any) -> _ToolChoice:
+    """Return what tools the model sees and must call. Raises BadRequestError for a choice of an
+    unknown tool."""
+    if choice == "required" and tools:
+        return _ToolChoice(tools, None, must_call=True)
+    match choice:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
+            names = [_name(tool) for tool in allowed]
+            _require(names, tools, "tool_choice.allowed_tools.tools")
+            left = [tool for tool in tools if _name(tool) in names]
+            return _ToolChoice(left, None, must_call=mode == "required" and bool(left))
+        case {"type": "function"}:
+            _require([_name(choice)], tools, "tool_choice.function.name")
+    return _ToolChoice(tools, choice, must_call=False)
+
+
+def _require(names: Sequence[str], tools: _Tools, param: str) -> None:
+    known = {_name(tool) for tool in tools}
+    for name in names:
+        if name not in known:
+            raise BadRequestError(
+                f"Invalid value for 'tool_choice': no function named {name!r} was specified in the"
+                " 'tools' parameter.",
+                param=param,
+            )
+
+
+def _name(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return str(function.get("name")) if isinstance(function, Mapping) else ""

@@ -1,0 +1,446 @@
+"""The answer of POST /v1/messages, in one piece or streamed.
+
+`MessagesEncoder` turns the events of a run into the events of a streamed message.
+`StreamedMessage` writes these as server-sent events; `WholeMessage` accumulates them into the
+message. `CodeExecutionBlocks` renders steps as blocks of Anthropic's code execution.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from policies.limits import StopReason
+from policies.steps import Steps
+from policies.workspace import OUTPUT_DIR
+from proxy.agent.events import (
+    AnswerDelta,
+    AnswerRestarted,
+    ClientCallDelta,
+    ClientCallFinished,
+    ClientCallStarted,
+    Event,
+    Narration,
+    Refused,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+    TurnStarted,
+)
+from proxy.agent.result import Artifact, Result, tokens
+from proxy.errors import ProxyError, error_body, request_id
+from proxy.schemas.result_objects import json_text, sandbox_object, usage
+from proxy.schemas.steps import AnswerState, StepEventRenderer, StepTextRenderer
+
+_Json = dict[str, Any]
+"""An event of the stream, or a block of the message."""
+_STOP_REASONS = {
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
+_INVALID = "invalid_arguments"
+"""The field for the arguments of a call that are not a JSON object."""
+_STOPPED_AT = ("stop_reason", "matched_stop")
+"""The fields in which vLLM and SGLang name the stop sequence that ended the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the client asked to see of the run."""
+
+    model: str
+    """The model's name in the request."""
+    steps: Steps
+    thinking: bool
+    stop_sequences: tuple[str, ...] = ()
+    container_expires: int | None = None
+    """The Unix time at which the container expires, if the client asked for one."""
+
+
+class WholeMessage:
+    """Builds the answer in one piece."""
+
+    def __init__(self, run_id: str, shown: Shown) -> None:
+        self._run_id = run_id
+        self._profile = shown.steps
+        self._encoder = MessagesEncoder(run_id, shown)
+        self._told = self._encoder.begin()
+
+    def event(self, event: Event) -> None:
+        if not isinstance(event, AnswerDelta | AnswerRestarted):  # the result has the final answer
+            self._told += self._encoder.encode(event)
+
+    def finish(self, result: Result) -> dict[str, Any]:
+        if result.answer:
+            self._told += self._encoder.encode(AnswerDelta(result.answer))
+        message = accumulate([*self._told, *self._encoder.finish(result)])
+        if self._profile == "events":
+            steps = (told["sandbox"] for told in self._told if told["type"] == "ping")
+            message["sandbox"]["events"] = [step for step in steps if step["kind"] != "tool_output"]
+        answer: dict[str, Any] = json.loads(json_text(message))
+        return answer
+
+    def fail(self, error: ProxyError) -> dict[str, Any]:
+        return error_body(error, request_id(self._run_id))
+
+
+class StreamedMessage:
+    """Writes the frames of a streamed answer."""
+
+    def __init__(self, run_id: str, shown: Shown) -> None:
+        self._run_id = run_id
+        self._encoder = MessagesEncoder(run_id, shown)
+
+    def begin(self) -> str:
+        return _frames(self._encoder.begin())
+
+    def event(self, event: Event) -> str:
+        return _frames(self._encoder.encode(event))
+
+    def finish(self, result: Result) -> str:
+        return _frames(self._encoder.finish(result))
+
+    def fail(self, error: ProxyError) -> str:
+        told = error_body(error, request_id(self._run_id))
+        return _frames([*self._encoder.abandon(), told])
+
+
+def _frames(events: Iterable[_Json]) -> str:
+    return "".join(f"event: {event['type']}\ndata: {json_text(event)}\n\n" for event in events)
+
+
+class MessagesEncoder:
+    """Turns the events of a run into the events of a streamed message."""
+
+    def __init__(self, run_id: str, shown: Shown) -> None:
+        self._run_id = run_id
+        self._shown = shown
+        self._state = AnswerState()
+        self._text = StepTextRenderer(shown.steps, self._state)
+        self._code = CodeExecutionBlocks(run_id) if shown.steps == "items" else None
+        self._steps = StepEventRenderer(run_id) if shown.steps == "events" else None
+        self._index = -1
+        self._open = ""
+        """The type of the open block."""
+        self._narrated = ""
+        """Text of this turn beside its tool calls that was not sent yet."""
+
+    def begin(self) -> list[_Json]:
+        """Return the events that are sent before the run has begun."""
+        message: _Json = {
+            "id": f"msg_{self._run_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._shown.model,
+            "content": [],
+            "container": None,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "usage": {
+                "input_tokens": 0,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+                "output_tokens": 0,
+                "service_tier": "standard",
+            },
+        }
+        return [{"type": "message_start", "message": message}]
+
+    def encode(self, event: Event) -> list[_Json]:
+        """Return the events that the client sees of an event of the run."""
+        if isinstance(event, Narration):
+            self._narrated += event.text
+            return []
+        told = [*self._narration_over(event), *self._said(event)]
+        if self._code and (block := self._code.render(event)):
+            told += self._whole(block)
+        if self._steps and (step := self._steps.render(event)):
+            # SDKs ignore a ping, whatever fields it has.
+            told.append({"type": "ping", "sandbox": step})
+        self._state.update(event)
+        return told
+
+    def _said(self, event: Event) -> list[_Json]:
+        """Return the events of the model's words, of a call, or of a step as text."""
+        match event:
+            case AnswerDelta() | Refused():
+                return self._say("text", event.text)
+            case ClientCallStarted(_, call_id, name):
+                self._state.sent_calls.add(call_id)
+                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                return [*self._narration_before_call(), *self._start(block)]
+            case ClientCallDelta(_, text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+            case ClientCallFinished():
+                return self._close()
+        return self._think(self._text.render(event))
+
+    def _narration_over(self, event: Event) -> list[_Json]:
+        """Return narration as thinking if a step of the sandbox, a turn or the answer follows."""
+        text = self._narrated
+        step_shows = self._shown.thinking and isinstance(event, ToolCallStarted)
+        if not text or not (step_shows or isinstance(event, TurnStarted | AnswerDelta | Refused)):
+            return []
+        self._narrated = ""
+        return self._think(self._text.render(Narration(text)))
+
+    def _narration_before_call(self) -> list[_Json]:
+        said, self._narrated = self._narrated.strip(), ""
+        return self._say("text", said) if said else []
+
+    def abandon(self) -> list[_Json]:
+        """Return the events that close the open step and block of a failed run."""
+        return [*self._think(self._text.abandon()), *self._close()]
+
+    def finish(self, result: Result) -> list[_Json]:
+        """Return the events after the answer."""
+        told: list[_Json] = []
+        for block in self._code.files(result.artifacts) if self._code else ():
+            told += self._whole(block)
+        if result.tool_calls:
+            told += self._narration_before_call()
+        for call in result.tool_calls:
+            told += [] if call["id"] in self._state.sent_calls else self._whole(_tool_use(call))
+        end = {"type": "message_delta", "delta": self._end(result), "usage": message_usage(result)}
+        return [
+            *told,
+            *self._close(),
+            {**end, "sandbox": sandbox_object(result)},
+            {"type": "message_stop"},
+        ]
+
+    def _is_cut(self, call: Mapping[str, Any]) -> bool:
+        """Return True if a call was sent as written and its arguments are not complete JSON."""
+        return call["id"] in self._state.sent_calls and _INVALID in _tool_use(call)["input"]
+
+    def _end(self, result: Result) -> _Json:
+        reason, sequence = _stop(result, self._shown.stop_sequences)
+        if reason == "tool_use" and any(map(self._is_cut, result.tool_calls)):
+            reason = "max_tokens"  # SDKs take an incomplete object for a complete one
+        details = {"type": "refusal", "category": None, "explanation": result.refusal}
+        ended = {
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "stop_details": details if reason == "refusal" else None,
+        }
+        if (expires := self._shown.container_expires) is None:
+            return ended
+        until = datetime.fromtimestamp(expires, UTC).isoformat().replace("+00:00", "Z")
+        container = {"id": result.container_id, "expires_at": until, "skills": None}
+        return {**ended, "container": container}
+
+    # Blocks
+
+    def _think(self, text: str) -> list[_Json]:
+        """Return thinking, unless it would interrupt a call."""
+        if not text or self._open == "tool_use" or not self._shown.thinking:
+            return []
+        return self._say("thinking", text)
+
+    def _say(self, kind: str, text: str) -> list[_Json]:
+        told: list[_Json] = []
+        if self._open != kind:
+            # No `citations: null` beside a text: AI SDK 6 refuses it.
+            signature = {"signature": ""} if kind == "thinking" else {}
+            told += self._start({"type": kind, kind: "", **signature})
+        return [*told, self._delta({"type": f"{kind}_delta", kind: text})]
+
+    def _whole(self, block: _Json) -> list[_Json]:
+        """Return a complete block. The input of a tool call is sent as one JSON delta."""
+        if "input" not in block:
+            return [*self._start(block), *self._close()]
+        started = self._start({**block, "input": {}})
+        written = {"type": "input_json_delta", "partial_json": json_text(block["input"])}
+        return [*started, self._delta(written), *self._close()]
+
+    def _start(self, block: _Json) -> list[_Json]:
+        closed = self._close()
+        self._index += 1
+        self._open = block["type"]
+        started = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return [*closed, started]
+
+    def _delta(self, delta: _Json) -> _Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _close(self) -> list[_Json]:
+        was_open, self._open = self._open, ""
+        return [{"type": "content_block_stop", "index": self._index}] if was_open else []
+
+
+def accumulate(events: list[_Json]) -> _Json:
+    """Return the message that a client builds from the events."""
+    message: _Json = {}
+    pieces: dict[int, list[str]] = {}
+    for event in events:
+        match event["type"]:
+            case "message_start":
+                message = event["message"]
+            case "content_block_start":
+                message["content"].append(event["content_block"])
+                pieces[event["index"]] = []
+            case "content_block_delta":
+                delta = event["delta"]
+                pieces[event["index"]].append(delta[_PIECE[delta["type"]]])
+            case "content_block_stop":
+                _fill(message["content"][event["index"]], "".join(pieces[event["index"]]))
+            case "message_delta":
+                message |= event["delta"]
+                message["usage"] |= event["usage"]
+                message["sandbox"] = event["sandbox"]
+    return message
+
+
+_PIECE = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+
+
+def _fill(block: _Json, text: str) -> None:
+    match block["type"]:
+        case "text" | "thinking" as kind:
+            block[kind] = text
+        case "tool_use" | "server_tool_use":
+            block["input"] = _object(text)
+
+
+def message_usage(result: Result) -> _Json:
+    """Return Anthropic's usage, which counts cached tokens apart, with the proxy's in `sandbox`."""
+    counted = usage(result)
+    details = counted.get("completion_tokens_details")
+    thinking = tokens(details, "reasoning_tokens") if isinstance(details, Mapping) else 0
+    return {
+        **_tokens(counted),
+        "output_tokens_details": {"thinking_tokens": thinking},
+        "server_tool_use": None,
+        # Clients read from the last one how full the context is.
+        "iterations": [{"type": "message", **_tokens(each)} for each in result.usages],
+        "sandbox": counted["sandbox"],
+    }
+
+
+def _tokens(counted: Mapping[str, Any]) -> _Json:
+    details = counted.get("prompt_tokens_details")
+    cached = tokens(details, "cached_tokens") if isinstance(details, Mapping) else 0
+    return {
+        "input_tokens": tokens(counted, "prompt_tokens") - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": tokens(counted, "completion_tokens"),
+    }
+
+
+def _stop(result: Result, sequences: tuple[str, ...]) -> tuple[str, str | None]:
+    """Return the stop reason, and the stop sequence that ended the answer."""
+    if result.refusal:
+        return "refusal", None
+    if result.finish_reason == "length" and result.stop_reason is StopReason.CONTEXT_WINDOW:
+        return "model_context_window_exceeded", None
+    if result.finish_reason == "stop":
+        for field in _STOPPED_AT:
+            if (stopped_at := result.choice.get(field)) in sequences:
+                return "stop_sequence", stopped_at
+    return _STOP_REASONS.get(result.finish_reason, "end_turn"), None
+
+
+def _tool_use(call: Mapping[str, Any]) -> _Json:
+    function = call["function"]
+    given = _object(function["arguments"])
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
+
+
+def _object(written: Any) -> dict[str, Any]:
+    """Return a call's arguments as an object, also if the model wrote invalid JSON."""
+    try:
+        given = json.loads(written) if isinstance(written, str) else written
+    except (ValueError, RecursionError):
+        given = written
+    return given if isinstance(given, dict) else {_INVALID: written}
+
+
+# Steps as blocks of Anthropic's code execution (profile `items`)
+
+_BASH, _EDITOR = "bash_code_execution", "text_editor_code_execution"
+_NAMES = {"execute_bash": _BASH, "str_replace_editor": _EDITOR}
+_MAX_STREAM_CHARS = 100_000
+"""Characters of a command's stdout, and of its stderr."""
+_LEFT_OUT = "\n[... the rest is left out ...]"
+_NO_EXIT_CODE = -1
+"""The return code of a command that still runs or never ran; `stderr` then has the observation."""
+
+
+class CodeExecutionBlocks:
+    """The steps of one run as complete blocks."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._heard = {"stdout": "", "stderr": ""}
+
+    def render(self, event: Event) -> _Json | None:
+        """Return the block of an event, or None."""
+        match event:
+            case ToolCallStarted(step, _, name, arguments) if name in _NAMES:
+                self._heard = {"stdout": "", "stderr": ""}
+                return self._use(f"{step}", _NAMES[name], dict(arguments))
+            case ToolOutput(_, stream, text):
+                heard = self._heard[stream]
+                if len(heard) <= _MAX_STREAM_CHARS:
+                    self._heard[stream] = heard + text
+            case ToolCallFinished(name="execute_bash"):
+                return self._result(f"{event.step}", _BASH, self._of_command(event))
+            case ToolCallFinished(name="str_replace_editor"):
+                return self._result(f"{event.step}", _EDITOR, _of_editor(event.observation))
+        return None
+
+    def files(self, artifacts: Sequence[Artifact]) -> list[_Json]:
+        """Return a command that lists the produced files, and its result, where clients look."""
+        if not artifacts:
+            return []
+        paths = "".join(f"{artifact.path}\n" for artifact in artifacts)
+        outputs = [{"type": f"{_BASH}_output", "file_id": each.file_id} for each in artifacts]
+        listing = {"command": f"find {OUTPUT_DIR} -type f"}
+        return [
+            self._use("files", _BASH, listing),
+            self._result("files", _BASH, _of_bash(paths, "", 0, outputs)),
+        ]
+
+    def _use(self, step: str, name: str, given: dict[str, Any]) -> _Json:
+        return {"type": "server_tool_use", "id": self._id(step), "name": name, "input": given}
+
+    def _result(self, step: str, name: str, content: _Json) -> _Json:
+        return {"type": f"{name}_tool_result", "tool_use_id": self._id(step), "content": content}
+
+    def _id(self, step: str) -> str:
+        return f"srvtoolu_{self._run_id}_{step}"
+
+    def _of_command(self, event: ToolCallFinished) -> _Json:
+        out, err = _bounded(self._heard["stdout"]), _bounded(self._heard["stderr"])
+        if event.exit_code is None:
+            return _of_bash(out, event.observation, _NO_EXIT_CODE)
+        return _of_bash(out, err, event.exit_code)
+
+
+def _of_bash(stdout: str, stderr: str, code: int, outputs: Sequence[_Json] = ()) -> _Json:
+    return {
+        "type": f"{_BASH}_result",
+        "stdout": stdout,
+        "stderr": stderr,
+        "return_code": code,
+        "content": list(outputs),
+    }
+
+
+def _of_editor(observation: str) -> _Json:
+    """Return the editor's observation, which tells if the edit succeeded and shows the text."""
+    lines = {"num_lines": None, "start_line": None, "total_lines": None}
+    return {
+        "type": f"{_EDITOR}_view_result",
+        "file_type": "text",
+        "content": observation,
+        **lines,
+    }
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _MAX_STREAM_CHARS else text[:_MAX_STREAM_CHARS] + _LEFT_OUT

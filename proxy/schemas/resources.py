@@ -1,0 +1,590 @@
+"""Bodies, queries and answers of the routes that do not ask a model: files, containers,
+conversations, runs, models and capabilities. The OpenAPI description is made from these models.
+
+`parse` validates a body, and `refusal` words what pydantic finds wrong as OpenAI does.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
+from proxy.errors import BadRequestError
+from proxy.schemas.responses_shapes import item
+from proxy.schemas.validation import (
+    Check,
+    anything,
+    array,
+    integer,
+    missing,
+    not_among,
+    too_much,
+    unsupported,
+    wrong_type,
+)
+from proxy.store.records import (
+    Container,
+    ContainerFile,
+    Conversation,
+    Maker,
+    NewContainer,
+    Page,
+    StoredUpload,
+)
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _clean(value: Any) -> Any:
+    """Replace the halves of surrogate pairs, which are no text."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+def _number(value: Any) -> Any:
+    """Return the number that digits stand for: forms and queries have strings alone."""
+    is_number = isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20
+    return int(value) if is_number else value
+
+
+Text = Annotated[str, BeforeValidator(_clean)]
+Name = Annotated[str, Field(max_length=512), BeforeValidator(_clean)]
+Object = Annotated[Any, WithJsonSchema({"type": "object"})]
+"""A JSON object that is passed on as it is."""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+
+# Errors
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+"""What the errors of pydantic about types expect."""
+_TOO_LONG: Mapping[str, tuple[str, str]] = {
+    "Dictionary": ("object_above_max_properties", "pairs"),
+    "List": ("array_above_max_length", "items"),
+}
+_WORD = re.compile(r"'([^']*)'")
+_KEY = "[key]"
+"""The last step to a key of an object, whose step follows the object's."""
+
+
+def parse(model: type[M], value: Any) -> M:
+    """Return a body or a query as its model. Raises BadRequestError."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise refusal(error.errors(include_url=False)[0]) from error
+
+
+def refusal(found: Mapping[str, Any]) -> BadRequestError:
+    """Return an error of pydantic in OpenAI's words, with the path of the field as `param`."""
+    kind, value, context = found["type"], found["input"], found.get("ctx", {})
+    param = _path(found["loc"])
+    if kind == "missing":
+        return missing(param)
+    if kind in _EXPECTED or (kind == "literal_error" and not isinstance(value, str)):
+        return wrong_type(param, _EXPECTED.get(kind, "a string"), value)
+    if kind == "literal_error":
+        return not_among(value, _WORD.findall(context["expected"]), param)
+    if kind == "string_too_long":
+        return too_much(param, "string_above_max_length", f"{context['max_length']} characters")
+    if kind == "too_long":
+        code, what = _TOO_LONG[context["field_type"]]
+        return too_much(param, code, f"{context['max_length']} {what}")
+    if kind in ("greater_than_equal", "less_than_equal"):
+        return _refused_by(integer(context.get("ge"), context.get("le")), value, param)
+    if kind == "too_short":
+        return _refused_by(array(anything, minimum=context["min_length"]), value, param)
+    return BadRequestError(f"{found['msg']}.", param=param or None, code="invalid_value")
+
+
+def _path(steps: Sequence[str | int]) -> str:
+    if steps and steps[-1] == _KEY:
+        steps = steps[:-2]
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    return path.removeprefix(".")
+
+
+def _refused_by(check: Check, value: Any, param: str) -> BadRequestError:
+    """Return the error of a check that does not accept the value."""
+    try:
+        check(value, param)
+    except BadRequestError as error:
+        return error
+    raise ValueError(f"{param} is accepted: {value}")
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    model_config = ConfigDict(extra="allow")
+    message: str
+    type: str
+    param: str | None = Field(description="The path of the field that is wrong.")
+    code: str | int | None
+
+
+class ErrorResponse(BaseModel):
+    """OpenAI's error body."""
+
+    error: ErrorDetail
+
+
+# Lists
+
+
+class ListQuery(BaseModel):
+    """The part of a list that a client asks for."""
+
+    limit: Annotated[StrictInt, Field(ge=1, le=100), BeforeValidator(_number)] = 20
+    order: Literal["asc", "desc"] = Field("desc", description="By the time of creation.")
+    after: str | None = Field(None, description="The id of the last object of the part before.")
+
+    @property
+    def page(self) -> Page:
+        """Return the part as the store knows it."""
+        return Page(self.limit, self.order == "desc", self.after or None)
+
+
+class _Identified(_Answer):
+    id: Text
+
+
+T = TypeVar("T", bound=_Identified)
+
+
+class ListObject(_Answer, Generic[T]):
+    """OpenAI's list object. In an empty one `first_id` and `last_id` are empty strings."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+    @classmethod
+    def of(cls, items: Sequence[T], has_more: bool) -> Self:
+        """Return the list of a part's objects."""
+        first, last = (items[0].id, items[-1].id) if items else ("", "")
+        return cls(data=list(items), first_id=first, last_id=last, has_more=has_more)
+
+
+def items_list(items: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, Any]:
+    """Return OpenAI's list object of items as they were sent."""
+    return {
+        "object": "list",
+        "data": list(items),
+        "first_id": items[0]["id"] if items else "",
+        "last_id": items[-1]["id"] if items else "",
+        "has_more": has_more,
+    }
+
+
+class Deleted(_Identified):
+    """OpenAI's object for a deleted object."""
+
+    object: str
+    deleted: Literal[True] = True
+
+
+# Uploads
+
+MIN_UPLOAD_S, MAX_UPLOAD_S = 3600, 2592000
+"""The shortest and the longest time for which an upload is kept."""
+_EXPIRY_FIELDS = ("anchor", "seconds")
+
+
+class UploadExpiry(BaseModel):
+    """When an upload expires."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[StrictInt, Field(ge=MIN_UPLOAD_S, le=MAX_UPLOAD_S), BeforeValidator(_number)]
+
+
+def _add_file(schema: dict[str, Any]) -> None:
+    """Describe a form's file, which is written to disk while it arrives."""
+    schema["properties"]["file"] = {"type": "string", "format": "binary"}
+
+
+class UploadForm(BaseModel):
+    """The form that uploads a file: its fields beside the file."""
+
+    model_config = ConfigDict(json_schema_extra=_add_file)
+    purpose: Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
+    expires_after: UploadExpiry | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, form: Mapping[str, str]) -> dict[str, Any]:
+        """SDKs send one form field for each field of `expires_after`; others send JSON."""
+        return {**form, "expires_after": _expires_after(form)}
+
+
+def _expires_after(form: Mapping[str, str]) -> Any:
+    whole = form.get("expires_after")
+    if whole is None:
+        given = {name: form.get(f"expires_after[{name}]") for name in _EXPIRY_FIELDS}
+        return {name: value for name, value in given.items() if value is not None} or None
+    try:
+        tree = json.loads(whole)
+    except (ValueError, RecursionError):
+        return whole
+    return tree if isinstance(tree, dict) else whole
+
+
+class FileListQuery(ListQuery):
+    """The part of the list of files."""
+
+    limit: Annotated[StrictInt, Field(ge=1, le=10_000), BeforeValidator(_number)] = 10_000
+    purpose: str | None = None
+
+
+class FileObject(_Identified):
+    """OpenAI's file object."""
+
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: Text
+    purpose: Text
+    status: Literal["processed"] = "processed"
+
+
+def file_object(upload: StoredUpload) -> FileObject:
+    """Return OpenAI's file object."""
+    return FileObject(
+        id=upload.id,
+        bytes=upload.bytes,
+        created_at=upload.created_at,
+        expires_at=upload.expires_at,
+        filename=upload.filename,
+        purpose=upload.purpose,
+    )
+
+
+# Containers
+
+
+class ContainerExpiry(BaseModel):
+    """When an unused container expires."""
+
+    anchor: Literal["last_active_at"]
+    minutes: StrictInt = Field(ge=1, description="At most the server's own setting.")
+
+
+class NetworkPolicy(BaseModel):
+    """Which hosts a container may reach."""
+
+    type: Literal["disabled", "allowlist"]
+    allowed_domains: list[Text] | None = Field(None, min_length=1, max_length=1000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_domains(cls, asked: Any) -> Any:
+        """Leave the domains unread where all hosts are out of reach, and require them elsewhere."""
+        if not isinstance(asked, dict) or asked.get("type") not in ("disabled", "allowlist"):
+            return asked
+        if asked["type"] == "disabled":
+            return {"type": "disabled"}
+        if asked.get("allowed_domains") is None:
+            raise wrong_type("network_policy.allowed_domains", "an array", None)
+        return asked
+
+
+class ContainerCreate(BaseModel):
+    """The container that a client asks for."""
+
+    name: Name
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
+    expires_after: ContainerExpiry | None = None
+    network_policy: NetworkPolicy | None = None
+    file_ids: list[Text] | None = Field(
+        None, max_length=100, description="The uploads that the container begins with."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Refuse what containers have not, and take null for an absent field."""
+        policy = asked.get("network_policy")
+        secrets = policy.get("domain_secrets") if isinstance(policy, dict) else None
+        for field, value in (
+            ("skills", asked.get("skills")),
+            ("network_policy.domain_secrets", secrets),
+        ):
+            if value not in (None, []):
+                raise unsupported(field, "Containers have none here.")
+        return {name: value for name, value in asked.items() if value is not None}
+
+    def wish(self, *, max_minutes: int) -> NewContainer:
+        """Return the container as the store makes it. Raises BadRequestError."""
+        minutes = self.expires_after.minutes if self.expires_after else max_minutes
+        integer(1, max_minutes)(minutes, "expires_after.minutes")
+        policy = self.network_policy
+        return NewContainer(
+            name=self.name,
+            minutes=minutes,
+            memory_limit=self.memory_limit,
+            network_policy=policy.model_dump(exclude_none=True) if policy else None,
+        )
+
+
+class ContainerFileCreate(BaseModel):
+    """What is put into a container: an upload, or the file of a form."""
+
+    model_config = ConfigDict(json_schema_extra=_add_file)
+    file_id: Name | None = None
+
+
+class ContainerListQuery(ListQuery):
+    """The part of the list of containers."""
+
+    name: str | None = None
+
+
+class ContainerFileListQuery(ListQuery):
+    """The part of the list of a container's files."""
+
+    path: str | None = Field(None, description="Only files under this path.")
+
+
+class LinkQuery(BaseModel):
+    """The signature of a link, which stands for the key."""
+
+    exp: str = Field("", description="When the link expires.")
+    sig: str = Field("", description="The signature of the link.")
+
+
+class ArchiveQuery(LinkQuery):
+    """The files of an archive."""
+
+    format: Literal["zip"] = "zip"
+    path: str | None = Field(None, description="Only files under this path.")
+
+
+def _only_if_given(schema: dict[str, Any]) -> None:
+    """Describe the fields that an answer leaves out as optional."""
+    schema["required"] = [
+        name for name in schema["required"] if name not in ("memory_limit", "network_policy")
+    ]
+
+
+class ContainerObject(_Identified):
+    """OpenAI's container object, with the URL of an archive of all its files."""
+
+    model_config = ConfigDict(json_schema_extra=_only_if_given)
+
+    object: Literal["container"] = "container"
+    name: Text
+    created_at: int
+    status: Literal["running"] = "running"
+    last_active_at: int
+    expires_after: dict[str, str | int]
+    memory_limit: str | None = None
+    network_policy: dict[str, Any] | None = None
+    zip_url: str
+
+
+class ContainerFileObject(_Identified):
+    """OpenAI's container file object, with the URL of the file."""
+
+    object: Literal["container.file"] = "container.file"
+    container_id: str
+    created_at: int
+    bytes: int
+    path: Text
+    source: Maker
+    url: Text
+
+
+def container_object(container: Container, zip_url: str) -> ContainerObject:
+    """Return OpenAI's container object."""
+    return ContainerObject(
+        id=container.id,
+        name=container.name,
+        created_at=container.created_at,
+        last_active_at=container.last_active_at,
+        expires_after={"anchor": "last_active_at", "minutes": container.minutes},
+        memory_limit=container.memory_limit,
+        network_policy=dict(container.network_policy) if container.network_policy else None,
+        zip_url=zip_url,
+    )
+
+
+def container_file_object(file: ContainerFile, url: str) -> ContainerFileObject:
+    """Return OpenAI's container file object."""
+    return ContainerFileObject(
+        id=file.id,
+        container_id=file.container_id,
+        created_at=file.created_at,
+        bytes=file.bytes,
+        path=file.path,
+        source=file.source,
+        url=url,
+    )
+
+
+# Conversations
+
+
+def _checked(items: list[Any]) -> list[Any]:
+    array(item)(items, "items")
+    return items
+
+
+Items = Annotated[list[Object], Field(max_length=20), AfterValidator(_checked)]
+"""The items that one request adds, unchanged."""
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64), BeforeValidator(_clean)], Name],
+    Field(max_length=16),
+]
+
+
+class ConversationUpdate(BaseModel):
+    """The notes on a conversation."""
+
+    metadata: Metadata | None = None
+
+
+class ConversationCreate(ConversationUpdate):
+    """A conversation, and the items that it begins with."""
+
+    items: Items | None = None
+
+
+class ItemsCreate(BaseModel):
+    """The items that a conversation is given."""
+
+    items: Items
+
+
+class ConversationObject(_Identified):
+    """OpenAI's conversation object."""
+
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: dict[Text, Text]
+
+
+def conversation_object(conversation: Conversation) -> ConversationObject:
+    """Return OpenAI's conversation object."""
+    return ConversationObject(
+        id=conversation.id,
+        created_at=conversation.created_at,
+        metadata=dict(conversation.metadata),
+    )
+
+
+class ItemObject(_Identified):
+    """An item of a conversation or a response: a message, a tool call, a tool's output, ...; each
+    type has fields of its own."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str = "message"
+
+
+# Stored responses
+
+MAX_SEQUENCE = 2**53
+
+
+class StreamQuery(BaseModel):
+    """Where the stream of a response's events begins."""
+
+    starting_after: (
+        Annotated[StrictInt, Field(ge=0, le=MAX_SEQUENCE), BeforeValidator(_number)] | None
+    ) = Field(None, description="The number of the last event that is not streamed again.")
+
+
+class ResponseQuery(StreamQuery):
+    """How a response is retrieved."""
+
+    stream: str | None = Field(None, description="`true` streams the response's events.")
+    include: list[str] | None = Field(
+        None, description="What can be named here is always included."
+    )
+
+
+class ResponseObject(_Identified):
+    """OpenAI's response object."""
+
+    model_config = ConfigDict(extra="allow")
+    object: Literal["response"] = "response"
+
+
+# Runs
+
+
+class RunObject(_Identified):
+    """A run: at work, with its answer, or with the error that ended it."""
+
+    object: Literal["run"] = "run"
+    created_at: int
+    model: str
+    container_id: str
+    status: Literal["running", "completed", "failed", "cancelled"]
+    stop_reason: str | None
+    usage: dict[str, Any] | None
+    completion: dict[str, Any] | None = Field(description="OpenAI's chat completion.")
+    error: ErrorDetail | None
+
+
+# The server
+
+
+class Health(_Answer):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class ModelObject(_Identified):
+    """A model of the backend, with all fields that the backend gives."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ModelList(_Answer):
+    """The backend's models, each also as `<model>:plain`."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelObject]
+
+
+class Capabilities(_Answer):
+    """What the server can do for this client."""
+
+    object: Literal["capabilities"] = "capabilities"
+    version: str
+    models: list[str]
+    steps: dict[str, Any]
+    tools: list[str]
+    limits: dict[str, Any]
+    isolation: dict[str, Any]
+    egress: dict[str, Any]
+    files: dict[str, Any]
+    responses: dict[str, Any]
+    profiles: dict[str, str] = Field(description="The profiles that the key may choose.")
+    profile: str
+    features: dict[str, Any]
+    endpoints: list[str]

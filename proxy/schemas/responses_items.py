@@ -1,0 +1,447 @@
+"""The items of a response's output and the events that tell of their changes.
+
+`Thinking`, `Message` and `ClientCalls` write the model's output. `ShellItems` and
+`CodeInterpreterItems` write the sandbox's steps as calls of OpenAI's hosted tools (profile
+`items`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from policies.history import step_id
+from policies.steps import is_shown
+from proxy.agent.events import (
+    ClientCallDelta,
+    ClientCallFinished,
+    ClientCallStarted,
+    Event,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+)
+from proxy.schemas.responses_tools import PREFIXES, call_fields
+from proxy.schemas.steps import MAX_OUTPUT_CHARS, UNFINISHED, AnswerState, command_line
+
+Json = dict[str, Any]
+"""An event of the stream without its sequence number, an item, or a part of an item."""
+
+
+class Output:
+    """The items so far. Their ids consist of the run id and their index."""
+
+    def __init__(self, run_id: str, container_id: str) -> None:
+        self.run_id = run_id
+        self.container_id = container_id
+        self.items: list[Json] = []
+
+    def begin(self, prefix: str, item: Json) -> tuple["OutputPlace", Json]:
+        """Add an item, and return its place and the event."""
+        index = len(self.items)
+        place = OutputPlace(index, f"{prefix}_{self.run_id}_{index}")
+        self.items.append({"id": place.id, **item})
+        return place, self._told("added", index)
+
+    def end(self, place: "OutputPlace", **changes: Any) -> Json:
+        """Complete an item, and return the event."""
+        self.items[place.index] = {**self.items[place.index], **changes}
+        return self._told("done", place.index)
+
+    def _told(self, what: str, index: int) -> Json:
+        type = f"response.output_item.{what}"
+        return {"type": type, "output_index": index, "item": self.items[index]}
+
+
+class OutputPlace:
+    """The index and the id of an item."""
+
+    def __init__(self, index: int, id: str) -> None:
+        self.index = index
+        self.id = id
+
+    def event(self, name: str, /, **fields: Any) -> Json:
+        """Return an event about the item."""
+        return {
+            "type": f"response.{name}",
+            "item_id": self.id,
+            "output_index": self.index,
+            **fields,
+        }
+
+
+class Thinking:
+    """Reasoning items: consecutive thinking is one item, with its text in `summary`."""
+
+    def __init__(self, output: Output, *, encrypted: bool) -> None:
+        """`encrypted`: whether the client asked for `encrypted_content`."""
+        self._output = output
+        self._place: OutputPlace | None = None
+        self._text: list[str] = []
+        # Null, because the proxy does not read it when it comes back.
+        self._fields: Json = {"encrypted_content": None} if encrypted else {}
+
+    def say(self, text: str) -> list[Json]:
+        """Add text, which may be empty."""
+        if not text:
+            return []
+        begun: list[Json] = []
+        if self._place is None:
+            item = {"type": "reasoning", "summary": [], **self._fields, "status": "in_progress"}
+            self._place, added = self._output.begin("rs", item)
+            begun = [added, self._part("added", "")]
+        self._text.append(text)
+        delta = self._place.event("reasoning_summary_text.delta", summary_index=0, delta=text)
+        return [*begun, delta]
+
+    def end(self) -> list[Json]:
+        """End the open item, if any."""
+        place = self._place
+        if place is None:
+            return []
+        text = "".join(self._text)
+        done = place.event("reasoning_summary_text.done", summary_index=0, text=text)
+        part = self._part("done", text)
+        self._place, self._text = None, []
+        summary = [{"type": "summary_text", "text": text}]
+        return [done, part, self._output.end(place, summary=summary, status="completed")]
+
+    def _part(self, what: str, text: str) -> Json:
+        assert self._place is not None
+        part = {"type": "summary_text", "text": text}
+        return self._place.event(f"reasoning_summary_part.{what}", summary_index=0, part=part)
+
+
+class Message:
+    """The message item: the answer, or the refusal."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._place: OutputPlace | None = None
+        self._parts: list[Json] = []
+        self._pieces: list[str] = []
+        """Pieces of the text of the last part."""
+
+    def write(self, text: str, logprobs: Sequence[Json] = ()) -> list[Json]:
+        """Add text of the answer."""
+        events = self._in_part("output_text")
+        self._pieces.append(text)
+        return [*events, self._event("output_text.delta", delta=text, logprobs=list(logprobs))]
+
+    def refuse(self, text: str) -> list[Json]:
+        """Add text of the refusal."""
+        events = self._in_part("refusal")
+        self._pieces.append(text)
+        return [*events, self._event("refusal.delta", delta=text)]
+
+    def end(self, annotations: Sequence[Json], logprobs: Sequence[Json], status: str) -> list[Json]:
+        """End the message, which is empty if nothing was written."""
+        opening = [] if self._place else self._in_part("output_text")
+        assert self._place is not None
+        cited = [] if self._is("refusal") else self._cite(annotations, logprobs)
+        done = self._end_part()
+        return [
+            *opening,
+            *cited,
+            *done,
+            self._output.end(self._place, content=self._parts, status=status),
+        ]
+
+    def _in_part(self, kind: str) -> list[Json]:
+        """Open a part of a type, unless it is open."""
+        events: list[Json] = []
+        if self._place is None:
+            item = {"type": "message", "role": "assistant", "content": [], "status": "in_progress"}
+            self._place, added = self._output.begin("msg", item)
+            events.append(added)
+        elif self._is(kind):
+            return []
+        else:
+            events += self._end_part()
+        self._parts.append(_empty_part(kind))
+        self._pieces = []
+        return [*events, self._event("content_part.added", part=self._parts[-1])]
+
+    def _is(self, kind: str) -> bool:
+        return bool(self._parts) and self._parts[-1]["type"] == kind
+
+    def _cite(self, annotations: Sequence[Json], logprobs: Sequence[Json]) -> list[Json]:
+        cited = {"annotations": list(annotations), "logprobs": list(logprobs)}
+        self._parts[-1] = {**self._parts[-1], **cited}
+        return [
+            self._event("output_text.annotation.added", annotation_index=n, annotation=annotation)
+            for n, annotation in enumerate(annotations)
+        ]
+
+    def _end_part(self) -> list[Json]:
+        text = "".join(self._pieces)
+        if self._is("refusal"):
+            self._parts[-1] = part = {**self._parts[-1], "refusal": text}
+            done = self._event("refusal.done", refusal=text)
+        else:
+            self._parts[-1] = part = {**self._parts[-1], "text": text}
+            done = self._event("output_text.done", text=text, logprobs=part["logprobs"])
+        return [done, self._event("content_part.done", part=part)]
+
+    def _event(self, name: str, /, **fields: Any) -> Json:
+        assert self._place is not None
+        return self._place.event(name, content_index=len(self._parts) - 1, **fields)
+
+
+def _empty_part(kind: str) -> Json:
+    if kind == "refusal":
+        return {"type": "refusal", "refusal": ""}
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+class ClientCall:
+    """A call of a function or custom tool of the client's, while the model writes it."""
+
+    def __init__(self, output: Output, call_id: str, tool: Mapping[str, Any]) -> None:
+        """`tool` is the tool as the request has it."""
+        self._output = output
+        is_custom = tool["type"] == "custom"
+        kind, prefix = ("custom_tool_call", "ctc") if is_custom else ("function_call", "fc")
+        self._events = "custom_tool_call_input" if is_custom else "function_call_arguments"
+        self._field = "input" if is_custom else "arguments"
+        self._named = {} if is_custom else {"name": tool["name"]}
+        within = {"namespace": tool["namespace"]} if tool.get("namespace") else {}
+        item = {"type": kind, "call_id": call_id, **within, "name": tool["name"], self._field: ""}
+        self._place, self.added = output.begin(prefix, {**item, "status": "in_progress"})
+        self._pieces: list[str] = []
+
+    def write(self, text: str) -> list[Json]:
+        """Add a piece of the input."""
+        self._pieces.append(text)
+        return [self._place.event(f"{self._events}.delta", delta=text)]
+
+    def end(self) -> list[Json]:
+        """End the complete call."""
+        written = {self._field: "".join(self._pieces)}
+        done = self._place.event(f"{self._events}.done", **self._named, **written)
+        return [done, self._output.end(self._place, **written, status="completed")]
+
+    def abandon(self) -> list[Json]:
+        """End an incomplete call."""
+        written = {self._field: "".join(self._pieces)}
+        return [self._output.end(self._place, **written, status="incomplete")]
+
+
+class ClientCalls:
+    """The calls of the client's tools, streamed if their input is one text, else complete."""
+
+    def __init__(
+        self, output: Output, tools: Mapping[str, Mapping[str, Any]], state: AnswerState
+    ) -> None:
+        """`tools` are the client's tools by the name of their function."""
+        self._output = output
+        self._tools = tools
+        self._state = state
+        self._open: dict[int, ClientCall] = {}
+
+    def event(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Json]:
+        """Return the events of a piece of a call."""
+        match event:
+            case ClientCallStarted(index, call_id, name) if self._is_text(name):
+                self._state.sent_calls.add(call_id)
+                self._open[index] = call = ClientCall(self._output, call_id, self._tools[name])
+                return [call.added]
+            case ClientCallDelta(index, text) if index in self._open:
+                return self._open[index].write(text)
+            case ClientCallFinished(index) if index in self._open:
+                return self._open.pop(index).end()
+        return []
+
+    def abandon(self) -> list[Json]:
+        """End the calls that are still open."""
+        left, self._open = self._open, {}
+        return [told for call in left.values() for told in call.abandon()]
+
+    def whole(self, call: Mapping[str, Any]) -> list[Json]:
+        """Return the events of a complete call, none if it was streamed."""
+        if call["id"] in self._state.sent_calls:
+            return []
+        made = call[call["type"]]
+        name, written = made["name"], made["input" if call["type"] == "custom" else "arguments"]
+        tool = self._tools[name]
+        if self._is_text(name):
+            item = ClientCall(self._output, call["id"], tool)
+            return [item.added, *item.write(written), *item.end()]
+        fields = {"call_id": call["id"], **call_fields(tool["type"], written)}
+        begun = {"type": f"{tool['type']}_call", "status": "in_progress", **fields}
+        place, added = self._output.begin(PREFIXES[tool["type"]], begun)
+        return [added, self._output.end(place, status="completed")]
+
+    def _is_text(self, name: str) -> bool:
+        return self._tools[name]["type"] not in PREFIXES
+
+
+# Steps as items of hosted tools
+
+
+class _Streams:
+    """The output of one command, up to MAX_OUTPUT_CHARS."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._left = MAX_OUTPUT_CHARS
+
+    def take(self, stream: str, text: str) -> str:
+        """Add a piece, and return the part of it that is kept."""
+        kept = text[: self._left]
+        self._left -= len(kept)
+        self._pieces[stream].append(kept)
+        return kept
+
+    def written(self, observation: str) -> dict[str, str]:
+        """Return the output by stream; if there is none, the observation as stdout."""
+        found = {stream: "".join(pieces) for stream, pieces in self._pieces.items()}
+        return found if any(found.values()) else {"stdout": observation, "stderr": ""}
+
+
+class HostedToolItems(ABC):
+    """Renders the steps of a run as items of a hosted tool."""
+
+    def __init__(self, output: Output, state: AnswerState) -> None:
+        self._output = output
+        self._state = state
+        self._streams = _Streams()
+        """The output of the open step."""
+
+    def render(self, event: Event) -> list[Json]:
+        """Return the events that the client sees of an event of the run."""
+        match event:
+            case ToolCallStarted() if is_shown(event.name):
+                self._streams = _Streams()
+                return self._begin(event)
+            case ToolOutput(step, stream, text) if step == self._state.open_step:
+                kept = self._streams.take(stream, text)
+                return self._write(stream, kept) if kept else []
+            case ToolCallFinished() if event.step == self._state.open_step:
+                written = self._streams.written(event.observation)
+                return self._end(written, _outcome(event), "completed")
+        return []
+
+    def abandon(self) -> list[Json]:
+        """Return the events that end the open step of a failed run."""
+        if self._state.open_step is None:
+            return []
+        return self._end(self._streams.written(UNFINISHED), {"type": "timeout"}, "incomplete")
+
+    @abstractmethod
+    def _begin(self, event: ToolCallStarted) -> list[Json]: ...
+
+    @abstractmethod
+    def _write(self, stream: str, text: str) -> list[Json]: ...
+
+    @abstractmethod
+    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]: ...
+
+
+class ShellItems(HostedToolItems):
+    """Each step as a `shell_call` and a `shell_call_output`."""
+
+    _place: OutputPlace
+    """The place of the open step's output."""
+
+    def _begin(self, event: ToolCallStarted) -> list[Json]:
+        command, call_id = _command(event), step_id(self._output.run_id, event.step)
+        item = {
+            "type": "shell_call",
+            "call_id": call_id,
+            "action": _action(""),
+            "environment": {
+                "type": "container_reference",
+                "container_id": self._output.container_id,
+            },
+            "status": "in_progress",
+        }
+        place, added = self._output.begin("sh", item)
+        result: Json = {
+            "type": "shell_call_output",
+            "call_id": call_id,
+            "output": [],
+            "max_output_length": None,
+            "status": "in_progress",
+        }
+        at = {"output_index": place.index, "command_index": 0}
+        events = [
+            added,
+            {"type": "response.shell_call_command.added", **at, "command": ""},
+            {"type": "response.shell_call_command.delta", **at, "delta": command},
+            {"type": "response.shell_call_command.done", **at, "command": command},
+            self._output.end(place, action=_action(command), status="completed"),
+        ]
+        self._place, begun = self._output.begin("sho", result)
+        return [*events, begun]
+
+    def _write(self, stream: str, text: str) -> list[Json]:
+        delta = {stream: text}
+        return [self._place.event("shell_call_output_content.delta", command_index=0, delta=delta)]
+
+    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
+        content = [{**written, "outcome": outcome}]
+        return [
+            self._place.event("shell_call_output_content.done", command_index=0, output=content),
+            self._output.end(self._place, output=content, status=status),
+        ]
+
+
+class CodeInterpreterItems(HostedToolItems):
+    """Each step as a `code_interpreter_call`."""
+
+    _place: OutputPlace
+    """The place of the open step."""
+    _code: str
+
+    def __init__(self, output: Output, state: AnswerState, *, with_outputs: bool) -> None:
+        """`with_outputs`: whether the client asked for the outputs of the calls."""
+        super().__init__(output, state)
+        self._with_outputs = with_outputs
+
+    def _begin(self, event: ToolCallStarted) -> list[Json]:
+        self._code = _command(event)
+        item = {
+            "type": "code_interpreter_call",
+            "container_id": self._output.container_id,
+            "code": "",
+            "outputs": None,
+            "status": "in_progress",
+        }
+        self._place, added = self._output.begin("ci", item)
+        return [
+            added,
+            self._place.event("code_interpreter_call.in_progress"),
+            self._place.event("code_interpreter_call_code.delta", delta=self._code),
+            self._place.event("code_interpreter_call_code.done", code=self._code),
+            self._place.event("code_interpreter_call.interpreting"),
+        ]
+
+    def _write(self, stream: str, text: str) -> list[Json]:
+        return []  # a call gets its outputs when it ends
+
+    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
+        outputs = None
+        if self._with_outputs:
+            outputs = [{"type": "logs", "logs": "".join(written.values())}]
+        ended = [self._place.event("code_interpreter_call.completed")]
+        item = self._output.end(self._place, code=self._code, outputs=outputs, status=status)
+        return [*ended, item] if status == "completed" else [item]
+
+
+def _command(event: ToolCallStarted) -> str:
+    """Return a step as a person would type it."""
+    arguments: Mapping[str, Any] = event.arguments
+    if event.name == "execute_bash" and "job_id" not in arguments:
+        return str(arguments.get("command") or "")
+    return command_line(event.name, arguments).removeprefix("$ ")
+
+
+def _action(command: str) -> Json:
+    return {"commands": [command], "timeout_ms": None, "max_output_length": None}
+
+
+def _outcome(event: ToolCallFinished) -> Json:
+    """Return one of OpenAI's two outcomes: the exit of the command, or a timeout."""
+    if event.exit_code is not None:
+        return {"type": "exit", "exit_code": event.exit_code}
+    return {"type": "exit", "exit_code": 0} if event.output_lines is None else {"type": "timeout"}

@@ -1,0 +1,352 @@
+"""The tools of /v1/responses: functions for the chat completion, and the sandbox.
+
+The client's own tools (functions, custom tools, namespaces) and those of OpenAI's tools that the
+client runs (shell, apply_patch, tool_search) become functions; calls of the latter go back in
+OpenAI's own form. The shell and the code interpreter that a server runs stand for the sandbox.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from proxy.schemas.responses_shapes import LEFT_OUT
+
+Tool = Mapping[str, Any]
+Item = Mapping[str, Any]
+
+# OpenAI's tools that the client runs: shell, local_shell, apply_patch, tool_search
+
+SEARCH = "tool_search"
+_ELSEWHERE = "the user's own computer, which is not the sandbox"
+_STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
+_STRINGS = {"type": "array", "items": _STRING}
+_DIFF = (
+    "For create_file all lines of the file, each after a '+'. For update_file sections, each begun"
+    " by a line '@@', or '@@ ' and a line that stands above the place, such as a function's head:"
+    " in it lines that stay after a space, lines that go after a '-' and lines that come after a"
+    " '+', with three lines that stay around each change. None for delete_file."
+)
+_OPERATIONS = ("create_file", "update_file", "delete_file")
+
+
+def _function(words: str, required: str, **properties: Tool) -> Tool:
+    parameters = {"type": "object", "properties": properties, "required": required.split()}
+    return {"description": words, "parameters": parameters}
+
+
+_TOOLS: Mapping[str, Tool] = {
+    "shell": _function(
+        f"Runs commands on {_ELSEWHERE}.",
+        "commands",
+        commands={**_STRINGS, "description": "Each is run by a shell of its own."},
+        timeout_ms=_INTEGER,
+        max_output_length=_INTEGER,
+    ),
+    "local_shell": _function(
+        f"Runs a program on {_ELSEWHERE}.",
+        "command",
+        command={**_STRINGS, "description": "The program and its arguments."},
+        working_directory=_STRING,
+        timeout_ms=_INTEGER,
+        env={"type": "object", "additionalProperties": _STRING},
+    ),
+    "apply_patch": _function(
+        f"Creates, changes or deletes one file on {_ELSEWHERE}.",
+        "type path",
+        type={"type": "string", "enum": list(_OPERATIONS)},
+        path=_STRING,
+        diff={**_STRING, "description": _DIFF},
+    ),
+    SEARCH: _function("Finds further tools.", ""),
+}
+PREFIXES: Mapping[str, str] = {
+    "shell": "shc",
+    "local_shell": "lsh",
+    "apply_patch": "apc",
+    SEARCH: "tsc",
+}
+"""Prefixes of the ids of their calls, other than those of the sandbox's steps."""
+
+
+def run_by_client(tool: Tool) -> bool:
+    """Return True if the client runs a tool. A shell or a search may also be the server's."""
+    if tool["type"] == "shell":
+        return (tool.get("environment") or {}).get("type") == "local"
+    if tool["type"] == SEARCH:
+        return tool.get("execution") == "client"
+    return tool["type"] in _TOOLS
+
+
+def as_function(tool: Tool) -> Tool:
+    """Return the tool with the name, description and parameters of a function."""
+    asked = {name: value for name, value in tool.items() if value is not None}
+    return {**_TOOLS[tool["type"]], **asked, "name": tool["type"]}
+
+
+def call_fields(kind: str, arguments: str) -> dict[str, Any]:
+    """Return the fields of a call item. Fields that the model left out get a value."""
+    given = _read(arguments)
+    match kind:
+        case "shell":
+            limits = {name: _whole(given.get(name)) for name in ("timeout_ms", "max_output_length")}
+            action = {"commands": _texts(given.get("commands")), **limits}
+            return {"action": action, "environment": {"type": "local"}}
+        case "local_shell":
+            return {"action": _program(given)}
+        case "apply_patch":
+            return {"operation": _operation(given)}
+    return {"execution": "client", "arguments": given}
+
+
+def call_arguments(item: Item) -> str:
+    """Return the arguments of a call item as the model wrote them."""
+    given = item.get("action") or item.get("operation") or item.get("arguments") or {}
+    if isinstance(given, str):
+        return given
+    return json.dumps({name: value for name, value in given.items() if value is not None})
+
+
+def result_text(item: Item) -> str:
+    """Return a call's result as the text that the model sees."""
+    output = item.get("output")
+    if item["type"] == "apply_patch_call_output":
+        return f"{item.get('status')}: {output}" if output else str(item.get("status"))
+    return output if isinstance(output, str) else json.dumps(output)
+
+
+def _program(given: Item) -> dict[str, Any]:
+    """Return the action of a local_shell call, without null fields, which the AI SDK refuses."""
+    timeout_ms, place = _whole(given.get("timeout_ms")), given.get("working_directory")
+    return {
+        "type": "exec",
+        "command": _texts(given.get("command")),
+        "env": _variables(given.get("env")),
+        **({} if timeout_ms is None else {"timeout_ms": timeout_ms}),
+        **({"working_directory": place} if isinstance(place, str) else {}),
+    }
+
+
+def _operation(given: Item) -> dict[str, str]:
+    kind = given.get("type") if given.get("type") in _OPERATIONS else "update_file"
+    named = {"type": str(kind), "path": str(given.get("path") or "")}
+    return named if kind == "delete_file" else {**named, "diff": str(given.get("diff") or "")}
+
+
+def _read(arguments: str) -> Mapping[str, Any]:
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [str(each) for each in value]
+    return [value] if isinstance(value, str) else []
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _variables(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        return {}
+    return {name: str(each) for name, each in value.items()}
+
+
+# Tools as functions
+
+
+def function_name(named: Mapping[str, Any]) -> str:
+    """Return the name of the function for a tool, a call or a choice."""
+    name, namespace = named.get("name"), named.get("namespace")
+    return f"{namespace}__{name}" if namespace else str(name)
+
+
+def own_tools(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Return the checked tools that the client runs, by the name of their function. The last one of
+    a name wins: a search may find a tool that is there already."""
+    return {function_name(tool): tool for offered in tools for tool in _client_tools(offered)}
+
+
+def loaded_tools(items: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Return the tools that items of the input add."""
+    adding = ("additional_tools", f"{SEARCH}_output")
+    return [tool for item in items if item.get("type") in adding for tool in item["tools"]]
+
+
+def chat_tool(tool: Tool) -> dict[str, Any]:
+    """Return a tool as a tool of a chat completion."""
+    named = {**tool, "name": function_name(tool)}
+    if tool["type"] == "custom":
+        custom = _fields(named, "name", "description")
+        match tool.get("format"):
+            case {"type": "grammar", **grammar}:  # a chat completion nests it one level deeper
+                custom["format"] = {"type": "grammar", "grammar": grammar}
+        return {"type": "custom", "custom": custom}
+    function = _fields(named, "name", "description", "parameters", "strict")
+    return {"type": "function", "function": function}
+
+
+def _fields(tool: Tool, *names: str) -> dict[str, Any]:
+    return {name: tool[name] for name in names if tool.get(name) is not None}
+
+
+def search_result(tools: Iterable[Tool]) -> str:
+    """Return the text that tells the model which tools a search has found."""
+    names = own_tools(tools)
+    if not names:
+        return "No tools were found."
+    return "These tools can be called from now on: " + ", ".join(names)
+
+
+def written_arguments(call: Mapping[str, Any]) -> str:
+    """Return the arguments of a call item of a function or custom tool as the model wrote them."""
+    if call["type"] == "custom_tool_call":
+        return json.dumps({"input": call["input"]})
+    return str(call["arguments"])
+
+
+def _client_tools(tool: Tool) -> Iterator[Tool]:
+    match tool["type"]:
+        case "function" | "custom":
+            yield tool
+        case _ if run_by_client(tool):
+            yield as_function(tool)
+        case "namespace":
+            about = f"{tool['description']}\n\n" if tool.get("description") else ""
+            for each in tool["tools"]:
+                description = f"{about}{each.get('description') or ''}".strip()
+                yield {**each, "namespace": tool["name"], "description": description}
+                about = ""  # once is enough: it holds for all tools of the namespace
+
+
+# The tools of a request
+
+HostedTool = Literal["shell", "code_interpreter"]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTools:
+    """The tools of a request."""
+
+    functions: Sequence[Mapping[str, Any]] = ()
+    """The client's tools as tools of a chat completion."""
+    own: Mapping[str, Tool] = field(default_factory=dict)
+    """The client's tools as the request has them, by the name of their function."""
+    shows: HostedTool | None = None
+    """The hosted tool as whose calls steps may be shown."""
+    has_computer: bool = False
+    """Whether the request has a hosted tool."""
+    container_id: str | None = None
+    files: Sequence[tuple[str, str]] = ()
+    """Uploads that the sandbox begins with: the path in the request, and the file id."""
+    networks: Sequence[tuple[str, str]] = ()
+    """Network policies: the path in the request, and the type."""
+    left_out: Sequence[str] = ()
+    """The types of tools that are not available."""
+
+
+def asked_tools(tools: Sequence[Tool], more: Sequence[Tool] = ()) -> AskedTools:
+    """Return the checked tools of a request and the tools that its input adds (`more`)."""
+    own = own_tools([*tools, *more])
+    containers = [each for n, tool in enumerate(tools) if (each := _container(tool, n))]
+    shown = [_shown_as(tool) for tool in tools]
+    return AskedTools(
+        functions=[chat_tool(tool) for tool in own.values()],
+        own=own,
+        shows=next((name for name in shown if name), None),
+        has_computer=any(map(_is_computer, tools)),
+        container_id=next((id for _, at in containers if (id := at.get("container_id"))), None),
+        files=[
+            (f"{param}.file_ids[{n}]", file_id)
+            for param, at in containers
+            for n, file_id in enumerate(at.get("file_ids") or [])
+        ],
+        networks=[
+            (f"{param}.network_policy", at["network_policy"]["type"])
+            for param, at in containers
+            if at.get("network_policy")
+        ],
+        left_out=sorted({tool["type"] for tool in [*tools, *more]}.intersection(LEFT_OUT)),
+    )
+
+
+def tool_first(choice: Any, tools: AskedTools) -> bool:
+    """Return True if the run must begin with a tool call, which may be one of the sandbox's."""
+    match choice:
+        case {"type": "shell" | "code_interpreter" as kind}:
+            return not _is_own(kind, tools)
+    return choice == "required" and tools.has_computer
+
+
+def chat_choice(choice: Any, tools: AskedTools) -> Any:
+    """Return the `tool_choice` of the chat completion."""
+    if tool_first(choice, tools):
+        return None
+    match choice:
+        case {"type": "function" | "custom"}:
+            return _named(choice)
+        case {"type": "shell" | "local_shell" | "apply_patch" as kind}:
+            return _named({"name": kind})
+        case {"type": "allowed_tools"}:
+            return _allowed(choice, tools)
+    return choice
+
+
+def _allowed(choice: Tool, tools: AskedTools) -> Any:
+    """Return the allowed tools of the chat completion. The sandbox is always allowed."""
+    entries = choice.get("tools") or []
+    named = [each for entry in entries for each in _all(entry, tools)]
+    hosted = any(not _all(entry, tools) for entry in entries)
+    mode = "auto" if hosted else choice.get("mode") or "auto"
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+def _all(entry: Tool, tools: AskedTools) -> list[dict[str, Any]]:
+    """Return the client's tool that an entry names, or all tools of a namespace."""
+    match entry:
+        case {"type": "function" | "custom"}:
+            return [_named(entry)]
+        case {"type": "namespace", "name": namespace}:
+            within = (tool for tool in tools.own.values() if tool.get("namespace") == namespace)
+            return [_named(tool) for tool in within]
+        case {"type": str(kind)} if _is_own(kind, tools):
+            return [_named({"name": kind})]
+    return []
+
+
+def _is_own(kind: str, tools: AskedTools) -> bool:
+    """Return True if the client runs the tool of that type."""
+    return kind in tools.own and tools.own[kind]["type"] == kind
+
+
+def _named(tool: Tool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function_name(tool)}}
+
+
+def _container(tool: Mapping[str, Any], index: int) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the container that a tool describes, and its path in the request."""
+    match tool:
+        case {"type": "shell", "environment": dict(environment)}:
+            return f"tools[{index}].environment", environment
+        case {"type": "code_interpreter", "container": str(id)}:
+            return f"tools[{index}].container", {"container_id": id}
+        case {"type": "code_interpreter", "container": dict(container)}:
+            return f"tools[{index}].container", container
+    return None
+
+
+def _is_computer(tool: Tool) -> bool:
+    return tool["type"] in ("shell", "code_interpreter") and not run_by_client(tool)
+
+
+def _shown_as(tool: Mapping[str, Any]) -> HostedTool | None:
+    """Return the hosted tool as whose calls steps are shown. A shell without an environment is
+    none: its clients would run the calls themselves."""
+    if tool["type"] == "code_interpreter":
+        return "code_interpreter"
+    return "shell" if _is_computer(tool) and tool.get("environment") else None

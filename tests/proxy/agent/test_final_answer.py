@@ -1,0 +1,192 @@
+"""An answer of a given form holds it, or says that it does not; and a refusal stays one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from policies.answer_form import ANY_OBJECT, AnswerForm
+from policies.isolation import Isolation
+from policies.limits import Limits, StopReason
+from policies.profile import Profile
+from proxy.agent.answer import AnswerWriter
+from proxy.agent.budget import MeteredModel, RunBudget
+from proxy.agent.context import ObservationFiles
+from proxy.agent.context_windows import ContextWindow, ContextWindows
+from proxy.agent.conversation import Conversation
+from proxy.agent.events import Event, OnDelta, Refused
+from proxy.agent.final_answer import FinalAnswer, FinalCall, in_form
+from proxy.agent.guard import Guard
+from proxy.agent.model import Completion
+from proxy.agent.prose import ProseRules
+from proxy.agent.result import Result
+from proxy.agent.tools import ToolExecutor
+from proxy.agent.turn_stream import FirstCall
+from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
+from sandbox_runtime.sandbox import Sandbox
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.tasks import make_task
+from tests.proxy.agent.runs import FAILURE, SUBMIT, USER, MemoryOutbox, Run, bash, valid
+
+OBJECT: dict[str, Any] = {
+    "answer_form": ANY_OBJECT,
+    "final": {"response_format": {"type": "json_object"}},
+}
+REFUSAL = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
+
+
+async def answered(run: Run, **fields: Any) -> Result:
+    """The result of a run, whose answer must be what was sent."""
+    result = await run.go(**fields)
+    assert run.events.answer == result.answer
+    return result
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_in_its_form_is_asked_for_once(stream: bool) -> None:
+    model = ScriptedModel([SUBMIT, text_reply('{"n": 42}')])
+    result = await answered(Run(model), **OBJECT, stream=stream)
+    assert (result.answer, result.finish_reason, result.notices) == ('{"n": 42}', "stop", ())
+    assert len(model.requests) == 2
+    assert model.requests[-1]["messages"][-1]["content"].endswith(
+        "Answer with one JSON object and nothing else."
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_that_is_not_is_asked_for_again_with_what_is_wrong(stream: bool) -> None:
+    model = ScriptedModel([SUBMIT, text_reply("It is 42."), text_reply('{"n": 42}')])
+    result = await answered(Run(model), **OBJECT, stream=stream)
+    assert (result.answer, result.finish_reason, result.notices) == ('{"n": 42}', "stop", ())
+    second, third = model.requests[1:]
+    said, complaint = third["messages"][-2:]
+    assert said == {"role": "assistant", "content": "It is 42."}
+    assert "It is not JSON" in complaint["content"]
+    assert third["response_format"] == second["response_format"] == {"type": "json_object"}
+    assert "tools" not in third
+    assert valid(third)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_that_never_is_comes_as_one_cut_short_with_a_warning(stream: bool) -> None:
+    model = ScriptedModel([SUBMIT, text_reply("It is 42."), text_reply("42, I said.")])
+    result = await answered(Run(model), **OBJECT, stream=stream)
+    assert (result.answer, result.finish_reason) == ("42, I said.", "length")
+    (notice,) = result.notices
+    assert notice.code == "response_format_violated"
+    assert "It is not JSON" in notice.message
+    assert len(model.requests) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fence_around_it_is_taken_off_and_costs_no_call(stream: bool) -> None:
+    model = ScriptedModel([SUBMIT, text_reply('```json\n{"n": 42}\n```')])
+    result = await answered(Run(model), **OBJECT, stream=stream)
+    assert (result.answer, len(model.requests)) == ('{"n": 42}', 2)
+
+
+async def test_a_schema_is_told_to_the_model_and_held() -> None:
+    form = AnswerForm({"type": "object", "required": ["n"]})
+    model = ScriptedModel([SUBMIT, text_reply("{}"), text_reply('{"n": 42}')])
+    result = await answered(Run(model), answer_form=form, final=OBJECT["final"])
+    assert (result.answer, result.notices) == ('{"n": 42}', ())
+    assert '"required": ["n"]' in model.requests[1]["messages"][-1]["content"]
+    assert '"n" is a required property' in model.requests[2]["messages"][-1]["content"]
+
+
+async def test_a_backend_that_fails_at_the_second_asking_leaves_the_first_answer() -> None:
+    model = ScriptedModel([SUBMIT, text_reply("It is 42.")])
+    result = await answered(Run(model), **OBJECT)
+    assert (result.answer, result.finish_reason) == ("It is 42.", "length")
+    assert result.notices[0].code == "response_format_violated"
+
+
+@pytest.mark.parametrize(
+    ("submitted", "finish_reason", "warned"),
+    [('{"n": 42}', "stop", False), ("42", "length", True)],
+)
+async def test_an_answer_handed_in_counts_where_none_can_be_asked_for(
+    submitted: str, finish_reason: str, warned: bool
+) -> None:
+    model = ScriptedModel([text_reply(submitted), FAILURE])
+    result = await answered(Run(model), **OBJECT)
+    assert (result.answer, result.finish_reason) == (submitted, finish_reason)
+    assert bool(result.notices) is warned
+
+
+async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
+    class Slow(ScriptedModel):
+        async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
+            if len(self.requests) == 1:
+                await anyio.sleep_forever()
+            return await super().complete(body, on_delta)
+
+    async def ignore(event: Event) -> None:
+        """Nobody listens."""
+
+    async def nothing_there(computer: Sandbox) -> Sequence[str]:
+        return ()
+
+    async def no_computer() -> None:
+        """There is none."""
+
+    model = Slow([text_reply("It is 42.")])
+    task = make_task("r1", MemoryOutbox(), "m", [USER], **OBJECT)
+    writer = AnswerWriter(ignore, task.outbox, Profile(), rewrite_links=False)
+    async with MemorySandboxes().lease(Isolation()) as lease:
+        toolbox = ToolExecutor([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
+        files = ObservationFiles("r1", no_computer)
+        paying = MeteredModel(model, RunBudget(task, Limits(), 0.0))
+        talk = Conversation(
+            *(paying, task, [USER], task.params, [], ""),
+            ContextWindow(ContextWindows(), model, "", "m"),
+            files,
+        )
+        first_call = FirstCall(None, ignore)
+        call = FinalCall(task, talk, writer, toolbox, ignore, first_call, ProseRules())
+        final = await call.answer(StopReason.SUBMITTED, "42", seconds=0.1)
+    assert (final.text, final.finish_reason) == ("It is 42.", "length")
+    assert [notice.code for notice in final.notices] == ["response_format_violated"]
+
+
+async def test_an_answer_that_was_cut_short_is_not_asked_for_again() -> None:
+    model = ScriptedModel([SUBMIT, {"content": '{"n": ', "finish_reason": "length"}])
+    result = await answered(Run(model), **OBJECT)
+    assert (result.answer, result.finish_reason) == ('{"n": ', "length")
+    assert len(model.requests) == 2
+
+
+async def test_a_schema_without_end_holds_nobody_up() -> None:
+    steps = {f"s{n}": {"allOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(60)}
+    endless = AnswerForm({"$ref": "#/$defs/s0", "$defs": {**steps, "s60": {}}})
+    final = await in_form(endless, FinalAnswer("{}", "stop"), seconds=0.5)
+    assert (final.text, final.finish_reason) == ("{}", "stop")
+    assert [notice.code for notice in final.notices] == ["response_format_unchecked"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [[REFUSAL], [tool_reply(bash("ls")), REFUSAL]])
+async def test_a_refusal_ends_the_run_and_stays_one(
+    script: list[dict[str, Any]], stream: bool
+) -> None:
+    run = Run(ScriptedModel(script))
+    result = await answered(run, **OBJECT, stream=stream)
+    assert (result.answer, result.refusal) == ("", "I will not.")
+    assert (result.stop_reason, result.finish_reason) == (StopReason.REFUSED, "stop")
+    assert Refused("I will not.") in run.events
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_in_the_last_call_stays_one(stream: bool) -> None:
+    run = Run(ScriptedModel([SUBMIT, REFUSAL]))
+    result = await answered(run, **OBJECT, stream=stream)
+    assert (result.answer, result.refusal, result.notices) == ("", "I will not.", ())
+    assert (result.stop_reason, result.finish_reason) == (StopReason.SUBMITTED, "stop")
+    assert Refused("I will not.") in run.events
+
+
+async def test_a_limit_that_is_reached_leaves_the_form_in_force() -> None:
+    model = ScriptedModel([tool_reply(bash("ls")), text_reply("?"), text_reply('{"n": 1}')])
+    result = await answered(Run(model, limits=Limits(max_turns=1)), **OBJECT)
+    assert (result.answer, result.stop_reason) == ('{"n": 1}', StopReason.MAX_TURNS)

@@ -1,0 +1,273 @@
+"""A run that called the client's tools goes on where it was, once the client has answered."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.limits import Limits, StopReason
+from policies.sessions import ResumePoint, Session, State
+from proxy.agent.result import Result
+from proxy.agent.suspension import NO_RESULT, SuspendedRun, names
+from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
+from tests.fakes.memory_sandbox import MemorySandboxes
+from tests.fakes.memory_snapshots import MemorySnapshots
+from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, MemoryOutbox, Run, bash, valid
+
+PARKS = State(Session("somebody", "run:r1"), "parked")
+SUNNY = {"type": "text", "text": "sunny"}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+MIXED = tool_reply(bash("echo kept > file; echo shown > output/shown"), call("lookup", key="x"))
+
+
+def result_of(id: str, content: Any = "sunny") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": content}
+
+
+def asked(result: Result) -> dict[str, Any]:
+    """The turn as the client has it."""
+    return {"role": "assistant", "content": None, "tool_calls": list(result.tool_calls)}
+
+
+async def parked(run: Run, **fields: Any) -> tuple[Result, SuspendedRun]:
+    result = await run.go(client_tools=[LOOKUP], suspend_as=PARKS, **fields)
+    assert result.parked
+    return result, SuspendedRun.from_json(result.parked.to_json())
+
+
+async def test_the_model_is_told_the_clients_answer_after_all_it_was_told_before() -> None:
+    model = ScriptedModel([MIXED, tool_reply(bash("cat file")), SUBMIT])
+    run = Run(model)
+    first, waiting = await parked(run)
+    messages = [USER, asked(first), result_of("call_r1_1")]
+    second = await run.go(
+        run_id="r2",
+        messages=messages,
+        client_tools=[LOOKUP],
+        resume_from=waiting.goes_on,
+        suspended_run=waiting,
+    )
+    before, after = model.requests[0]["messages"], model.requests[1]["messages"]
+    assert after[: len(before)] == before
+    assert [message["role"] for message in after[len(before) :]] == ["assistant", "tool", "tool"]
+    theirs = after[len(before)]["tool_calls"][1]["id"]
+    assert after[-1] == {"role": "tool", "tool_call_id": theirs, "content": "sunny"}
+    assert all(valid(body) for body in model.requests)
+    assert run.events.observations[1] == "Exit code: 0\n[stdout]\nkept"
+    assert (second.answer, second.stop_reason) == ("42", StopReason.SUBMITTED)
+    assert [artifact.path for artifact in first.artifacts] == ["/testbed/output/shown"]
+    assert second.artifacts == []  # the client has it
+
+
+async def test_the_client_may_have_dropped_and_edited_what_came_before() -> None:
+    model = ScriptedModel([MIXED, SUBMIT])
+    run = Run(model)
+    _, waiting = await parked(run)
+    messages = [{"role": "user", "content": "edited"}, result_of("call_r1_1")]
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
+    told = model.requests[1]["messages"]
+    assert [message["content"] for message in told if message["role"] == "user"] == [
+        USER["content"]
+    ]
+    assert told[-1]["content"] == "sunny"
+
+
+async def test_instructions_that_come_with_the_answers_take_the_place_of_those_before() -> None:
+    model = ScriptedModel([MIXED, SUBMIT])
+    run = Run(model)
+    first = [{"role": "system", "content": "You are the first."}, USER]
+    result, waiting = await parked(run, messages=first)
+    second = [{"role": role, "content": f"Be {role}."} for role in ("system", "developer")]
+    messages = [*second, USER, asked(result), result_of("call_r1_1")]
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
+    before, after = model.requests[0]["messages"], model.requests[1]["messages"]
+    assert after[0]["content"] == before[0]["content"].replace("You are the first.", "Be system.")
+    assert after[1:3] == [second[1], USER]
+    assert waiting.instructed(after[:2]).ours_from == waiting.ours_from + 1
+
+
+async def test_what_the_client_adds_after_its_answers_follows_them() -> None:
+    model = ScriptedModel([MIXED, SUBMIT])
+    run = Run(model)
+    first, waiting = await parked(run)
+    more = {"role": "user", "content": "And hurry."}
+    messages = [USER, asked(first), result_of("call_r1_1"), more]
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
+    assert model.requests[1]["messages"][-2:] == [
+        {"role": "tool", "tool_call_id": "call_0_1", "content": "sunny"},
+        more,
+    ]
+
+
+async def test_a_call_the_client_left_unanswered_is_answered_for_it() -> None:
+    model = ScriptedModel([tool_reply(call("lookup", key="x"), call("lookup", key="y")), SUBMIT])
+    run = Run(model)
+    first, waiting = await parked(run)
+    messages = [USER, asked(first), result_of("call_r1_2")]
+    await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
+    told = [m["content"] for m in model.requests[1]["messages"] if m["role"] == "tool"]
+    assert told == [NO_RESULT, "sunny"]
+    assert valid(model.requests[1])
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("sunny", "Result of lookup:\nsunny"),
+        ([SUNNY, ", warm"], "Result of lookup:\nsunny, warm"),
+        ([SUNNY, PICTURE], [{"type": "text", "text": "Result of lookup:\nsunny"}, PICTURE]),
+        (None, "Result of lookup:\n"),
+    ],
+)
+async def test_calls_that_were_written_as_text_are_answered_as_text(said: Any, told: Any) -> None:
+    text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
+    model = ScriptedModel([text_reply(text), SUBMIT])
+    run = Run(model)
+    first, waiting = await parked(run)
+    answer = result_of("call_r1_1", said)
+    await run.go(
+        messages=[USER, asked(first), answer], client_tools=[LOOKUP], suspended_run=waiting
+    )
+    assert model.requests[1]["messages"][-1] == {"role": "user", "content": told}
+
+
+async def test_a_tool_that_said_nothing_has_said_the_empty_text() -> None:
+    model = ScriptedModel([tool_reply(call("lookup", key="x")), SUBMIT])
+    run = Run(model)
+    first, waiting = await parked(run)
+    answer = result_of("call_r1_1", None)
+    await run.go(
+        messages=[USER, asked(first), answer], client_tools=[LOOKUP], suspended_run=waiting
+    )
+    assert model.requests[1]["messages"][-1]["content"] == ""
+
+
+async def test_a_run_that_waits_has_its_files_when_it_goes_on_and_others_keep_none() -> None:
+    run = Run(ScriptedModel([MIXED, SUBMIT, SUBMIT]))
+    await parked(run)
+    assert run.snapshots.kept.keys() == {PARKS.session}
+    await run.go(run_id="r2", suspend_as=replace(PARKS, session=Session("somebody", "run:r2")))
+    assert run.snapshots.kept.keys() == {PARKS.session}
+
+
+async def test_an_answer_of_an_earlier_run_is_none_of_this_one() -> None:
+    sandboxes, snapshots = MemorySandboxes(), MemorySnapshots()
+    session = Session("somebody", "chat")
+    commands = [
+        "echo old > output/answer.txt; echo plot > output/plot.svg; echo a > output/same",
+        "echo plot 2 > output/plot.svg; cat output/same",
+    ]
+    replies = [
+        [tool_reply(bash(commands[0])), text_reply("Done.")],
+        [tool_reply(bash(commands[1])), text_reply("Here it is.")],
+    ]
+    results = []
+    for n, script in enumerate(replies):
+        run = Run(ScriptedModel(script), sandboxes=sandboxes, snapshots=snapshots)
+        results.append(
+            await run.go(resume_from=ResumePoint(session), save_as=State(session, str(n)))
+        )
+    first, second = results
+    assert (first.answer, first.origin) == ("old", "new")
+    assert (second.answer, second.origin) == ("Here it is.", "restored")
+    assert [artifact.path for artifact in second.artifacts] == ["/testbed/output/plot.svg"]
+
+
+@pytest.mark.parametrize("name", ["execute_bash", "submit"])
+async def test_a_clients_tool_keeps_its_name_and_ours_is_called_otherwise(name: str) -> None:
+    theirs = {**LOOKUP, "function": {"name": name, "parameters": {"type": "object"}}}
+    ours = {"execute_bash": "sandbox_execute_bash", "submit": "sandbox_submit"}[name]
+    model = ScriptedModel([tool_reply({**bash("echo 1"), "name": ours}), tool_reply(call(name))])
+    if name == "submit":
+        model = ScriptedModel([tool_reply(call(ours, answer="42"))])
+    run = Run(model)
+    result = await run.go(client_tools=[theirs])
+    names = [tool["function"]["name"] for tool in model.requests[0]["tools"]]
+    assert sorted(names).count(name) == 1
+    assert ours in names
+    assert ours in model.requests[0]["messages"][0]["content"]
+    if name == "submit":
+        assert result.answer == "42"
+    else:
+        assert [made["function"]["name"] for made in result.tool_calls] == [name]
+        assert run.events.observations == ["Exit code: 0\n[stdout]\n1"]
+
+
+async def test_what_a_clients_own_submit_is_called_with_is_no_answer() -> None:
+    theirs = {**LOOKUP, "function": {"name": "submit", "parameters": {"type": "object"}}}
+    run = Run(ScriptedModel([tool_reply(call("submit", answer="theirs"))]))
+    result = await run.go(client_tools=[theirs], stream=True)
+    assert (result.answer, run.events.answer) == ("", "")
+    assert [made["function"]["name"] for made in result.tool_calls] == ["submit"]
+
+
+async def test_a_client_that_insists_on_a_call_of_its_tools_gets_one() -> None:
+    model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
+    result = await Run(model).go(client_tools=[LOOKUP], must_call=True)
+    assert result.finish_reason == "tool_calls"
+    assert [body["tool_choice"] for body in model.requests] == ["required", "required"]
+    assert "submit" not in [tool["function"]["name"] for tool in model.requests[0]["tools"]]
+
+
+async def test_of_a_last_turn_that_calls_others_too_every_call_is_answered() -> None:
+    wrong = tool_reply(call("nonsense"), call("nonsense"))
+    model = ScriptedModel([tool_reply(bash("echo 1")), wrong, text_reply("It is 42.")])
+    run = Run(model, limits=Limits(max_turns=1))
+    result = await run.go(client_tools=[LOOKUP], must_call=True)
+    assert result.answer == "It is 42."
+    assert all(valid(body) for body in model.requests)
+
+
+async def test_it_gets_one_at_the_limit_too() -> None:
+    model = ScriptedModel([tool_reply(bash("echo 1")), tool_reply(call("lookup", key="x"))])
+    run = Run(model, limits=Limits(max_turns=1))
+    result = await run.go(client_tools=[LOOKUP], must_call=True)
+    assert (result.finish_reason, result.stop_reason) == (
+        "tool_calls",
+        StopReason.CLIENT_TOOL_CALLS,
+    )
+    assert (model.requests[1]["tools"], model.requests[1]["tool_choice"]) == ([LOOKUP], "required")
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([USER], []),
+        ([result_of("call_r1_1"), result_of("call_r1_2")], ["r1"]),
+        ([result_of("call_r1_1"), result_of("call_r2_1"), USER], ["r2", "r1"]),
+        ([result_of("call_r1_1"), {"role": "assistant", "content": "Well."}, USER], []),
+        ([result_of("toolu_1"), {"role": "tool"}, {"role": "tool", "tool_call_id": 7}], []),
+    ],
+)
+def test_runs_are_found_by_the_ids_of_the_calls_that_were_answered_last(
+    messages: list[dict[str, Any]], expected: list[str]
+) -> None:
+    assert names(messages) == expected
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_where_it_is_named(
+    is_kept: bool,
+) -> None:
+    sandboxes, snapshots, outbox = MemorySandboxes(), MemorySnapshots(), MemoryOutbox()
+    session = Session("somebody", "chat")
+    make = bash("echo a > output/a.csv; echo b > output/b.csv")
+    scripts = [
+        [tool_reply(make), text_reply("Done.")],
+        [tool_reply(bash("true")), text_reply("It is in /testbed/output/a.csv.")],
+    ]
+    for n, script in enumerate(scripts):
+        run = Run(ScriptedModel(script), sandboxes=sandboxes, snapshots=snapshots, outbox=outbox)
+        result = await run.go(resume_from=ResumePoint(session), save_as=State(session, str(n)))
+        if not is_kept:
+            outbox.saved.clear()
+    assert result.answer == "It is in [a.csv](https://files.test/a.csv)."
+    named = [] if is_kept else ["/testbed/output/a.csv"]
+    assert [artifact.path for artifact in result.artifacts] == named
+
+
+async def test_an_id_that_only_looks_like_ours_is_none() -> None:
+    reply = tool_reply({**call("lookup"), "id": "call_r1_x"})
+    result, waiting = await parked(Run(ScriptedModel([reply])))
+    assert [made["id"] for made in result.tool_calls] == ["call_r1_1"]
+    assert waiting.calls == [("call_r1_1", "call_r1_x", "lookup")]

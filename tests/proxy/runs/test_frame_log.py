@@ -1,0 +1,44 @@
+"""Frames that are kept for readers who come later."""
+
+import anyio
+
+from proxy.runs.recording import FrameLog
+
+
+async def test_a_reader_hears_what_was_and_then_what_comes() -> None:
+    recording = FrameLog()
+    recording.add(["a", "b"])
+    heard: list[list[str]] = []
+
+    async def read(first: int) -> None:
+        while frames := await recording.since(first):
+            heard.append(list(frames))
+            first += len(frames)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(read, 1)
+            await anyio.wait_all_tasks_blocked()
+            recording.add(["c"])
+            await anyio.wait_all_tasks_blocked()
+            recording.end()
+    assert heard == [["b"], ["c"]]
+
+
+async def test_what_was_written_down_is_told_again_with_what_came_last() -> None:
+    recording = FrameLog(max_chars=10)
+    recording.add(["aaaa", "bbbb", "cccc"])
+    again = FrameLog.from_json(recording.to_json(["dd"]))
+    with anyio.fail_after(5):
+        assert (again.first, await again.since(0)) == (1, ["bbbb", "cccc", "dd"])
+        assert (await again.since(3), await again.since(4)) == (["dd"], [])
+
+
+async def test_beyond_its_size_the_oldest_go_and_the_newest_stays() -> None:
+    recording = FrameLog(max_chars=10)
+    recording.add(["aaaa", "bbbb", "cccc"])
+    assert (recording.first, recording.chars) == (1, 8)
+    assert await recording.since(0) == ["bbbb", "cccc"]
+    assert await recording.since(2) == ["cccc"]
+    recording.add(["d" * 100])
+    assert (recording.first, await recording.since(3)) == (3, ["d" * 100])

@@ -1,0 +1,374 @@
+"""Chat completions as the client sees them, to the last field."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.artifacts import SkippedFile
+from policies.limits import StopReason
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    FileProduced,
+    ReasoningDelta,
+    RunFinished,
+    RunStarted,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+    TurnStarted,
+)
+from proxy.agent.result import Artifact, Compaction, Result
+from proxy.errors import BackendError
+from proxy.schemas.chat_response import StreamedCompletion, WholeCompletion, head
+from tests.fakes.results import SPENT, SPENT_TOLD
+
+URL = "https://host/v1/containers/cntr_1/files/cfile_1/content?exp=1&sig=2"
+PICTURE = Artifact(
+    file_id="cfile_1",
+    container_id="cntr_1",
+    path="/testbed/output/plot.png",
+    bytes=880,
+    mime_type="image/png",
+    sha256="abc",
+    url=URL,
+    data_url="data:image/png;base64,iVBO",
+)
+TABLE = replace(
+    PICTURE,
+    file_id="cfile_2",
+    path="/testbed/output/caf\udce9.csv",
+    mime_type="text/csv",
+    url="https://host/2",
+    data_url=None,
+)
+RESULT = Result(
+    run_id="r1",
+    container_id="cntr_1",
+    model="backend-m",
+    answer=f"Done. See [plot.png]({URL}) for it.",
+    stop_reason=StopReason.SUBMITTED,
+    finish_reason="stop",
+    tool_calls=[],
+    usage={
+        "prompt_tokens": 30,
+        "completion_tokens": 4,
+        "total_tokens": 34,
+        "prompt_tokens_details": {"cached_tokens": 20},
+    },
+    segments=1,
+    tally=SPENT,
+    steps=2,
+    artifacts=[PICTURE, TABLE],
+    left_out=[SkippedFile("/testbed/output/huge", 1 << 40, "too_large")],
+    choice={},
+    response={"model": "backend-m", "system_fingerprint": "fp", "service_tier": None, "id": "x"},
+)
+USAGE = {
+    "prompt_tokens": 30,
+    "completion_tokens": 4,
+    "total_tokens": 34,
+    "prompt_tokens_details": {"cached_tokens": 20},
+    "sandbox": SPENT_TOLD,
+}
+ANNOTATIONS = [
+    {
+        "type": "url_citation",
+        "url_citation": {"url": URL, "title": "plot.png", "start_index": 11, "end_index": 19},
+    },
+    {
+        "type": "url_citation",
+        "url_citation": {
+            "url": "https://host/2",
+            "title": "caf?.csv",
+            "start_index": len(RESULT.answer),
+            "end_index": len(RESULT.answer),
+        },
+    },
+]
+IMAGES = [{"type": "image_url", "index": 0, "image_url": {"url": "data:image/png;base64,iVBO"}}]
+SANDBOX = {
+    "v": 1,
+    "run_id": "r1",
+    "container_id": "cntr_1",
+    "stop_reason": "submitted",
+    "route": "auto",
+    "steps": 2,
+    "files": [
+        {
+            "id": "cfile_1",
+            "filename": "plot.png",
+            "path": "/testbed/output/plot.png",
+            "bytes": 880,
+            "mime_type": "image/png",
+            "sha256": "abc",
+            "url": URL,
+        },
+        {
+            "id": "cfile_2",
+            "filename": "caf?.csv",
+            "path": "/testbed/output/caf?.csv",
+            "bytes": 880,
+            "mime_type": "text/csv",
+            "sha256": "abc",
+            "url": "https://host/2",
+        },
+    ],
+    "files_left_out_count": 1,
+    "files_left_out": [{"path": "/testbed/output/huge", "bytes": 1 << 40, "why": "too_large"}],
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
+NOTHING = replace(RESULT, answer="42", artifacts=[], left_out=[], response={}, usage={})
+
+
+def whole(result: Result, reasoning: str = "") -> dict[str, Any]:
+    builder = WholeCompletion(head("r1", 7, "qwen3"), "r1", "off")
+    builder.event(ReasoningDelta(reasoning))
+    made = builder.finish(result)
+    json.dumps(made).encode()
+    return made
+
+
+def test_a_completion_with_everything() -> None:
+    assert whole(RESULT, "$ ls\n") == {
+        "id": "chatcmpl-r1",
+        "object": "chat.completion",
+        "created": 7,
+        "model": "qwen3",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": RESULT.answer,
+                    "refusal": None,
+                    "annotations": ANNOTATIONS,
+                    "reasoning": "$ ls\n",
+                    "reasoning_content": "$ ls\n",
+                    "images": IMAGES,
+                },
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": USAGE,
+        "system_fingerprint": "fp",
+        "sandbox": SANDBOX,
+    }
+
+
+def test_a_completion_with_nothing_has_what_is_required() -> None:
+    made = whole(NOTHING)
+    assert made["choices"] == [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": "42",
+                "refusal": None,
+                "annotations": [],
+            },
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert {key: made["usage"][key] for key in made["usage"] if key != "sandbox"} == {
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+        "total_tokens": 0,
+    }
+
+
+def test_the_clients_calls_stand_in_the_place_of_content() -> None:
+    result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="tool_calls")
+    choice = whole(result)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    assert choice["message"]["tool_calls"] == [CALL]
+
+
+def test_log_probabilities_come_back() -> None:
+    token = {"token": "42", "logprob": -0.1, "bytes": [52, 50], "top_logprobs": []}
+    made = whole(replace(NOTHING, choice={"logprobs": {"content": [token]}}))
+    assert made["choices"][0]["logprobs"] == {"content": [token], "refusal": None}
+
+
+@pytest.mark.parametrize(
+    ("answer", "pointed_at"),
+    [
+        (f"See [the plot]({URL}).", "the plot"),
+        (f"See ![the plot]({URL}).", "the plot"),
+        (f"[a](x) and [b]({URL})", "b"),
+        (f"[a] then <{URL}>", URL),
+        (f"{URL}", URL),
+        ("No link at all.", ""),
+        ("", ""),
+    ],
+)
+def test_an_annotation_points_at_the_links_label(answer: str, pointed_at: str) -> None:
+    result = replace(NOTHING, answer=answer, artifacts=[PICTURE])
+    [annotation] = whole(result)["choices"][0]["message"]["annotations"]
+    at = annotation["url_citation"]
+    assert answer[at["start_index"] : at["end_index"]] == pointed_at
+
+
+# Streamed
+
+
+def frames(*events: Event, steps: Any = "reasoning") -> list[list[dict[str, Any]]]:
+    encoder = stream(steps)
+    return [data(encoder.event(event)) for event in events]
+
+
+def stream(steps: Any = "reasoning", *, wants_usage: bool = False) -> StreamedCompletion:
+    return StreamedCompletion(head("r1", 7, 'q"3'), "r1", steps, wants_usage=wants_usage)
+
+
+def data(frames: str) -> list[dict[str, Any]]:
+    """The JSON objects of server-sent events."""
+    lines = [line.removeprefix("data: ") for line in frames.split("\n") if line[:5] == "data:"]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-r1",
+        "object": "chat.completion.chunk",
+        "created": 7,
+        "model": 'q"3',
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+        **more,
+    }
+
+
+def thinking(text: str, **more: Any) -> dict[str, Any]:
+    return chunk({"reasoning": text, "reasoning_content": text}, **more)
+
+
+STARTED = ToolCallStarted(1, "c1", "execute_bash", {"command": "ls\npwd"})
+FINISHED = ToolCallFinished(
+    step=1,
+    call_id="c1",
+    name="execute_bash",
+    observation="Exit code: 0\n[stdout]\na\nb\nc",
+    exit_code=0,
+    output_lines=3,
+    duration_s=1.24,
+)
+
+
+def test_the_first_chunk_says_who_speaks() -> None:
+    assert data(stream().begin()) == [chunk({"role": "assistant", "content": ""})]
+
+
+def test_a_step_is_told_as_it_happens() -> None:
+    start = {"v": 1, "run_id": "r1", "step": 1, "kind": "tool_start", "tool": "execute_bash"}
+    output = {"v": 1, "step": 1, "kind": "tool_output"}
+    end = {"v": 1, "step": 1, "kind": "tool_end", "exit_code": 0, "ms": 1240}
+    assert frames(
+        ReasoningDelta("Hm."),
+        STARTED,
+        ToolOutput(1, "stdout", "a"),
+        ToolOutput(1, "stdout", "b\nc"),
+        FINISHED,
+    ) == [
+        [thinking("Hm.")],
+        [thinking("\n````console\n$ ls\npwd\n", sandbox=start)],
+        [],
+        [thinking("ab\n", sandbox=output)],
+        [thinking("c\n[exit 0, 1.2 s, 3 lines]\n````\n", sandbox=end)],
+    ]
+
+
+def test_the_answer_comes_as_content_with_its_log_probabilities() -> None:
+    choice = {"index": 0, "delta": {"content": "2"}, "finish_reason": None}
+    assert frames(AnswerDelta("4"), AnswerDelta("2", {"content": []})) == [
+        [chunk({"content": "4"})],
+        [{**chunk({}), "choices": [{**choice, "logprobs": {"content": [], "refusal": None}}]}],
+    ]
+
+
+@pytest.mark.parametrize("steps", ["off", "reasoning", "items"])
+def test_other_events_have_no_frame(steps: str) -> None:
+    others = [
+        RunStarted("r1"),
+        TurnStarted(1),
+        FileProduced("cfile_1", "/testbed/output/a", 1),
+        RunFinished(StopReason.SUBMITTED),
+    ]
+    assert frames(*others, steps=steps) == [[], [], [], []]
+
+
+def test_without_steps_only_the_models_own_thinking_shows() -> None:
+    assert frames(ReasoningDelta("Hm."), STARTED, FINISHED, AnswerDelta("42"), steps="off") == [
+        [thinking("Hm.")],
+        [],
+        [],
+        [chunk({"content": "42"})],
+    ]
+
+
+GONE = BackendError("gone")
+
+
+@pytest.mark.parametrize("steps", ["off", "reasoning", "items", "events"])
+def test_a_run_that_fails_between_steps_ends_in_its_error_alone(steps: str) -> None:
+    encoder = stream(steps)
+    encoder.event(ReasoningDelta("Hm."))
+    assert data(encoder.fail(GONE)) == [GONE.body()]
+
+
+def test_a_step_that_a_failing_run_leaves_open_is_said_not_to_be_finished() -> None:
+    encoder = stream()
+    encoder.event(STARTED)
+    assert data(encoder.fail(GONE)) == [thinking("[not finished]\n````\n"), GONE.body()]
+
+
+def test_the_end_is_the_pictures_then_the_finish_reason_with_the_files() -> None:
+    assert data(stream().finish(RESULT)) == [
+        chunk({"images": IMAGES}),
+        chunk({"annotations": ANNOTATIONS}, "stop", sandbox=SANDBOX),
+    ]
+
+
+def test_a_run_without_files_ends_in_one_empty_delta() -> None:
+    [last] = data(stream().finish(NOTHING))
+    assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+
+
+def test_the_clients_calls_are_numbered_anew() -> None:
+    second = {**CALL, "id": "c2", "index": 5}
+    result = replace(NOTHING, answer="", tool_calls=[CALL, second], finish_reason="tool_calls")
+    calls, last = data(stream().finish(result))
+    assert calls == chunk({"tool_calls": [{**CALL, "index": 0}, {**second, "index": 1}]})
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_the_usage_chunk_has_no_choices() -> None:
+    *_, last = data(stream(wants_usage=True).finish(RESULT))
+    assert last == {
+        "id": "chatcmpl-r1",
+        "object": "chat.completion.chunk",
+        "created": 7,
+        "model": 'q"3',
+        "choices": [],
+        "usage": USAGE,
+    }
+
+
+def test_every_chunk_is_one_line_of_ascii() -> None:
+    encoder = stream(wants_usage=True)
+    made = [encoder.begin()]
+    made += [encoder.event(event) for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
+    *frames, end = "".join([*made, encoder.finish(RESULT)]).split("\n\n")
+    assert end == ""
+    assert all(frame.isascii() and "\n" not in frame for frame in frames)
+
+
+def test_a_history_that_was_shortened_is_told_of() -> None:
+    assert "segments" not in whole(RESULT)["sandbox"]
+    made = replace(RESULT, segments=2, compactions=[Compaction("stubs", "nearly full", 90, 50)])
+    shown = whole(made)["sandbox"]
+    compaction = {"kind": "stubs", "cause": "nearly full", "tokens_before": 90, "tokens_after": 50}
+    assert (shown["segments"], shown["compactions"]) == (2, [compaction])

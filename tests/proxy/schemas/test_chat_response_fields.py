@@ -1,0 +1,133 @@
+"""What a completion has beside its answer: refusals, functions, warnings, further choices."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.steps import PROFILES, Steps
+from proxy.agent.events import AnswerDelta, ChoiceEvent, ReasoningDelta, Refused, ToolOutput
+from proxy.agent.result import RunWarning
+from proxy.schemas.chat_response import WholeCompletion, head
+from proxy.schemas.result_objects import usage
+from tests.proxy.schemas.test_chat_response import (
+    CALL,
+    FINISHED,
+    NOTHING,
+    RESULT,
+    STARTED,
+    chunk,
+    data,
+    frames,
+    stream,
+    whole,
+)
+
+
+def test_what_the_backend_says_in_fields_of_its_own_comes_back() -> None:
+    choice = {"index": 3, "logprobs": None, "stop_reason": 7, "token_ids": [1], "other": None}
+    response = {"id": "x", "model": "y", "prompt_token_ids": [2], "kv_transfer_params": None}
+    made = whole(replace(NOTHING, choice=choice, response=response))
+    assert made["choices"][0] | {"message": None} == {
+        "index": 0,
+        "message": None,
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": 7,
+        "token_ids": [1],
+    }
+    assert (made["id"], made["model"]) == ("chatcmpl-r1", "qwen3")
+    assert (made["prompt_token_ids"], "kv_transfer_params" in made) == ([2], False)
+
+
+def test_a_refusal_stands_in_the_place_of_content() -> None:
+    message = whole(replace(NOTHING, answer="", refusal="No."))["choices"][0]["message"]
+    assert (message["content"], message["refusal"]) == (None, "No.")
+
+
+def test_a_call_of_a_function_is_one() -> None:
+    result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
+    choice = whole(result)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
+    assert choice["message"]["function_call"] == {"name": "lookup", "arguments": "{}"}
+    assert "tool_calls" not in choice["message"]
+
+
+def test_what_the_reader_must_know_is_in_the_warnings() -> None:
+    result = replace(NOTHING, notices=[RunWarning("response_format_violated", "It is not JSON.")])
+    assert whole(result)["sandbox"]["warnings"] == [
+        {"code": "response_format_violated", "message": "It is not JSON."}
+    ]
+
+
+def test_further_choices_stand_beside_the_first_and_their_usage_is_added() -> None:
+    other = replace(NOTHING, run_id="r2", answer="43", usage={"prompt_tokens": 5})
+    builder = WholeCompletion(head("r1", 7, "qwen3"), "r1", "reasoning")
+    builder.event(ChoiceEvent(1, ReasoningDelta("$ ls\n")))
+    made = builder.finish(replace(RESULT, others=[other]))
+    first, second = made["choices"]
+    assert (first["index"], second["index"]) == (0, 1)
+    assert (second["message"]["content"], second["message"]["reasoning"]) == ("43", "$ ls\n")
+    assert (made["sandbox"]["run_id"], second["sandbox"]["run_id"]) == ("r1", "r2")
+    assert made["usage"]["prompt_tokens"] == 35
+    tally = made["usage"]["sandbox"]
+    assert (tally["llm_calls"], tally["wall_ms"], tally["context_tokens"]) == (4, 1200, 18)
+
+
+def test_a_call_of_a_function_is_streamed_as_one() -> None:
+    result = replace(NOTHING, answer="", tool_calls=[CALL], finish_reason="function_call")
+    made, last = data(stream().finish(result))
+    assert made == chunk({"function_call": {"name": "lookup", "arguments": "{}"}})
+    assert last["choices"][0]["finish_reason"] == "function_call"
+
+
+def test_a_refusal_is_streamed_as_one() -> None:
+    assert frames(Refused("No.")) == [[chunk({"refusal": "No."})]]
+
+
+def test_further_choices_are_streamed_under_their_numbers() -> None:
+    encoder = stream()
+    events = [AnswerDelta("a"), ChoiceEvent(2, AnswerDelta("c")), ChoiceEvent(2, AnswerDelta("d"))]
+    made = [made["choices"][0] for each in events for made in data(encoder.event(each))]
+    assert [(choice["index"], choice["delta"]) for choice in made] == [
+        (0, {"content": "a"}),
+        (2, {"role": "assistant", "content": "c"}),
+        (2, {"content": "d"}),
+    ]
+    other = replace(NOTHING, run_id="r2")
+    ends = data(encoder.finish(replace(NOTHING, others=[other, other])))
+    assert [(end["choices"][0]["index"], end["sandbox"]["run_id"]) for end in ends] == [
+        (0, "r1"),
+        (1, "r2"),
+        (2, "r2"),
+    ]
+
+
+def test_the_thoughts_of_each_choice_are_kept_apart() -> None:
+    whole = WholeCompletion(head("r1", 7, "m"), "r1", "reasoning")
+    for event in (ReasoningDelta("a"), ChoiceEvent(1, ReasoningDelta("b")), ReasoningDelta("c")):
+        whole.event(event)
+    made = whole.finish(replace(RESULT, others=[RESULT, RESULT]))["choices"]
+    thoughts = [choice["message"].get("reasoning") for choice in made]
+    assert thoughts == ["ac", "b", None]
+
+
+@pytest.mark.parametrize("steps", PROFILES)
+def test_an_answer_in_one_piece_has_the_thinking_of_the_stream(steps: Steps) -> None:
+    output = ToolOutput(1, "stdout", "a\n")
+    events = [ReasoningDelta("Hm."), STARTED, output, FINISHED, ReasoningDelta("So.")]
+    builder = WholeCompletion(head("r1", 7, "m"), "r1", steps)
+    for event in events:
+        builder.event(event)
+    message = builder.finish(NOTHING)["choices"][0]["message"]
+    deltas = [made["choices"][0]["delta"] for each in frames(*events, steps=steps) for made in each]
+    assert message["reasoning"] == "".join(delta.get("reasoning", "") for delta in deltas)
+
+
+@pytest.mark.parametrize(
+    ("costs", "told"), [((0.5, 0.25), 750_000), ((0.5, None), None), ((None, 0.5), None)]
+)
+def test_the_cost_of_all_choices_is_told_where_that_of_each_is_known(
+    costs: tuple[float | None, float | None], told: int | None
+) -> None:
+    one, two = (replace(NOTHING, tally=replace(NOTHING.tally, cost_usd=cost)) for cost in costs)
+    assert usage(replace(one, others=[two]))["sandbox"].get("cost_microusd") == told

@@ -1,0 +1,63 @@
+"""Files written as text inside JSON."""
+
+import base64
+import random
+
+import pytest
+
+from proxy.schemas.content_parts import InlineData, data_url
+
+
+def bare(text: str) -> InlineData:
+    return InlineData(text, 0, "")
+
+
+def content(data: InlineData) -> bytes:
+    return b"".join(data.pieces())
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 100, 196_607, 196_608, 196_609, 1_000_001])
+def test_any_size_comes_out_as_it_went_in(size: int) -> None:
+    written = random.Random(size).randbytes(size)
+    text = base64.b64encode(written).decode()
+    for spelling in (text, text.rstrip("="), base64.encodebytes(written).decode()):
+        assert bare(spelling).measure() == size
+        assert content(bare(spelling)) == written
+
+
+@pytest.mark.parametrize(
+    "text", ["?", "YWJj=", "YQ", "YQ===", "Y=Q=", "YQ==YQ==", "Y", "YWJjZ", "a-_b", "é", "\x00AAA"]
+)
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    if text == "YQ":  # without its padding, as many write it
+        assert content(bare(text)) == b"a"
+        return
+    with pytest.raises(ValueError, match="it "):
+        bare(text).measure()
+
+
+def test_padding_in_the_middle_is_refused_wherever_it_is_read() -> None:
+    padded = "A" * ((1 << 18) - 1) + "="
+    assert bare(padded).measure() == (1 << 18) // 4 * 3 - 1
+    with pytest.raises(ValueError, match="it "):
+        bare(padded + "AAAA").measure()
+
+
+@pytest.mark.parametrize(
+    ("url", "mime_type", "written"),
+    [
+        ("data:text/csv;base64,YSxi", "text/csv", b"a,b"),
+        ("DATA:text/csv;charset=utf-8;BASE64,YSxi", "text/csv", b"a,b"),
+        ("data:text/csv,a%2Cb", "text/csv", b"a,b"),
+        ("data:,a,b", "text/plain", b"a,b"),
+        ("data:;base64,YSxi", "text/plain", b"a,b"),
+    ],
+)
+def test_a_data_url_is_read(url: str, mime_type: str, written: bytes) -> None:
+    data = data_url(url)
+    assert (data.mime_type, data.measure(), content(data)) == (mime_type, len(written), written)
+
+
+def test_a_data_url_without_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="no comma"):
+        data_url("data:text/csv;base64")

@@ -1,0 +1,14 @@
+"""The object of /v1/responses, as it is told and as it is kept."""
+
+from dataclasses import replace
+
+from proxy.agent.result import RunStats
+from proxy.schemas.responses_response import begun, ended
+from tests.fakes.results import SUBMITTED
+
+RESULT = replace(SUBMITTED, tally=RunStats(wall_ms=2500))
+
+
+def test_a_response_was_completed_at_one_time_however_often_that_is_told() -> None:
+    told = ended(begun({"model": "m"}, "r1", created=1000), RESULT, [])
+    assert (told["created_at"], told["completed_at"]) == (1000, 1002)

@@ -1,0 +1,266 @@
+"""Steps as Open WebUI's cards: what it makes of the frames, and the frames themselves."""
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proxy.agent.events import (
+    AnswerDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolOutput,
+)
+from proxy.agent.result import Artifact
+from proxy.errors import BackendError
+from proxy.schemas.chat_response import StreamedCompletion, head
+from tests.fakes.open_webui import OpenWebUI
+from tests.fakes.results import SUBMITTED
+from tests.proxy.schemas.test_chat_response import data
+
+PICTURE = Artifact(
+    file_id="cfile_1",
+    container_id="cntr_r1",
+    path="/testbed/output/dot.gif",
+    bytes=7,
+    mime_type="image/gif",
+    sha256="abc",
+    url="https://host/1",
+    data_url="data:image/gif;base64,R0lG",
+)
+TABLE = replace(
+    PICTURE, path="/testbed/output/t.csv", mime_type="text/csv", url="https://host/2", data_url=None
+)
+HUGE = replace(PICTURE, path="/testbed/output/huge.png", url="https://host/3", data_url=None)
+HUGE = replace(HUGE, mime_type="image/png")
+RESULT = replace(SUBMITTED, container_id="cntr_r1")
+
+
+def started(step: int, name: str = "execute_bash", **arguments: Any) -> ToolCallStarted:
+    return ToolCallStarted(step, "the-models-own", name, arguments or {"command": "ls -la"})
+
+
+def finished(step: int, observation: str = "Exit code: 0") -> ToolCallFinished:
+    return ToolCallFinished(
+        step=step,
+        call_id="the-models-own",
+        name="execute_bash",
+        observation=observation,
+        exit_code=0,
+        output_lines=0,
+        duration_s=0.1,
+    )
+
+
+class Stream:
+    """The frames of a run, read by Open WebUI."""
+
+    def __init__(self, *events: Event) -> None:
+        self.encoder = StreamedCompletion(head("r1", 7, "m"), "r1", "items", wants_usage=False)
+        self.reader = OpenWebUI()
+        self.frames: list[dict[str, Any]] = []
+        for event in events:
+            self.add(self.encoder.event(event))
+
+    def add(self, frames: str) -> "Stream":
+        for frame in data(frames):
+            self.frames.append(frame)
+            self.reader.take(frame)
+        return self
+
+    @property
+    def beside(self) -> list[dict[str, Any]]:
+        """What the frames have that is no chunk's."""
+        names = ("id", "object", "created", "model", "choices", "sandbox")
+        found = [{k: frame[k] for k in frame if k not in names} for frame in self.frames]
+        return [keys for keys in found if keys]
+
+
+def status(description: str, *, done: bool = False) -> dict[str, Any]:
+    data = {"action": "sandbox", "description": description, "done": done}
+    return {"event": {"type": "status", "data": data}}
+
+
+def test_the_frames_of_a_step_are_those_of_the_wire() -> None:
+    stream = Stream(ReasoningDelta("Hm."), started(1), finished(1, "Exit code: 0\n[stdout]\na"))
+    item = {
+        "type": "function_call",
+        "id": "fc_r1_1",
+        "call_id": "step_r1_1",
+        "name": "execute_bash",
+        "arguments": '{"command": "ls -la"}',
+        "status": "completed",
+    }
+    output = {
+        "type": "function_call_output",
+        "id": "fco_r1_1",
+        "call_id": "step_r1_1",
+        "output": [{"type": "input_text", "text": "Exit code: 0\n[stdout]\na"}],
+        "status": "completed",
+    }
+    begun = {**item, "arguments": "", "status": "in_progress"}
+    assert stream.beside == [
+        status("Running: ls -la"),
+        {"type": "response.output_item.added", "output_index": 1, "item": begun},
+        {"type": "response.output_item.done", "output_index": 1, "item": item},
+        {"type": "response.output_item.added", "output_index": 2, "item": output},
+        status("Ran: ls -la"),
+    ]
+    assert all(
+        frame["choices"] == [{"index": 0, "delta": {}, "finish_reason": None}]
+        for frame in stream.frames[1:]
+    )
+
+
+def test_cards_and_thoughts_stand_in_the_order_in_which_they_came() -> None:
+    stream = Stream(
+        ReasoningDelta("First"),
+        ReasoningDelta(" this."),
+        started(1),
+        finished(1, "a"),
+        started(2),
+        finished(2, "b"),
+        ReasoningDelta("Then that."),
+        started(3),
+        finished(3, "c"),
+        AnswerDelta("Do"),
+        AnswerDelta("ne."),
+    )
+    card = 'execute_bash {"command": "ls -la"} completed'
+    assert stream.reader.shown == [
+        "reasoning: First this.",
+        card,
+        "-> a",
+        card,
+        "-> b",
+        "reasoning: Then that.",
+        card,
+        "-> c",
+        "message: Done.",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_a_run_does_each_card_has_its_own_result_below_it(seed: int) -> None:
+    rng = random.Random(seed)
+    events: list[Event] = []
+    for step in range(1, rng.randint(2, 12)):
+        events += rng.choices([ReasoningDelta("Hm."), ReasoningDelta("\n")], k=rng.randint(0, 3))
+        events += [AnswerDelta("Or so.")] * (rng.random() < 0.1)
+        tool = rng.choice(["execute_bash", "submit", "unknown"])
+        output = [ToolOutput(step, "stdout", "x\n")] * rng.randint(0, 3)
+        events += [started(step, tool), *output, finished(step, f"{step}")]
+    items = Stream(*events, AnswerDelta("Done.")).reader.items
+    cards = [n for n, item in enumerate(items) if item["type"] == "function_call"]
+    results = [n for n, item in enumerate(items) if item["type"] == "function_call_output"]
+    assert results == [n + 1 for n in cards]
+    assert [items[n]["call_id"] for n in cards] == [items[n]["call_id"] for n in results]
+
+
+def test_cards_after_an_answer_that_was_none_stand_below_it() -> None:
+    stream = Stream(
+        AnswerDelta("I think so."),
+        ReasoningDelta("not shown"),
+        started(1),
+        finished(1, "no"),
+        AnswerDelta("It is not."),
+    )
+    assert stream.reader.shown == [
+        "message: I think so.",
+        'execute_bash {"command": "ls -la"} completed',
+        "-> no",
+        "message: It is not.",
+    ]
+
+
+def test_handing_in_the_answer_is_no_card() -> None:
+    submit = replace(finished(1), name="submit")
+    stream = Stream(started(1, "submit", answer="42"), submit, AnswerDelta("42"))
+    stream.add(stream.encoder.finish(RESULT))
+    assert stream.reader.shown == ["message: 42"]
+    assert stream.beside == []
+
+
+def test_the_status_line_shows_the_last_line_of_ever_longer_output() -> None:
+    pieces = [ToolOutput(1, "stdout", f"{n}\n\x1b[1mline {n}\x1b[0m\n") for n in range(1, 101)]
+    stream = Stream(started(1, command="make\nall"), *pieces, finished(1))
+    assert stream.reader.statuses == [
+        ("Running: make ...", False),
+        *((f"Running: make ... - line {n}", False) for n in (1, 2, 4, 8, 16, 32, 64)),
+        ("Ran: make ...", False),
+    ]
+
+
+def test_silence_and_a_step_that_is_over_change_no_status() -> None:
+    blank, late = ToolOutput(1, "stdout", " \n\n"), ToolOutput(1, "stdout", "late\n")
+    stream = Stream(started(1), blank, finished(1), late)
+    assert stream.reader.statuses == [("Running: ls -la", False), ("Ran: ls -la", False)]
+
+
+def test_the_end_tells_of_files_and_closes_the_status_line() -> None:
+    stream = Stream(started(1), finished(1), started(2), finished(2))
+    stream.add(stream.encoder.finish(replace(RESULT, artifacts=[PICTURE, TABLE, HUGE])))
+    assert stream.reader.statuses[-1] == ("2 steps, 3 files", True)
+    # The picture that travels inside the message is shown from there.
+    assert stream.reader.files == [
+        {"type": "file", "url": "https://host/2", "name": "t.csv", "size": 7},
+        {"type": "image", "url": "https://host/3", "name": "huge.png"},
+    ]
+    assert stream.frames[-1]["choices"][0]["finish_reason"] == "stop"
+    assert [frame["choices"][0]["finish_reason"] for frame in stream.frames[:-1]] == [None] * 13
+    # It would ask a stranger for the icon of each link.
+    assert "annotations" not in stream.frames[-1]["choices"][0]["delta"]
+
+
+def test_one_of_each_is_told_in_the_singular() -> None:
+    stream = Stream(started(1), finished(1))
+    stream.add(stream.encoder.finish(replace(RESULT, artifacts=[PICTURE])))
+    assert (stream.reader.statuses[-1], stream.reader.files) == (("1 step, 1 file", True), [])
+
+
+def test_an_answer_without_steps_has_no_status_line() -> None:
+    stream = Stream(AnswerDelta("Hello."))
+    stream.add(stream.encoder.finish(RESULT))
+    assert stream.beside == []
+
+
+def test_where_a_run_fails_no_card_stays_open() -> None:
+    """Open WebUI would run the tool itself, which it does not have, and ask again and again."""
+    stream = Stream(ReasoningDelta("Hm."), started(1))
+    assert stream.reader.to_run == ["execute_bash"]
+    stream.add(stream.encoder.fail(BackendError("gone")))
+    assert stream.reader.to_run == []
+    assert stream.reader.shown[1:] == [
+        'execute_bash {"command": "ls -la"} completed',
+        "-> It was not finished.",
+    ]
+    assert stream.reader.statuses[-1] == ("Stopped after 1 step", True)
+    assert stream.reader.error == BackendError("gone").body()["error"]
+
+
+def test_a_long_result_is_cut_in_the_middle() -> None:
+    stream = Stream(started(1), finished(1, "a" * 30_000 + "z" * 30_000))
+    text = stream.reader.items[-1]["output"][0]["text"]
+    assert len(text) < 10_100
+    assert (text[0], text[-1]) == ("a", "z")
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "\u2028", "数", "\n", '"'])
+def test_frames_are_lines_of_ascii_without_halves_of_surrogate_pairs(text: str) -> None:
+    encoder = Stream().encoder
+    made = [
+        encoder.event(started(1, command=text, path=text)),
+        encoder.event(ToolOutput(1, "stdout", text)),
+        encoder.event(finished(1, text)),
+        encoder.finish(replace(RESULT, artifacts=[replace(TABLE, path=f"/x/{text}.csv")])),
+    ]
+    *frames, _ = "".join(made).split("\n\n")
+    assert all(frame.isascii() and "\n" not in frame for frame in frames)
+    for frame in data("".join(made)):
+        json.dumps(frame, ensure_ascii=False).encode()
+        arguments = frame.get("item", {}).get("arguments")
+        json.dumps(json.loads(arguments or "{}"), ensure_ascii=False).encode()

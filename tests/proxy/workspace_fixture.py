@@ -1,0 +1,52 @@
+"""Workspaces with all that is behind them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from policies.isolation import Isolation
+from policies.sessions import ResumePoint, Session, State
+from proxy.workspaces import Origin, SnapshotStore, WorkspaceLease, Workspaces
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_sandbox import MemorySandboxes
+
+CHAT = Session("somebody", "chat")
+ISOLATION = Isolation()
+KEEP_S = 60.0
+
+
+class House:
+    """Computers and files in memory, and a clock that a test moves."""
+
+    def __init__(
+        self,
+        snapshots: SnapshotStore,
+        max_kept: int = 2,
+        sandboxes: MemorySandboxes | None = None,
+    ) -> None:
+        self.sandboxes = sandboxes or MemorySandboxes()
+        self.snapshots = snapshots
+        self.clock = ManualClock()
+        self.workspaces = Workspaces(
+            self.sandboxes, self.snapshots, keep_s=KEEP_S, max_kept=max_kept, clock=self.clock
+        )
+
+    async def run(
+        self, command: str, state: str, *parents: str, session: Session = CHAT
+    ) -> tuple[str, Origin]:
+        """What one run's command prints, and where its files came from."""
+        async with self.use(state, *parents, session=session) as seat:
+            result = await (await seat.sandbox()).exec(command, timeout_s=5)
+        return result.stdout, seat.origin
+
+    @asynccontextmanager
+    async def use(
+        self, state: str, *parents: str, session: Session = CHAT
+    ) -> AsyncIterator[WorkspaceLease]:
+        """A workspace that is kept as that state."""
+        async with self.workspaces.use(ResumePoint(session, parents), ISOLATION) as seat:
+            yield seat
+            seat.leave_as = State(session, state)
+
+    @property
+    def alive(self) -> int:
+        return self.sandboxes.opened - self.sandboxes.closed
