@@ -91,13 +91,13 @@ class Selection:
     """The files that are returned, and the others."""
 
     chosen: tuple[ProducedFile, ...]
-    left_out: tuple[SkippedFile, ...]
+    skipped_files: tuple[SkippedFile, ...]
 
 
 def select(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
     """Choose files in the given order while the limits allow. The answer file does not count."""
     chosen: list[ProducedFile] = []
-    left_out: list[SkippedFile] = []
+    skipped_files: list[SkippedFile] = []
     room = limits.max_total_mib << 20
     for file in files:
         if file.path in ANSWER_FILES:
@@ -107,8 +107,8 @@ def select(files: Iterable[ProducedFile], limits: ArtifactLimits) -> Selection:
             chosen.append(file)
             room -= file.bytes
         else:
-            left_out.append(SkippedFile(file.path, file.bytes, why))
-    return Selection(tuple(chosen), tuple(left_out))
+            skipped_files.append(SkippedFile(file.path, file.bytes, why))
+    return Selection(tuple(chosen), tuple(skipped_files))
 
 
 def _why_not(

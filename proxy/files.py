@@ -53,7 +53,7 @@ class FileStore:
         self.limits = limits
         self._signer = LinkSigner(store.directory / "link-key", store.now)
 
-    def outbox(
+    def artifact_store(
         self,
         container_id: str,
         base_url: str,

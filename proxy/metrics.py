@@ -117,7 +117,7 @@ class Metrics(Collector):
             result = await work(self._observing(task, emit))
             ending = str(result.stop_reason)
             for each in (result, *result.others):
-                self._counts.add(each.tally)
+                self._counts.add(each.stats)
             return result
         except asyncio.CancelledError:
             ending = CLIENT_LEFT
@@ -271,13 +271,13 @@ class _Counts:
             for value in values:  # a series that begins at 0 has a rate from its first event on
                 labelled.labels(value)
 
-    def add(self, tally: RunStats) -> None:
+    def add(self, stats: RunStats) -> None:
         """Add what a run that came to a result has cost."""
         for name, counter in self.spent.items():
-            counter.inc(_amount(getattr(tally, name)))
+            counter.inc(_amount(getattr(stats, name)))
         for name in SECONDS:
-            self.run_seconds.labels(name).inc(_amount(getattr(tally, f"{name}_ms")) / 1000)
-        for capability, turns in tally.capability_turns.items():
+            self.run_seconds.labels(name).inc(_amount(getattr(stats, f"{name}_ms")) / 1000)
+        for capability, turns in stats.capability_turns.items():
             self.capability_turns.labels(capability).inc(_amount(turns))
 
 

@@ -131,7 +131,7 @@ class WorkspaceLease:
 class _Kept:
     """A computer that nobody uses now, in the state it was left in."""
 
-    seat: WorkspaceLease
+    lease: WorkspaceLease
     expiring: asyncio.Task[None]
 
 
@@ -173,21 +173,21 @@ class Workspaces:
         A block that fails leaves nothing.
         """
         parent = await self._parent(goes_on) if goes_on else None
-        seat = self._kept_seat(parent, isolation) or WorkspaceLease(self._sandboxes, isolation)
+        lease = self._kept_seat(parent, isolation) or WorkspaceLease(self._sandboxes, isolation)
         try:
-            seat.judge = confirm_target
-            await self._make_ready(seat, parent)
-            seat.listener = on_decision
-            yield seat
+            lease.judge = confirm_target
+            await self._make_ready(lease, parent)
+            lease.listener = on_decision
+            yield lease
         except BaseException:
-            await seat.end()
+            await lease.end()
             raise
         finally:
-            seat.listener = None
-        if seat.leave_as:
-            self._leave(parent, seat.leave_as, seat)
+            lease.listener = None
+        if lease.leave_as:
+            self._leave(parent, lease.leave_as, lease)
         else:
-            await seat.end()
+            await lease.end()
 
     async def discard(self, session: Session) -> bool:
         """End a session: its computers and all its states; whether there were any."""
@@ -241,23 +241,23 @@ class Workspaces:
 
     def _kept_seat(self, state: State | None, isolation: Isolation) -> WorkspaceLease | None:
         kept = self._kept.get(state) if state else None
-        if state is None or kept is None or kept.seat.isolation != isolation:
+        if state is None or kept is None or kept.lease.isolation != isolation:
             return None
         return self._take(state)
 
-    async def _make_ready(self, seat: WorkspaceLease, parent: State | None) -> None:
-        seat.leave_as, seat.is_used = None, False
-        if seat.computer:
-            seat.origin = "kept"
-        seat.restore = None
+    async def _make_ready(self, lease: WorkspaceLease, parent: State | None) -> None:
+        lease.leave_as, lease.is_used = None, False
+        if lease.computer:
+            lease.origin = "kept"
+        lease.restore = None
         if parent and await self._snapshots.known(parent.session, [parent.name]):
             # Also where the computer is warm: should it be lost, the next one has the files.
-            seat.restore = lambda computer: computer.restore(self._snapshots.read(parent))
+            lease.restore = lambda computer: computer.restore(self._snapshots.read(parent))
 
     def _take(self, state: State) -> WorkspaceLease:
         kept = self._kept.pop(state)
         kept.expiring.cancel()
-        return kept.seat
+        return kept.lease
 
     async def _end(self, state: State) -> None:
         """End a kept computer, unless somebody was faster."""
@@ -266,9 +266,9 @@ class Workspaces:
 
     # Leaving
 
-    def _leave(self, parent: State | None, state: State, seat: WorkspaceLease) -> None:
+    def _leave(self, parent: State | None, state: State, lease: WorkspaceLease) -> None:
         before = self._settling_of(state.session)
-        work = self._settle(parent, state, seat, before)
+        work = self._settle(parent, state, lease, before)
         settling = self._settling[state] = asyncio.create_task(work)
         self._tasks.add(settling)
         settling.add_done_callback(self._tasks.discard)
@@ -282,7 +282,7 @@ class Workspaces:
         self,
         parent: State | None,
         state: State,
-        seat: WorkspaceLease,
+        lease: WorkspaceLease,
         before: Collection[asyncio.Task[None]],
     ) -> None:
         """Keep the state that a run has left, and its computer for a while."""
@@ -290,23 +290,23 @@ class Workspaces:
             await asyncio.wait(before)
         is_lost = False
         try:
-            if seat.is_used:
-                is_lost = not await self._saved(state, seat)
-            if parent and (is_lost or not seat.is_used):
+            if lease.is_used:
+                is_lost = not await self._saved(state, lease)
+            if parent and (is_lost or not lease.is_used):
                 await self._snapshots.alias(state, parent)
         except Exception:
             logger.exception("the workspace of %s cannot be kept", state.session.name)
-        if seat.computer and not is_lost:
-            await self._keep(state, seat)
+        if lease.computer and not is_lost:
+            await self._keep(state, lease)
         else:
-            await seat.end()
+            await lease.end()
 
-    async def _saved(self, state: State, seat: WorkspaceLease) -> bool:
+    async def _saved(self, state: State, lease: WorkspaceLease) -> bool:
         """Make a snapshot; False: there is no use in the computer any more."""
-        assert seat.computer
+        assert lease.computer
         try:
             async with asyncio.timeout(SNAPSHOT_S):
-                await self._snapshots.save(state, _snapshot_of(seat.computer))
+                await self._snapshots.save(state, _snapshot_of(lease.computer))
         except (SandboxLostError, TimeoutError) as error:
             logger.warning("the workspace of %s was lost: %s", state.session.name, error)
             return False
@@ -314,10 +314,10 @@ class Workspaces:
             logger.warning("the workspace of %s cannot be kept: %s", state.session.name, error)
         return True
 
-    async def _keep(self, state: State, seat: WorkspaceLease) -> None:
+    async def _keep(self, state: State, lease: WorkspaceLease) -> None:
         while state in self._kept:  # again, should another run have left the same meanwhile
             await self._end(state)
-        self._kept[state] = _Kept(seat, asyncio.create_task(self._expire(state)))
+        self._kept[state] = _Kept(lease, asyncio.create_task(self._expire(state)))
         while len(self._kept) > self._max_kept:
             await self._end(next(iter(self._kept)))
         is_wanted, self._is_wanted = self._is_wanted, None
@@ -341,7 +341,7 @@ class Workspaces:
 
     async def _expire(self, state: State) -> None:
         await self._clock.sleep(self._keep_s)
-        await self._kept.pop(state).seat.end()
+        await self._kept.pop(state).lease.end()
 
 
 def _snapshot_of(computer: Sandbox) -> Callable[[Sink], Awaitable[int]]:

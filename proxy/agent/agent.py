@@ -103,9 +103,9 @@ class Agent:
         session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
             session.resume_from, task.profile.isolation, watch.decided, watch.asked
-        ) as seat:
+        ) as lease:
             if task.profile.computer == "always":
-                await seat.ask()
+                await lease.ask()
             loop = AgentLoop(
                 self.model_of(task),
                 self.windows,
@@ -114,7 +114,7 @@ class Agent:
                 task,
                 given,
                 emit,
-                seat,
+                lease,
                 watch,
                 clock,
             )
@@ -123,7 +123,7 @@ class Agent:
             finally:
                 watch.close()
                 await loop.budget.close()
-            seat.leave_as = session.save_as or (session.suspend_as if result.parked else None)
+            lease.leave_as = session.save_as or (session.suspend_as if result.parked else None)
             return result
 
     def model_of(self, task: AgentTask) -> Model:
@@ -168,7 +168,7 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
     await emit(RunFinished(stop, reply.usage))
     return Result(
         run_id=task.run_id,
-        container_id=task.outbox.container_id,
+        container_id=task.artifact_store.container_id,
         model=task.model,
         answer="" if refusal else _text(reply),
         stop_reason=stop,
@@ -177,9 +177,9 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
         usage=reply.usage,
         usages=[reply.usage],
         segments=1,
-        tally=_single_call_tally(reply, budget, waited.spent_s),
+        stats=_single_call_stats(reply, budget, waited.spent_s),
         artifacts=(),
-        left_out=(),
+        skipped_files=(),
         choice=reply.choice,
         route=task.route,
         response=reply.response,
@@ -187,7 +187,7 @@ async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
     )
 
 
-def _single_call_tally(reply: Completion, budget: RunBudget, model_s: float) -> RunStats:
+def _single_call_stats(reply: Completion, budget: RunBudget, model_s: float) -> RunStats:
     prompt = tokens(reply.usage, "prompt_tokens")
     said = prompt + tokens(reply.usage, "completion_tokens")
     return RunStats(

@@ -41,10 +41,10 @@ class AnswerWriter:
     """
 
     def __init__(
-        self, emit: Emit, outbox: ArtifactStore, profile: Profile, *, rewrite_links: bool
+        self, emit: Emit, artifact_store: ArtifactStore, profile: Profile, *, rewrite_links: bool
     ) -> None:
         self._emit = emit
-        self._outbox = outbox
+        self._artifact_store = artifact_store
         self._profile = profile
         self._rewrite = rewrite_links
         self._links: LinkWriter | None = None
@@ -115,7 +115,7 @@ class AnswerWriter:
     async def dead_links(self) -> list[str]:
         """Return the paths that the answer links to and that are not saved: not yet, or, if an
         earlier run has made the files, no more."""
-        return [path for path in self._linked if not await self._outbox.has(path)]
+        return [path for path in self._linked if not await self._artifact_store.has(path)]
 
     async def _linkable(self, sandbox: Sandbox | None) -> list[str]:
         """Return the paths of the files that will be handed back: other links would be dead."""
@@ -131,7 +131,7 @@ class AnswerWriter:
 
     def _url(self, path: str) -> str:
         self._linked.add(path)
-        return self._outbox.url(path)
+        return self._artifact_store.url(path)
 
     async def _restart(self) -> None:
         """Set what follows apart from an answer that was given up."""

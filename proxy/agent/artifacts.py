@@ -45,7 +45,7 @@ class FoundFile:
     is_whole: bool
     """False if there are more files than can be listed, or not all could be named in time."""
     produced: list[ProducedFile] = field(default_factory=list)
-    left_out: list[SkippedFile] = field(default_factory=list)
+    skipped_files: list[SkippedFile] = field(default_factory=list)
     """Files that could not be hashed in time, so that nobody knows whether they have changed."""
 
 
@@ -93,7 +93,7 @@ class ArtifactCollector:
             if has_changed:
                 found.produced.append(ProducedFile(path, entry.bytes))
             elif has_changed is None and entry.bytes <= self._max_file_bytes:
-                found.left_out.append(SkippedFile(path, entry.bytes, "no_time"))
+                found.skipped_files.append(SkippedFile(path, entry.bytes, "no_time"))
         return found
 
     async def _hashed(self, sandbox: Sandbox, seconds: float) -> Listing:
@@ -106,8 +106,8 @@ class CollectedArtifacts:
     """The files that a run hands back, and those that it does not."""
 
     artifacts: Sequence[Artifact] = ()
-    left_out: Sequence[SkippedFile] = ()
-    notices: Sequence[RunWarning] = ()
+    skipped_files: Sequence[SkippedFile] = ()
+    warnings: Sequence[RunWarning] = ()
     """Notices of files that a rule withholds, or that are lost."""
 
 
@@ -129,36 +129,42 @@ async def collect_artifacts(
     withheld = await guard.withhold(found.produced)
     allowed = [file for file in found.produced if file.path not in withheld]
     selection = select(allowed, task.profile.artifacts)
-    saved = await _save(sandbox, selection.chosen, task.outbox, emit, end)
+    saved = await _save(sandbox, selection.chosen, task.artifact_store, emit, end)
     ruled_out = [SkippedFile(f.path, f.bytes, "rule") for f in found.produced if f.path in withheld]
     return CollectedArtifacts(
         saved.artifacts,
-        [*selection.left_out, *ruled_out, *saved.left_out, *found.left_out],
-        [*withheld.values(), *saved.notices, *(() if found.is_whole else (NOT_ALL_LISTED,))],
+        [*selection.skipped_files, *ruled_out, *saved.skipped_files, *found.skipped_files],
+        [*withheld.values(), *saved.warnings, *(() if found.is_whole else (NOT_ALL_LISTED,))],
     )
 
 
 async def _save(
-    sandbox: Sandbox, chosen: Sequence[ProducedFile], outbox: ArtifactStore, emit: Emit, end: float
+    sandbox: Sandbox,
+    chosen: Sequence[ProducedFile],
+    artifact_store: ArtifactStore,
+    emit: Emit,
+    end: float,
 ) -> CollectedArtifacts:
     """Take files out of the sandbox, until the loop's time `end`."""
-    artifacts, left_out, names = list[Artifact](), list[SkippedFile](), UniqueShownNames()
+    artifacts, skipped_files, names = list[Artifact](), list[SkippedFile](), UniqueShownNames()
     for n, file in enumerate(chosen):
         try:
             left_s = max(0.0, end - asyncio.get_running_loop().time())
-            artifact = await outbox.save(sandbox, file, left_s)
+            artifact = await artifact_store.save(sandbox, file, left_s)
         except FileTimeoutError:
-            left_out += [SkippedFile(each.path, each.bytes, "no_time") for each in chosen[n:]]
+            skipped_files += [SkippedFile(each.path, each.bytes, "no_time") for each in chosen[n:]]
             break
         except SandboxFileError:
-            left_out.append(SkippedFile(file.path, file.bytes, "changed"))  # a process still runs
+            skipped_files.append(
+                SkippedFile(file.path, file.bytes, "changed")
+            )  # a process still runs
             continue
         except SandboxLostError:
-            left_out += [SkippedFile(each.path, each.bytes, "lost") for each in chosen[n:]]
-            return CollectedArtifacts(artifacts, left_out, (SANDBOX_LOST,))
+            skipped_files += [SkippedFile(each.path, each.bytes, "lost") for each in chosen[n:]]
+            return CollectedArtifacts(artifacts, skipped_files, (SANDBOX_LOST,))
         artifacts.append(replace(artifact, filename=names.give(artifact.path)))
         await emit(FileProduced(artifact.file_id, artifact.path, artifact.bytes))
-    return CollectedArtifacts(artifacts, left_out)
+    return CollectedArtifacts(artifacts, skipped_files)
 
 
 async def remove_answer_files(sandbox: Sandbox) -> None:

@@ -45,7 +45,7 @@ class FinalAnswer:
     reply: Completion | None = None
     """The reply that contains it."""
     refusal: str | None = None
-    notices: tuple[RunWarning, ...] = ()
+    warnings: tuple[RunWarning, ...] = ()
 
 
 class FinalCall:
@@ -103,8 +103,8 @@ class FinalCall:
 
     async def _mended(self, form: AnswerForm, final: FinalAnswer) -> FinalAnswer:
         """Ask once more, naming what the form lacks. Return the first answer if that fails."""
-        (notice,) = final.notices
-        request = form_request(notice.message, form)
+        (warning,) = final.warnings
+        request = form_request(warning.message, form)
         try:
             again = await self._heard(
                 partial(self._talk.ask_again, final.text, request), final.text
@@ -206,7 +206,7 @@ async def fitting_answer(task: AgentTask, found: str, outcome: RunOutcome) -> st
         unmet -= set(WITH_TURNS)
     if form is not None and unmet & FORMS:
         formed = await in_form(form, FinalAnswer(found))
-        if not formed.notices:
+        if not formed.warnings:
             found, unmet = formed.text, unmet - FORMS
     if unmet:
         return None
@@ -304,7 +304,7 @@ class BestAnswer:
         outcome.choice = final.reply.choice if final.reply else outcome.choice
         outcome.finish_reason = final.finish_reason or outcome.finish_reason
         outcome.refusal = final.refusal
-        outcome.notices = final.notices
+        outcome.warnings = final.warnings
         return final.text
 
 
@@ -317,11 +317,11 @@ async def in_form(form: AnswerForm, final: FinalAnswer, seconds: float = CHECK_S
         fault = await _fault(form, text, seconds)
     except (TimeoutError, anyio.BrokenWorkerProcess):
         words = "The answer could not be checked against its schema: that took too long."
-        return replace(final, notices=(RunWarning("response_format_unchecked", words),))
+        return replace(final, warnings=(RunWarning("response_format_unchecked", words),))
     if fault is None:
         return replace(final, text=text)
     return replace(
-        final, finish_reason="length", notices=(RunWarning("response_format_violated", fault),)
+        final, finish_reason="length", warnings=(RunWarning("response_format_violated", fault),)
     )
 
 

@@ -46,14 +46,14 @@ class Guard:
 
     async def withhold(self, files: Sequence[ProducedFile]) -> dict[str, RunWarning]:
         """Return a notice for each file that a rule withholds, by path."""
-        notices = {}
+        warnings = {}
         for file in files:
             if file.path in ANSWER_FILES:
                 continue
             if refused := await self._refusal("file", file.path):
                 words = f"The file {file.path} is not handed back: {refused}."
-                notices[file.path] = RunWarning("file_withheld", words)
-        return notices
+                warnings[file.path] = RunWarning("file_withheld", words)
+        return warnings
 
     def without_secrets(self, text: str) -> str:
         """Return a text as the model may be told it: what goes to the model leaves the server."""

@@ -70,14 +70,14 @@ class AgentLoop:
         task: AgentTask,
         given: AgentInput,
         emit: Emit,
-        seat: WorkspaceLease,
+        lease: WorkspaceLease,
         watch: EgressWatch,
         clock: RunClock,
     ) -> None:
         profile = task.profile
         self._style = style_of(profile)
         self._task, self._given = task, given
-        self._emit, self._seat, self._watch = emit, seat, watch
+        self._emit, self._seat, self._watch = emit, lease, watch
         self._use, self._outcome = CapabilityUse(), RunOutcome()
         self._times = time_plan(profile.limits.wall_time_s, clock.deadline_s)
         self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
@@ -85,7 +85,7 @@ class AgentLoop:
         self._guard = Guard(profile, emit)
         self._client_names = [tool_name(tool) for tool in task.request.client_tools]
         self._toolbox = ToolExecutor(
-            *(tools, seat, emit, self._guard, given.files),
+            *(tools, lease, emit, self._guard, given.files),
             prepare=self._prepare,
             keep_warm=model.keep_warm,
             taken=self._client_names,
@@ -112,7 +112,7 @@ class AgentLoop:
         self._talk = Conversation(paying, task, *told, schemas, words, window, files)
         self._talk.has_worked = task.session.suspended_run is not None or not self._style.prose_ends
         rewrites = task.request.rewrite_links
-        self._writer = AnswerWriter(emit, task.outbox, task.profile, rewrite_links=rewrites)
+        self._writer = AnswerWriter(emit, task.artifact_store, task.profile, rewrite_links=rewrites)
         self._rules = UNCHECKED
         if self._style.prose_ends:
             self._rules = prose_rules(task, self._given.messages, words, schemas)
@@ -271,7 +271,7 @@ class AgentLoop:
             return StopReason.ANSWERED
         if is_refusal:
             self._outcome.route = "tools_refused"
-            self._outcome.notices = (RunWarning("tools_refused", error.message),)
+            self._outcome.warnings = (RunWarning("tools_refused", error.message),)
         self._plainly = True
         return None
 
@@ -389,7 +389,7 @@ class AgentLoop:
         legacy_state = self._task.request.legacy_state
         return Result(
             run_id=self._task.run_id,
-            container_id=self._task.outbox.container_id,
+            container_id=self._task.artifact_store.container_id,
             model=self._task.model,
             answer=self._writer.text,
             streamed_before=self._writer.streamed_before,
@@ -400,13 +400,13 @@ class AgentLoop:
             usages=self._talk.usages,
             segments=len(self._talk.compactions) + 1,
             compactions=self._talk.compactions,
-            tally=tally_of(self._given, self._talk, self.budget, self._toolbox, self._use),
+            stats=stats_of(self._given, self._talk, self.budget, self._toolbox, self._use),
             artifacts=collected.artifacts,
-            left_out=collected.left_out,
+            skipped_files=collected.skipped_files,
             choice=self._outcome.choice,
             response=reply.response if reply else {},
             refusal=self._outcome.refusal,
-            notices=(*self._outcome.notices, *collected.notices),
+            warnings=(*self._outcome.warnings, *collected.warnings),
             tool_trouble=tuple(self._outcome.trouble),
             origin=self._seat.origin,
             route=self._outcome.route or self._task.route,
@@ -426,10 +426,10 @@ class AgentLoop:
             return await collect_artifacts(*parts, seconds)
         except SandboxLostError:
             self._toolbox.computer = None
-            return CollectedArtifacts(notices=(SANDBOX_LOST,))
+            return CollectedArtifacts(warnings=(SANDBOX_LOST,))
 
 
-def tally_of(
+def stats_of(
     given: AgentInput,
     talk: Conversation,
     budget: RunBudget,

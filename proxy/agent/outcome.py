@@ -44,7 +44,7 @@ class RunOutcome:
     trouble: list[ToolTrouble] = field(default_factory=list)
     """The signs that the model cannot use tools, each once."""
     refusal: str | None = None
-    notices: Sequence[RunWarning] = ()
+    warnings: Sequence[RunWarning] = ()
     route: RouteReason | None = None
     """Why the run was answered without tools; None: for the task's own reason."""
 

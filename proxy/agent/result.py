@@ -125,9 +125,9 @@ class Result:
     """Summed over all model calls."""
     segments: int
     """1, and one more for each time the history had to be shortened."""
-    tally: RunStats
+    stats: RunStats
     artifacts: Sequence[Artifact]
-    left_out: Sequence[SkippedFile]
+    skipped_files: Sequence[SkippedFile]
     choice: Mapping[str, Any]
     """Other fields of the choice that the answer came in, such as logprobs."""
     response: Mapping[str, Any]
@@ -144,7 +144,7 @@ class Result:
     """The model's words if it declined to answer, in OpenAI's field for it."""
     streamed_before: int = 0
     """How many characters of narration a stream has had before the answer began."""
-    notices: Sequence[RunWarning] = ()
+    warnings: Sequence[RunWarning] = ()
     others: Sequence["Result"] = ()
     """How the runs of the request's further choices ended."""
     usages: Sequence[Mapping[str, Any]] = ()

@@ -249,7 +249,7 @@ class AgentTask:
 
     run_id: str
     model: str
-    outbox: ArtifactStore
+    artifact_store: ArtifactStore
     session: SessionPlan
     input: AgentInput | PendingInput
     request: ChatRequest = ChatRequest()
@@ -265,7 +265,7 @@ class AgentTask:
     """The client's own credentials for the backend, if it brings such."""
     body_memory: HeldBody | None = None
     """The memory that is reserved for the request's body, which the run keeps as well."""
-    witness: RunObserver | None = None
+    observer: RunObserver | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     """When it was asked for, in seconds since 1970."""
     others: Sequence["AgentTask"] = ()
@@ -275,8 +275,8 @@ class AgentTask:
         """Refund the budget and end the recording, because the run does not start."""
         if self.limits.reservation:
             await self.limits.reservation.refund()
-        if self.witness:
-            await self.witness.failed(RunCancelledError())
+        if self.observer:
+            await self.observer.failed(RunCancelledError())
 
 
 def out_of_time(task: AgentTask) -> OutOfTimeError:

@@ -95,12 +95,12 @@ class ToolExecutor:
         """The names by which the model may call the tools."""
         return list(self._tools)
 
-    def schemas_but(self, left_out: str) -> list[Mapping[str, Any]]:
+    def schemas_but(self, skipped_files: str) -> list[Mapping[str, Any]]:
         """Return the tools as the model is told of them, always in this order."""
         return [
             {**tool.schema, "function": {**tool.schema["function"], "name": name}}
             for name, tool in self._tools.items()
-            if tool.name != left_out
+            if tool.name != skipped_files
         ]
 
     def proper_name(self, name: str) -> str:
@@ -257,9 +257,9 @@ class CallRunner:
 
     def _notes(self, turn: Turn) -> list[str]:
         """Return what the model is told below the last result of a turn."""
-        left_out = [CALLS_LEFT_OUT.format(count=MAX_CALLS)] if turn.has_more else []
+        skipped_files = [CALLS_LEFT_OUT.format(count=MAX_CALLS)] if turn.has_more else []
         left = self._budget.reminder()
-        return [*left_out, left] if left else left_out
+        return [*skipped_files, left] if left else skipped_files
 
     def _why_not_run(self, call: ToolCall) -> str:
         """Return what the model is told of a call that is not run; "" if it is run."""

@@ -206,10 +206,10 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
     # The budget: from here on, a failure has to refund it
     limits = await _reserve_budget(request, asked, profile, runs=0 if alone else count)
     created = int(time.time())
-    witness = None
+    observer = None
     if asked.record:
         try:
-            witness = await asked.record(run_id, created, session)
+            observer = await asked.record(run_id, created, session)
         except BaseException:
             if limits.reservation:
                 await limits.reservation.refund()
@@ -217,7 +217,7 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
     task = AgentTask(
         run_id=run_id,
         model=decision.route.model,
-        outbox=_outbox(request, session, profile),
+        artifact_store=_artifact_store(request, session, profile),
         session=session,
         input=given,
         request=chat,
@@ -229,10 +229,10 @@ async def prepare_request(request: Request, asked: Preparation, *, run_id: str) 
         delivery=Delivery(parts.narration, usage_of, asked.hold),
         credentials=credentials(request),
         body_memory=body_reservation(request),
-        witness=witness,
+        observer=observer,
         created=created,
     )
-    return fan_out(task, count, lambda session: _outbox(request, session, profile))
+    return fan_out(task, count, lambda session: _artifact_store(request, session, profile))
 
 
 # The body
@@ -342,9 +342,9 @@ def _is_within(waited: ResumePoint, follows: ResumePoint | None) -> bool:
     return set(waited.parents) <= set(follows.parents)
 
 
-def _outbox(request: Request, session: SessionPlan, profile: Profile) -> ArtifactStore:
+def _artifact_store(request: Request, session: SessionPlan, profile: Profile) -> ArtifactStore:
     url, files = base_url(request), services(request).files
-    return files.outbox(session.container_id, url, session.owner, profile.artifacts)
+    return files.artifact_store(session.container_id, url, session.owner, profile.artifacts)
 
 
 # The profile
@@ -429,7 +429,7 @@ async def _reserve_budget(
 
 
 def fan_out(
-    task: AgentTask, count: int, make_outbox: Callable[[SessionPlan], ArtifactStore]
+    task: AgentTask, count: int, make_artifact_store: Callable[[SessionPlan], ArtifactStore]
 ) -> AgentTask:
     """Return the task with further choices (`n`), `count` in all. Each has a workspace of its own,
     which begins as the first one's does."""
@@ -445,7 +445,7 @@ def fan_out(
         other = replace(
             task,
             run_id=run_id,
-            outbox=make_outbox(session),
+            artifact_store=make_artifact_store(session),
             session=session,
             params=replace(task.params, base=base),
         )

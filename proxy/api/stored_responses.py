@@ -183,8 +183,8 @@ async def replay_stream(request: Request, stored: StoredResponse) -> Response:
 
 async def _recording(request: Request, stored: StoredResponse) -> FrameLog:
     run = run_of(request, stored.id)
-    if run and isinstance(run.witness, ResponseRecorder) and run.witness.frames:
-        return run.witness.frames
+    if run and isinstance(run.observer, ResponseRecorder) and run.observer.frames:
+        return run.observer.frames
     if frames := await services(request).store.responses.frames(owner(request), stored.id):
         return await asyncio.to_thread(FrameLog.from_json, frames)
     if stored.record["background"] and await is_running(request, stored):

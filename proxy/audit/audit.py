@@ -215,7 +215,7 @@ def _request_line(task: AgentTask, owner: str, fingerprint: str) -> Fields:
         "model": task.model,
         "profile": task.profile.name,
         "policies": _hash_of(asdict(task.profile)),
-        "container": task.outbox.container_id,
+        "container": task.artifact_store.container_id,
         "choices": 1 + len(task.others),
         "client_tools": [
             str(tool.get("function", {}).get("name")) for tool in task.request.client_tools
@@ -286,10 +286,10 @@ def _choice_result(result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "answer": _hash(result.answer),
         "usage": result.usage,
-        "tally": result.tally.counts(),
+        "tally": result.stats.counts(),
         "files": files,
-        "left_out": [file.path for file in result.left_out],
-        "warnings": [notice.code for notice in result.notices],
+        "left_out": [file.path for file in result.skipped_files],
+        "warnings": [warning.code for warning in result.warnings],
     }
 
 

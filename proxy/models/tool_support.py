@@ -299,7 +299,7 @@ class ToolVerdicts:
         runs = (result, *result.others)
         trouble = {word for each in runs for word in each.tool_trouble}
         # Calls of unknown tools count as commands, but take no memory.
-        ran = any(each.tally.peak_mem_bytes or each.tally.cpu_ms for each in runs)
+        ran = any(each.stats.peak_mem_bytes or each.stats.cpu_ms for each in runs)
         if not is_evidence(trouble, has_run_commands=ran):
             return
         verdict = failed(model, trouble)

@@ -164,6 +164,8 @@ _EVENTS: Mapping[str, Any] = {
     "OfChoice": ChoiceEvent,
     "RuleMet": RuleMatched,
 }
+_OLD_FIELDS = {"tally": "stats", "left_out": "skipped_files", "notices": "warnings"}
+"""The names that fields of a result had in the last release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +227,9 @@ def _without_text(result: Result) -> Result:
         tool_calls=(),
         usage=result.usage,
         segments=result.segments,
-        tally=result.tally,
+        stats=result.stats,
         artifacts=(),
-        left_out=(),
+        skipped_files=(),
         choice={},
         response={},
         route=result.route,
@@ -257,13 +259,14 @@ def _event(value: Mapping[str, Any]) -> Event:
 
 
 def _result(value: Mapping[str, Any]) -> Result:
+    value = {_OLD_FIELDS.get(name, name): each for name, each in value.items()}
     return replace(
         Result(**value),
         stop_reason=StopReason(value["stop_reason"]),
-        tally=RunStats(**value["tally"]),
+        stats=RunStats(**value["stats"]),
         artifacts=[Artifact(**each) for each in value["artifacts"]],
-        left_out=[SkippedFile(**each) for each in value["left_out"]],
-        notices=[RunWarning(**each) for each in value["notices"]],
+        skipped_files=[SkippedFile(**each) for each in value["skipped_files"]],
+        warnings=[RunWarning(**each) for each in value["warnings"]],
         compactions=[Compaction(**each) for each in value.get("compactions", ())],
         tool_trouble=tuple(value.get("tool_trouble", ())),
         others=[_result(each) for each in value["others"]],

@@ -95,11 +95,11 @@ class RunManager:
         key meanwhile; the task is then discarded. The caller must leave it again.
 
         Raises IdempotencyError."""
-        head = RunMetadata(task.run_id, task.model, task.outbox.container_id, task.created)
+        head = RunMetadata(task.run_id, task.model, task.artifact_store.container_id, task.created)
         if claim.has_name and (found := await self._begin(head, claim, task)):
             return self._listen(found)
-        work = partial(self._witnessed, task.witness) if task.witness else self._work
-        run = Run(head, claim, partial(work, task), self._on_alone, task.witness)
+        work = partial(self._witnessed, task.observer) if task.observer else self._work
+        run = Run(head, claim, partial(work, task), self._on_alone, task.observer)
         if task.body_memory:
             task.body_memory.keep()
             run.on_end(task.body_memory.release)
@@ -225,26 +225,26 @@ class RunManager:
     # Working
 
     async def _witnessed(
-        self, witness: RunObserver, task: AgentTask, run: Run, emit: Emit
+        self, observer: RunObserver, task: AgentTask, run: Run, emit: Emit
     ) -> Result:
-        """Do the work of a run; `witness` receives each event before the subscribers do."""
+        """Do the work of a run; `observer` receives each event before the subscribers do."""
 
         async def both(event: Event) -> None:
-            witness.heard(event)
+            observer.heard(event)
             await emit(event)
 
         try:
             result = await self._work(task, run, both)
         except ProxyError as error:
-            await witness.failed(error)
+            await observer.failed(error)
             raise
         except asyncio.CancelledError:
-            await witness.failed(RunCancelledError())
+            await observer.failed(RunCancelledError())
             raise
         except Exception:
-            await witness.failed(internal_error())
+            await observer.failed(internal_error())
             raise
-        await witness.ended(result)
+        await observer.ended(result)
         return result
 
     async def _work(self, task: AgentTask, run: Run, emit: Emit) -> Result:
@@ -276,8 +276,8 @@ class RunManager:
             "run %s ended: %s, %d steps, %d ms",
             result.run_id,
             result.stop_reason,
-            result.tally.tool_calls,
-            result.tally.wall_ms,
+            result.stats.tool_calls,
+            result.stats.wall_ms,
         )
         self._tool_verdicts.note_run(run.claim.owner, result)
         return result

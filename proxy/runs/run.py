@@ -79,14 +79,14 @@ class Run:
         claim: RequestIdentity,
         work: Work,
         on_alone: Callable[["Run"], None],
-        witness: RunObserver | None = None,
+        observer: RunObserver | None = None,
     ) -> None:
         self.head = head
         self.id = head.id
         self.model = head.model
         self.container_id = head.container_id
         self.claim = claim
-        self.witness = witness
+        self.observer = observer
         self.created = head.created
         self.heard_out = False
         """True if a subscriber has read all events."""

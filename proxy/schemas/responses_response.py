@@ -277,7 +277,7 @@ def ended(
     """Return the response of a finished run."""
     reason = _INCOMPLETE.get(result.finish_reason)
     # Not from the clock: the response is built more than once, and is stored too.
-    over = response["created_at"] + result.tally.wall_ms // 1000
+    over = response["created_at"] + result.stats.wall_ms // 1000
     tier = result.response.get("service_tier")
     return {
         **response,

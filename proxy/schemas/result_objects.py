@@ -22,17 +22,17 @@ def usage(result: Result) -> dict[str, Any]:
         "completion_tokens": 0,
         "total_tokens": 0,
     }
-    tally = result.tally.counts()
-    largest = {key: tally[key] for key in _LARGEST}
+    stats = result.stats.counts()
+    largest = {key: stats[key] for key in _LARGEST}
     for each in (result, *result.others):
         counted = add(counted, each.usage)
     for other in result.others:
-        more = other.tally.counts()
-        tally = add(tally, more)
+        more = other.stats.counts()
+        stats = add(stats, more)
         largest = {key: max(largest[key], more[key]) for key in _LARGEST}
-    if any(each.tally.cost_usd is None for each in (result, *result.others)):
-        tally["cost_usd"] = None
-    known = {key: value for key, value in {**tally, **largest}.items() if value is not None}
+    if any(each.stats.cost_usd is None for each in (result, *result.others)):
+        stats["cost_usd"] = None
+    known = {key: value for key, value in {**stats, **largest}.items() if value is not None}
     return {**counted, "sandbox": _sandbox_usage(known)}
 
 
@@ -52,13 +52,13 @@ def sandbox_object(result: Result) -> dict[str, Any]:
     if result.segments > 1:
         shown["segments"] = result.segments
         shown["compactions"] = [asdict(each) for each in result.compactions]
-    if result.notices:
-        shown["warnings"] = [asdict(notice) for notice in result.notices]
-    if result.left_out:
-        shown["files_left_out_count"] = len(result.left_out)
+    if result.warnings:
+        shown["warnings"] = [asdict(warning) for warning in result.warnings]
+    if result.skipped_files:
+        shown["files_left_out_count"] = len(result.skipped_files)
         shown["files_left_out"] = [
             {**asdict(file), "path": _printable(file.path)}
-            for file in result.left_out[:MAX_LEFT_OUT]
+            for file in result.skipped_files[:MAX_LEFT_OUT]
         ]
     return shown
 
@@ -122,21 +122,21 @@ def _printable(path: str) -> str:
     return path.encode(errors="replace").decode()
 
 
-def _sandbox_usage(tally: Mapping[str, Any]) -> dict[str, Any]:
+def _sandbox_usage(stats: Mapping[str, Any]) -> dict[str, Any]:
     """Return `usage.sandbox`: the fields of a Tally, or of several added up, and ratios of them.
 
     All are whole numbers, because LangChain adds up the numbers in usages and warns of other types.
     """
     renamed = ("capability_turns", "cost_usd")
-    told = {name: value for name, value in tally.items() if name not in renamed}
-    if (cost := tally.get("cost_usd")) is not None:
+    told = {name: value for name, value in stats.items() if name not in renamed}
+    if (cost := stats.get("cost_usd")) is not None:
         told["cost_microusd"] = round(1_000_000 * cost)
-    turns = {str(each): tally["capability_turns"].get(each, 0) for each in Capability}
+    turns = {str(each): stats["capability_turns"].get(each, 0) for each in Capability}
     capabilities = {
-        name: {"turns": count, "permille": _permille(count, tally["turns"])}
+        name: {"turns": count, "permille": _permille(count, stats["turns"])}
         for name, count in turns.items()
     }
-    env_permille = _permille(tally["env_tokens"], tally["trajectory_tokens"])
+    env_permille = _permille(stats["env_tokens"], stats["trajectory_tokens"])
     return {**told, "env_permille": env_permille, "capabilities": capabilities}
 
 

@@ -66,9 +66,9 @@ SUBMITTED = Result(
     tool_calls=[],
     usage={},
     segments=1,
-    tally=RunStats(),
+    stats=RunStats(),
     artifacts=[],
-    left_out=[],
+    skipped_files=[],
     choice={},
     response={},
 )

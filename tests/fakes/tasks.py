@@ -22,7 +22,7 @@ from proxy.agent.task import (
 
 def make_task(
     run_id: str,
-    outbox: ArtifactStore,
+    artifact_store: ArtifactStore,
     model: str,
     messages: Sequence[Message],
     *,
@@ -42,8 +42,8 @@ def make_task(
     return AgentTask(
         run_id=run_id,
         model=model,
-        outbox=outbox,
-        session=SessionPlan(Session("", outbox.container_id), **of(SessionPlan)),
+        artifact_store=artifact_store,
+        session=SessionPlan(Session("", artifact_store.container_id), **of(SessionPlan)),
         input=AgentInput(messages, inputs),
         request=ChatRequest(plain, **of(ChatRequest)),
         params=Params(**of(Params)),

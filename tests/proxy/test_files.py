@@ -63,14 +63,16 @@ def signed(artifact: Artifact) -> tuple[str, str, str, str]:
 async def saved(
     files: FileStore, path: str, data: bytes, container_id: str = "cntr_r1"
 ) -> Artifact:
-    outbox = files.outbox(container_id, "https://host/", OWNER)
-    return await outbox.save(MemorySandbox({path: data}), ProducedFile(path, len(data)), PLENTY_S)
+    artifact_store = files.artifact_store(container_id, "https://host/", OWNER)
+    return await artifact_store.save(
+        MemorySandbox({path: data}), ProducedFile(path, len(data)), PLENTY_S
+    )
 
 
 async def test_a_saved_file_is_found_as_it_was(files: FileStore) -> None:
     data = os.urandom(3 << 20)
     artifact = await saved(files, "/testbed/output/sub/a.csv", data)
-    url = files.outbox("cntr_r1", "https://host", OWNER).url("/testbed/output/sub/a.csv")
+    url = files.artifact_store("cntr_r1", "https://host", OWNER).url("/testbed/output/sub/a.csv")
     assert artifact == Artifact(
         file_id=artifact.file_id,
         container_id="cntr_r1",
@@ -169,7 +171,7 @@ async def test_the_name_inside_the_sandbox_is_no_path_outside(
     sandbox = MemorySandbox()
 
     await sandbox.put(path, pieces(b"x"))
-    artifact = await files.outbox("cntr_r1", "https://host", OWNER).save(
+    artifact = await files.artifact_store("cntr_r1", "https://host", OWNER).save(
         sandbox, ProducedFile(path, 1), PLENTY_S
     )
     assert [path.name.isalnum() for path in (tmp_path / "blobs").iterdir()] == [True]
@@ -206,16 +208,18 @@ async def test_a_file_that_fails_half_way_leaves_nothing(
 ) -> None:
     file = ProducedFile("/testbed/output/a", 9 << 20)
     with pytest.raises(type(error)):
-        await files.outbox("cntr_r1", "https://host", OWNER).save(Failing(error), file, PLENTY_S)
+        await files.artifact_store("cntr_r1", "https://host", OWNER).save(
+            Failing(error), file, PLENTY_S
+        )
     assert contents(tmp_path) == []
 
 
 async def test_a_file_that_is_gone_or_grew_leaves_nothing(files: FileStore, tmp_path: Path) -> None:
-    outbox = files.outbox("cntr_r1", "https://host", OWNER)
+    artifact_store = files.artifact_store("cntr_r1", "https://host", OWNER)
     sandbox = MemorySandbox({"/testbed/output/a": b"12345"})
     for file in (ProducedFile("/testbed/output/b", 1), ProducedFile("/testbed/output/a", 4)):
         with pytest.raises(SandboxFileError):
-            await outbox.save(sandbox, file, PLENTY_S)
+            await artifact_store.save(sandbox, file, PLENTY_S)
     assert contents(tmp_path) == []
 
 

@@ -30,10 +30,10 @@ async def kept(stage: PoolFixture, snapshots: MemorySnapshots) -> AsyncIterator[
 async def use(workspaces: Workspaces, chat: str, state: str) -> Origin:
     """One run's use of a conversation's computer, and where it came from."""
     session = Session("somebody", chat)
-    async with workspaces.use(ResumePoint(session), SMALL) as seat:
-        await seat.sandbox()
-        seat.leave_as = State(session, state)
-    return seat.origin
+    async with workspaces.use(ResumePoint(session), SMALL) as lease:
+        await lease.sandbox()
+        lease.leave_as = State(session, state)
+    return lease.origin
 
 
 async def test_the_one_that_was_kept_longest_is_given_back() -> None:
@@ -53,11 +53,11 @@ async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
         anyio.create_task_group() as group,
     ):
         session = Session("somebody", "first")
-        async with workspaces.use(ResumePoint(session), SMALL) as seat:
-            await seat.sandbox()
+        async with workspaces.use(ResumePoint(session), SMALL) as lease:
+            await lease.sandbox()
             group.start_soon(use, workspaces, "second", "1")
             await stage.until(waiting=1)
-            seat.leave_as = State(session, "1")
+            lease.leave_as = State(session, "1")
         await until(lambda: len(stage.backend.guests) == 2)
 
 

@@ -39,7 +39,7 @@ def test_trouble_of_a_further_choice_counts_too() -> None:
 
 @pytest.mark.parametrize(
     "result",
-    [SUBMITTED, in_trouble("malformed_call", tally=RunStats(commands=2, peak_mem_bytes=4096))],
+    [SUBMITTED, in_trouble("malformed_call", stats=RunStats(commands=2, peak_mem_bytes=4096))],
     ids=["no call at all", "one bad call among others"],
 )
 def test_other_runs_tell_nothing(result: Result) -> None:

@@ -86,8 +86,8 @@ async def test_a_run_that_fails_leaves_nothing(house: House) -> None:
     await house.run("echo one > file", "1")
 
     async def fail() -> None:
-        async with house.use("2", "1") as seat:
-            await (await seat.sandbox()).exec("echo spoilt > file", timeout_s=5)
+        async with house.use("2", "1") as lease:
+            await (await lease.sandbox()).exec("echo spoilt > file", timeout_s=5)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -105,19 +105,19 @@ async def test_a_computer_that_is_lost_is_replaced_by_one_with_the_files_of_befo
     house: House,
 ) -> None:
     await house.run("echo one > file", "1")
-    async with house.use("2", "1") as seat:
-        computer = await seat.sandbox()
+    async with house.use("2", "1") as lease:
+        computer = await lease.sandbox()
         await computer.exec("echo lost > file", timeout_s=5)
         await computer.close()
-        again = await seat.sandbox()
+        again = await lease.sandbox()
         assert (await again.exec("cat file", timeout_s=5)).stdout == "one\n"
-        assert seat.origin == "restored"
+        assert lease.origin == "restored"
 
 
 async def test_a_computer_that_died_in_a_runs_last_command_is_not_kept(house: House) -> None:
     await house.run("echo one > file", "1")
-    async with house.use("2", "1") as seat:
-        computer = await seat.sandbox()
+    async with house.use("2", "1") as lease:
+        computer = await lease.sandbox()
         await computer.exec("echo lost > file", timeout_s=5)
         await computer.close()
     assert await house.run("cat file", "3", "2") == ("one\n", "restored")
@@ -137,19 +137,19 @@ async def test_a_conversation_that_begins_anew_has_no_files(
     house: House, parents: tuple[str, ...]
 ) -> None:
     await house.run("echo one > file", "1")
-    async with house.workspaces.use(ResumePoint(CHAT, parents, anew=True), ISOLATION) as seat:
-        result = await (await seat.sandbox()).exec("ls", timeout_s=5)
-    assert (result.stdout, seat.goes_on) == ("documents\noutput\n", False)
+    async with house.workspaces.use(ResumePoint(CHAT, parents, anew=True), ISOLATION) as lease:
+        result = await (await lease.sandbox()).exec("ls", timeout_s=5)
+    assert (result.stdout, lease.goes_on) == ("documents\noutput\n", False)
 
 
 async def test_a_conversation_whose_files_are_lost_begins_anew(house: House) -> None:
     await house.run("echo one > file", "1")
-    async with house.use("2", "1") as seat:
+    async with house.use("2", "1") as lease:
         await house.snapshots.discard(CHAT)
-        await (await seat.sandbox()).close()
-        again = await seat.sandbox()
+        await (await lease.sandbox()).close()
+        again = await lease.sandbox()
         assert (await again.exec("ls", timeout_s=5)).stdout == "documents\noutput\n"
-        assert seat.origin == "new"
+        assert lease.origin == "new"
 
 
 async def test_no_more_computers_are_kept_than_may_be(house: House) -> None:
@@ -169,8 +169,8 @@ async def test_a_conversation_that_is_ended_is_forgotten(house: House) -> None:
 
 
 async def test_a_run_that_belongs_to_no_conversation_leaves_nothing(house: House) -> None:
-    async with house.workspaces.use(None, ISOLATION) as seat:
-        await (await seat.sandbox()).exec("echo one > file", timeout_s=5)
+    async with house.workspaces.use(None, ISOLATION) as lease:
+        await (await lease.sandbox()).exec("echo one > file", timeout_s=5)
     await until(lambda: house.alive == 0)
     assert await house.snapshots.newest(CHAT) is None
 
@@ -178,9 +178,9 @@ async def test_a_run_that_belongs_to_no_conversation_leaves_nothing(house: House
 async def test_where_no_computer_can_be_had_the_request_hears_why() -> None:
     failing = MemorySandboxes(SandboxStartError("the engine is down"))
     workspaces = Workspaces(failing, MemorySnapshots(), keep_s=KEEP_S, max_kept=2)
-    async with workspaces.use(ResumePoint(CHAT), ISOLATION) as seat:
+    async with workspaces.use(ResumePoint(CHAT), ISOLATION) as lease:
         with pytest.raises(SandboxStartError, match="the engine is down"):
-            await seat.sandbox()
+            await lease.sandbox()
     await workspaces.aclose()
 
 

@@ -34,18 +34,18 @@ class House:
         self, command: str, state: str, *parents: str, session: Session = CHAT
     ) -> tuple[str, Origin]:
         """What one run's command prints, and where its files came from."""
-        async with self.use(state, *parents, session=session) as seat:
-            result = await (await seat.sandbox()).exec(command, timeout_s=5)
-        return result.stdout, seat.origin
+        async with self.use(state, *parents, session=session) as lease:
+            result = await (await lease.sandbox()).exec(command, timeout_s=5)
+        return result.stdout, lease.origin
 
     @asynccontextmanager
     async def use(
         self, state: str, *parents: str, session: Session = CHAT
     ) -> AsyncIterator[WorkspaceLease]:
         """A workspace that is kept as that state."""
-        async with self.workspaces.use(ResumePoint(session, parents), ISOLATION) as seat:
-            yield seat
-            seat.leave_as = State(session, state)
+        async with self.workspaces.use(ResumePoint(session, parents), ISOLATION) as lease:
+            yield lease
+            lease.leave_as = State(session, state)
 
     @property
     def alive(self) -> int:

@@ -199,13 +199,13 @@ async def test_a_handler_that_fails_is_told_of_and_costs_its_connection_only(
 async def test_a_program_that_hangs_up_is_seen_by_the_handler(sandbox: GuestSandbox) -> None:
     ended = anyio.Event()
 
-    async def notice(connection: Connection) -> None:
+    async def warning(connection: Connection) -> None:
         await connection.receive()
         with pytest.raises(ConnectionError):
             await connection.receive()
         ended.set()
 
-    sandbox.set_connection_handler(notice)
+    sandbox.set_connection_handler(warning)
     abort = "s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))"
     await _python(sandbox, f"s = connect(); s.sendall(b'x'); {abort}; s.close()")
     with anyio.fail_after(20):

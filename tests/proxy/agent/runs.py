@@ -47,7 +47,7 @@ def bash(command: str) -> dict[str, Any]:
     return call("execute_bash", command=command)
 
 
-class MemoryOutbox:
+class MemoryArtifactStore:
     """An Outbox that keeps files in memory."""
 
     container_id = "cntr_test"
@@ -141,7 +141,7 @@ class Run:
     profile: Profile = Profile()
     limits: Limits = Limits()
     events: Events = field(default_factory=Events)
-    outbox: MemoryOutbox = field(default_factory=MemoryOutbox)
+    artifact_store: MemoryArtifactStore = field(default_factory=MemoryArtifactStore)
     window: int | None = None
     """The configured one."""
 
@@ -150,7 +150,7 @@ class Run:
         task = make_task(
             **{
                 "run_id": "r1",
-                "outbox": self.outbox,
+                "artifact_store": self.artifact_store,
                 "model": "m",
                 "messages": [USER],
                 "profile": replace(self.profile, limits=self.limits),

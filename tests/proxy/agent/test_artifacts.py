@@ -16,7 +16,7 @@ async def test_files_of_earlier_runs_are_not_new_where_they_could_not_be_listed_
     found = await outputs.produced(sandbox, [], seconds=30)
     again = await outputs.produced(sandbox, [OLD], seconds=30)
     await sandbox.close()
-    assert (found.produced, found.left_out) == ([], [SkippedFile(OLD, 4, "no_time")])
+    assert (found.produced, found.skipped_files) == ([], [SkippedFile(OLD, 4, "no_time")])
     assert [file.path for file in again.produced] == [OLD]
 
 
@@ -26,4 +26,4 @@ async def test_a_file_is_new_where_nothing_was_there_before() -> None:
     await sandbox.exec(f"mkdir -p {OUTPUT_DIR}; echo new > {OLD}", timeout_s=10)
     found = await outputs.produced(sandbox, [], seconds=30)
     await sandbox.close()
-    assert ([file.path for file in found.produced], found.left_out) == ([OLD], [])
+    assert ([file.path for file in found.produced], found.skipped_files) == ([OLD], [])

@@ -19,15 +19,21 @@ from sandbox_runtime.tools import make_tools
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.tasks import make_task
-from tests.proxy.agent.runs import AT_ONCE, SUBMIT, USER, MemoryOutbox, bash
+from tests.proxy.agent.runs import AT_ONCE, SUBMIT, USER, MemoryArtifactStore, bash
 
 
 def task(count: int, **fields: Any) -> AgentTask:
-    outboxes = iter([MemoryOutbox() for _ in range(count)])
+    artifact_stores = iter([MemoryArtifactStore() for _ in range(count)])
     first = make_task(
-        **{"run_id": "r1", "outbox": next(outboxes), "model": "m", "messages": [USER], **fields}
+        **{
+            "run_id": "r1",
+            "artifact_store": next(artifact_stores),
+            "model": "m",
+            "messages": [USER],
+            **fields,
+        }
     )
-    return fan_out(first, count, lambda session: next(outboxes))
+    return fan_out(first, count, lambda session: next(artifact_stores))
 
 
 class Together(ScriptedModel):
@@ -65,8 +71,8 @@ async def test_one_choice_is_a_run_as_it_always_was() -> None:
 def test_each_has_its_own_run_and_its_own_files() -> None:
     three = task(3)
     names = {each.run_id for each in (three, *three.others)}
-    outboxes = {id(each.outbox) for each in (three, *three.others)}
-    assert (len(names), len(outboxes)) == (3, 3)
+    artifact_stores = {id(each.artifact_store) for each in (three, *three.others)}
+    assert (len(names), len(artifact_stores)) == (3, 3)
     assert all(name.isalnum() for name in names)
 
 
@@ -133,8 +139,8 @@ def _all(task: AgentTask) -> list[AgentTask]:
 
 
 def _saved(task: AgentTask) -> Mapping[str, bytes]:
-    assert isinstance(task.outbox, MemoryOutbox)
-    return task.outbox.saved
+    assert isinstance(task.artifact_store, MemoryArtifactStore)
+    return task.artifact_store.saved
 
 
 def _ends(event: Event) -> bool:

@@ -190,7 +190,7 @@ async def test_what_a_summary_costs_counts() -> None:
     assert result.usage["prompt_tokens"] == sum(
         tokens([body["messages"], body.get("tools")]) for body in play.bodies
     )
-    assert result.tally.llm_calls == len(play.bodies)
+    assert result.stats.llm_calls == len(play.bodies)
 
 
 async def test_a_conversation_too_long_to_be_summed_up_is_summed_up_from_a_transcript() -> None:
@@ -339,8 +339,8 @@ async def test_what_was_told_counts_although_older_words_gave_way_to_it() -> Non
         result = await Run(model).go()
     assert [each.kind for each in result.compactions] == ["stubs"]
     told = tokens("x" * 3500) + tokens("x" * 5600)
-    assert told < result.tally.env_tokens < 1.5 * told
-    assert result.tally.trajectory_tokens > result.tally.env_tokens
+    assert told < result.stats.env_tokens < 1.5 * told
+    assert result.stats.trajectory_tokens > result.stats.env_tokens
 
 
 async def test_a_run_that_goes_on_keeps_what_it_stubs_before_its_first_command() -> None:

@@ -32,7 +32,7 @@ async def test_a_turn_counts_once_for_each_capability_that_its_calls_use() -> No
             SUBMIT,
         ]
     )
-    assert (result.tally.turns, result.tally.capability_turns) == (
+    assert (result.stats.turns, result.stats.capability_turns) == (
         5,
         {"external_resources": 1, "file_management": 3, "computation": 1},
     )
@@ -47,7 +47,7 @@ async def test_only_calls_of_the_sandboxs_tools_that_are_run_count() -> None:
     barred = await answered([tool_reply(LOOK, FETCH), SUBMIT], max_tool_calls=1)
     broken = {"name": "execute_bash", "arguments": '{"command": "ls'}
     unread = await answered([tool_reply(broken), SUBMIT])
-    counted = [each.tally.capability_turns for each in (theirs, both, late, barred, unread)]
+    counted = [each.stats.capability_turns for each in (theirs, both, late, barred, unread)]
     assert [(turns["external_resources"], turns["file_management"]) for turns in counted] == [
         (0, 0),
         (0, 1),
@@ -66,11 +66,11 @@ async def test_the_tokens_are_of_all_calls_and_the_trajectorys_each_counted_once
         ],
         usage_of="last_call",
     )
-    tally = result.tally
-    assert (tally.prompt_tokens, tally.completion_tokens) == (450, 35)
-    assert (tally.cached_tokens, tally.reasoning_tokens) == (280, 5)
-    assert tally.env_tokens == 40 + 30
-    assert tally.trajectory_tokens == 200 + 5 == 100 + 35 + tally.env_tokens
+    stats = result.stats
+    assert (stats.prompt_tokens, stats.completion_tokens) == (450, 35)
+    assert (stats.cached_tokens, stats.reasoning_tokens) == (280, 5)
+    assert stats.env_tokens == 40 + 30
+    assert stats.trajectory_tokens == 200 + 5 == 100 + 35 + stats.env_tokens
 
 
 async def test_no_tool_call_has_no_tokens_of_the_sandbox() -> None:
@@ -81,9 +81,9 @@ async def test_no_tool_call_has_no_tokens_of_the_sandbox() -> None:
         ],
         final={"response_format": {"type": "json_object"}},
     )
-    tally = result.tally
-    assert (tally.llm_calls, tally.tool_calls, tally.env_tokens) == (2, 0, 0)
-    assert tally.trajectory_tokens == 143 + 10
+    stats = result.stats
+    assert (stats.llm_calls, stats.tool_calls, stats.env_tokens) == (2, 0, 0)
+    assert stats.trajectory_tokens == 143 + 10
 
 
 async def test_the_request_for_the_answer_is_no_output_of_a_tool() -> None:
@@ -92,30 +92,30 @@ async def test_the_request_for_the_answer_is_no_output_of_a_tool() -> None:
         {**text_reply("42"), "usage": usage(200, 10)},
     ]
     result = await Run(ScriptedModel(replies), limits=Limits(max_turns=1)).go()
-    assert 0 < result.tally.env_tokens < 90
+    assert 0 < result.stats.env_tokens < 90
 
 
 async def test_the_call_that_asks_for_the_answer_is_no_turn() -> None:
     run = Run(ScriptedModel([tool_reply(LOOK), text_reply("42")]), limits=Limits(max_turns=1))
     result = await run.go()
-    assert (result.tally.turns, result.tally.llm_calls) == (1, 2)
+    assert (result.stats.turns, result.stats.llm_calls) == (1, 2)
 
 
 async def test_a_run_without_tools_is_one_turn_that_uses_nothing() -> None:
     result = await answered([text_reply("42")])
-    assert (result.tally.turns, set(result.tally.capability_turns.values())) == (1, {0})
+    assert (result.stats.turns, set(result.stats.capability_turns.values())) == (1, {0})
 
 
 def test_what_neither_model_nor_sandbox_took_is_ours() -> None:
-    tally = RunStats(**times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
-    assert tally == RunStats(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
+    stats = RunStats(**times(wall_s=2.0, model_s=1.25, sandbox_s=0.5))
+    assert stats == RunStats(wall_ms=2000, model_ms=1250, sandbox_ms=500, own_ms=250)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_times_add_up(stream: bool) -> None:
     result = await answered([tool_reply(SUM), SUBMIT], stream=stream)
-    tally = result.tally
-    assert tally.wall_ms == tally.model_ms + tally.sandbox_ms + tally.own_ms
+    stats = result.stats
+    assert stats.wall_ms == stats.model_ms + stats.sandbox_ms + stats.own_ms
 
 
 async def test_a_stopwatch_stands_still_while_something_else_is_done() -> None:

@@ -12,7 +12,7 @@ from proxy.agent.events import EgressDecided, RuleMatched
 from proxy.agent.guard import MAX_TOLD, PERIOD_S, STILL_OPEN, EgressWatch
 from sandbox_runtime.egress.decision import Decision
 from tests.fakes.tasks import make_task
-from tests.proxy.agent.runs import USER, Events, MemoryOutbox
+from tests.proxy.agent.runs import USER, Events, MemoryArtifactStore
 
 ORDERS, DATA = Target("orders.example.com", 443), Target("data.example.com", 443)
 RULE = Rule("orders", "egress", "^orders", "deny", "no orders")
@@ -24,7 +24,7 @@ def decision(target: Target, reason: str = "") -> Decision:
 
 async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> None:
     events = Events()
-    watch = EgressWatch(make_task("r", MemoryOutbox(), "m", [USER]), events)
+    watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events)
     assert [await watch.asked(target) for target in (DATA, DATA, ORDERS)] == [None] * 3
     await watch.decided(decision(DATA))
     await watch.tell_open()
@@ -38,7 +38,7 @@ async def test_a_connection_that_outlives_the_run_is_told_of_at_its_end() -> Non
 async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
-    watch = EgressWatch(make_task("r", MemoryOutbox(), "m", [USER], profile=profile), events)
+    watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
     refused = "rule orders forbids this: no orders"
     assert await watch.asked(ORDERS) == refused
     watch.close()
@@ -49,7 +49,8 @@ async def test_a_rule_holds_when_nobody_listens_any_more() -> None:
 async def test_what_is_refused_or_asked_for_after_the_run_is_not_open() -> None:
     events = Events()
     watch = EgressWatch(
-        make_task("r", MemoryOutbox(), "m", [USER], profile=Profile(watch=RuleSet((RULE,)))), events
+        make_task("r", MemoryArtifactStore(), "m", [USER], profile=Profile(watch=RuleSet((RULE,)))),
+        events,
     )
     await watch.asked(ORDERS)
     await watch.decided(replace(decision(ORDERS), verdict="denied"))
@@ -81,7 +82,7 @@ async def test_connections_that_fail_too_often_are_told_in_one(
 ) -> None:
     now = 0.0
     events = Events()
-    watch = EgressWatch(make_task("r", MemoryOutbox(), "m", [USER]), events, lambda: now)
+    watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER]), events, lambda: now)
     with caplog.at_level(logging.INFO):
         for _ in range(MANY):
             await watch.decided(failed)
@@ -107,7 +108,7 @@ async def test_connections_that_fail_too_often_are_told_in_one(
 async def test_a_rule_that_is_met_too_often_is_told_in_one() -> None:
     events = Events()
     profile = Profile(watch=RuleSet((RULE,)))
-    watch = EgressWatch(make_task("r", MemoryOutbox(), "m", [USER], profile=profile), events)
+    watch = EgressWatch(make_task("r", MemoryArtifactStore(), "m", [USER], profile=profile), events)
     refusals = {await watch.asked(ORDERS) for _ in range(MANY)}
     await watch.tell_open()
     met = RuleMatched("orders", "deny", "egress", str(ORDERS), "no orders")

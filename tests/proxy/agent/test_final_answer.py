@@ -27,7 +27,7 @@ from proxy.models.scripted import ScriptedModel, text_reply, tool_reply
 from sandbox_runtime.sandbox import Sandbox
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.tasks import make_task
-from tests.proxy.agent.runs import FAILURE, SUBMIT, USER, MemoryOutbox, Run, bash, valid
+from tests.proxy.agent.runs import FAILURE, SUBMIT, USER, MemoryArtifactStore, Run, bash, valid
 
 OBJECT: dict[str, Any] = {
     "answer_form": ANY_OBJECT,
@@ -47,7 +47,7 @@ async def answered(run: Run, **fields: Any) -> Result:
 async def test_an_answer_in_its_form_is_asked_for_once(stream: bool) -> None:
     model = ScriptedModel([SUBMIT, text_reply('{"n": 42}')])
     result = await answered(Run(model), **OBJECT, stream=stream)
-    assert (result.answer, result.finish_reason, result.notices) == ('{"n": 42}', "stop", ())
+    assert (result.answer, result.finish_reason, result.warnings) == ('{"n": 42}', "stop", ())
     assert len(model.requests) == 2
     assert model.requests[-1]["messages"][-1]["content"].endswith(
         "Answer with one JSON object and nothing else."
@@ -58,7 +58,7 @@ async def test_an_answer_in_its_form_is_asked_for_once(stream: bool) -> None:
 async def test_one_that_is_not_is_asked_for_again_with_what_is_wrong(stream: bool) -> None:
     model = ScriptedModel([SUBMIT, text_reply("It is 42."), text_reply('{"n": 42}')])
     result = await answered(Run(model), **OBJECT, stream=stream)
-    assert (result.answer, result.finish_reason, result.notices) == ('{"n": 42}', "stop", ())
+    assert (result.answer, result.finish_reason, result.warnings) == ('{"n": 42}', "stop", ())
     second, third = model.requests[1:]
     said, complaint = third["messages"][-2:]
     assert said == {"role": "assistant", "content": "It is 42."}
@@ -73,9 +73,9 @@ async def test_one_that_never_is_comes_as_one_cut_short_with_a_warning(stream: b
     model = ScriptedModel([SUBMIT, text_reply("It is 42."), text_reply("42, I said.")])
     result = await answered(Run(model), **OBJECT, stream=stream)
     assert (result.answer, result.finish_reason) == ("42, I said.", "length")
-    (notice,) = result.notices
-    assert notice.code == "response_format_violated"
-    assert "It is not JSON" in notice.message
+    (warning,) = result.warnings
+    assert warning.code == "response_format_violated"
+    assert "It is not JSON" in warning.message
     assert len(model.requests) == 3
 
 
@@ -90,7 +90,7 @@ async def test_a_schema_is_told_to_the_model_and_held() -> None:
     form = AnswerForm({"type": "object", "required": ["n"]})
     model = ScriptedModel([SUBMIT, text_reply("{}"), text_reply('{"n": 42}')])
     result = await answered(Run(model), answer_form=form, final=OBJECT["final"])
-    assert (result.answer, result.notices) == ('{"n": 42}', ())
+    assert (result.answer, result.warnings) == ('{"n": 42}', ())
     assert '"required": ["n"]' in model.requests[1]["messages"][-1]["content"]
     assert '"n" is a required property' in model.requests[2]["messages"][-1]["content"]
 
@@ -99,7 +99,7 @@ async def test_a_backend_that_fails_at_the_second_asking_leaves_the_first_answer
     model = ScriptedModel([SUBMIT, text_reply("It is 42.")])
     result = await answered(Run(model), **OBJECT)
     assert (result.answer, result.finish_reason) == ("It is 42.", "length")
-    assert result.notices[0].code == "response_format_violated"
+    assert result.warnings[0].code == "response_format_violated"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_an_answer_handed_in_counts_where_none_can_be_asked_for(
     model = ScriptedModel([text_reply(submitted), FAILURE])
     result = await answered(Run(model), **OBJECT)
     assert (result.answer, result.finish_reason) == (submitted, finish_reason)
-    assert bool(result.notices) is warned
+    assert bool(result.warnings) is warned
 
 
 async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
@@ -132,8 +132,8 @@ async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
         """There is none."""
 
     model = Slow([text_reply("It is 42.")])
-    task = make_task("r1", MemoryOutbox(), "m", [USER], **OBJECT)
-    writer = AnswerWriter(ignore, task.outbox, Profile(), rewrite_links=False)
+    task = make_task("r1", MemoryArtifactStore(), "m", [USER], **OBJECT)
+    writer = AnswerWriter(ignore, task.artifact_store, Profile(), rewrite_links=False)
     async with MemorySandboxes().lease(Isolation()) as lease:
         toolbox = ToolExecutor([], lease, ignore, Guard(Profile(), ignore), prepare=nothing_there)
         files = ObservationFiles("r1", no_computer)
@@ -147,7 +147,7 @@ async def test_an_answer_that_is_not_mended_in_time_comes_as_it_is() -> None:
         call = FinalCall(task, talk, writer, toolbox, ignore, first_call, ProseRules())
         final = await call.answer(StopReason.SUBMITTED, "42", seconds=0.1)
     assert (final.text, final.finish_reason) == ("It is 42.", "length")
-    assert [notice.code for notice in final.notices] == ["response_format_violated"]
+    assert [warning.code for warning in final.warnings] == ["response_format_violated"]
 
 
 async def test_an_answer_that_was_cut_short_is_not_asked_for_again() -> None:
@@ -162,7 +162,7 @@ async def test_a_schema_without_end_holds_nobody_up() -> None:
     endless = AnswerForm({"$ref": "#/$defs/s0", "$defs": {**steps, "s60": {}}})
     final = await in_form(endless, FinalAnswer("{}", "stop"), seconds=0.5)
     assert (final.text, final.finish_reason) == ("{}", "stop")
-    assert [notice.code for notice in final.notices] == ["response_format_unchecked"]
+    assert [warning.code for warning in final.warnings] == ["response_format_unchecked"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -181,7 +181,7 @@ async def test_a_refusal_ends_the_run_and_stays_one(
 async def test_a_refusal_in_the_last_call_stays_one(stream: bool) -> None:
     run = Run(ScriptedModel([SUBMIT, REFUSAL]))
     result = await answered(run, **OBJECT, stream=stream)
-    assert (result.answer, result.refusal, result.notices) == ("", "I will not.", ())
+    assert (result.answer, result.refusal, result.warnings) == ("", "I will not.", ())
     assert (result.stop_reason, result.finish_reason) == (StopReason.SUBMITTED, "stop")
     assert Refused("I will not.") in run.events
 

@@ -23,7 +23,7 @@ from sandbox_runtime.sandbox import Lease, Sandbox
 from sandbox_runtime.tools import make_tools
 from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.tasks import make_task
-from tests.proxy.agent.runs import SUBMIT, USER, Events, MemoryOutbox, bash
+from tests.proxy.agent.runs import SUBMIT, USER, Events, MemoryArtifactStore, bash
 from tests.sandbox_runtime.conformance.backends import open_backend
 
 SESSION = Session("somebody", "run:r1")
@@ -67,7 +67,7 @@ class Talk:
         leaves = State(SESSION, f"s{len(self._left)}")
         task = make_task(
             run_id=f"r{len(self._left)}",
-            outbox=MemoryOutbox(),
+            artifact_store=MemoryArtifactStore(),
             model="m",
             messages=[USER],
             profile=Profile(limits=Limits(**limits), artifacts=ArtifactLimits(max_total_mib=1)),
@@ -87,17 +87,17 @@ async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
 
 
 def reasons(result: Result) -> set[str]:
-    return {each.why for each in result.left_out}
+    return {each.why for each in result.skipped_files}
 
 
 async def test_files_too_large_to_be_handed_back_are_not_hashed(talk: Talk) -> None:
     first = await talk.turn(SPARSE)
-    assert (reasons(first), len(first.left_out)) == ({"too_large"}, 9999)
+    assert (reasons(first), len(first.skipped_files)) == ({"too_large"}, 9999)
     with anyio.fail_after(60):
         second = await talk.turn("echo x > new.txt; truncate -s 1501M 1")
     assert second.stop_reason is StopReason.SUBMITTED
     assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
-    assert [(each.path, each.why) for each in second.left_out] == [
+    assert [(each.path, each.why) for each in second.skipped_files] == [
         ("/testbed/output/1", "too_large")
     ]
 
@@ -109,7 +109,7 @@ async def test_files_that_are_not_reached_in_time_are_named(talk: Talk) -> None:
     assert second.stop_reason is StopReason.SUBMITTED
     assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
     assert reasons(second) == {"no_time"}
-    assert len(second.left_out) > 9000
+    assert len(second.skipped_files) > 9000
 
 
 @pytest.mark.parametrize(("making", "why"), [(SPARSE, "too_large"), (ENDLESS, "no_room")])
@@ -121,5 +121,5 @@ async def test_files_made_by_a_later_turn_do_not_hold_up_its_answer(
         second = await talk.turn(making, wall_time_s=20)
     assert second.stop_reason is StopReason.SUBMITTED
     # The old file is named too where hashing the new ones has left no time for it.
-    new = [each.why for each in second.left_out if each.path != "/testbed/output/old.txt"]
+    new = [each.why for each in second.skipped_files if each.path != "/testbed/output/old.txt"]
     assert new == [why] * 9999

@@ -279,11 +279,11 @@ async def test_usage_is_summed_with_its_details_and_the_run_is_tallied() -> None
         "is_byok": False,
     }
     assert result.usage["is_byok"] is False
-    tally = result.tally
-    assert (tally.llm_calls, tally.tool_calls, tally.context_tokens) == (3, 4, 200)
-    assert tally.env_tokens == (150 - 110) + (200 - 170)
+    stats = result.stats
+    assert (stats.llm_calls, stats.tool_calls, stats.context_tokens) == (3, 4, 200)
+    assert stats.env_tokens == (150 - 110) + (200 - 170)
 
 
 async def test_a_backend_that_counts_nothing_is_no_hindrance() -> None:
     result = await answered([tool_reply(bash("ls")), SUBMIT])
-    assert (result.usage, result.tally.context_tokens, result.tally.env_tokens) == ({}, 0, 0)
+    assert (result.usage, result.stats.context_tokens, result.stats.env_tokens) == ({}, 0, 0)

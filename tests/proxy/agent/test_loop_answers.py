@@ -112,7 +112,10 @@ async def test_files_in_the_output_directory_go_back() -> None:
         artifact(1, "/testbed/output/a.csv", b"1\n"),
         artifact(2, "/testbed/output/sub/b", b"xy"),
     ]
-    assert run.outbox.saved == {"/testbed/output/a.csv": b"1\n", "/testbed/output/sub/b": b"xy"}
+    assert run.artifact_store.saved == {
+        "/testbed/output/a.csv": b"1\n",
+        "/testbed/output/sub/b": b"xy",
+    }
 
 
 async def test_links_fifos_and_the_answer_file_never_go_back() -> None:
@@ -124,7 +127,7 @@ async def test_links_fifos_and_the_answer_file_never_go_back() -> None:
     )
     run = Run(ScriptedModel([steps, HAND_IN]))
     result = await run.go()
-    assert (result.answer, run.outbox.saved) == ("42", {"/testbed/output/ok": b"ok\n"})
+    assert (result.answer, run.artifact_store.saved) == ("42", {"/testbed/output/ok": b"ok\n"})
 
 
 async def test_an_output_directory_that_is_gone_is_no_hindrance() -> None:
@@ -141,7 +144,7 @@ async def test_files_over_the_limits_are_named_and_not_linked() -> None:
         "/testbed/output/a",
         "/testbed/output/b",
     ]
-    assert list(result.left_out) == [SkippedFile("/testbed/output/c", 2, "too_many")]
+    assert list(result.skipped_files) == [SkippedFile("/testbed/output/c", 2, "too_many")]
     assert result.answer == "[a](https://files.test/a) and /testbed/output/c !"
 
 
@@ -173,7 +176,7 @@ async def test_names_that_are_not_utf_8_go_back_too() -> None:
     steps = tool_reply(bash("touch output/$(printf 'caf\\351').csv"))
     run = Run(ScriptedModel([steps, SUBMIT]))
     await run.go()
-    assert list(run.outbox.saved) == ["/testbed/output/caf\udce9.csv"]
+    assert list(run.artifact_store.saved) == ["/testbed/output/caf\udce9.csv"]
 
 
 async def test_half_a_surrogate_pair_in_the_answer_is_no_text() -> None:
@@ -182,10 +185,10 @@ async def test_half_a_surrogate_pair_in_the_answer_is_no_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "left_out"), [(AnswerDelta, []), (FileProduced, [("/testbed/output/b", "changed")])]
+    ("kind", "skipped_files"), [(AnswerDelta, []), (FileProduced, [("/testbed/output/b", "changed")])]
 )
 async def test_a_file_that_changed_under_our_hands_is_left_out(
-    kind: type[Event], left_out: list[tuple[str, str]]
+    kind: type[Event], skipped_files: list[tuple[str, str]]
 ) -> None:
     sandboxes = MemorySandboxes()
 
@@ -196,5 +199,5 @@ async def test_a_file_that_changed_under_our_hands_is_left_out(
     steps = tool_reply(bash("echo 1 > output/a; echo 2 > output/b"))
     run = Run(ScriptedModel([steps, SUBMIT]), sandboxes, events=Events(swap))
     result = await run.go()
-    assert list(run.outbox.saved) == ["/testbed/output/a"]
-    assert [(file.path, file.why) for file in result.left_out] == left_out
+    assert list(run.artifact_store.saved) == ["/testbed/output/a"]
+    assert [(file.path, file.why) for file in result.skipped_files] == skipped_files

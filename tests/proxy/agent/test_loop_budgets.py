@@ -90,7 +90,7 @@ async def test_calls_beyond_the_budget_are_answered_and_not_run() -> None:
     assert result.stop_reason is StopReason.COMMAND_BUDGET
     refused = refusal(StopReason.COMMAND_BUDGET)
     assert told(model.requests[1]) == ["Exit code: 0\n[stdout]\na", refused, refused]
-    assert (result.tally.commands, len(run.events.observations)) == (1, 1)
+    assert (result.stats.commands, len(run.events.observations)) == (1, 1)
 
 
 async def test_output_that_is_used_up_in_the_middle_of_a_turn_leaves_the_rest_undone() -> None:
@@ -140,7 +140,7 @@ async def test_no_more_passes_than_is_left_of_the_budget() -> None:
     run = Run(model, sandboxes, limits=Limits(max_egress_mib=1), events=Events(download))
     result = await run.go()
     assert seen == ["the budget for network traffic is used up"]
-    assert (result.stop_reason, result.tally.egress_bytes) == (StopReason.EGRESS_BUDGET, MIB)
+    assert (result.stop_reason, result.stats.egress_bytes) == (StopReason.EGRESS_BUDGET, MIB)
 
 
 async def test_a_new_sandbox_has_what_the_lost_one_has_left() -> None:
@@ -156,7 +156,7 @@ async def test_a_new_sandbox_has_what_the_lost_one_has_left() -> None:
     limits = Limits(max_egress_mib=2)
     run = Run(model, sandboxes, limits=limits, events=Events(download_and_lose))
     result = await run.go()
-    assert (result.stop_reason, result.tally.egress_bytes) == (StopReason.EGRESS_BUDGET, 2 * MIB)
+    assert (result.stop_reason, result.stats.egress_bytes) == (StopReason.EGRESS_BUDGET, 2 * MIB)
     assert sandboxes.opened == 2
 
 
@@ -191,7 +191,9 @@ async def test_where_the_day_bounds_it_nothing_passes_between_runs(
             with pytest.raises(DeniedError):
                 traffic.reserve(1, now=0.0)
             assert (await store.spending.spent("mine")).egress_bytes == traffic.bytes == MIB
-            RunBudget(make_task("r2", run.outbox, "m", [USER]), Limits(), 0.0).watch(traffic)
+            RunBudget(make_task("r2", run.artifact_store, "m", [USER]), Limits(), 0.0).watch(
+                traffic
+            )
         traffic.reserve(MIB, now=0.0)
         assert traffic.bytes == 2 * MIB
 
@@ -205,15 +207,15 @@ async def test_what_the_backend_says_of_cost_is_what_counts(stream: bool) -> Non
     last = {**SUBMIT, "usage": {**COUNTED, "cost": 0.002}}
     result = await Run(ScriptedModel([step, last])).go(stream=stream, tariff=TARIFF)
     assert result.stop_reason is StopReason.SUBMITTED
-    assert result.tally.cost_usd == pytest.approx(0.003)
+    assert result.stats.cost_usd == pytest.approx(0.003)
 
 
 async def test_cost_is_told_where_it_is_known_of_all_calls() -> None:
     known = await Run(ScriptedModel([STEP, {**SUBMIT, "usage": COUNTED}])).go(tariff=TARIFF)
-    assert known.tally.cost_usd == pytest.approx(1.4)
+    assert known.stats.cost_usd == pytest.approx(1.4)
     step = {**STEP, "usage": {**COUNTED, "cost": 0.001}}
     half = await Run(ScriptedModel([step, {**SUBMIT, "usage": COUNTED}])).go()
-    assert half.tally.cost_usd is None
+    assert half.stats.cost_usd is None
 
 
 async def test_a_backend_that_counts_nothing_does_not_make_budgets_void() -> None:
@@ -221,7 +223,7 @@ async def test_a_backend_that_counts_nothing_does_not_make_budgets_void() -> Non
     model = ScriptedModel([chatty, chatty, chatty, LAST])
     result = await Run(model, limits=Limits(max_tokens=4000)).go()
     assert result.stop_reason is StopReason.TOKEN_BUDGET
-    assert result.tally.llm_calls < 4
+    assert result.stats.llm_calls < 4
 
 
 # What remains
@@ -292,7 +294,7 @@ async def test_a_call_that_the_client_does_not_allow_costs_no_command(tmp_path: 
         run = Run(ScriptedModel([calls, SUBMIT]), limits=Limits(max_commands=2))
         result = await run.go(max_tool_calls=1, account=account)
         spent = await store.spending.spent("mine")
-    assert (result.answer, result.tally.commands, spent.commands) == ("42", 1, 1)
+    assert (result.answer, result.stats.commands, spent.commands) == ("42", 1, 1)
 
 
 async def test_a_call_that_had_to_be_made_counts_whole(tmp_path: Path) -> None:

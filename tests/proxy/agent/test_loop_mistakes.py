@@ -250,7 +250,7 @@ async def test_a_wrongly_escaped_answer_is_taken(arguments: str, answer: str, st
     result = await run.go(stream=stream)
     assert (result.answer, run.events.answer) == (answer, answer)
     assert (result.stop_reason, result.finish_reason) == (StopReason.SUBMITTED, "stop")
-    assert result.tally.tool_calls == 1
+    assert result.stats.tool_calls == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

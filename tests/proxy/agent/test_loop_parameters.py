@@ -124,7 +124,7 @@ async def test_a_mixed_turn_runs_ours_and_returns_theirs_under_ids_of_ours() -> 
     run = Run(ScriptedModel([{"message": message}]))
     result = await run.go(client_tools=[LOOKUP])
     assert result.tool_calls == [{**theirs, "id": "call_r1_1"}]
-    assert (run.events.observations, list(run.outbox.saved)) == (
+    assert (run.events.observations, list(run.artifact_store.saved)) == (
         ["Exit code: 0\n(no output)"],
         ["/testbed/output/a"],
     )

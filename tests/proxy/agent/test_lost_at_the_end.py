@@ -42,14 +42,14 @@ async def test_the_answer_is_given_and_the_loss_told(
     kept = State(Session("somebody", "run:r1"), "kept")
     result = await run.go(stream=stream, client_tools=[LOOKUP], save_as=kept)
     assert (result.answer, result.stop_reason) == (answer, stop)
-    assert [each.code for each in result.notices] == ["sandbox_lost"]
-    assert (result.artifacts, result.left_out) == ((), ())
+    assert [each.code for each in result.warnings] == ["sandbox_lost"]
+    assert (result.artifacts, result.skipped_files) == ((), ())
 
 
 async def test_files_that_were_taken_out_before_the_loss_are_handed_back() -> None:
     result = await losing([MADE, SUBMIT], FileProduced).go()
     assert [each.path for each in result.artifacts] == ["/testbed/output/a.csv"]
-    assert [(each.path, each.why) for each in result.left_out] == [
+    assert [(each.path, each.why) for each in result.skipped_files] == [
         ("/testbed/output/b.csv", "lost")
     ]
-    assert [each.code for each in result.notices] == ["sandbox_lost"]
+    assert [each.code for each in result.warnings] == ["sandbox_lost"]

@@ -12,7 +12,7 @@ from proxy.agent.suspension import NO_RESULT, SuspendedRun, names
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.memory_sandbox import MemorySandboxes
 from tests.fakes.memory_snapshots import MemorySnapshots
-from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, MemoryOutbox, Run, bash, valid
+from tests.proxy.agent.runs import LOOKUP, SUBMIT, USER, MemoryArtifactStore, Run, bash, valid
 
 PARKS = State(Session("somebody", "run:r1"), "parked")
 SUNNY = {"type": "text", "text": "sunny"}
@@ -249,7 +249,11 @@ def test_runs_are_found_by_the_ids_of_the_calls_that_were_answered_last(
 async def test_a_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_where_it_is_named(
     is_kept: bool,
 ) -> None:
-    sandboxes, snapshots, outbox = MemorySandboxes(), MemorySnapshots(), MemoryOutbox()
+    sandboxes, snapshots, artifact_store = (
+        MemorySandboxes(),
+        MemorySnapshots(),
+        MemoryArtifactStore(),
+    )
     session = Session("somebody", "chat")
     make = bash("echo a > output/a.csv; echo b > output/b.csv")
     scripts = [
@@ -257,10 +261,15 @@ async def test_a_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_wher
         [tool_reply(bash("true")), text_reply("It is in /testbed/output/a.csv.")],
     ]
     for n, script in enumerate(scripts):
-        run = Run(ScriptedModel(script), sandboxes=sandboxes, snapshots=snapshots, outbox=outbox)
+        run = Run(
+            ScriptedModel(script),
+            sandboxes=sandboxes,
+            snapshots=snapshots,
+            artifact_store=artifact_store,
+        )
         result = await run.go(resume_from=ResumePoint(session), save_as=State(session, str(n)))
         if not is_kept:
-            outbox.saved.clear()
+            artifact_store.saved.clear()
     assert result.answer == "It is in [a.csv](https://files.test/a.csv)."
     named = [] if is_kept else ["/testbed/output/a.csv"]
     assert [artifact.path for artifact in result.artifacts] == named

@@ -10,7 +10,7 @@ from proxy.agent.result import Result
 from proxy.audit.audit import AuditLogs
 from tests.fakes.results import SUBMITTED
 from tests.fakes.tasks import make_task
-from tests.proxy.agent.runs import USER, MemoryOutbox
+from tests.proxy.agent.runs import USER, MemoryArtifactStore
 from tests.proxy.audit.logs import NOW, found, states, write
 
 A_DAY_S = 86_400.0
@@ -28,7 +28,7 @@ async def nothing_to_do(emit: Emit) -> Result:
 async def test_logs_may_be_kept_for_ever(keep_days: float, tmp_path: Path) -> None:
     write(tmp_path, "first", now=0.0)
     ledger = AuditLogs(tmp_path, keep_days=keep_days, now=lambda: NOW)
-    task = make_task("last", MemoryOutbox(), "m", [USER])
+    task = make_task("last", MemoryArtifactStore(), "m", [USER])
     await ledger.follow(task, "owner", "fingerprint", nothing_to_do, ignore)
     await ledger.aclose()
     assert [each.state for each in found(tmp_path, keep_days=keep_days)] == ["ok"] * 4
@@ -38,7 +38,7 @@ async def test_days_that_are_over_are_removed_when_a_new_one_begins(tmp_path: Pa
     for ago in (3, 2, 1):
         write(tmp_path, f"r{ago}", now=NOW - ago * A_DAY_S)
     ledger = AuditLogs(tmp_path, keep_days=1, now=lambda: NOW)
-    task = make_task("r0", MemoryOutbox(), "m", [USER])
+    task = make_task("r0", MemoryArtifactStore(), "m", [USER])
     await ledger.follow(task, "owner", "fingerprint", nothing_to_do, ignore)
     await ledger.aclose()
     assert [log.stem for log in sorted(tmp_path.glob("*/r*.jsonl"))] == ["r1", "r0"]

@@ -13,7 +13,7 @@ from proxy.models.scripted import text_reply
 from proxy.models.streamed_reply import StreamSupport, refuses_streams
 from tests.fakes.backend import Refusal, chunk, scripted_backend
 from tests.fakes.tasks import make_task
-from tests.proxy.agent.runs import USER, MemoryOutbox
+from tests.proxy.agent.runs import USER, MemoryArtifactStore
 from tests.proxy.models.heard import Heard
 
 BODY = {"model": "m", "messages": [USER]}
@@ -117,7 +117,7 @@ async def test_reply_that_is_stopped_is_counted_by_the_engine_where_it_counts() 
         if delta == TextDelta("c"):
             raise CompletionStopped("max_tokens")
 
-    task = make_task(run_id="r", outbox=MemoryOutbox(), model="m", messages=[USER])
+    task = make_task(run_id="r", artifact_store=MemoryArtifactStore(), model="m", messages=[USER])
     budget = RunBudget(task, task.profile.limits, 0.0)
     reply = await MeteredModel(Counting(), budget).complete(BODY, stop_at_c)  # type: ignore[arg-type] # it answers
     assert reply.usage == {"prompt_tokens": 7, "completion_tokens": 23, "total_tokens": 30}

@@ -59,10 +59,10 @@ RESULT = Result(
         "prompt_tokens_details": {"cached_tokens": 20},
     },
     segments=1,
-    tally=SPENT,
+    stats=SPENT,
     steps=2,
     artifacts=[PICTURE, TABLE],
-    left_out=[SkippedFile("/testbed/output/huge", 1 << 40, "too_large")],
+    skipped_files=[SkippedFile("/testbed/output/huge", 1 << 40, "too_large")],
     choice={},
     response={"model": "backend-m", "system_fingerprint": "fp", "service_tier": None, "id": "x"},
 )
@@ -120,7 +120,7 @@ SANDBOX = {
     "files_left_out": [{"path": "/testbed/output/huge", "bytes": 1 << 40, "why": "too_large"}],
 }
 CALL = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
-NOTHING = replace(RESULT, answer="42", artifacts=[], left_out=[], response={}, usage={})
+NOTHING = replace(RESULT, answer="42", artifacts=[], skipped_files=[], response={}, usage={})
 
 
 def whole(result: Result, reasoning: str = "") -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_a_call_of_a_function_is_one() -> None:
 
 
 def test_what_the_reader_must_know_is_in_the_warnings() -> None:
-    result = replace(NOTHING, notices=[RunWarning("response_format_violated", "It is not JSON.")])
+    result = replace(NOTHING, warnings=[RunWarning("response_format_violated", "It is not JSON.")])
     assert whole(result)["sandbox"]["warnings"] == [
         {"code": "response_format_violated", "message": "It is not JSON."}
     ]
@@ -69,8 +69,8 @@ def test_further_choices_stand_beside_the_first_and_their_usage_is_added() -> No
     assert (second["message"]["content"], second["message"]["reasoning"]) == ("43", "$ ls\n")
     assert (made["sandbox"]["run_id"], second["sandbox"]["run_id"]) == ("r1", "r2")
     assert made["usage"]["prompt_tokens"] == 35
-    tally = made["usage"]["sandbox"]
-    assert (tally["llm_calls"], tally["wall_ms"], tally["context_tokens"]) == (4, 1200, 18)
+    stats = made["usage"]["sandbox"]
+    assert (stats["llm_calls"], stats["wall_ms"], stats["context_tokens"]) == (4, 1200, 18)
 
 
 def test_a_call_of_a_function_is_streamed_as_one() -> None:
@@ -129,5 +129,5 @@ def test_an_answer_in_one_piece_has_the_thinking_of_the_stream(steps: Steps) -> 
 def test_the_cost_of_all_choices_is_told_where_that_of_each_is_known(
     costs: tuple[float | None, float | None], told: int | None
 ) -> None:
-    one, two = (replace(NOTHING, tally=replace(NOTHING.tally, cost_usd=cost)) for cost in costs)
+    one, two = (replace(NOTHING, stats=replace(NOTHING.stats, cost_usd=cost)) for cost in costs)
     assert usage(replace(one, others=[two]))["sandbox"].get("cost_microusd") == told

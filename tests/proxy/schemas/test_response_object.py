@@ -6,7 +6,7 @@ from proxy.agent.result import RunStats
 from proxy.schemas.responses_response import begun, ended
 from tests.fakes.results import SUBMITTED
 
-RESULT = replace(SUBMITTED, tally=RunStats(wall_ms=2500))
+RESULT = replace(SUBMITTED, stats=RunStats(wall_ms=2500))
 
 
 def test_a_response_was_completed_at_one_time_however_often_that_is_told() -> None:
