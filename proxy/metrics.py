@@ -14,7 +14,6 @@ from policies.capabilities import Capability
 from policies.limits import StopReason
 from proxy.agent.events import (
     ChoiceEvent,
-    Emit,
     Event,
     ModelDelta,
     OnDelta,
@@ -74,8 +73,6 @@ POOL_COUNTS = {
     "failed": "Sandbox starts that failed.",
 }
 """Fields of PoolStats, each a counter."""
-OBSERVED = frozenset({ChoiceEvent, TurnStarted, RunFinished, ToolCallFinished, RuleMatched})
-"""The events that are looked at; there is one event or more for each token."""
 PIECES = (ReasoningDelta, TextDelta, ToolCallDelta)
 
 Complete = Callable[[Mapping[str, Any], OnDelta | None], Awaitable[Completion]]
@@ -87,13 +84,13 @@ class Metrics(Collector):
     def __init__(self, models: Iterable[str] = ()) -> None:
         """`models` are the configured names: each has a label value of its own."""
         self._registry = CollectorRegistry()
-        self._durations = _Durations(self._registry)
-        self._counts = _Counts(self._registry)
+        self.durations = _Durations(self._registry)
+        self.counts = _Counts(self._registry)
         self._readings = _Readings()
         self._registry.register(self._readings)
         self._models = _LabelValues(MAX_MODELS, models)
         self._profiles = _LabelValues(MAX_PROFILES)
-        self._tools = _LabelValues(0, (tool.name for tool in make_tools()))
+        self.tools = _LabelValues(0, (tool.name for tool in make_tools()))
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, those of the last release under their old names as well. When a series
@@ -104,59 +101,14 @@ class Metrics(Collector):
             if family.type != "histogram":
                 yield _under_old_name(family)
 
-    # Runs
-
-    async def follow(
-        self, task: AgentTask, work: Callable[[Emit], Awaitable[Result]], emit: Emit
-    ) -> Result:
-        """Await a run whose events go to `emit`. Raises what it raises."""
-        began, ending = time.monotonic(), FAILED
+    def of_run(self, task: AgentTask) -> "_RunMetrics":
+        """Count a run that starts, and return its observer."""
         self._profiles.add(task.profile.name)
-        self._counts.runs_in_flight.inc()
-        try:
-            result = await work(self._observing(task, emit))
-            ending = str(result.stop_reason)
-            for each in (result, *result.others):
-                self._counts.add(each.stats)
-            return result
-        except asyncio.CancelledError:
-            ending = CLIENT_LEFT
-            raise
-        finally:
-            self._counts.runs_in_flight.dec()
-            self._counts.runs.labels(ending).inc()
-            self._durations.run.labels(*self._labels(task)).observe(time.monotonic() - began)
+        self.counts.runs_in_flight.inc()
+        return _RunMetrics(self, task)
 
-    def _observing(self, task: AgentTask, emit: Emit) -> Emit:
-        turns: dict[int, float] = {}
-
-        def observing(event: Event) -> Awaitable[None]:
-            if type(event) in OBSERVED:
-                self._observe(task, turns, event)
-            return emit(event)
-
-        return observing
-
-    def _observe(self, task: AgentTask, turns: dict[int, float], event: Event) -> None:
-        """Observe an event; `turns` has when the current turn of each choice began."""
-        index = 0
-        if isinstance(event, ChoiceEvent):
-            index, event = event.index, event.event
-        match event:
-            case TurnStarted() | RunFinished():
-                now = time.monotonic()
-                if index in turns:
-                    turn = self._durations.turn.labels(*self._labels(task))
-                    turn.observe(now - turns.pop(index))
-                if isinstance(event, TurnStarted):
-                    turns[index] = now
-            case ToolCallFinished(name=name, duration_s=duration_s):
-                labels = self._tools.label(name), self._profiles.label(task.profile.name)
-                self._durations.command.labels(*labels).observe(duration_s)
-            case RuleMatched(rule=rule, action=action):
-                self._counts.rules_met.labels(rule, action).inc()
-
-    def _labels(self, task: AgentTask) -> tuple[str, str]:
+    def labels(self, task: AgentTask) -> tuple[str, str]:
+        """Return the label values of a run: its model and its profile."""
         return self._models.label(task.model), self._profiles.label(task.profile.name)
 
     # Model calls
@@ -182,9 +134,9 @@ class Metrics(Collector):
             return reply
         finally:
             label = self._models.label(model)
-            self._durations.model_call.labels(label).observe(time.monotonic() - began)
+            self.durations.model_call.labels(label).observe(time.monotonic() - began)
             if first is not None:
-                self._durations.first_token.labels(label).observe(first - began)
+                self.durations.first_token.labels(label).observe(first - began)
 
     # What is read when the metrics are asked for
 
@@ -194,12 +146,60 @@ class Metrics(Collector):
         pool.when_acquired(self._acquired)
 
     def _acquired(self, queued_s: float, acquired_s: float) -> None:
-        self._durations.queue_wait.observe(queued_s)
-        self._durations.acquire.observe(acquired_s)
+        self.durations.queue_wait.observe(queued_s)
+        self.durations.acquire.observe(acquired_s)
 
     def read_audit_failures(self, failures: Callable[[], int]) -> None:
         """Read from there how many audit logs broke off."""
         self._readings.audit_failures = failures
+
+
+class _RunMetrics:
+    """The metrics of one run, as an observer of the run."""
+
+    event_types = frozenset({ChoiceEvent, TurnStarted, RunFinished, ToolCallFinished, RuleMatched})
+
+    def __init__(self, metrics: Metrics, task: AgentTask) -> None:
+        self._metrics = metrics
+        self._task = task
+        self._began = time.monotonic()
+        self._turns: dict[int, float] = {}
+        """The start of the current turn of each choice, by the choice's index."""
+
+    async def on_event(self, event: Event) -> None:
+        index = 0
+        if isinstance(event, ChoiceEvent):
+            index, event = event.index, event.event
+        durations, task = self._metrics.durations, self._task
+        match event:
+            case TurnStarted() | RunFinished():
+                now = time.monotonic()
+                if index in self._turns:
+                    turn = durations.turn.labels(*self._metrics.labels(task))
+                    turn.observe(now - self._turns.pop(index))
+                if isinstance(event, TurnStarted):
+                    self._turns[index] = now
+            case ToolCallFinished(name=name, duration_s=duration_s):
+                tool = self._metrics.tools.label(name)
+                _, profile = self._metrics.labels(task)
+                durations.command.labels(tool, profile).observe(duration_s)
+            case RuleMatched(rule=rule, action=action):
+                self._metrics.counts.rules_met.labels(rule, action).inc()
+
+    async def on_result(self, result: Result) -> None:
+        for each in (result, *result.others):
+            self._metrics.counts.add(each.stats)
+        self._count_end(str(result.stop_reason))
+
+    async def on_error(self, error: BaseException) -> None:
+        self._count_end(CLIENT_LEFT if isinstance(error, asyncio.CancelledError) else FAILED)
+
+    def _count_end(self, reason: str) -> None:
+        metrics = self._metrics
+        metrics.counts.runs_in_flight.dec()
+        metrics.counts.runs.labels(reason).inc()
+        duration = metrics.durations.run.labels(*metrics.labels(self._task))
+        duration.observe(time.monotonic() - self._began)
 
 
 class _LabelValues:

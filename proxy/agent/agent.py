@@ -3,14 +3,13 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from policies.limits import StopReason
 from policies.profile import Profile
 from policies.prompts import Equipment
-from policies.redaction import Secrets
 from proxy.agent.budget import MeteredModel, RunBudget
 from proxy.agent.context_windows import ContextWindows
 from proxy.agent.events import (
@@ -38,7 +37,6 @@ from proxy.agent.model import (
     StopRetryingError,
     refusal_of,
 )
-from proxy.agent.redactor import Redactor
 from proxy.agent.result import Result, RunStats, Stopwatch, times, token_counts, tokens
 from proxy.agent.task import AgentInput, AgentTask, PendingInput, RunClock, out_of_time
 from proxy.agent.turn_stream import FirstCall, emit_reasoning
@@ -74,7 +72,7 @@ class Agent:
         Raises BackendError if the model fails for good, SandboxError if the sandbox does.
         """
         if task.is_single_call:
-            return await _redacted(task, emit, partial(_single_call, self.model_of(task)))
+            return await _single_call(self.model_of(task), task, emit)
         began, deadline_s = time.monotonic(), task.limits.deadline_s
         given = task.input
         if isinstance(given, PendingInput):
@@ -83,12 +81,12 @@ class Agent:
                 deadline_s = max(LEAST_S, deadline_s - (time.monotonic() - began))
         run = partial(self._run, given, deadline_s)
         if not task.others:
-            return await _redacted(task, emit, run)
+            return await run(task, emit)
         try:
             async with asyncio.TaskGroup() as group:
-                first = group.create_task(_redacted(task, emit, run))
+                first = group.create_task(run(task, emit))
                 others = [
-                    group.create_task(_redacted(other, _of_choice(index, emit), run))
+                    group.create_task(run(other, _of_choice(index, emit)))
                     for index, other in enumerate(task.others, 1)
                 ]
         except BaseExceptionGroup as failures:
@@ -132,17 +130,6 @@ class Agent:
 
     def _reached_with(self, credentials: Credentials | None) -> Model:
         return self.model.for_client(credentials) if credentials else self.model
-
-
-async def _redacted(
-    task: AgentTask, emit: Emit, work: Callable[[AgentTask, Emit], Awaitable[Result]]
-) -> Result:
-    """Do the work with the profile's secrets taken out of its events and its result."""
-    secrets = Secrets(task.profile.redact)
-    if not secrets:
-        return await work(task, emit)
-    redactor = Redactor(secrets, emit)
-    return redactor.result(await work(task, redactor.emit))
 
 
 def _of_choice(index: int, emit: Emit) -> Emit:

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from policies.limits import StopReason
 from policies.rules import Act, Action
@@ -233,5 +233,6 @@ Event = (
     | RunFinished
     | ChoiceEvent
 )
+ALL_EVENTS: frozenset[type] = frozenset(get_args(Event))
 Emit = Callable[[Event], Awaitable[None]]
 OnDelta = Callable[[ModelDelta], Awaitable[None]]

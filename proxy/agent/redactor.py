@@ -1,6 +1,7 @@
-"""Takes secrets out of what leaves a run: a filter between the run and all its listeners."""
+"""Redaction: takes the profile's secrets out of the events and the result of a run, before any
+observer or subscriber receives them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ from policies.redaction import Secrets, SecretStream
 from proxy.agent.events import (
     AnswerDelta,
     AnswerRestarted,
-    Emit,
+    ChoiceEvent,
     Event,
     ReasoningDelta,
     Refused,
@@ -22,104 +23,119 @@ from proxy.agent.events import (
 from proxy.agent.guard import cleaned
 from proxy.agent.result import Result
 
-ENDS_THINKING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
+ENDS_REASONING = TurnStarted | ToolCallStarted | AnswerDelta | Refused | RunFinished
 
 
 class Redactor:
-    """The filter of one run. The end of a text that goes on is held back until more of it comes."""
+    """Redacts one run with all its choices."""
 
-    def __init__(self, secrets: Secrets, emit: Emit) -> None:
+    def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
-        self._emit = emit
-        self._thinking = SecretStream(secrets)
-        self._thought = ReasoningDelta("")
-        """The last piece of it: the model's thinking, or narration."""
-        self._answer = SecretStream(secrets)
-        self._outputs: dict[str, tuple[ToolOutput, SecretStream]] = {}
-        """The output of the call that runs, by stream."""
-        self._given = ""
-        """The answer as it was sent."""
-        self._given_before = 0
-        """How many characters were sent before it."""
+        self._first = _ChoiceRedactor(secrets)
+        self._others: dict[int, _ChoiceRedactor] = {}
+        """The redactors of further choices, by their index."""
 
-    async def emit(self, event: Event) -> None:
-        """Pass on an event without secrets."""
-        if isinstance(event, ENDS_THINKING):
-            await self._end_thinking()
-        match event:
-            case ReasoningDelta():
-                await self._hear_thinking(event)
-            case AnswerDelta(text):
-                await self._pass(AnswerDelta(self._answer.feed(text)))
-            case AnswerRestarted():
-                await self._pass(AnswerDelta(self._answer.finish()))
-                self._given_before += len(self._given)
-                self._given = ""
-                await self._emit(event)
-            case ToolOutput():
-                await self._hear_output(event)
-            case ToolCallFinished():
-                await self._end_outputs()
-                await self._emit(self._whole(event))
-            case RunFinished():
-                await self._pass(AnswerDelta(self._answer.finish()))
-                await self._emit(event)
-            case _:
-                await self._emit(self._whole(event))
-
-    def _whole(self, event: Event) -> Event:
-        """Return an event whose texts are whole, without secrets."""
-        match event:
-            case ToolCallStarted():
-                return replace(event, arguments=cleaned(event.arguments, self._secrets))
-            case ToolCallFinished():
-                return replace(event, observation=self._secrets.without(event.observation))
-            case Refused(text):
-                return Refused(self._secrets.without(text))
-            case RuleMatched():
-                return replace(event, subject=self._secrets.without(event.subject))
-        return event
+    def events(self, event: Event) -> Iterator[Event]:
+        """Yield what may be shown of an event. The end of a text that still grows is held back
+        until more of the text arrives, or its end."""
+        if not isinstance(event, ChoiceEvent):
+            yield from self._first.events(event)
+            return
+        other = self._others.setdefault(event.index, _ChoiceRedactor(self._secrets))
+        for each in other.events(event.event):
+            yield ChoiceEvent(event.index, each)
 
     def result(self, result: Result) -> Result:
         """Return the result without secrets. Fields with an entry for each token of the answer are
-        left out, for a secret is spread over several."""
+        dropped, because a secret is spread over several tokens."""
+        others = [
+            self._others.get(index, _ChoiceRedactor(self._secrets)).result(other)
+            for index, other in enumerate(result.others, 1)
+        ]
+        return replace(self._first.result(result), others=others)
+
+
+class _ChoiceRedactor:
+    """Redacts the events and the result of one choice."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._reasoning = SecretStream(secrets)
+        self._last_reasoning = ReasoningDelta("")
+        """The last piece of the model's thinking or narration."""
+        self._answer = SecretStream(secrets)
+        self._outputs: dict[str, tuple[ToolOutput, SecretStream]] = {}
+        """The last piece of the running command's output, by stream."""
+        self._sent_answer = ""
+        self._sent_before = 0
+        """Characters of narration that were sent as the answer before it began anew."""
+
+    def events(self, event: Event) -> Iterator[Event]:
+        if isinstance(event, ENDS_REASONING):
+            yield from self._end_reasoning()
+        match event:
+            case ReasoningDelta():
+                if type(event) is not type(self._last_reasoning):
+                    yield from self._end_reasoning()
+                self._last_reasoning = event
+                yield from _unless_empty(replace(event, text=self._reasoning.feed(event.text)))
+            case AnswerDelta(text):
+                yield from self._send_answer(self._answer.feed(text))
+            case AnswerRestarted() | RunFinished():
+                yield from self._send_answer(self._answer.finish())
+                yield event
+            case ToolOutput():
+                _, stream = self._outputs.get(event.stream, (event, SecretStream(self._secrets)))
+                self._outputs[event.stream] = (event, stream)
+                yield from _unless_empty(replace(event, text=stream.feed(event.text)))
+            case _:
+                yield from self._whole(event)
+        if isinstance(event, AnswerRestarted):
+            self._sent_before += len(self._sent_answer)
+            self._sent_answer = ""
+
+    def _whole(self, event: Event) -> Iterator[Event]:
+        """Yield an event whose texts are complete, after the rest of the texts that it ends."""
+        match event:
+            case ToolCallFinished():
+                outputs, self._outputs = self._outputs, {}
+                for last, stream in outputs.values():
+                    yield from _unless_empty(replace(last, text=stream.finish()))
+                yield replace(event, observation=self._secrets.without(event.observation))
+            case ToolCallStarted():
+                yield replace(event, arguments=cleaned(event.arguments, self._secrets))
+            case Refused(text):
+                yield Refused(self._secrets.without(text))
+            case RuleMatched():
+                yield replace(event, subject=self._secrets.without(event.subject))
+            case _:
+                yield event
+
+    def result(self, result: Result) -> Result:
         return replace(
             result,
-            answer=self._given,
-            streamed_before=self._given_before,
+            answer=self._sent_answer,
+            streamed_before=self._sent_before,
             refusal=self._secrets.without(result.refusal) if result.refusal else result.refusal,
-            choice=self._plain(result.choice),
-            response=self._plain(result.response),
+            choice=self._without_token_fields(result.choice),
+            response=self._without_token_fields(result.response),
         )
 
-    async def _hear_thinking(self, event: ReasoningDelta) -> None:
-        if type(event) is not type(self._thought):
-            await self._end_thinking()
-        self._thought = event
-        await self._pass(replace(event, text=self._thinking.feed(event.text)))
+    def _send_answer(self, text: str) -> Iterator[Event]:
+        self._sent_answer += text
+        return _unless_empty(AnswerDelta(text))
 
-    async def _end_thinking(self) -> None:
-        await self._pass(replace(self._thought, text=self._thinking.finish()))
+    def _end_reasoning(self) -> Iterator[Event]:
+        return _unless_empty(replace(self._last_reasoning, text=self._reasoning.finish()))
 
-    async def _hear_output(self, event: ToolOutput) -> None:
-        _, stream = self._outputs.get(event.stream, (event, SecretStream(self._secrets)))
-        self._outputs[event.stream] = (event, stream)
-        await self._pass(replace(event, text=stream.feed(event.text)))
-
-    async def _end_outputs(self) -> None:
-        outputs, self._outputs = self._outputs, {}
-        for last, stream in outputs.values():
-            await self._pass(replace(last, text=stream.finish()))
-
-    async def _pass(self, piece: AnswerDelta | ReasoningDelta | ToolOutput) -> None:
-        if isinstance(piece, AnswerDelta):
-            self._given += piece.text
-        if piece.text:
-            await self._emit(piece)
-
-    def _plain(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _without_token_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {
             key: cleaned(value, self._secrets)
             for key, value in fields.items()
             if not isinstance(value, list | Mapping)
         }
+
+
+def _unless_empty(piece: AnswerDelta | ReasoningDelta | ToolOutput) -> Iterator[Event]:
+    if piece.text:
+        yield piece

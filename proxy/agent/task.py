@@ -19,7 +19,7 @@ from proxy.agent.model import Credentials, Message
 from proxy.agent.result import Artifact, Result
 from proxy.agent.suspension import SuspendedRun
 from proxy.body_memory import HeldBody
-from proxy.errors import OutOfTimeError, ProxyError, RunCancelledError
+from proxy.errors import OutOfTimeError, RunCancelledError
 from sandbox_runtime.sandbox import Sandbox
 
 LAST_ATTEMPT_S = 2.0
@@ -51,16 +51,21 @@ class StatusHold:
 
 
 class RunObserver(Protocol):
-    """An observer of one run, told of its end before any client is."""
+    """Observes one run. Each event arrives redacted, before any subscriber receives it, and the end
+    of the run arrives before any client learns of it, once: `on_result` or `on_error`."""
 
-    def heard(self, event: Event) -> None:
-        """An event of the run."""
+    @property
+    def event_types(self) -> frozenset[type]:
+        """The types of the events that `on_event` receives."""
 
-    async def ended(self, result: Result) -> None:
-        """The run has ended with a result."""
+    async def on_event(self, event: Event) -> None:
+        """Take an event. An error ends the run with that error."""
 
-    async def failed(self, error: ProxyError) -> None:
-        """The run has failed."""
+    async def on_result(self, result: Result) -> None:
+        """Take the result. An error ends the run with that error."""
+
+    async def on_error(self, error: BaseException) -> None:
+        """Take the error that ends the run. CancelledError: the run was cancelled."""
 
 
 class ArtifactStore(Protocol):
@@ -276,7 +281,7 @@ class AgentTask:
         if self.limits.reservation:
             await self.limits.reservation.refund()
         if self.observer:
-            await self.observer.failed(RunCancelledError())
+            await self.observer.on_error(RunCancelledError())
 
 
 def out_of_time(task: AgentTask) -> OutOfTimeError:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.agent.events import Event
+from proxy.agent.events import ALL_EVENTS, Event
 from proxy.agent.result import Result
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, RunCancelledError, internal_error
 from proxy.runs.recording import FrameLog
 from proxy.schemas.responses_response import ResponseContext, ResponseWriter, StreamedResponse
 from proxy.store.responses import ResponseRepository
@@ -18,8 +18,10 @@ OUTPUTS = "code_interpreter_call.outputs"
 
 
 class ResponseRecorder:
-    """The witness of a run that writes the run's end to the store, and for a response in the
-    background records every frame too."""
+    """The observer of a run that writes the final response to the store, and records every frame of
+    a response in the background."""
+
+    event_types = ALL_EVENTS
 
     def __init__(self, shelf: ResponseRepository, owner: str, asked: ResponseContext) -> None:
         self._shelf = shelf
@@ -33,19 +35,23 @@ class ResponseRecorder:
             self._told = StreamedResponse(asked)
             self.frames.add(_apart(self._told.begin()))
 
-    def heard(self, event: Event) -> None:
-        """See Witness."""
+    async def on_event(self, event: Event) -> None:
+        """See RunObserver."""
         self._writer.event(event)
         if self.frames:
             self.frames.add(_apart(self._told.event(event)))
 
-    async def ended(self, result: Result) -> None:
-        """See Witness."""
+    async def on_result(self, result: Result) -> None:
+        """See RunObserver."""
         response = self._writer.finish(result)[-1]["response"]
         await self._keep(response, self._told.finish(result) if self.frames else "")
 
-    async def failed(self, error: ProxyError) -> None:
-        """See Witness."""
+    async def on_error(self, error: BaseException) -> None:
+        """See RunObserver."""
+        if isinstance(error, asyncio.CancelledError):
+            error = RunCancelledError()
+        elif not isinstance(error, ProxyError):
+            error = internal_error()
         response = self._writer.fail(error)[-1]["response"]
         await self._keep(response, self._told.fail(error) if self.frames else "")
 

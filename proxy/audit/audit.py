@@ -11,16 +11,16 @@ import logging
 import shutil
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxy.agent.events import (
     ChoiceEvent,
     EgressDecided,
-    Emit,
     Event,
     RuleMatched,
     RunStarted,
@@ -40,109 +40,123 @@ MAX_WAITING = 64
 """The most lines that wait for the disk; then the run waits."""
 NEXT_ACTS = TurnStarted | ToolCallStarted
 """Events that must be in the file, with all before them, before the run goes on."""
+LOGGED_EVENTS = frozenset(
+    {
+        ChoiceEvent,
+        RunStarted,
+        TurnStarted,
+        ToolCallStarted,
+        ToolCallFinished,
+        EgressDecided,
+        RuleMatched,
+    }
+)
 MAX_CHARS = 2_000
 """A longer argument is written as its hash; a command is always written whole."""
 
 
 class RunAuditLog:
-    """Writes the log of one run. Work on the disk is done in threads, in order."""
+    """The audit log of one run, as an observer of the run. Threads write it, in order."""
+
+    event_types = LOGGED_EVENTS
 
     def __init__(
         self,
-        book: AuditLogWriter,
+        writer: AuditLogWriter,
         threads: Executor,
+        read_request: Callable[[], Fields],
         *,
         required: bool,
         on_failure: Callable[[], None],
         tasks: set[asyncio.Task[None]],
     ) -> None:
-        """With `required`, the run fails if its log cannot be written. `tasks` holds the tasks that
-        are at work."""
-        self._book = book
+        """`read_request` returns the log's first line. With `required`, the run fails if its log
+        cannot be written. `tasks` holds the tasks that write."""
+        self._writer = writer
         self._threads = threads
+        self._read_request = read_request
         self._required = required
         self._on_failure = on_failure
         self._tasks = tasks
         self._jobs = deque[Callable[[], None]]()
-        self._working: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._fault: OSError | None = None
 
-    async def follow(
-        self, request: Fields, work: Callable[[Emit], Awaitable[Result]], emit: Emit
-    ) -> Result:
-        """Run `work` and write its log. Raises the errors of `work`, and AuditError."""
+    async def begin(self) -> None:
+        """Write the request. Raises AuditError."""
+        loop = asyncio.get_running_loop()
+        # In a thread: hashing the pictures of a request takes long.
+        request = await loop.run_in_executor(self._threads, self._read_request)
+        self._do(self._writer.begin)
+        self._append(request)
+        await self._flush()
 
-        async def hear(event: Event) -> None:
-            await self._heard(event)
-            await emit(event)
-
-        try:
-            self._do(self._book.begin)
-            self._write(request)
-            await self._written()
-            result = await work(hear)
-        except BaseException as error:
-            await self._end(_failure_line(error))
-            raise
-        await self._end(_result_line(result))
-        self._check()
-        return result
-
-    async def _heard(self, event: Event) -> None:
-        if told := _event_line(event):
-            self._write(told)
+    async def on_event(self, event: Event) -> None:
+        """Write an event. Before the run's next act, wait until the file has it. Raises
+        AuditError."""
+        if line := _event_line(event):
+            self._append(line)
         bare = event.event if isinstance(event, ChoiceEvent) else event
         if isinstance(bare, NEXT_ACTS):
-            await self._written()
+            await self._flush()
         elif len(self._jobs) > MAX_WAITING:
-            await self._all_done()
+            await self._wait_for_jobs()
 
-    async def _written(self) -> None:
-        await self._all_done()
+    async def on_result(self, result: Result) -> None:
+        """Write the last line of a run with a result, and close the log. Raises AuditError."""
+        await self._close(_result_line(result))
         self._check()
 
-    async def _end(self, last: Fields) -> None:
-        self._write(last)
-        self._do(self._book.finish)
-        self._do(self._book.close)
-        await self._all_done()
+    async def on_error(self, error: BaseException) -> None:
+        """Write the last line of a run that failed, and close the log."""
+        await self._close(_failure_line(error))
+
+    async def _flush(self) -> None:
+        await self._wait_for_jobs()
+        self._check()
+
+    async def _close(self, last: Fields) -> None:
+        self._append(last)
+        self._do(self._writer.finish)
+        self._do(self._writer.close)
+        await self._wait_for_jobs()
 
     def _check(self) -> None:
         if self._fault and self._required:
             raise AuditError from self._fault
 
-    def _write(self, fields: Fields) -> None:
+    def _append(self, fields: Fields) -> None:
         if self._fault is None:
-            line = self._book.line(fields)
-            self._do(lambda: self._book.append(line))
+            line = self._writer.line(fields)
+            self._do(lambda: self._writer.append(line))
 
     def _do(self, job: Callable[[], None]) -> None:
         self._jobs.append(job)
-        if self._working is None or self._working.done():
-            self._working = asyncio.create_task(self._work())
-            self._tasks.add(self._working)
-            self._working.add_done_callback(self._tasks.discard)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._do_jobs())
+            self._tasks.add(self._writing)
+            self._writing.add_done_callback(self._tasks.discard)
 
-    async def _all_done(self) -> None:
-        if self._working:
-            await asyncio.wait({self._working})
+    async def _wait_for_jobs(self) -> None:
+        if self._writing:
+            await asyncio.wait({self._writing})
 
-    async def _work(self) -> None:
+    async def _do_jobs(self) -> None:
         loop = asyncio.get_running_loop()
         while self._jobs:
             job = self._jobs.popleft()
-            if self._fault and job != self._book.close:
+            if self._fault and job != self._writer.close:
                 continue
             try:
                 await loop.run_in_executor(self._threads, job)
             except OSError as error:
                 self._fault = error
                 self._on_failure()
-                log.error("an audit log breaks off: %s", error)
+                log.error("audit log of run %s: cannot be written: %s", self._writer.run_id, error)
 
 
 class AuditLogs:
-    """The audit logs of a state directory, which is created with the first log."""
+    """The audit logs of a data directory, which is created with the first log."""
 
     def __init__(
         self,
@@ -159,34 +173,30 @@ class AuditLogs:
         self._now = now
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="audit")
         self._tasks = set[asyncio.Task[None]]()
-        self._swept = ""
+        self._swept_on = ""
         self.failures = 0
-        """How many logs broke off because the disk refused them."""
+        """The number of logs that broke off because the disk refused them."""
 
-    async def follow(
-        self,
-        task: AgentTask,
-        owner: str,
-        fingerprint: str,
-        work: Callable[[Emit], Awaitable[Result]],
-        emit: Emit,
-    ) -> Result:
-        """Run `work` and write its log. Raises the errors of `work`, and AuditError."""
-        loop, today = asyncio.get_running_loop(), day_of(self._now())
-        if self._swept != today:
-            self._swept = today
-            await loop.run_in_executor(self._threads, self._sweep)
-        request = await loop.run_in_executor(
-            self._threads, _request_line, task, owner, fingerprint
-        )  # in a thread: hashing pictures in messages takes long
-        trail = RunAuditLog(
+    def of_run(self, task: AgentTask, owner: str, fingerprint: str) -> RunAuditLog:
+        """Return the log of a run that is about to start."""
+        today = day_of(self._now())
+        is_first_of_day, self._swept_on = self._swept_on != today, today
+        return RunAuditLog(
             AuditLogWriter(self._root / today, task.run_id, self._key, self._now),
             self._threads,
+            partial(self._read_request, is_first_of_day, task, owner, fingerprint),
             required=task.profile.audit.required,
-            on_failure=self._failed,
+            on_failure=self._count_failure,
             tasks=self._tasks,
         )
-        return await trail.follow(request, work, emit)
+
+    def _read_request(
+        self, is_first_of_day: bool, task: AgentTask, owner: str, fingerprint: str
+    ) -> Fields:
+        """Return the line for the request. The first request of a day sweeps."""
+        if is_first_of_day:
+            self._sweep()
+        return _request_line(task, owner, fingerprint)
 
     async def aclose(self) -> None:
         """Wait until all logs are written."""
@@ -194,7 +204,7 @@ class AuditLogs:
             await asyncio.wait(self._tasks)
         self._threads.shutdown()
 
-    def _failed(self) -> None:
+    def _count_failure(self) -> None:
         self.failures += 1
 
     def _sweep(self) -> None:

@@ -221,7 +221,7 @@ class AuditLogWriter:
         self, directory: Path, run_id: str, key: bytes | None, now: Callable[[], float]
     ) -> None:
         self._directory = directory
-        self._run_id = run_id
+        self.run_id = run_id
         self._now = now
         self._chain = HashChain(run_id, key)
         self._index = Index(directory, key)
@@ -234,9 +234,9 @@ class AuditLogWriter:
     def begin(self) -> None:
         """Create the file, and note in the day's index that it was begun."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = log_path(self._directory, self._run_id)
+        path = log_path(self._directory, self.run_id)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._index.append(time_of(self._now()), {"kind": "begun", "run": self._run_id})
+        self._index.append(time_of(self._now()), {"kind": "begun", "run": self.run_id})
 
     def append(self, line: bytes) -> None:
         """Append a line."""
@@ -252,7 +252,7 @@ class AuditLogWriter:
             os.fsync(directory)
         finally:
             os.close(directory)
-        told = {"run": self._run_id, "lines": self._chain.lines, "head": self._chain.head}
+        told = {"run": self.run_id, "lines": self._chain.lines, "head": self._chain.head}
         self._index.append(time_of(self._now()), {"kind": "ended", **told})
 
     def close(self) -> None:

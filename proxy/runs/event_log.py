@@ -3,11 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from policies.artifacts import SkippedFile
 from policies.limits import StopReason
 from proxy.agent.events import (
+    ALL_EVENTS,
     AnswerDelta,
     AnswerRestarted,
     ChoiceEvent,
@@ -159,7 +160,7 @@ def _chars(event: Event) -> int:
 
 
 _EVENTS: Mapping[str, Any] = {
-    **{kind.__name__: kind for kind in get_args(Event)},
+    **{kind.__name__: kind for kind in ALL_EVENTS},
     # Runs that the last release stored have the names that these events had there.
     "OfChoice": ChoiceEvent,
     "RuleMet": RuleMatched,

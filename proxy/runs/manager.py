@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,20 +11,20 @@ from weakref import WeakValueDictionary
 
 import anyio
 
+from policies.redaction import Secrets
 from proxy.agent.agent import Agent
-from proxy.agent.events import Emit, Event
+from proxy.agent.events import ALL_EVENTS, Emit, Event
+from proxy.agent.redactor import Redactor
 from proxy.agent.result import Result
 from proxy.agent.suspension import SuspendedRunStore
 from proxy.agent.task import AgentTask, RunObserver
-from proxy.audit.audit import AuditLogs
+from proxy.audit.audit import AuditLogs, RunAuditLog
 from proxy.errors import (
     RESTART_S,
     IdempotencyError,
     ProxyError,
-    RunCancelledError,
     RunLostError,
     SandboxUnavailableError,
-    internal_error,
 )
 from proxy.metrics import Metrics
 from proxy.models.tool_support import ToolVerdicts
@@ -98,8 +99,7 @@ class RunManager:
         head = RunMetadata(task.run_id, task.model, task.artifact_store.container_id, task.created)
         if claim.has_name and (found := await self._begin(head, claim, task)):
             return self._listen(found)
-        work = partial(self._witnessed, task.observer) if task.observer else self._work
-        run = Run(head, claim, partial(work, task), self._on_alone, task.observer)
+        run = Run(head, claim, partial(self._work, task), self._on_alone, task.observer)
         if task.body_memory:
             task.body_memory.keep()
             run.on_end(task.body_memory.release)
@@ -224,54 +224,27 @@ class RunManager:
 
     # Working
 
-    async def _witnessed(
-        self, observer: RunObserver, task: AgentTask, run: Run, emit: Emit
-    ) -> Result:
-        """Do the work of a run; `observer` receives each event before the subscribers do."""
-
-        async def both(event: Event) -> None:
-            observer.heard(event)
-            await emit(event)
-
-        try:
-            result = await self._work(task, run, both)
-        except ProxyError as error:
-            await observer.failed(error)
-            raise
-        except asyncio.CancelledError:
-            await observer.failed(RunCancelledError())
-            raise
-        except Exception:
-            await observer.failed(internal_error())
-            raise
-        await observer.ended(result)
-        return result
-
     async def _work(self, task: AgentTask, run: Run, emit: Emit) -> Result:
+        """Work on a run until its end. Each event passes the redaction, then the observers, then
+        the subscribers; so does the end."""
         log.info("run %s started, model %s", run.id, run.model)
+        audit_log = self._audit_log(task, run.claim)
+        observers = [audit_log, self.metrics.of_run(task), task.observer]
+        unfinished = deque(observer for observer in observers if observer)
         try:
-            result = await self.metrics.follow(task, partial(self._act, task, run.claim), emit)
-            for each in (*result.others, result):
-                if each.parked:
-                    await self._parked.save(run.claim.owner, each.parked)
-            result = _unparked(result)
-        except ProxyError as error:
-            log.warning("run %s failed: %s", run.id, error)
-            _discourage_retry(error, run)
-            raise
-        except errors.SandboxError as error:
-            log.warning("run %s failed: %s", run.id, error)
-            raise _unavailable(error) from error
-        except asyncio.CancelledError:
-            log.info("run %s ended: %s", run.id, run.why_cancelled or SERVER_STOPS)
-            if run.why_cancelled != SERVER_STOPS:
+            if audit_log:
+                await audit_log.begin()
+            result = await self._answer(task, unfinished, emit)
+            result = await self._suspend(run.claim.owner, result)
+            while unfinished:
+                await unfinished.popleft().on_result(result)
+        except BaseException as error:
+            failure = _failure_of(run, error)
+            for observer in unfinished:
+                await observer.on_error(failure)
+            if failure is error:
                 raise
-            lost = RunLostError()
-            lost.headers["Retry-After"] = str(RESTART_S)
-            raise lost from None
-        except Exception:
-            log.exception("run %s failed", run.id)
-            raise
+            raise failure from error
         log.info(
             "run %s ended: %s, %d steps, %d ms",
             result.run_id,
@@ -282,13 +255,46 @@ class RunManager:
         self._tool_verdicts.note_run(run.claim.owner, result)
         return result
 
-    async def _act(self, task: AgentTask, claim: RequestIdentity, emit: Emit) -> Result:
-        """Run the agent, with an audit log if the profile has one."""
-        work = partial(self.agent.answer, task)
+    def _audit_log(self, task: AgentTask, claim: RequestIdentity) -> RunAuditLog | None:
         if not task.profile.audit.enabled:
-            return await work(emit)
+            return None
         assert self.ledger, "a server whose profiles have an audit log has a directory for it"
-        return await self.ledger.follow(task, claim.owner, claim.fingerprint, work, emit)
+        return self.ledger.of_run(task, claim.owner, claim.fingerprint)
+
+    async def _answer(
+        self, task: AgentTask, observers: Iterable[RunObserver], emit: Emit
+    ) -> Result:
+        """Return the agent's result, redacted, and pass the redacted events on."""
+        by_type: dict[type, list[RunObserver]] = {
+            kind: [observer for observer in observers if kind in observer.event_types]
+            for kind in ALL_EVENTS
+        }
+
+        async def publish(event: Event) -> None:
+            for observer in by_type[type(event)]:
+                await observer.on_event(event)
+            await emit(event)
+
+        secrets = Secrets(task.profile.redact)
+        if not secrets:
+            return await self.agent.answer(task, publish)
+        redactor = Redactor(secrets)
+
+        async def redact(event: Event) -> None:
+            for redacted in redactor.events(event):
+                await publish(redacted)
+
+        return redactor.result(await self.agent.answer(task, redact))
+
+    async def _suspend(self, owner: str, result: Result) -> Result:
+        """Store the suspended runs of a result. Return the result without them."""
+        if not (result.parked or result.others):
+            return result
+        for each in (*result.others, result):
+            if each.parked:
+                await self._parked.save(owner, each.parked)
+        others = [replace(each, parked=None) for each in result.others]
+        return replace(result, parked=None, others=others)
 
     # Ending
 
@@ -349,22 +355,29 @@ def _is_worth_keeping(run: Run) -> bool:
     return run.status == "completed" and run.claim.may_come_back and not run.heard_out
 
 
+def _failure_of(run: Run, error: BaseException) -> BaseException:
+    """Log the error that ends a run. Return the error that its client gets."""
+    match error:
+        case ProxyError():
+            log.warning("run %s failed: %s", run.id, error)
+            if run.has_spent:
+                # The model would produce the same output again. OpenAI's SDKs obey.
+                error.headers["x-should-retry"] = "false"
+        case errors.SandboxError():
+            log.warning("run %s failed: %s", run.id, error)
+            return _unavailable(error)
+        case asyncio.CancelledError():
+            log.info("run %s ended: %s", run.id, run.why_cancelled or SERVER_STOPS)
+            if run.why_cancelled == SERVER_STOPS:
+                lost = RunLostError()
+                lost.headers["Retry-After"] = str(RESTART_S)
+                return lost
+        case _:
+            log.exception("run %s failed", run.id)
+    return error
+
+
 def _unavailable(error: errors.SandboxError) -> SandboxUnavailableError:
     if isinstance(error, errors.SandboxUnavailableError):
         return SandboxUnavailableError(str(error), retry_after_s=error.retry_after_s)
     return SandboxUnavailableError(str(error))
-
-
-def _discourage_retry(error: ProxyError, run: Run) -> None:
-    """Tell the client not to retry if the model would produce the same output again; OpenAI's SDKs
-    obey. A lost sandbox or a stopped server is not handled here: its `Retry-After` invites one."""
-    if run.has_spent:
-        error.headers["x-should-retry"] = "false"
-
-
-def _unparked(result: Result) -> Result:
-    """Return the result without its suspended runs, which are stored."""
-    if not (result.parked or result.others):
-        return result
-    others = [replace(each, parked=None) for each in result.others]
-    return replace(result, parked=None, others=others)

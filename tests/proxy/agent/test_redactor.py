@@ -13,32 +13,28 @@ from proxy.agent.events import (
     ToolOutput,
 )
 from proxy.agent.redactor import Redactor
-from tests.proxy.agent.runs import Events
 
 SECRET = "ghp_" + "q7R2" * 9
 SHOWN = "[redacted github]"
 FINISHED = RunFinished(StopReason.SUBMITTED)
 
 
-async def told(*events: Event) -> list[Event]:
-    heard = Events()
-    redactor = Redactor(Secrets(Redaction(("github",))), heard)
-    for event in events:
-        await redactor.emit(event)
-    return heard
+def redacted(*events: Event) -> list[Event]:
+    redactor = Redactor(Secrets(Redaction(("github",))))
+    return [shown for event in events for shown in redactor.events(event)]
 
 
-async def test_thinking_and_narration_stay_what_they_are_and_come_before_the_call() -> None:
+def test_thinking_and_narration_stay_what_they_are_and_come_before_the_call() -> None:
     call = ToolCallStarted(1, "c", "execute_bash", {"command": f"echo {SECRET}", "n": [SECRET, 1]})
     events = (ReasoningDelta("I "), ReasoningDelta("think."), Narration("I do."), call)
-    assert await told(*events) == [
+    assert redacted(*events) == [
         ReasoningDelta("I think."),
         Narration("I do."),
         ToolCallStarted(1, "c", "execute_bash", {"command": f"echo {SHOWN}", "n": [SHOWN, 1]}),
     ]
 
 
-async def test_a_secret_in_two_pieces_of_output_shows_in_neither_whatever_comes_between() -> None:
+def test_a_secret_in_two_pieces_of_output_shows_in_neither_whatever_comes_between() -> None:
     ended = ToolCallFinished(1, "c", "execute_bash", f"Exit code: 0\n{SECRET}", 0, 1, 0.0)
     events = (
         ToolOutput(1, "stdout", SECRET[:9]),
@@ -46,13 +42,13 @@ async def test_a_secret_in_two_pieces_of_output_shows_in_neither_whatever_comes_
         ToolOutput(1, "stdout", SECRET[9:]),
         ended,
     )
-    assert await told(*events) == [
+    assert redacted(*events) == [
         ToolOutput(1, "stdout", SHOWN),
         ToolOutput(1, "stderr", "busy"),
         ToolCallFinished(1, "c", "execute_bash", f"Exit code: 0\n{SHOWN}", 0, 1, 0.0),
     ]
 
 
-async def test_the_end_of_the_answer_comes_before_the_end_of_the_run() -> None:
+def test_the_end_of_the_answer_comes_before_the_end_of_the_run() -> None:
     pieces = (AnswerDelta(SECRET[:9], {"content": []}), AnswerDelta(SECRET[9:]), FINISHED)
-    assert await told(*pieces) == [AnswerDelta(SHOWN), FINISHED]
+    assert redacted(*pieces) == [AnswerDelta(SHOWN), FINISHED]

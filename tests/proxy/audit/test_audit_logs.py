@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.agent.events import Emit, Event
-from proxy.agent.result import Result
+from proxy.agent.task import AgentTask
 from proxy.audit.audit import AuditLogs
 from tests.fakes.results import SUBMITTED
 from tests.fakes.tasks import make_task
@@ -16,12 +15,12 @@ from tests.proxy.audit.logs import NOW, found, states, write
 A_DAY_S = 86_400.0
 
 
-async def ignore(event: Event) -> None:
-    """Nobody listens."""
-
-
-async def nothing_to_do(emit: Emit) -> Result:
-    return SUBMITTED
+async def log_run(logs: AuditLogs, task: AgentTask) -> None:
+    """Write the log of a run without events."""
+    log = logs.of_run(task, "owner", "fingerprint")
+    await log.begin()
+    await log.on_result(SUBMITTED)
+    await logs.aclose()
 
 
 @pytest.mark.parametrize("keep_days", [1_000_000, math.inf])
@@ -29,8 +28,7 @@ async def test_logs_may_be_kept_for_ever(keep_days: float, tmp_path: Path) -> No
     write(tmp_path, "first", now=0.0)
     ledger = AuditLogs(tmp_path, keep_days=keep_days, now=lambda: NOW)
     task = make_task("last", MemoryArtifactStore(), "m", [USER])
-    await ledger.follow(task, "owner", "fingerprint", nothing_to_do, ignore)
-    await ledger.aclose()
+    await log_run(ledger, task)
     assert [each.state for each in found(tmp_path, keep_days=keep_days)] == ["ok"] * 4
 
 
@@ -39,7 +37,6 @@ async def test_days_that_are_over_are_removed_when_a_new_one_begins(tmp_path: Pa
         write(tmp_path, f"r{ago}", now=NOW - ago * A_DAY_S)
     ledger = AuditLogs(tmp_path, keep_days=1, now=lambda: NOW)
     task = make_task("r0", MemoryArtifactStore(), "m", [USER])
-    await ledger.follow(task, "owner", "fingerprint", nothing_to_do, ignore)
-    await ledger.aclose()
+    await log_run(ledger, task)
     assert [log.stem for log in sorted(tmp_path.glob("*/r*.jsonl"))] == ["r1", "r0"]
     assert states(tmp_path, "r1", "r0") == ["ok", "ok"]
