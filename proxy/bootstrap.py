@@ -226,7 +226,9 @@ def build_services(
     keyring = build_keyring(config)
     services = Services(
         model=model,
-        runs=RunManager(agent, store.parked, store.runs, _ledger(config), verdicts, metrics),
+        runs=RunManager(
+            agent, store.suspended_runs, store.runs, _audit_logs(config), verdicts, metrics
+        ),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,
@@ -307,7 +309,7 @@ def _egress_gateways(profiles: Profiles, forbidden: list[Endpoint]) -> EgressGat
     return gateways
 
 
-def _ledger(config: Config) -> AuditLogs:
+def _audit_logs(config: Config) -> AuditLogs:
     place = audit_place(_state_dir(config))
     return AuditLogs(place, keep_days=config.audit.keep_days, key=audit_key(config))
 

@@ -121,7 +121,9 @@ class Agent:
             finally:
                 watch.close()
                 await loop.budget.close()
-            lease.leave_as = session.save_as or (session.suspend_as if result.parked else None)
+            lease.leave_as = session.save_as or (
+                session.suspend_as if result.suspended_run else None
+            )
             return result
 
     def model_of(self, task: AgentTask) -> Model:

@@ -28,7 +28,7 @@ from proxy.agent.final_answer import BestAnswer, FinalCall, prose_rules, when_sh
 from proxy.agent.guard import EgressWatch, Guard
 from proxy.agent.history import text_of
 from proxy.agent.model import Completion, Model, refusal_of
-from proxy.agent.outcome import RunOutcome, client_tool_calls, parked_run
+from proxy.agent.outcome import RunOutcome, client_tool_calls, suspended_run_of
 from proxy.agent.prose import HOLD_CHARS, UNCHECKED, Prose, ProseRules
 from proxy.agent.result import (
     CapabilityUse,
@@ -411,7 +411,9 @@ class AgentLoop:
             origin=self._seat.origin,
             route=self._outcome.route or self._task.route,
             steps=self._toolbox.shown_steps,
-            parked=parked_run(self._task, self._outcome, calls, self._talk.history, began=began),
+            suspended_run=suspended_run_of(
+                self._task, self._outcome, calls, self._talk.history, began=began
+            ),
         )
 
     async def _collect(self) -> CollectedArtifacts:

@@ -91,7 +91,7 @@ def client_tool_calls(
     return made
 
 
-def parked_run(
+def suspended_run_of(
     task: AgentTask,
     outcome: RunOutcome,
     calls: Sequence[Mapping[str, Any]],

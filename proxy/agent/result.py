@@ -138,7 +138,7 @@ class Result:
     """The task's route."""
     steps: int = 0
     """How many tool calls clients are shown as steps."""
-    parked: SuspendedRun | None = None
+    suspended_run: SuspendedRun | None = None
     """What the run needs to go on once the client has answered."""
     refusal: str | None = None
     """The model's words if it declined to answer, in OpenAI's field for it."""

@@ -21,7 +21,7 @@ _MINTED = re.compile(r"call_([0-9a-z]+)_\d+")
 class SuspendedRunStore(Protocol):
     """Keeps suspended runs."""
 
-    async def save(self, owner: str, parked: "SuspendedRun") -> None:
+    async def save(self, owner: str, suspended_run: "SuspendedRun") -> None:
         """Keep a run for a while, for that owner alone, in place of one of the same name."""
 
     async def find(self, owner: str, name: str) -> "SuspendedRun | None":

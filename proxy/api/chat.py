@@ -52,9 +52,11 @@ async def _run(
         deadline_s=deadline_s(request, terms, identity),
         hold=hold,
     )
-    listener = await start_or_join(request, identity, asked)
-    names = head(listener.run.id, listener.run.created, body["model"])
+    subscriber = await start_or_join(request, identity, asked)
+    names = head(subscriber.run.id, subscriber.run.created, body["model"])
     if hold is None:
-        return await whole(request, listener, WholeCompletion(names, listener.run.id, steps), terms)
-    frames = StreamedCompletion(names, listener.run.id, steps, wants_usage=usage)
-    return await streamed(request, listener, frames, terms, hold)
+        return await whole(
+            request, subscriber, WholeCompletion(names, subscriber.run.id, steps), terms
+        )
+    frames = StreamedCompletion(names, subscriber.run.id, steps, wants_usage=usage)
+    return await streamed(request, subscriber, frames, terms, hold)

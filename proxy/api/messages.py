@@ -69,13 +69,13 @@ async def _run(
         is_kept=asked.code_execution,
         in_own_words=asked.in_own_words,
     )
-    listener = await start_or_join(request, identity, preparation)
+    subscriber = await start_or_join(request, identity, preparation)
     if hold is None:
-        response = await whole(request, listener, WholeMessage(listener.run.id, shown), terms)
+        response = await whole(request, subscriber, WholeMessage(subscriber.run.id, shown), terms)
     else:
-        frames = StreamedMessage(listener.run.id, shown)
-        response = await streamed(request, listener, frames, terms, hold, alive=PING)
-    response.headers.update({"request-id": request_id(listener.run.id), **decision.headers})
+        frames = StreamedMessage(subscriber.run.id, shown)
+        response = await streamed(request, subscriber, frames, terms, hold, alive=PING)
+    response.headers.update({"request-id": request_id(subscriber.run.id), **decision.headers})
     return response
 
 

@@ -128,19 +128,19 @@ def identify(
     )
 
 
-def deadline_s(request: Request, terms: RequestOptions, claim: RequestIdentity) -> float | None:
+def deadline_s(request: Request, terms: RequestOptions, identity: RequestIdentity) -> float | None:
     """Return the seconds within which the run must answer. A client that receives something
     meanwhile, or may leave without ending the run, sets no bound by its patience."""
-    hears = claim.stream or services(request).nonstream_keep_alive_s is not None
-    return terms.deadline_s if hears or claim.detach else terms.hangs_up_s
+    hears = identity.stream or services(request).nonstream_keep_alive_s is not None
+    return terms.deadline_s if hears or identity.detach else terms.hangs_up_s
 
 
 def status_hold(
-    request: Request, terms: RequestOptions, claim: RequestIdentity
+    request: Request, terms: RequestOptions, identity: RequestIdentity
 ) -> StatusHold | None:
     """Return the hold on the status of a streamed response, which ends in good time before the
     client hangs up; None if the response is no stream."""
-    if not claim.stream:
+    if not identity.stream:
         return None
     hold_s = services(request).status_hold_s
     if terms.patience_s is not None:
@@ -148,27 +148,29 @@ def status_hold(
     return StatusHold(hold_s)
 
 
-async def start_or_join(request: Request, claim: RequestIdentity, asked: Preparation) -> Subscriber:
+async def start_or_join(
+    request: Request, identity: RequestIdentity, asked: Preparation
+) -> Subscriber:
     """Subscribe to the run that the request repeats, or prepare the request and start its run. The
     caller must leave the run again.
 
     Raises IdempotencyError, and what `prepare_request` raises.
     """
     runs = services(request).runs
-    async with runs.one_at_a_time(claim):  # two retries with one key must not both be prepared
-        if listener := await runs.join(claim):
-            return listener
+    async with runs.lock(identity):  # two retries with one key must not both be prepared
+        if subscriber := await runs.join(identity):
+            return subscriber
         try:
             task = await prepare_request(request, asked, run_id=uuid.uuid4().hex)
         except ProxyError as error:
             # A run that another process has started for the key meanwhile costs nothing.
-            may_join = isinstance(error, BudgetError) and claim.key is not None
-            if may_join and (listener := await runs.join(claim)):
-                return listener
+            may_join = isinstance(error, BudgetError) and identity.key is not None
+            if may_join and (subscriber := await runs.join(identity)):
+                return subscriber
             if asked.in_own_words:
                 asked.in_own_words(error)
             raise
-        return await runs.start(claim, task)
+        return await runs.start(identity, task)
 
 
 async def prepare_request(request: Request, asked: Preparation, *, run_id: str) -> AgentTask:
@@ -266,7 +268,7 @@ async def _suspended_run(
     """Return the suspended run whose tool calls these messages answer, if it is still stored."""
     messages = with_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in names(messages):
-        if waiting := await services(request).store.parked.find(whose, name):
+        if waiting := await services(request).store.suspended_runs.find(whose, name):
             return waiting
     return None
 

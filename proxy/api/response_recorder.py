@@ -9,7 +9,7 @@ from typing import Any
 from proxy.agent.events import ALL_EVENTS, Event
 from proxy.agent.result import Result
 from proxy.errors import ProxyError, RunCancelledError, internal_error
-from proxy.runs.recording import FrameLog
+from proxy.runs.frame_log import FrameLog
 from proxy.schemas.responses_response import ResponseContext, ResponseWriter, StreamedResponse
 from proxy.store.responses import ResponseRepository
 
@@ -23,8 +23,8 @@ class ResponseRecorder:
 
     event_types = ALL_EVENTS
 
-    def __init__(self, shelf: ResponseRepository, owner: str, asked: ResponseContext) -> None:
-        self._shelf = shelf
+    def __init__(self, repository: ResponseRepository, owner: str, asked: ResponseContext) -> None:
+        self._repository = repository
         self._owner = owner
         self._writer = ResponseWriter(_in_full(asked))
         self.begun: Mapping[str, Any] = self._writer.begin()[0]["response"]
@@ -71,7 +71,7 @@ class ResponseRecorder:
 
     async def _write(self, response: Mapping[str, Any], last: Sequence[str]) -> None:
         frames = await asyncio.to_thread(self.frames.to_json, last) if self.frames else None
-        await self._shelf.end(self._owner, response["id"], response, frames)
+        await self._repository.end(self._owner, response["id"], response, frames)
 
 
 def _apart(frames: str) -> list[str]:

@@ -85,14 +85,14 @@ async def _run(
         record=record if is_kept else None,
         in_own_words=asked.in_own_words,
     )
-    listener = await start_or_join(request, identity, preparation)
+    subscriber = await start_or_join(request, identity, preparation)
     if is_background:
-        return await in_background(request, listener, stream=identity.stream)
-    run = listener.run
+        return await in_background(request, subscriber, stream=identity.stream)
+    run = subscriber.run
     told = ResponseContext(body, run.id, run.created, run.container_id, steps, asked.tools)
     if hold is None:
-        return await whole(request, listener, WholeResponse(told), terms)
-    return await streamed(request, listener, StreamedResponse(told), terms, hold)
+        return await whole(request, subscriber, WholeResponse(told), terms)
+    return await streamed(request, subscriber, StreamedResponse(told), terms, hold)
 
 
 def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> Steps:

@@ -42,7 +42,7 @@ async def cancel_run(request: Request, services: ServicesOf, owner: Owner, run_i
             run.cancel("it was cancelled")
             await run.ended()
         # It may be forgotten by now.
-        return JSONResponse(_shown(request, services, run.head, run.record()))
+        return JSONResponse(_shown(request, services, run.metadata, run.record()))
     known, record = await _found(services, owner, run_id)
     if record.status == "running":
         raise RunElsewhereError

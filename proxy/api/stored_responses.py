@@ -20,7 +20,7 @@ from proxy.api.parameters import EVENTS, REQUIRES_KEY, errors, query_of
 from proxy.api.passthrough import or_upstream
 from proxy.api.response_recorder import ResponseRecorder
 from proxy.errors import BadRequestError, NotFoundError, RunElsewhereError, RunLostError
-from proxy.runs.recording import FrameLog
+from proxy.runs.frame_log import FrameLog
 from proxy.runs.run import Run, Subscriber
 from proxy.schemas.resources import (
     Deleted,
@@ -151,19 +151,19 @@ async def current_response(request: Request, stored: StoredResponse) -> Mapping[
     return failed(now.record, RunLostError(), []) if now.worker else now.record
 
 
-async def in_background(request: Request, listener: Subscriber, *, stream: bool) -> Response:
+async def in_background(request: Request, subscriber: Subscriber, *, stream: bool) -> Response:
     """Return what a client gets at once of a response in the background. Leaves the listener."""
-    note_run(request, listener.run.id)
-    with listener:
-        stored = await get_stored(request, response_id(listener.run.id))
+    note_run(request, subscriber.run.id)
+    with subscriber:
+        stored = await get_stored(request, response_id(subscriber.run.id))
         # The client has its response: a later request with the same body is a new one.
-        listener.run.heard_out |= not await request.is_disconnected()
+        subscriber.run.is_fully_read |= not await request.is_disconnected()
     if stream:
         return await replay_stream(request, stored)
     response = await current_response(request, stored)
     if response["status"] == "in_progress":
         response = {**response, "status": "queued"}
-    return JSONResponse(response, headers=headers(listener.run.id, stored.session))
+    return JSONResponse(response, headers=headers(subscriber.run.id, stored.session))
 
 
 async def replay_stream(request: Request, stored: StoredResponse) -> Response:

@@ -1,4 +1,5 @@
-"""The runs in the store: those that have ended, and those that another process works on."""
+"""The run archive: stores the outcomes of runs, and replays runs of the store, also those that
+another process runs."""
 
 import asyncio
 import logging
@@ -19,122 +20,129 @@ from proxy.store.runs import RunRepository
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.2
-"""How often the store is asked whether a run of another process has ended."""
+POLL_S = 0.2
+"""Seconds between two looks at the store for the end of another process's run."""
 MAX_WAITING = 10_000
-"""How many summaries wait for the store; beyond that the oldest is dropped."""
+"""The most summaries that wait for the store; beyond that the oldest is dropped."""
 SUMMARIZE_EVERY_S = 1.0
-"""How long summaries are collected for one transaction."""
+"""Seconds for which summaries are collected for one transaction."""
 
 
 class RunArchive:
-    """Writes runs to the store, and replays them from there."""
+    """Writes runs to the store and replays runs from the store."""
 
-    def __init__(self, shelf: RunRepository, keep_s: float) -> None:
-        """`keep_s` is how long the outcome of a run is kept."""
-        self._shelf = shelf
+    def __init__(self, repository: RunRepository, keep_s: float) -> None:
+        """Outcomes are stored for `keep_s` seconds."""
+        self._repository = repository
         self._keep_s = keep_s
         self._tasks = set[asyncio.Task[None]]()
         self._summaries: dict[str, tuple[str, RunMetadata, Record]] = {}
-        """By run id: the owner and the summary of runs that wait to be written."""
+        """The summaries that wait to be written: owner, metadata and record, by run id."""
         self._closing = asyncio.Event()
 
-    async def begin(self, head: RunMetadata, claim: RequestIdentity) -> Run | None:
-        """Note a run that starts. If another run has the key already, return that one instead."""
-        found = await self._shelf.begin(_running(head, claim))
-        return self._replay(found, claim) if found else None
+    async def begin(self, metadata: RunMetadata, identity: RequestIdentity) -> Run | None:
+        """Store the start of a run. Return the run that has the key already, if there is one.
+        Raises IdempotencyError."""
+        found = await self._repository.begin(_stored_run(metadata, identity))
+        return self._replay(found, identity) if found else None
 
-    async def keep(self, run: Run) -> None:
+    async def store(self, run: Run) -> None:
         """Store the outcome of a run."""
         record = run.record()
         text = await asyncio.to_thread(record.to_json)
-        stored = replace(_running(run.head, run.claim), status=record.status, record=text)
-        for_retry = run.status == "completed" and run.claim.key is None and not run.heard_out
-        await self._shelf.end(stored, keep_s=self._keep_s, for_retry=for_retry)
+        stored = replace(_stored_run(run.metadata, run.identity), status=record.status, record=text)
+        for_retry = run.status == "completed" and run.identity.key is None and not run.is_fully_read
+        await self._repository.end(stored, keep_s=self._keep_s, for_retry=for_retry)
 
-    def note(self, run: Run) -> None:
-        """Store a summary of each of the run's choices soon."""
+    def store_summary(self, run: Run) -> None:
+        """Store a summary of each of the run's choices, with the next transaction."""
         if not self._summaries:
-            self._start(self._summarize())
-        owner, summary = run.claim.owner, run.summary()
-        self._summaries[run.id] = owner, run.head, summary
+            self._start(self._write_summaries())
+        owner, summary = run.identity.owner, run.summary()
+        self._summaries[run.id] = owner, run.metadata, summary
         for other in summary.result.others if summary.result else ():
-            head = replace(run.head, id=other.run_id, container_id=other.container_id)
-            self._summaries[head.id] = owner, head, replace(summary, result=other)
+            metadata = replace(run.metadata, id=other.run_id, container_id=other.container_id)
+            self._summaries[metadata.id] = owner, metadata, replace(summary, result=other)
         while len(self._summaries) > MAX_WAITING:  # the store is too slow
             del self._summaries[next(iter(self._summaries))]
 
-    async def _summarize(self) -> None:
+    async def _write_summaries(self) -> None:
         while self._summaries:
             with anyio.move_on_after(SUMMARIZE_EVERY_S):
                 await self._closing.wait()
-            noted = list(self._summaries.items())
+            waiting = list(self._summaries.items())
             try:
-                await self._shelf.summarize(partial(_summarized, [each for _, each in noted]))
+                await self._repository.summarize(
+                    partial(_stored_summaries, [each for _, each in waiting])
+                )
             except Exception:
-                log.exception("the summaries of %d runs cannot be kept", len(noted))
-            for run_id, each in noted:
+                log.exception("the summaries of %d runs cannot be stored", len(waiting))
+            for run_id, each in waiting:
                 if self._summaries.get(run_id) is each:
                     del self._summaries[run_id]
 
     def forget(self, run_id: str) -> None:
         """Remove a run from the store."""
-        self._start(self._shelf.forget(run_id))
+        self._start(self._repository.forget(run_id))
 
     async def drop(self, owner: str, run_id: str) -> None:
         """Remove the outcome of the owner's run, if the run has ended."""
-        await self._shelf.drop(owner, run_id)
+        await self._repository.drop(owner, run_id)
 
-    async def named(self, claim: RequestIdentity) -> Run | None:
-        """Return the run with the claim's key, or None. Raises IdempotencyError."""
-        assert claim.key is not None
-        found = await self._shelf.named(claim.owner, claim.key)
-        return self._replay(found, claim) if found else None
+    async def find_by_key(self, identity: RequestIdentity) -> Run | None:
+        """Return the run with the request's key, or None. Raises IdempotencyError."""
+        assert identity.key is not None
+        found = await self._repository.named(identity.owner, identity.key)
+        return self._replay(found, identity) if found else None
 
-    async def retried(self, claim: RequestIdentity, besides: Collection[str]) -> Run | None:
-        """Return a run whose client disconnected before it had the result, or None."""
-        found = await self._shelf.take(claim.owner, claim.fingerprint, besides)
-        return self._replay(found, claim) if found else None
+    async def find_retried(self, identity: RequestIdentity, besides: Collection[str]) -> Run | None:
+        """Return a run whose client disconnected before it had read the result, or None. `besides`
+        are the ids of runs that are not considered."""
+        found = await self._repository.take(identity.owner, identity.fingerprint, besides)
+        return self._replay(found, identity) if found else None
 
     async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, Record] | None:
-        """Return what is known of the owner's run, or None."""
-        if found := await self._shelf.find(owner, run_id):
-            return _head(found), Record.from_json(found.status, found.record)
-        if (noted := self._summaries.get(run_id)) and noted[0] == owner:
-            return noted[1:]
-        if found := await self._shelf.summary(owner, run_id):
-            return _head(found), Record.from_json(found.status, found.record).summary()
+        """Return the metadata and the record of the owner's run, or None."""
+        if found := await self._repository.find(owner, run_id):
+            return _metadata(found), Record.from_json(found.status, found.record)
+        if (waiting := self._summaries.get(run_id)) and waiting[0] == owner:
+            return waiting[1:]
+        if found := await self._repository.summary(owner, run_id):
+            return _metadata(found), Record.from_json(found.status, found.record).summary()
         return None
 
     async def aclose(self) -> None:
-        """Finish all writes."""
+        """Wait until all writes are done."""
         self._closing.set()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _replay(self, stored: StoredRun, claim: RequestIdentity) -> Run:
-        if claim.fingerprint != stored.fingerprint:
+    def _replay(self, stored: StoredRun, identity: RequestIdentity) -> Run:
+        if identity.fingerprint != stored.fingerprint:
             raise IdempotencyError
-        return Run(_head(stored), claim, partial(self._emit_stored, stored), self._on_alone)
+        return Run(
+            _metadata(stored), identity, partial(self._replay_events, stored), self._on_unsubscribed
+        )
 
-    async def _emit_stored(self, stored: StoredRun, run: Run, emit: Emit) -> Result:
+    async def _replay_events(self, stored: StoredRun, run: Run, emit: Emit) -> Result:
         while stored.status == "running":
-            await asyncio.sleep(LOOK_EVERY_S)
-            found = await self._shelf.find(stored.owner, stored.id)
+            await asyncio.sleep(POLL_S)
+            found = await self._repository.find(stored.owner, stored.id)
             if found is None or found.status == "cancelled":
-                raise RunLostError  # its own client has left, and this one has not
+                raise RunLostError  # the client that started the run has left; this one waits
             stored = found
         record = await asyncio.to_thread(Record.from_json, stored.status, stored.record)
         for event in record.events:
             await emit(event)
         return record.outcome()
 
-    def _on_alone(self, run: Run) -> None:
-        """Return an unread result to the store once its last subscriber has left."""
+    def _on_unsubscribed(self, run: Run) -> None:
+        """Cancel a replay that still waits. Release an unread result, so that another retry may
+        read it."""
         if not run.has_ended:
-            run.cancel("the client left")
-        elif run.claim.key is None and not run.heard_out:
-            self._start(self._shelf.give_back(run.id))
+            run.cancel("the client disconnected")
+        elif run.identity.key is None and not run.is_fully_read:
+            self._start(self._repository.give_back(run.id))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -142,29 +150,29 @@ class RunArchive:
         task.add_done_callback(self._tasks.discard)
 
 
-def _running(head: RunMetadata, claim: RequestIdentity) -> StoredRun:
+def _stored_run(metadata: RunMetadata, identity: RequestIdentity) -> StoredRun:
     return StoredRun(
-        id=head.id,
-        owner=claim.owner,
-        key=claim.key,
-        fingerprint=claim.fingerprint,
+        id=metadata.id,
+        owner=identity.owner,
+        key=identity.key,
+        fingerprint=identity.fingerprint,
         status="running",
-        model=head.model,
-        container_id=head.container_id,
-        created_at=head.created,
+        model=metadata.model,
+        container_id=metadata.container_id,
+        created_at=metadata.created,
     )
 
 
-def _summarized(noted: Sequence[tuple[str, RunMetadata, Record]]) -> list[StoredRun]:
+def _stored_summaries(waiting: Sequence[tuple[str, RunMetadata, Record]]) -> list[StoredRun]:
     return [
         replace(
-            _running(head, RequestIdentity(owner, fingerprint="")),
+            _stored_run(metadata, RequestIdentity(owner, fingerprint="")),
             status=summary.status,
             record="" if summary.status == "running" else summary.to_json(),
         )
-        for owner, head, summary in noted
+        for owner, metadata, summary in waiting
     ]
 
 
-def _head(stored: StoredRun) -> RunMetadata:
+def _metadata(stored: StoredRun) -> RunMetadata:
     return RunMetadata(stored.id, stored.model, stored.container_id, stored.created_at)

@@ -1,4 +1,4 @@
-"""The events of a run, kept in memory for later subscribers, and the record of it for the store."""
+"""The event log of a run, which later subscribers read, and the record of a run for the store."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,29 +30,29 @@ from proxy.store.records import RunStatus
 from sandbox_runtime.egress.decision import Decision
 
 MAX_CHARS = 1_000_000
-"""How many characters of a run's events are kept in addition to the answer, which is kept whole."""
+"""The most characters of events in a log. The answer is not counted and always kept whole."""
 MAX_LIVE_CHARS = 100_000
-"""About how many characters of a command's live output are kept."""
+"""About the most characters of one command's live output in a log."""
 OVERHEAD_CHARS = 100
-"""What an event counts for in addition to its text."""
+"""The characters that an event counts for beside its text."""
 
 
 class EventLog:
-    """The events of a run so far, for subscribers that come later. Pieces of one text are joined, a
-    command's live output is cut, and beyond `max_chars` the oldest turns are removed, except for
-    the answer and the number of steps."""
+    """The events of a run so far. The log joins the pieces of one text, truncates a command's live
+    output, and beyond `max_chars` drops the oldest turns but for the answer and the number of
+    steps."""
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self._max_chars = max_chars
         self._events: list[Event] = []
         self._pieces: list[str] = []
-        """The pieces of the last event's text, while it still grows."""
+        """The pieces of the last event's text, while the text still grows."""
         self._growing: AnswerDelta | ReasoningDelta | ToolOutput | ClientCallDelta | None = None
         """The event of the first of these pieces."""
         self._others: dict[int, EventLog] = {}
-        """The logs of further choices, by their index."""
+        """The logs of further choices, by the choice's index."""
         self._live_chars = 0
-        """The kept characters of the running command's output."""
+        """The characters in the log of the running command's output."""
         self._chars = 0
         self._full_at = max_chars
 
@@ -71,10 +71,10 @@ class EventLog:
         self._append(event)
         self._chars += _chars(event)
         if self._chars > self._full_at:
-            self._forget()
+            self._drop_oldest()
 
     def events(self) -> list[Event]:
-        """Return the kept events, in order."""
+        """Return the events in the log, in order; those of further choices come last."""
         self._close()
         others = (
             ChoiceEvent(index, event)
@@ -86,7 +86,7 @@ class EventLog:
     def _append(self, event: Event) -> None:
         match event:
             case AnswerDelta(_, None) | ReasoningDelta() | ToolOutput() | ClientCallDelta():
-                if self._growing is None or not _are_one(self._growing, event):
+                if self._growing is None or not _is_same_text(self._growing, event):
                     self._close()
                     self._growing = event
                 self._pieces.append(event.text)
@@ -102,24 +102,24 @@ class EventLog:
             self._growing = None
             self._pieces = []
 
-    def _forget(self) -> None:
-        """Keep the later half, from the start of a turn, and all of the answer."""
+    def _drop_oldest(self) -> None:
+        """Drop the earlier half, up to the start of a turn, but for the answer."""
         self._close()
         turns = list(self._turns())
         half = self._max_chars // 2
         latest = turns[-1][0] if turns else 0
         first = next((at for at, chars in turns if chars <= half), latest)
-        forgotten = self._events[:first]
-        answer = [event for event in forgotten if isinstance(event, AnswerDelta | AnswerRestarted)]
-        steps = sum(map(_steps, forgotten))
+        dropped = self._events[:first]
+        answer = [event for event in dropped if isinstance(event, AnswerDelta | AnswerRestarted)]
+        steps = sum(map(_steps, dropped))
         omitted = [StepsOmitted(steps)] if steps else []
         self._events = [*answer, *omitted, *self._events[first:]]
         self._chars = sum(map(_chars, self._events))
-        # The rest may be one long turn: the log tries again when it has doubled.
+        # The rest may be one long turn: try again when the log has doubled.
         self._full_at = max(self._max_chars, 2 * self._chars)
 
     def _turns(self) -> Iterator[tuple[int, int]]:
-        """Yield the index of each turn's first event, and the characters from there to the end."""
+        """Yield the index of each turn's first event and the characters from there to the end."""
         left = self._chars
         for at, event in enumerate(self._events):
             if isinstance(event, TurnStarted):
@@ -127,8 +127,8 @@ class EventLog:
             left -= _chars(event)
 
 
-def _are_one(first: Event, second: Event) -> bool:
-    """Return True if two pieces belong to one text."""
+def _is_same_text(first: Event, second: Event) -> bool:
+    """Return True if both pieces belong to one text."""
     if isinstance(first, ToolOutput) and isinstance(second, ToolOutput):
         return (first.step, first.stream) == (second.step, second.stream)
     if isinstance(first, ClientCallDelta) and isinstance(second, ClientCallDelta):
@@ -137,7 +137,7 @@ def _are_one(first: Event, second: Event) -> bool:
 
 
 def _steps(event: Event) -> int:
-    """Return how many steps are lost with an event."""
+    """Return the number of steps that an event stands for."""
     if isinstance(event, StepsOmitted):
         return event.steps
     return int(isinstance(event, ToolCallStarted))
@@ -165,20 +165,25 @@ _EVENTS: Mapping[str, Any] = {
     "OfChoice": ChoiceEvent,
     "RuleMet": RuleMatched,
 }
-_OLD_FIELDS = {"tally": "stats", "left_out": "skipped_files", "notices": "warnings"}
+_OLD_FIELDS = {
+    "tally": "stats",
+    "left_out": "skipped_files",
+    "notices": "warnings",
+    "parked": "suspended_run",
+}
 """The names that fields of a result had in the last release."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is stored of a run. Without result and error, only its status is known."""
+    """A run as the store has it. Of a run that has not ended, only the status is known."""
 
     status: RunStatus
     events: Sequence[Event] = ()
     result: Result | None = None
     error: ProxyError | None = None
     is_summary: bool = False
-    """True if it contains only the outcome and the usage."""
+    """True if the record has no events and no texts."""
 
     def outcome(self) -> Result:
         """Return the result. Raises the run's own error, RunCancelledError, RunLostError."""
@@ -189,7 +194,7 @@ class Record:
         raise self.error or (RunLostError() if self.status == "lost" else internal_error())
 
     def summary(self) -> "Record":
-        """Return the record with the outcome and the usage, without any text of the run."""
+        """Return the record without events and texts: the outcome and the usage."""
         result = _without_text(self.result) if self.result else None
         return Record(self.status, (), result, self.error, is_summary=True)
 
@@ -205,7 +210,7 @@ class Record:
 
     @classmethod
     def from_json(cls, status: RunStatus, text: str) -> "Record":
-        """Return the record of a JSON text; for an empty one, a record with only the status."""
+        """Return the record of a JSON text. An empty text gives a record with only the status."""
         if not text:
             return cls(status)
         value = json.loads(text)

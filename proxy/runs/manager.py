@@ -1,4 +1,5 @@
-"""All runs of this process: they are started here, found for retries, stored and cancelled."""
+"""The run manager: it starts the runs of this process, finds them for retries, stores their
+outcomes and cancels them."""
 
 import asyncio
 import logging
@@ -37,10 +38,10 @@ from sandbox_runtime import errors
 log = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-"""How long a run continues for a client that disconnected and may retry: OpenAI's SDKs close the
-connection and retry 0.5 to 8 s later."""
+"""Seconds for which a run continues after its client has disconnected and may retry. OpenAI's SDKs
+close the connection and retry 0.5 to 8 s later."""
 KEEP_S = 600.0
-"""How long a result is kept for retries."""
+"""Seconds for which a result is stored for retries."""
 REMEMBERED_FAILURES = 1024
 SERVER_STOPS = "the server stops"
 
@@ -51,9 +52,9 @@ class RunManager:
     def __init__(
         self,
         agent: Agent,
-        parked: SuspendedRunStore,
-        shelf: RunRepository,
-        ledger: AuditLogs | None = None,
+        suspended_runs: SuspendedRunStore,
+        repository: RunRepository,
+        audit_logs: AuditLogs | None = None,
         tool_verdicts: ToolVerdicts | None = None,
         metrics: Metrics | None = None,
         *,
@@ -62,59 +63,63 @@ class RunManager:
     ) -> None:
         self.agent = agent
         self.metrics = metrics or Metrics()
-        self.ledger = ledger
-        if ledger:
-            self.metrics.read_audit_failures(lambda: ledger.failures)
+        self.audit_logs = audit_logs
+        if audit_logs:
+            self.metrics.read_audit_failures(lambda: audit_logs.failures)
         self._tool_verdicts = tool_verdicts or ToolVerdicts()
-        self._parked = parked
-        self._archive = RunArchive(shelf, keep_s)
+        self._suspended_runs = suspended_runs
+        self._archive = RunArchive(repository, keep_s)
         self._grace_s = grace_s
         self._runs: dict[str, Run] = {}
-        """By id, oldest first: the runs that work, have subscribers, or are being stored."""
+        """The runs that are running, have subscribers, or are being stored: by id, oldest first."""
         self._saving: dict[str, asyncio.Task[None]] = {}
-        self._graces: dict[str, asyncio.TimerHandle] = {}
+        self._grace_timers: dict[str, asyncio.TimerHandle] = {}
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._failed: deque[tuple[str, str]] = deque(maxlen=REMEMBERED_FAILURES)
-        """Owner and fingerprint of requests whose run failed: a retry of one starts a new run, and
-        does not join the run of an equal request."""
+        """Owner and fingerprint of requests whose run failed. A retry of such a request starts a
+        new run and does not join the run of an equal request."""
 
-    def one_at_a_time(self, claim: RequestIdentity) -> AbstractAsyncContextManager[None]:
-        """Let one request with this claim's key at a time join a run or start one. Requests
-        without a key wait for nobody."""
-        if claim.key is None:
+    def lock(self, identity: RequestIdentity) -> AbstractAsyncContextManager[None]:
+        """Return a lock that requests with the same idempotency key share. A request holds the lock
+        while it joins a run or starts one. Requests without a key do not wait."""
+        if identity.key is None:
             return nullcontext()
-        return self._locks.setdefault((claim.owner, claim.key), asyncio.Lock())
+        return self._locks.setdefault((identity.owner, identity.key), asyncio.Lock())
 
-    async def join(self, claim: RequestIdentity) -> Subscriber | None:
-        """Subscribe to the run that a request is a retry of, or return None. The caller must leave
-        it again. Raises IdempotencyError."""
-        found = await self._find(claim)
-        return self._listen(found) if found else None
+    async def join(self, identity: RequestIdentity) -> Subscriber | None:
+        """Subscribe to the run that the request retries, or return None. The caller must
+        unsubscribe. Raises IdempotencyError."""
+        found = await self._find(identity)
+        return self._resubscribe(found) if found else None
 
-    async def start(self, claim: RequestIdentity, task: AgentTask) -> Subscriber:
-        """Start a run and subscribe to it, or to the run that another process has started for this
-        key meanwhile; the task is then discarded. The caller must leave it again.
+    async def start(self, identity: RequestIdentity, task: AgentTask) -> Subscriber:
+        """Start a run and subscribe to it. If another process has started a run for the key
+        meanwhile, discard the task and subscribe to that run. The caller must unsubscribe.
 
         Raises IdempotencyError."""
-        head = RunMetadata(task.run_id, task.model, task.artifact_store.container_id, task.created)
-        if claim.has_name and (found := await self._begin(head, claim, task)):
-            return self._listen(found)
-        run = Run(head, claim, partial(self._work, task), self._on_alone, task.observer)
+        metadata = RunMetadata(
+            task.run_id, task.model, task.artifact_store.container_id, task.created
+        )
+        if identity.has_name and (found := await self._begin(metadata, identity, task)):
+            return self._resubscribe(found)
+        run = Run(
+            metadata, identity, partial(self._work, task), self._on_unsubscribed, task.observer
+        )
         if task.body_memory:
             task.body_memory.keep()
             run.on_end(task.body_memory.release)
         self._runs[run.id] = run
-        self._archive.note(run)
-        return run.listen()
+        self._archive.store_summary(run)
+        return run.subscribe()
 
     async def _begin(
-        self, head: RunMetadata, claim: RequestIdentity, task: AgentTask
+        self, metadata: RunMetadata, identity: RequestIdentity, task: AgentTask
     ) -> Run | None:
-        """Store that a run starts. If another run has the key already, return that one instead."""
+        """Store the start of a run. Return the run that has the key already, if there is one."""
         try:
-            found = await self._archive.begin(head, claim)
+            found = await self._archive.begin(metadata, identity)
         except BaseException:
-            self._archive.forget(head.id)
+            self._archive.forget(metadata.id)
             await task.discard()
             raise
         if found:
@@ -122,120 +127,122 @@ class RunManager:
         return found
 
     def get(self, owner: str, run_id: str) -> Run | None:
-        """Return the owner's run if this process works on it, or did until just now."""
+        """Return the owner's run if this process runs it, or has not yet stored its outcome."""
         run = self._runs.get(run_id)
-        return run if run and run.claim.owner == owner else None
+        return run if run and run.identity.owner == owner else None
 
     async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, Record] | None:
-        """Return what is known of the owner's run, or None."""
+        """Return the metadata and the record of the owner's run, or None."""
         if run := self.get(owner, run_id):
-            return run.head, run.record()
+            return run.metadata, run.record()
         return await self._archive.find(owner, run_id)
 
     async def forget(self, owner: str, run_id: str) -> None:
-        """Remove the outcome of the owner's run from the store, which makes its key free again."""
+        """Remove the outcome of the owner's run from the store. Its idempotency key is free
+        again."""
         if saving := self._saving.get(run_id):
             await asyncio.wait({saving})
         await self._archive.drop(owner, run_id)
 
     async def cancel_in(self, owner: str, container_id: str) -> None:
-        """Cancel the owner's runs in a container that is being deleted."""
-        at_work = [
+        """Cancel the owner's runs in a container that is being deleted, and wait for their end."""
+        running = [
             run
-            for run in self._at_work()
-            if (run.claim.owner, run.container_id) == (owner, container_id)
+            for run in self._running_runs()
+            if (run.identity.owner, run.container_id) == (owner, container_id)
         ]
-        for run in at_work:
+        for run in running:
             run.cancel("its container was deleted")
-        for run in at_work:
+        for run in running:
             await run.ended()
 
     async def stop(self, patience_s: float = 0) -> None:
-        """Wait `patience_s` for the runs to end, then cancel them: their subscribers get errors."""
+        """Wait up to `patience_s` seconds for the runs to end, then cancel the rest of them, whose
+        subscribers get an error."""
         with anyio.move_on_after(patience_s):
-            for run in self._at_work():
+            for run in self._running_runs():
                 await run.ended()
-        at_work = self._at_work()
-        for run in at_work:
+        running = self._running_runs()
+        for run in running:
             run.cancel(SERVER_STOPS)
-        for run in at_work:
+        for run in running:
             await run.ended()
 
     async def aclose(self) -> None:
-        """Cancel all runs, and finish storing the outcomes."""
+        """Cancel all runs and wait until their outcomes are stored."""
         await self.stop()
-        for grace in self._graces.values():
+        for grace in self._grace_timers.values():
             grace.cancel()
         while self._saving:
             await asyncio.wait(self._saving.values())
         await self._archive.aclose()
-        if self.ledger:
-            await self.ledger.aclose()
+        if self.audit_logs:
+            await self.audit_logs.aclose()
 
-    def _at_work(self) -> list[Run]:
+    def _running_runs(self) -> list[Run]:
         return [run for run in self._runs.values() if not run.has_ended]
 
     # Finding
 
-    async def _find(self, claim: RequestIdentity) -> Run | None:
-        if claim.key is not None:
-            return self._find_by_key(claim) or await self._archive.named(claim)
-        if claim.retry_count:
-            return await self._find_retried(claim)
+    async def _find(self, identity: RequestIdentity) -> Run | None:
+        if identity.key is not None:
+            return self._find_by_key(identity) or await self._archive.find_by_key(identity)
+        if identity.retry_count:
+            return await self._find_retried(identity)
         return None
 
-    def _find_by_key(self, claim: RequestIdentity) -> Run | None:
+    def _find_by_key(self, identity: RequestIdentity) -> Run | None:
         for run in self._runs.values():
-            named = (run.claim.owner, run.claim.key) == (claim.owner, claim.key)
+            named = (run.identity.owner, run.identity.key) == (identity.owner, identity.key)
             if named and run.can_be_joined:
-                if run.claim.fingerprint != claim.fingerprint:
+                if run.identity.fingerprint != identity.fingerprint:
                     raise IdempotencyError
                 return run
         return None
 
-    async def _find_retried(self, claim: RequestIdentity) -> Run | None:
-        """Find the run of a retry without a key. Samplers send many equal requests at once, and
-        each must get a run of its own; so a run whose client has left comes first, and one whose
-        client may only seem to be there comes last."""
-        if left := self._find_left(claim):
-            return left
-        if kept := await self._archive.retried(claim, besides=self._runs.keys()):
-            return kept
-        if left := self._find_left(claim):  # its client has left meanwhile
-            return left
-        request = (claim.owner, claim.fingerprint)
+    async def _find_retried(self, identity: RequestIdentity) -> Run | None:
+        """Return the run of a retry without a key. Samplers send many equal requests at once, and
+        each must get a run of its own. A run without subscribers therefore comes first, and a run
+        whose subscriber may already be gone comes last."""
+        if run := self._find_unsubscribed(identity):
+            return run
+        if stored := await self._archive.find_retried(identity, besides=self._runs.keys()):
+            return stored
+        if run := self._find_unsubscribed(identity):  # its client has disconnected meanwhile
+            return run
+        request = (identity.owner, identity.fingerprint)
         if request in self._failed:
             self._failed.remove(request)
             return None
-        at_work = (run for run in self._same(claim) if run.status == "running")
-        return min(at_work, key=lambda run: run.listeners, default=None)
+        running = (run for run in self._retriable(identity) if run.status == "running")
+        return min(running, key=lambda run: run.subscriber_count, default=None)
 
-    def _find_left(self, claim: RequestIdentity) -> Run | None:
-        return next((run for run in self._same(claim) if not run.listeners), None)
+    def _find_unsubscribed(self, identity: RequestIdentity) -> Run | None:
+        return next((run for run in self._retriable(identity) if not run.subscriber_count), None)
 
-    def _same(self, claim: RequestIdentity) -> list[Run]:
-        return [run for run in self._runs.values() if _can_be_retried(run, claim)]
+    def _retriable(self, identity: RequestIdentity) -> list[Run]:
+        return [run for run in self._runs.values() if _can_be_retried(run, identity)]
 
-    def _listen(self, run: Run) -> Subscriber:
-        log.info("run %s: its client is back", run.id)
-        if grace := self._graces.pop(run.id, None):
+    def _resubscribe(self, run: Run) -> Subscriber:
+        log.info("run %s: a client has subscribed again", run.id)
+        if grace := self._grace_timers.pop(run.id, None):
             grace.cancel()
-        return run.listen()
+        return run.subscribe()
 
-    # Working
+    # Running
 
     async def _work(self, task: AgentTask, run: Run, emit: Emit) -> Result:
-        """Work on a run until its end. Each event passes the redaction, then the observers, then
-        the subscribers; so does the end."""
+        """Return the result of a run. Each event passes the redaction, then the observers in the
+        order of their list, then the subscribers. So does the end of the run."""
         log.info("run %s started, model %s", run.id, run.model)
-        audit_log = self._audit_log(task, run.claim)
+        audit_log = self._audit_log(task, run.identity)
         observers = [audit_log, self.metrics.of_run(task), task.observer]
         unfinished = deque(observer for observer in observers if observer)
         try:
             if audit_log:
                 await audit_log.begin()
             result = await self._answer(task, unfinished, emit)
-            result = await self._suspend(run.claim.owner, result)
+            result = await self._suspend(run.identity.owner, result)
             while unfinished:
                 await unfinished.popleft().on_result(result)
         except BaseException as error:
@@ -252,14 +259,14 @@ class RunManager:
             result.stats.tool_calls,
             result.stats.wall_ms,
         )
-        self._tool_verdicts.note_run(run.claim.owner, result)
+        self._tool_verdicts.note_run(run.identity.owner, result)
         return result
 
-    def _audit_log(self, task: AgentTask, claim: RequestIdentity) -> RunAuditLog | None:
+    def _audit_log(self, task: AgentTask, identity: RequestIdentity) -> RunAuditLog | None:
         if not task.profile.audit.enabled:
             return None
-        assert self.ledger, "a server whose profiles have an audit log has a directory for it"
-        return self.ledger.of_run(task, claim.owner, claim.fingerprint)
+        assert self.audit_logs, "a server whose profiles have an audit log has a directory for it"
+        return self.audit_logs.of_run(task, identity.owner, identity.fingerprint)
 
     async def _answer(
         self, task: AgentTask, observers: Iterable[RunObserver], emit: Emit
@@ -288,71 +295,74 @@ class RunManager:
 
     async def _suspend(self, owner: str, result: Result) -> Result:
         """Store the suspended runs of a result. Return the result without them."""
-        if not (result.parked or result.others):
+        if not (result.suspended_run or result.others):
             return result
         for each in (*result.others, result):
-            if each.parked:
-                await self._parked.save(owner, each.parked)
-        others = [replace(each, parked=None) for each in result.others]
-        return replace(result, parked=None, others=others)
+            if each.suspended_run:
+                await self._suspended_runs.save(owner, each.suspended_run)
+        others = [replace(each, suspended_run=None) for each in result.others]
+        return replace(result, suspended_run=None, others=others)
 
     # Ending
 
-    def _on_alone(self, run: Run) -> None:
-        """Settle or cancel a run whose last subscriber has left."""
+    def _on_unsubscribed(self, run: Run) -> None:
+        """Store a run that has ended. Cancel a run that still runs, unless it is detached: at once,
+        or after a grace period if its client may retry."""
         if run.has_ended:
             self._settle(run)
-        elif not run.claim.detach:
-            if run.claim.may_come_back:
+        elif not run.identity.detach:
+            if run.identity.may_come_back:
                 loop = asyncio.get_running_loop()
-                left = "the client left, and did not come back"
-                self._graces[run.id] = loop.call_later(self._grace_s, run.cancel, left)
+                reason = "the client disconnected and did not retry"
+                self._grace_timers[run.id] = loop.call_later(self._grace_s, run.cancel, reason)
             else:
-                run.cancel("the client left")
+                run.cancel("the client disconnected")
 
     def _settle(self, run: Run) -> None:
-        """Store a run that has ended, or forget it."""
-        if grace := self._graces.pop(run.id, None):
+        """Store the outcome of a run that has ended, if a later request can ask for it, and drop
+        the run from memory."""
+        if grace := self._grace_timers.pop(run.id, None):
             grace.cancel()
         if run.id in self._saving:
-            return  # `_save` settles it again
-        if run.status == "failed" and run.claim.retry_count is not None and not run.is_kept:
-            self._failed.append((run.claim.owner, run.claim.fingerprint))
-        is_worth_keeping = _is_worth_keeping(run)
-        if is_worth_keeping and not run.is_kept:
+            return  # `_save` calls this function again
+        if run.status == "failed" and run.identity.retry_count is not None and not run.is_stored:
+            self._failed.append((run.identity.owner, run.identity.fingerprint))
+        must_be_stored = _must_be_stored(run)
+        if must_be_stored and not run.is_stored:
             self._saving[run.id] = asyncio.create_task(self._save(run))
             return
         self._runs.pop(run.id, None)
-        self._archive.note(run)
-        if run.is_kept and not is_worth_keeping:
+        self._archive.store_summary(run)
+        if run.is_stored and not must_be_stored:
             self._archive.forget(run.id)
 
     async def _save(self, run: Run) -> None:
         try:
-            await self._archive.keep(run)
+            await self._archive.store(run)
         except Exception:
-            log.exception("what came of run %s cannot be kept", run.id)
+            log.exception("run %s: its outcome cannot be stored", run.id)
             self._archive.forget(run.id)
-        run.is_kept = True
+        run.is_stored = True
         del self._saving[run.id]
-        if not run.listeners:
+        if not run.subscriber_count:
             self._settle(run)
 
 
-def _can_be_retried(run: Run, claim: RequestIdentity) -> bool:
+def _can_be_retried(run: Run, identity: RequestIdentity) -> bool:
     return (
-        run.claim.key is None
-        and run.claim.retry_count is not None
-        and run.claim.same_request(claim)
-        and not run.heard_out
+        run.identity.key is None
+        and run.identity.retry_count is not None
+        and run.identity.is_same_request(identity)
+        and not run.is_fully_read
         and run.can_be_joined
     )
 
 
-def _is_worth_keeping(run: Run) -> bool:
-    if run.claim.has_name:
+def _must_be_stored(run: Run) -> bool:
+    """Return True if a later request can ask for the outcome of a run that has ended."""
+    if run.identity.has_name:
         return True
-    return run.status == "completed" and run.claim.may_come_back and not run.heard_out
+    return run.status == "completed" and run.identity.may_come_back and not run.is_fully_read
 
 
 def _failure_of(run: Run, error: BaseException) -> BaseException:
@@ -367,8 +377,8 @@ def _failure_of(run: Run, error: BaseException) -> BaseException:
             log.warning("run %s failed: %s", run.id, error)
             return _unavailable(error)
         case asyncio.CancelledError():
-            log.info("run %s ended: %s", run.id, run.why_cancelled or SERVER_STOPS)
-            if run.why_cancelled == SERVER_STOPS:
+            log.info("run %s ended: %s", run.id, run.cancel_reason or SERVER_STOPS)
+            if run.cancel_reason == SERVER_STOPS:
                 lost = RunLostError()
                 lost.headers["Retry-After"] = str(RESTART_S)
                 return lost

@@ -22,192 +22,193 @@ from proxy.runs.event_log import EventLog, Record
 from proxy.store.records import RunStatus
 
 MAX_BEHIND = 64
-"""If all subscribers are this many events behind, the run waits for one of them."""
+"""Back-pressure: the run waits while all subscribers have this many unread events or more."""
 Work = Callable[["Run", Emit], Awaitable[Result]]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """The identity of a request, by which a retry finds the run of the first attempt."""
+    """Identifies a request, so that a retry finds the run of the first attempt."""
 
     owner: str
     fingerprint: str
-    """A digest of the request: with a key, of the body's meaning; without, of its bytes."""
+    """SHA-256 of the request: with a key, of the parsed body; without one, of the body's bytes."""
     key: str | None = None
     """The Idempotency-Key."""
     retry_count: int | None = None
-    """The number of the attempt, from 0, if the client's library sends it."""
+    """The number of the attempt, from 0; None if the client's library does not send it."""
     stream: bool = False
+    """True if the client asked for a stream."""
     detach: bool = False
     """True if the run continues without subscribers."""
 
     @property
     def has_name(self) -> bool:
-        """Return True if a later request can name the run: by the client's key, or, if the run
+        """True if a later request can name the run: by its idempotency key, or, if the run
         continues without subscribers, by its id."""
         return self.key is not None or self.detach
 
     @property
     def may_come_back(self) -> bool:
-        """Return True if a client that disconnects may retry. OpenAI's SDKs do, but not for a
-        stream whose head they have received, and the head is sent within seconds."""
+        """True if a client that disconnects may retry. OpenAI's SDKs retry, except a stream whose
+        response headers they have received, which are sent within seconds."""
         return self.key is not None or (self.retry_count is not None and not self.stream)
 
-    def same_request(self, other: "RequestIdentity") -> bool:
-        """Return True if one request may be a retry of the other."""
+    def is_same_request(self, other: "RequestIdentity") -> bool:
+        """Return True if `other` may be a retry of this request."""
         return (self.owner, self.fingerprint) == (other.owner, other.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
 class RunMetadata:
-    """What is known of a run when it starts."""
+    """The facts of a run that are known at its start."""
 
     id: str
     model: str
     container_id: str
     created: int
-    """A Unix time in seconds."""
+    """When the run was created, in Unix seconds."""
 
 
 class Run:
-    """A run in a task of its own, which starts at once. `on_alone` is called when the last
-    subscriber leaves, and when the run ends without subscribers."""
+    """One run, in an asyncio task that starts at once. The run calls `on_unsubscribed` when the
+    last subscriber has left, and when it ends without subscribers."""
 
     def __init__(
         self,
-        head: RunMetadata,
-        claim: RequestIdentity,
+        metadata: RunMetadata,
+        identity: RequestIdentity,
         work: Work,
-        on_alone: Callable[["Run"], None],
+        on_unsubscribed: Callable[["Run"], None],
         observer: RunObserver | None = None,
     ) -> None:
-        self.head = head
-        self.id = head.id
-        self.model = head.model
-        self.container_id = head.container_id
-        self.claim = claim
+        self.metadata = metadata
+        self.id = metadata.id
+        self.model = metadata.model
+        self.container_id = metadata.container_id
+        self.identity = identity
         self.observer = observer
-        self.created = head.created
-        self.heard_out = False
-        """True if a subscriber has read all events."""
-        self.why_cancelled = ""
-        self.is_kept = False
-        """True if the outcome is in the store."""
+        self.created = metadata.created
+        self.is_fully_read = False
+        """True once a subscriber has read all events."""
+        self.cancel_reason = ""
+        self.is_stored = False
+        """True once the outcome is in the store."""
         self.has_ended = False
         self._log = EventLog()
-        self._listeners: list[Subscriber] = []
-        self._on_alone = on_alone
-        self._room = asyncio.Event()
-        self._working = asyncio.ensure_future(work(self, self._emit))
-        self._working.add_done_callback(self._over)
+        self._subscribers: list[Subscriber] = []
+        self._on_unsubscribed = on_unsubscribed
+        self._space_freed = asyncio.Event()
+        self._task = asyncio.ensure_future(work(self, self._emit))
+        self._task.add_done_callback(self._on_done)
 
     @property
-    def listeners(self) -> int:
+    def subscriber_count(self) -> int:
         """The number of subscribers."""
-        return len(self._listeners)
+        return len(self._subscribers)
 
     @property
     def status(self) -> RunStatus:
-        """The status as the store has it."""
+        """The status, in the words of the store."""
         if not self.has_ended:
             return "running"
-        if self._working.cancelled():
+        if self._task.cancelled():
             return "cancelled"
-        return "failed" if self._working.exception() else "completed"
+        return "failed" if self._task.exception() else "completed"
 
     @property
     def can_be_joined(self) -> bool:
-        """Return True if the run has a result, or may still reach one."""
-        return not self.why_cancelled and self.status in ("running", "completed")
+        """True if the run has a result or may still reach one."""
+        return not self.cancel_reason and self.status in ("running", "completed")
 
     def result(self) -> Result:
         """Return the result. Raises the run's own error, RunCancelledError."""
-        if self._working.cancelled():
+        if self._task.cancelled():
             raise RunCancelledError
-        return self._working.result()
+        return self._task.result()
 
     def past(self) -> Sequence[Event]:
-        """Return the events so far that are kept."""
+        """Return the events so far that the event log still holds."""
         return self._log.events()
 
     def record(self) -> Record:
-        """Return the whole record for the store."""
+        """Return the record for the store: the events and the outcome."""
         return replace(self._ended_as(), events=self.past())
 
     def summary(self) -> Record:
-        """Return the record with only the outcome and the usage."""
+        """Return the record without events and texts."""
         return self._ended_as().summary()
 
     def _ended_as(self) -> Record:
         status, error = self.status, None
         if status == "failed":
-            failure = self._working.exception()
+            failure = self._task.exception()
             error = failure if isinstance(failure, ProxyError) else None
-        result = self._working.result() if status == "completed" else None
+        result = self._task.result() if status == "completed" else None
         return Record(status, (), result, error)
 
     @property
     def has_spent(self) -> bool:
-        """Return True if the model has produced any output."""
+        """True if the model has produced output."""
         return any(
             isinstance(event, AnswerDelta | ReasoningDelta | ToolCallStarted | ClientCallStarted)
             or (isinstance(event, TurnStarted) and event.turn > 1)
             for event in self.past()
         )
 
-    def listen(self) -> "Subscriber":
-        """Subscribe to all events, also to those of the past. The caller must leave again."""
-        listener = Subscriber(self, self._log.events(), self._room.set)
-        self._listeners.append(listener)
-        return listener
+    def subscribe(self) -> "Subscriber":
+        """Subscribe to all events, past ones included. The caller must unsubscribe."""
+        subscriber = Subscriber(self, self._log.events(), self._space_freed.set)
+        self._subscribers.append(subscriber)
+        return subscriber
 
-    def leave(self, listener: "Subscriber") -> None:
+    def leave(self, subscriber: "Subscriber") -> None:
         """Remove a subscriber. Safe to call twice."""
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-            self._room.set()
-            if not self._listeners:
-                self._on_alone(self)
+        if subscriber in self._subscribers:
+            self._subscribers.remove(subscriber)
+            self._space_freed.set()
+            if not self._subscribers:
+                self._on_unsubscribed(self)
 
     def cancel(self, why: str) -> None:
         """Cancel the run. Safe to call twice."""
-        if not self.why_cancelled and not self.has_ended:
-            self.why_cancelled = why
-            self._working.cancel()
+        if not self.cancel_reason and not self.has_ended:
+            self.cancel_reason = why
+            self._task.cancel()
 
-    def on_end(self, call: Callable[[], object]) -> None:
-        """Call `call` once the run's task has ended."""
-        self._working.add_done_callback(lambda _: call())
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once the run has ended."""
+        self._task.add_done_callback(lambda _: callback())
 
     async def ended(self) -> None:
-        """Return once the run's task has ended."""
-        await asyncio.wait({self._working})
+        """Wait until the run has ended."""
+        await asyncio.wait({self._task})
 
     async def _emit(self, event: Event) -> None:
         self._log.add(event)
-        for listener in self._listeners:
-            listener.hear(event)
-        while self._listeners and all(each.behind >= MAX_BEHIND for each in self._listeners):
-            self._room.clear()
-            await self._room.wait()
+        for subscriber in self._subscribers:
+            subscriber.receive(event)
+        while self._subscribers and all(each.behind >= MAX_BEHIND for each in self._subscribers):
+            self._space_freed.clear()
+            await self._space_freed.wait()
 
-    def _over(self, working: asyncio.Future[Result]) -> None:
+    def _on_done(self, working: asyncio.Future[Result]) -> None:
         if not working.cancelled() and (error := working.exception()):
             _clear_frames(error)
         self.has_ended = True
-        for listener in self._listeners:
-            listener.wake()
-        if not self._listeners:
-            self._on_alone(self)
+        for subscriber in self._subscribers:
+            subscriber.wake()
+        if not self._subscribers:
+            self._on_unsubscribed(self)
 
 
 class Subscriber:
-    """One subscriber: it receives the past events, then each new one, at its own pace."""
+    """Reads the events of a run at its own pace, from the first event on."""
 
-    def __init__(self, run: Run, past: list[Event], on_taken: Callable[[], None]) -> None:
+    def __init__(self, run: Run, past: list[Event], on_read: Callable[[], None]) -> None:
         self.run = run
         self._pending = past
-        self._on_taken = on_taken
+        self._on_read = on_read
         self._wanted = 1
         self._news = asyncio.Event()
 
@@ -223,34 +224,35 @@ class Subscriber:
 
     @property
     def behind(self) -> int:
-        """The number of events that wait to be read."""
+        """The number of unread events."""
         return len(self._pending)
 
-    def hear(self, event: Event) -> None:
-        """Append an event."""
+    def receive(self, event: Event) -> None:
+        """Append an event to the unread ones."""
         self._pending.append(event)
         if len(self._pending) >= self._wanted:
             self._news.set()
 
     def wake(self) -> None:
-        """Let `events` return, because the run has ended."""
+        """Wake `events`, because the run has ended."""
         self._news.set()
 
     async def events(self, at_least: int = 1) -> Sequence[Event]:
-        """Wait for at least `at_least` events and return them all. After the run has ended, return
-        the rest; an empty list means that there is no more."""
+        """Wait for at least `at_least` unread events and return all of them. Once the run has
+        ended, return the rest; an empty list means that the run has ended and all events are
+        read."""
         self._wanted = at_least
         while len(self._pending) < at_least and not self.run.has_ended:
             self._news.clear()
             await self._news.wait()
-        taken, self._pending = self._pending, []
-        self._on_taken()
-        self.run.heard_out |= not taken
-        return taken
+        unread, self._pending = self._pending, []
+        self._on_read()
+        self.run.is_fully_read |= not unread
+        return unread
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Free the local variables of the failed frames, because the error may be kept for long."""
+    """Free the local variables of the failed frames: the error may stay in memory for minutes."""
     while error:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

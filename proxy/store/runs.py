@@ -23,7 +23,7 @@ from sqlalchemy import (
 from proxy.agent.suspension import SuspendedRun
 from proxy.store.database import Database, is_full, oldest, oldest_beyond
 from proxy.store.records import StoredRun
-from proxy.store.tables import PARKED_RUNS, RUN_SUMMARIES, RUNS
+from proxy.store.tables import RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
 from sandbox_runtime.ownership import Owner
 
 MAX_RUNS = 256
@@ -210,40 +210,40 @@ class SuspendedRunRepository:
         self._database = database
         self._now = now
 
-    async def save(self, owner: str, parked: SuspendedRun) -> None:
-        record = json.dumps(parked.to_json())
+    async def save(self, owner: str, suspended_run: SuspendedRun) -> None:
+        record = json.dumps(suspended_run.to_json())
         row = {
             "owner": owner,
-            "name": parked.name,
+            "name": suspended_run.name,
             "record": record,
             "bytes": len(record),
             "expires_at": int(self._now()) + PARKED_KEEP_S,
         }
 
-        same = (PARKED_RUNS.c.owner == owner) & (PARKED_RUNS.c.name == parked.name)
+        same = (SUSPENDED_RUNS.c.owner == owner) & (SUSPENDED_RUNS.c.name == suspended_run.name)
 
         def work(connection: Connection) -> None:
-            connection.execute(delete(PARKED_RUNS).where(same))
-            connection.execute(insert(PARKED_RUNS), row)
+            connection.execute(delete(SUSPENDED_RUNS).where(same))
+            connection.execute(insert(SUSPENDED_RUNS), row)
             connection.execute(
-                oldest_beyond(PARKED_RUNS, owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
+                oldest_beyond(SUSPENDED_RUNS, owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
             )
 
         await self._database.write(work)
 
     async def find(self, owner: str, name: str) -> SuspendedRun | None:
-        query = select(PARKED_RUNS.c.record).where(
-            PARKED_RUNS.c.owner == owner,
-            PARKED_RUNS.c.name == name,
-            PARKED_RUNS.c.expires_at > self._now(),
+        query = select(SUSPENDED_RUNS.c.record).where(
+            SUSPENDED_RUNS.c.owner == owner,
+            SUSPENDED_RUNS.c.name == name,
+            SUSPENDED_RUNS.c.expires_at > self._now(),
         )
         record = await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
         return SuspendedRun.from_json(json.loads(record)) if record else None
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired runs. See Shelf."""
-        past = oldest(PARKED_RUNS, PARKED_RUNS.c.expires_at <= now)
-        return is_full(connection, delete(PARKED_RUNS).where(PARKED_RUNS.c.seq.in_(past)))
+        past = oldest(SUSPENDED_RUNS, SUSPENDED_RUNS.c.expires_at <= now)
+        return is_full(connection, delete(SUSPENDED_RUNS).where(SUSPENDED_RUNS.c.seq.in_(past)))
 
 
 def _newest_beyond(of: ColumnElement[bool], count: int) -> ScalarSelect[int]:

@@ -75,7 +75,7 @@ class Store:
         self.containers = ContainerRepository(self._database, self.blobs, now)
         self.container_files = ContainerFileRepository(self._database, self.blobs, now)
         self.workspaces = WorkspaceRepository(self._database, self.blobs, now, sessions)
-        self.parked = SuspendedRunRepository(self._database, now)
+        self.suspended_runs = SuspendedRunRepository(self._database, now)
         self.spending = SpendingRepository(self._database, now)
         self.tool_verdicts = ToolVerdictRepository(self._database, now)
         quota = ResponseQuota(responses.quota_mib << 20)
@@ -91,7 +91,7 @@ class Store:
         )
         self._shelves: tuple[Repository, ...] = (
             *self._with_blobs,
-            self.parked,
+            self.suspended_runs,
             self.responses,
             self.conversations,
             self.runs,

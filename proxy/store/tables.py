@@ -137,7 +137,7 @@ ITEMS = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("deleted_at", BigInteger),
 )
-PARKED_RUNS = Table(
+SUSPENDED_RUNS = Table(
     "parked_runs",
     METADATA,
     Column("seq", Integer, primary_key=True),

@@ -124,22 +124,24 @@ async def test_a_response_that_its_client_was_told_of_is_not_somebody_else_s(
 class HeldUpRuns(RunManager):
     """Runs whose requests are answered only when `release` is set."""
 
-    def __init__(self, agent: Agent, parked: SuspendedRunStore, shelf: RunRepository) -> None:
-        super().__init__(agent, parked, shelf)
+    def __init__(
+        self, agent: Agent, suspended_runs: SuspendedRunStore, repository: RunRepository
+    ) -> None:
+        super().__init__(agent, suspended_runs, repository)
         self.entered: list[str] = []
         self.release = asyncio.Event()
 
-    async def join(self, claim: RequestIdentity) -> Subscriber | None:
-        listener = await super().join(claim)
-        return await self._held_up(listener) if listener else None
+    async def join(self, identity: RequestIdentity) -> Subscriber | None:
+        subscriber = await super().join(identity)
+        return await self._held_up(subscriber) if subscriber else None
 
-    async def start(self, claim: RequestIdentity, task: AgentTask) -> Subscriber:
-        return await self._held_up(await super().start(claim, task))
+    async def start(self, identity: RequestIdentity, task: AgentTask) -> Subscriber:
+        return await self._held_up(await super().start(identity, task))
 
-    async def _held_up(self, listener: Subscriber) -> Subscriber:
-        self.entered.append(listener.run.id)
+    async def _held_up(self, subscriber: Subscriber) -> Subscriber:
+        self.entered.append(subscriber.run.id)
         await self.release.wait()
-        return listener
+        return subscriber
 
 
 async def test_who_left_before_it_was_told_of_a_response_and_asks_again_is_told_of_it(
@@ -148,8 +150,10 @@ async def test_who_left_before_it_was_told_of_a_response_and_asks_again_is_told_
     body = {"model": MODEL, "input": "How many?", "background": True}
     made: list[HeldUpRuns] = []
 
-    def make_runs(agent: Agent, parked: SuspendedRunStore, shelf: RunRepository) -> RunManager:
-        made.append(HeldUpRuns(agent, parked, shelf))
+    def make_runs(
+        agent: Agent, suspended_runs: SuspendedRunStore, repository: RunRepository
+    ) -> RunManager:
+        made.append(HeldUpRuns(agent, suspended_runs, repository))
         return made[0]
 
     async with (

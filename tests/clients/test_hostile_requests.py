@@ -143,8 +143,10 @@ async def test_a_request_that_joins_and_is_wrong_holds_nothing(tmp_path: Path) -
     key = {"Idempotency-Key": "1"}
     made: list[RunManager] = []
 
-    def make_runs(agent: Agent, parked: SuspendedRunStore, shelf: RunRepository) -> RunManager:
-        made.append(RunManager(agent, parked, shelf, grace_s=0))
+    def make_runs(
+        agent: Agent, suspended_runs: SuspendedRunStore, repository: RunRepository
+    ) -> RunManager:
+        made.append(RunManager(agent, suspended_runs, repository, grace_s=0))
         return made[0]
 
     async with (

@@ -63,7 +63,7 @@ class Scene:
     url: str
     http: httpx.AsyncClient
     backend: Backend
-    shelf: HeldShelf
+    repository: HeldShelf
     release: asyncio.Event
     asking: Asking
 
@@ -79,15 +79,15 @@ class Scene:
             await self.backend.arrived(calls)
         if point in ENDED:
             self.release.set()
-            await self.shelf.ending.wait()
+            await self.repository.ending.wait()
         if point == "in the store":
-            self.shelf.may_end.set()
-            await self.shelf.ended.wait()
+            self.repository.may_end.set()
+            await self.repository.ended.wait()
 
     def go_on(self) -> None:
         """Stop it no more."""
         self.release.set()
-        self.shelf.may_end.set()
+        self.repository.may_end.set()
 
 
 @asynccontextmanager
@@ -103,17 +103,19 @@ async def scene(
     else:
         script = [STEP, Held(last, release, after_pieces=2 * (point == "amid the answer"))]
     async with scripted_backend([*script, *more]) as backend:
-        model, shelf = door_to(backend), HeldShelf(state_dir)
+        model, repository = door_to(backend), HeldShelf(state_dir)
 
-        def make_runs(agent: Agent, parked: SuspendedRunStore, _: RunRepository) -> RunManager:
-            return RunManager(agent, parked, shelf, grace_s=3600)
+        def make_runs(
+            agent: Agent, suspended_runs: SuspendedRunStore, _: RunRepository
+        ) -> RunManager:
+            return RunManager(agent, suspended_runs, repository, grace_s=3600)
 
         services = join(model, sandboxes, state_dir, make_runs=make_runs)
         with anyio.fail_after(20):
             async with serve(services) as url, client(url) as http:
-                yield Scene(url, http, backend, shelf, release, Asking(http, group))
+                yield Scene(url, http, backend, repository, release, Asking(http, group))
             await model.aclose()
-        shelf.close()
+        repository.close()
     assert sandboxes.opened == sandboxes.closed
 
 
@@ -130,7 +132,7 @@ async def test_the_same_key_at_every_point_is_the_same_run(
     ):
         await at.begin(point, KEY, leaves=leaves, stream=True)
         at.asking.begin(KEY, stream=stream)
-        await until(lambda: "its client is back" in caplog.text)
+        await until(lambda: "a client has subscribed again" in caplog.text)
         at.go_on()
         again = await ask(at.http, KEY)
         await until(lambda: len(at.asking.responses) == (1 if leaves else 2))
@@ -151,7 +153,7 @@ async def test_a_retry_of_an_sdk_at_every_point_gets_the_run_that_its_client_lef
     ):
         await at.begin(point, FIRST, leaves=True, stream=False)
         at.asking.begin(SECOND, stream=False)
-        await until(lambda: "its client is back" in caplog.text)
+        await until(lambda: "a client has subscribed again" in caplog.text)
         at.go_on()
         await until(lambda: len(at.asking.responses) == 1)
         assert answer(at.asking.responses[0]) == TEXT
@@ -177,7 +179,7 @@ async def test_who_joins_a_run_that_then_fails_hears_why_and_may_ask_again(
     ):
         await at.begin(point, first, leaves=True, stream=False)
         at.asking.begin(again, stream=False)
-        await until(lambda: "its client is back" in caplog.text)
+        await until(lambda: "a client has subscribed again" in caplog.text)
         at.go_on()
         await until(lambda: len(at.asking.responses) == 1)
         failed = at.asking.responses[0]

@@ -250,7 +250,7 @@ async def test_who_waits_for_a_run_of_another_process_that_is_ended_may_ask_agai
                 first.begin(KEY)
                 await backend.arrived(1)
                 second.begin(KEY)
-                await until(lambda: "its client is back" in caplog.text)
+                await until(lambda: "a client has subscribed again" in caplog.text)
                 (run_id,) = re.findall("run (.*) started", caplog.text)
                 run = f"/v1/runs/{run_id}"
                 seen = [await side.get(run) for side in (here, there)]

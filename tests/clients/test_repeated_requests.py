@@ -105,7 +105,7 @@ async def test_a_retry_joins_a_run_whose_client_is_not_known_to_have_left(
                 asking.begin(FIRST)
                 await backend.arrived(1)
                 asking.begin(SECOND)
-                await until(lambda: "its client is back" in caplog.text)
+                await until(lambda: "a client has subscribed again" in caplog.text)
                 release.set()
     first, second = asking.responses[0], asking.responses[1]
     assert first.headers["x-sandbox-run"] == second.headers["x-sandbox-run"]

@@ -46,8 +46,10 @@ class SlowBash:
 async def answered(backend: Backend, model: Model, state_dir: Path) -> str:
     """What a run says whose one command is slow."""
 
-    def make_runs(agent: Agent, parked: SuspendedRunStore, kept: RunRepository) -> RunManager:
-        return RunManager(replace(agent, model=model, make_tools=slow_tools), parked, kept)
+    def make_runs(
+        agent: Agent, suspended_runs: SuspendedRunStore, kept: RunRepository
+    ) -> RunManager:
+        return RunManager(replace(agent, model=model, make_tools=slow_tools), suspended_runs, kept)
 
     def slow_tools(profile: Profile) -> list[Tool]:
         return [

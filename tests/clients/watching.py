@@ -37,8 +37,8 @@ async def watched(
     key: bytes | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a house with that profile; its logs lie in `home`/audit."""
-    ledger = AuditLogs(home / "audit", keep_days=90, key=key)
-    make_runs: Any = partial(RunManager, ledger=ledger)
+    audit_logs = AuditLogs(home / "audit", keep_days=90, key=key)
+    make_runs: Any = partial(RunManager, audit_logs=audit_logs)
     async with (
         house(backend, kind, home, profiles=Profiles.only(profile), make_runs=make_runs) as url,
         client(url) as http,

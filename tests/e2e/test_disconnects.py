@@ -195,7 +195,7 @@ async def test_who_leaves_during_a_command_ends_it_and_its_sandbox(
         with anyio.fail_after(5):
             await client.leave(politely=politely)
             await quiet(kind, marker, tmp_path)
-            await until(lambda: "ended: the client left" in caplog.text)
+            await until(lambda: "ended: the client disconnected" in caplog.text)
     assert len(backend.requests) == 1
 
 

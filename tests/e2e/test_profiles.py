@@ -55,8 +55,8 @@ async def asked(
     the commands, one a turn."""
     config = parse(tree or {}, "c.yaml")
     steps = [tool_reply(call("execute_bash", command=command)) for command in commands]
-    ledger = AuditLogs(home / "audit", keep_days=1, key=None)
-    make_runs: Any = partial(RunManager, ledger=ledger)
+    audit_logs = AuditLogs(home / "audit", keep_days=1, key=None)
+    make_runs: Any = partial(RunManager, audit_logs=audit_logs)
     async with (
         scripted_backend([*steps, tool_reply(call("submit", answer="Done."))]) as backend,
         house(

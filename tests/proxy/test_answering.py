@@ -56,10 +56,10 @@ async def stream(tmp_path: Path, encoder: StreamEncoder) -> tuple[httpx.Response
         raise AssertionError
 
     async def endpoint(request: Request) -> Response:
-        return await streamed(request, run.listen(), encoder, RequestOptions(), StatusHold(60))
+        return await streamed(request, run.subscribe(), encoder, RequestOptions(), StatusHold(60))
 
     def end(run: Run) -> None:
-        run.cancel("the client left")
+        run.cancel("the client disconnected")
 
     run = Run(RunMetadata("r1", "m", "cntr_1", 0), RequestIdentity("me", "work"), work, end)
     app = routed(join(ScriptedModel([]), MemorySandboxes(), tmp_path))

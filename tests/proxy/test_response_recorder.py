@@ -11,7 +11,7 @@ import pytest
 from policies.sessions import ResponseSettings
 from proxy.api.response_recorder import ResponseRecorder
 from proxy.errors import RunCancelledError
-from proxy.runs.recording import FrameLog
+from proxy.runs.frame_log import FrameLog
 from proxy.schemas.responses_response import ResponseContext
 from proxy.schemas.responses_tools import AskedTools
 from proxy.store.conversations import ResponseQuota

@@ -29,16 +29,16 @@ def asked(result: Result) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": list(result.tool_calls)}
 
 
-async def parked(run: Run, **fields: Any) -> tuple[Result, SuspendedRun]:
+async def suspended_run(run: Run, **fields: Any) -> tuple[Result, SuspendedRun]:
     result = await run.go(client_tools=[LOOKUP], suspend_as=PARKS, **fields)
-    assert result.parked
-    return result, SuspendedRun.from_json(result.parked.to_json())
+    assert result.suspended_run
+    return result, SuspendedRun.from_json(result.suspended_run.to_json())
 
 
 async def test_the_model_is_told_the_clients_answer_after_all_it_was_told_before() -> None:
     model = ScriptedModel([MIXED, tool_reply(bash("cat file")), SUBMIT])
     run = Run(model)
-    first, waiting = await parked(run)
+    first, waiting = await suspended_run(run)
     messages = [USER, asked(first), result_of("call_r1_1")]
     second = await run.go(
         run_id="r2",
@@ -62,7 +62,7 @@ async def test_the_model_is_told_the_clients_answer_after_all_it_was_told_before
 async def test_the_client_may_have_dropped_and_edited_what_came_before() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
-    _, waiting = await parked(run)
+    _, waiting = await suspended_run(run)
     messages = [{"role": "user", "content": "edited"}, result_of("call_r1_1")]
     await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
     told = model.requests[1]["messages"]
@@ -76,7 +76,7 @@ async def test_instructions_that_come_with_the_answers_take_the_place_of_those_b
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
     first = [{"role": "system", "content": "You are the first."}, USER]
-    result, waiting = await parked(run, messages=first)
+    result, waiting = await suspended_run(run, messages=first)
     second = [{"role": role, "content": f"Be {role}."} for role in ("system", "developer")]
     messages = [*second, USER, asked(result), result_of("call_r1_1")]
     await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
@@ -89,7 +89,7 @@ async def test_instructions_that_come_with_the_answers_take_the_place_of_those_b
 async def test_what_the_client_adds_after_its_answers_follows_them() -> None:
     model = ScriptedModel([MIXED, SUBMIT])
     run = Run(model)
-    first, waiting = await parked(run)
+    first, waiting = await suspended_run(run)
     more = {"role": "user", "content": "And hurry."}
     messages = [USER, asked(first), result_of("call_r1_1"), more]
     await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
@@ -102,7 +102,7 @@ async def test_what_the_client_adds_after_its_answers_follows_them() -> None:
 async def test_a_call_the_client_left_unanswered_is_answered_for_it() -> None:
     model = ScriptedModel([tool_reply(call("lookup", key="x"), call("lookup", key="y")), SUBMIT])
     run = Run(model)
-    first, waiting = await parked(run)
+    first, waiting = await suspended_run(run)
     messages = [USER, asked(first), result_of("call_r1_2")]
     await run.go(messages=messages, client_tools=[LOOKUP], suspended_run=waiting)
     told = [m["content"] for m in model.requests[1]["messages"] if m["role"] == "tool"]
@@ -123,7 +123,7 @@ async def test_calls_that_were_written_as_text_are_answered_as_text(said: Any, t
     text = '<tool_call>{"name": "lookup", "arguments": {"key": "x"}}</tool_call>'
     model = ScriptedModel([text_reply(text), SUBMIT])
     run = Run(model)
-    first, waiting = await parked(run)
+    first, waiting = await suspended_run(run)
     answer = result_of("call_r1_1", said)
     await run.go(
         messages=[USER, asked(first), answer], client_tools=[LOOKUP], suspended_run=waiting
@@ -134,7 +134,7 @@ async def test_calls_that_were_written_as_text_are_answered_as_text(said: Any, t
 async def test_a_tool_that_said_nothing_has_said_the_empty_text() -> None:
     model = ScriptedModel([tool_reply(call("lookup", key="x")), SUBMIT])
     run = Run(model)
-    first, waiting = await parked(run)
+    first, waiting = await suspended_run(run)
     answer = result_of("call_r1_1", None)
     await run.go(
         messages=[USER, asked(first), answer], client_tools=[LOOKUP], suspended_run=waiting
@@ -144,7 +144,7 @@ async def test_a_tool_that_said_nothing_has_said_the_empty_text() -> None:
 
 async def test_a_run_that_waits_has_its_files_when_it_goes_on_and_others_keep_none() -> None:
     run = Run(ScriptedModel([MIXED, SUBMIT, SUBMIT]))
-    await parked(run)
+    await suspended_run(run)
     assert run.snapshots.kept.keys() == {PARKS.session}
     await run.go(run_id="r2", suspend_as=replace(PARKS, session=Session("somebody", "run:r2")))
     assert run.snapshots.kept.keys() == {PARKS.session}
@@ -277,6 +277,6 @@ async def test_a_file_of_an_earlier_run_that_is_kept_no_more_is_handed_back_wher
 
 async def test_an_id_that_only_looks_like_ours_is_none() -> None:
     reply = tool_reply({**call("lookup"), "id": "call_r1_x"})
-    result, waiting = await parked(Run(ScriptedModel([reply])))
+    result, waiting = await suspended_run(Run(ScriptedModel([reply])))
     assert [made["id"] for made in result.tool_calls] == ["call_r1_1"]
     assert waiting.calls == [("call_r1_1", "call_r1_x", "lookup")]

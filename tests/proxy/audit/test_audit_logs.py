@@ -26,17 +26,17 @@ async def log_run(logs: AuditLogs, task: AgentTask) -> None:
 @pytest.mark.parametrize("keep_days", [1_000_000, math.inf])
 async def test_logs_may_be_kept_for_ever(keep_days: float, tmp_path: Path) -> None:
     write(tmp_path, "first", now=0.0)
-    ledger = AuditLogs(tmp_path, keep_days=keep_days, now=lambda: NOW)
+    audit_logs = AuditLogs(tmp_path, keep_days=keep_days, now=lambda: NOW)
     task = make_task("last", MemoryArtifactStore(), "m", [USER])
-    await log_run(ledger, task)
+    await log_run(audit_logs, task)
     assert [each.state for each in found(tmp_path, keep_days=keep_days)] == ["ok"] * 4
 
 
 async def test_days_that_are_over_are_removed_when_a_new_one_begins(tmp_path: Path) -> None:
     for ago in (3, 2, 1):
         write(tmp_path, f"r{ago}", now=NOW - ago * A_DAY_S)
-    ledger = AuditLogs(tmp_path, keep_days=1, now=lambda: NOW)
+    audit_logs = AuditLogs(tmp_path, keep_days=1, now=lambda: NOW)
     task = make_task("r0", MemoryArtifactStore(), "m", [USER])
-    await log_run(ledger, task)
+    await log_run(audit_logs, task)
     assert [log.stem for log in sorted(tmp_path.glob("*/r*.jsonl"))] == ["r1", "r0"]
     assert states(tmp_path, "r1", "r0") == ["ok", "ok"]

@@ -2,7 +2,7 @@
 
 import anyio
 
-from proxy.runs.recording import FrameLog
+from proxy.runs.frame_log import FrameLog
 
 
 async def test_a_reader_hears_what_was_and_then_what_comes() -> None:

@@ -30,23 +30,23 @@ class Counting:
         return RESULT
 
 
-def started(work: Counting, on_alone: Callable[[Run], None] = lambda run: None) -> Run:
+def started(work: Counting, on_unsubscribed: Callable[[Run], None] = lambda run: None) -> Run:
     head = RunMetadata(id="r1", model="m", container_id="cntr_test", created=0)
-    return Run(head, RequestIdentity(owner="o", fingerprint="f"), work, on_alone)
+    return Run(head, RequestIdentity(owner="o", fingerprint="f"), work, on_unsubscribed)
 
 
-async def heard(listener: Subscriber) -> list[Event]:
+async def heard(subscriber: Subscriber) -> list[Event]:
     events: list[Event] = []
-    while new := await listener.events():
+    while new := await subscriber.events():
         events += new
     return events
 
 
 async def test_each_listener_hears_all_whenever_it_came() -> None:
     run = started(Counting(3))
-    with anyio.fail_after(5), run.listen() as first:
+    with anyio.fail_after(5), run.subscribe() as first:
         await run.ended()
-        with run.listen() as late:
+        with run.subscribe() as late:
             turns = [TurnStarted(1), TurnStarted(2), TurnStarted(3)]
             assert await heard(first) == await heard(late) == turns
     assert run.result() is RESULT
@@ -55,20 +55,20 @@ async def test_each_listener_hears_all_whenever_it_came() -> None:
 async def test_a_run_waits_for_the_only_listener_there_is() -> None:
     work = Counting(10 * MAX_BEHIND)
     run = started(work)
-    with anyio.fail_after(5), run.listen() as listener:
+    with anyio.fail_after(5), run.subscribe() as subscriber:
         await anyio.wait_all_tasks_blocked()
         assert work.done == MAX_BEHIND - 1
-        assert len(await listener.events()) == MAX_BEHIND
+        assert len(await subscriber.events()) == MAX_BEHIND
         await anyio.wait_all_tasks_blocked()
         assert work.done == 2 * MAX_BEHIND - 1
-        await heard(listener)
+        await heard(subscriber)
     assert work.done == 10 * MAX_BEHIND
 
 
 async def test_a_run_waits_for_the_fastest_of_several() -> None:
     work = Counting(10 * MAX_BEHIND)
     run = started(work)
-    with anyio.fail_after(5), run.listen() as slow, run.listen() as fast:
+    with anyio.fail_after(5), run.subscribe() as slow, run.subscribe() as fast:
         assert len(await heard(fast)) == 10 * MAX_BEHIND
         assert len(await heard(slow)) == 10 * MAX_BEHIND
 
@@ -78,7 +78,7 @@ async def test_a_run_goes_on_when_the_one_it_waits_for_leaves() -> None:
     alone: list[Run] = []
     run = started(work, alone.append)
     with anyio.fail_after(5):
-        with run.listen():
+        with run.subscribe():
             await anyio.wait_all_tasks_blocked()
         assert alone == [run]
         await run.ended()
@@ -87,10 +87,10 @@ async def test_a_run_goes_on_when_the_one_it_waits_for_leaves() -> None:
 
 async def test_who_listens_to_a_run_that_is_cancelled_is_told() -> None:
     run = started(Counting(10 * MAX_BEHIND))
-    with anyio.fail_after(5), run.listen() as listener:
+    with anyio.fail_after(5), run.subscribe() as subscriber:
         await anyio.wait_all_tasks_blocked()
         run.cancel("by hand")
-        await heard(listener)
+        await heard(subscriber)
     assert run.status == "cancelled"
     with pytest.raises(RunCancelledError):
         run.result()

@@ -1,4 +1,4 @@
-"""Every frame of a run's answer as it was numbered, for readers that come later or come back."""
+"""The frame log: the numbered frames of a streamed answer, for readers that join late or resume."""
 
 import asyncio
 import json
@@ -7,23 +7,23 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 MAX_CHARS = 8_000_000
-"""How much is kept; beyond that the oldest go."""
+"""The most characters in a log; beyond that the oldest frames are dropped."""
 
 
 class FrameLog:
-    """The frames so far, counted from 0."""
+    """The frames of one stream, numbered from 0."""
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self.first = 0
-        """The oldest that is kept."""
+        """The number of the oldest frame in the log."""
         self.chars = 0
         self._max_chars = max_chars
         self._frames = deque[str]()
-        self._is_over = False
-        self._news = asyncio.Event()
+        self._is_complete = False
+        self._changed = asyncio.Event()
 
     def add(self, frames: Iterable[str]) -> None:
-        """What comes next."""
+        """Append frames."""
         for frame in frames:
             self._frames.append(frame)
             self.chars += len(frame)
@@ -33,32 +33,32 @@ class FrameLog:
         self._wake()
 
     def end(self) -> None:
-        """Nothing comes any more."""
-        self._is_over = True
+        """Mark the stream as complete."""
+        self._is_complete = True
         self._wake()
 
     def to_json(self, last: Sequence[str] = ()) -> str:
-        """What `from_json` reads, with the frames that are still to come."""
+        """Return the JSON that `from_json` reads: the frames of the log, then those of `last`."""
         return json.dumps({"first": self.first, "frames": [*self._frames, *last]})
 
     @classmethod
     def from_json(cls, text: str) -> "FrameLog":
-        """One that is over."""
+        """Return a complete log."""
         value = json.loads(text)
-        recording = cls()
-        recording.first = value["first"]
-        recording.add(value["frames"])
-        recording.end()
-        return recording
+        log = cls()
+        log.first = value["first"]
+        log.add(value["frames"])
+        log.end()
+        return log
 
     async def since(self, number: int) -> Sequence[str]:
-        """Those from that number on, as soon as there are any; nothing at the end."""
-        while number >= self.first + len(self._frames) and not self._is_over:
-            await self._news.wait()
-        # From the end: a reader that keeps up takes one, of many thousands.
+        """Wait for frames from `number` on and return them; none once the stream is complete."""
+        while number >= self.first + len(self._frames) and not self._is_complete:
+            await self._changed.wait()
+        # Slice from the end: a reader that keeps up takes one frame of many thousands.
         new = islice(reversed(self._frames), max(0, self.first + len(self._frames) - number))
         return list(new)[::-1]
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
