@@ -1,5 +1,5 @@
-"""Answers a task: in a run with tools, in one model call without them, or, for several choices
-(`n`), in several runs at the same time."""
+"""The agent: answers a task in a run with tools, in one model call without tools, or, for several
+choices (`n`), in several runs at the same time."""
 
 import asyncio
 import time
@@ -44,13 +44,13 @@ from proxy.errors import BackendError
 from proxy.workspaces import Workspaces
 from sandbox_runtime.tools.base import Tool
 
-LEAST_S = 0.001
-"""What is left of a deadline that the downloads of a request have used up."""
+MIN_DEADLINE_S = 0.001
+"""The rest of a deadline that the downloads of a request have used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A model, the workspaces its runs may use, and the tools it has there."""
+    """Answers tasks with one model, in the workspaces and with the tools that its runs may use."""
 
     model: Model
     workspaces: Workspaces
@@ -61,15 +61,15 @@ class Agent:
     async def window(
         self, model: str, owner: str, credentials: Credentials | None = None
     ) -> int | None:
-        """Return the context window of a model in tokens, or None if it is unknown. `credentials`
-        are the client's own for the backend."""
-        return await self.windows.of_first_asked(self._reached_with(credentials), owner, model)
+        """Return the context window of a model in tokens, or None if the window is unknown.
+        `credentials` are the client's own credentials for the backend."""
+        return await self.windows.of_first_asked(self._model_for(credentials), owner, model)
 
     async def answer(self, task: AgentTask, emit: Emit) -> Result:
-        """Answer a request with all its choices, each in a run and a sandbox of its own, and emit
-        the events. The first run that fails ends the others.
+        """Return the answer to a request with all its choices, each from a run and a sandbox of its
+        own, and emit the events. The first run that fails cancels the others.
 
-        Raises BackendError if the model fails for good, SandboxError if the sandbox does.
+        Raises BackendError, SandboxError, OutOfTimeError.
         """
         if task.is_single_call:
             return await _single_call(self.model_of(task), task, emit)
@@ -78,7 +78,7 @@ class Agent:
         if isinstance(given, PendingInput):
             given = await given.load()
             if deadline_s is not None:
-                deadline_s = max(LEAST_S, deadline_s - (time.monotonic() - began))
+                deadline_s = max(MIN_DEADLINE_S, deadline_s - (time.monotonic() - began))
         run = partial(self._run, given, deadline_s)
         if not task.others:
             return await run(task, emit)
@@ -86,7 +86,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 first = group.create_task(run(task, emit))
                 others = [
-                    group.create_task(run(other, _of_choice(index, emit)))
+                    group.create_task(run(other, _emit_choice(index, emit)))
                     for index, other in enumerate(task.others, 1)
                 ]
         except BaseExceptionGroup as failures:
@@ -96,7 +96,7 @@ class Agent:
     async def _run(
         self, given: AgentInput, deadline_s: float | None, task: AgentTask, emit: Emit
     ) -> Result:
-        """Answer one choice in a run with tools."""
+        """Return the answer of one choice, from a run with tools."""
         clock = RunClock(time.monotonic(), deadline_s)
         session, watch = task.session, EgressWatch(task, emit)
         async with self.workspaces.use(
@@ -127,14 +127,14 @@ class Agent:
             return result
 
     def model_of(self, task: AgentTask) -> Model:
-        """Return the model, reached with the client's own key if the task has one."""
-        return self._reached_with(task.credentials)
+        """Return the model. Its calls use the client's own credentials if the task has them."""
+        return self._model_for(task.credentials)
 
-    def _reached_with(self, credentials: Credentials | None) -> Model:
+    def _model_for(self, credentials: Credentials | None) -> Model:
         return self.model.for_client(credentials) if credentials else self.model
 
 
-def _of_choice(index: int, emit: Emit) -> Emit:
+def _emit_choice(index: int, emit: Emit) -> Emit:
     async def emit_of_choice(event: Event) -> None:
         await emit(ChoiceEvent(index, event))
 
@@ -142,56 +142,56 @@ def _of_choice(index: int, emit: Emit) -> Emit:
 
 
 async def _single_call(model: Model, task: AgentTask, emit: Emit) -> Result:
-    """Have the model answer by itself, in one call without tools. Raises BackendError."""
+    """Return the model's answer in one call without tools. Raises BackendError, OutOfTimeError."""
     budget, waited = RunBudget(task, task.profile.limits, time.monotonic()), Stopwatch()
     await emit(RunStarted(task.run_id))
     try:
         async with asyncio.timeout(task.limits.deadline_s):
-            reply = await _asked(MeteredModel(model, budget), task, emit, waited)
+            completion = await _complete(MeteredModel(model, budget), task, emit, waited)
     except TimeoutError as error:
         raise out_of_time(task) from error
-    refusal = refusal_of(reply.message)
+    refusal = refusal_of(completion.message)
     if refusal:
         await emit(Refused(refusal))
     stop = StopReason.REFUSED if refusal else StopReason.ANSWERED
-    await emit(RunFinished(stop, reply.usage))
+    await emit(RunFinished(stop, completion.usage))
     return Result(
         run_id=task.run_id,
         container_id=task.artifact_store.container_id,
         model=task.model,
-        answer="" if refusal else _text(reply),
+        answer="" if refusal else _text(completion),
         stop_reason=stop,
-        finish_reason=reply.finish_reason,
+        finish_reason=completion.finish_reason,
         tool_calls=(),
-        usage=reply.usage,
-        usages=[reply.usage],
+        usage=completion.usage,
+        usages=[completion.usage],
         segments=1,
-        stats=_single_call_stats(reply, budget, waited.spent_s),
+        stats=_single_call_stats(completion, budget, waited.spent_s),
         artifacts=(),
         skipped_files=(),
-        choice=reply.choice,
+        choice=completion.choice,
         route=task.route,
-        response=reply.response,
+        response=completion.response,
         refusal=refusal,
     )
 
 
-def _single_call_stats(reply: Completion, budget: RunBudget, model_s: float) -> RunStats:
-    prompt = tokens(reply.usage, "prompt_tokens")
-    said = prompt + tokens(reply.usage, "completion_tokens")
+def _single_call_stats(completion: Completion, budget: RunBudget, model_s: float) -> RunStats:
+    prompt = tokens(completion.usage, "prompt_tokens")
+    said = prompt + tokens(completion.usage, "completion_tokens")
     return RunStats(
         llm_calls=1,
         turns=1,
         context_tokens=prompt,
         trajectory_tokens=said,
         cost_usd=budget.cost_usd,
-        **token_counts(reply.usage),
+        **token_counts(completion.usage),
         **times(wall_s=budget.wall_time_s, model_s=model_s, sandbox_s=0),
     )
 
 
 class _SingleCallHandler:
-    """Passes the reply of a single call on as it comes."""
+    """Emits the pieces of a single call's completion as they arrive."""
 
     def __init__(self, task: AgentTask, emit: Emit) -> None:
         self._first_call = FirstCall(task.delivery.status_hold, emit)
@@ -199,7 +199,8 @@ class _SingleCallHandler:
         self._has_shown = False
 
     async def hear(self, delta: ModelDelta) -> None:
-        """Take one piece in. Raises StopRetryingError if the client would see another attempt."""
+        """Emit a piece. Raises StopRetryingError if the client has seen a piece of the failed
+        attempt."""
         match delta:
             case ReasoningDelta():
                 self._has_shown = True
@@ -213,7 +214,7 @@ class _SingleCallHandler:
                 await self._first_call.hear(delta)
 
 
-async def _asked(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopwatch) -> Completion:
+async def _complete(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopwatch) -> Completion:
     body = {
         "model": task.model,
         "messages": list(task.input.messages),
@@ -224,16 +225,18 @@ async def _asked(model: ChatModel, task: AgentTask, emit: Emit, waited: Stopwatc
     hear = waited.standing(_SingleCallHandler(task, emit).hear) if task.request.stream else None
     try:
         with waited:
-            reply = await model.complete(body, hear)
+            completion = await model.complete(body, hear)
     except BackendError as error:
         error.renumber(lambda _: None)  # the client wrote them in another API
         raise
     if not task.request.stream:
-        await emit_reasoning(reply, emit)
-        if text := _text(reply):
+        await emit_reasoning(completion, emit)
+        if text := _text(completion):
             await emit(AnswerDelta(text))
-    return reply
+    return completion
 
 
-def _text(reply: Completion) -> str:
-    return text_of(reply.message).encode(errors="replace").decode()  # half a surrogate is no text
+def _text(completion: Completion) -> str:
+    return (
+        text_of(completion.message).encode(errors="replace").decode()
+    )  # half a surrogate is no text
