@@ -9,7 +9,7 @@ AGENT := sandbox_runtime/guest/bin/agent-$(subst arm64,aarch64,$(shell uname -m)
 BUILD_AGENT := sandbox_runtime/guest/native/build $(BIN)/python
 
 .PHONY: agents install demo serve doctor test engine test-engine engine-table \
-	vllm test-vllm vllm-table fuzz check format bench openwebui image test-image locks clean
+	vllm test-vllm vllm-table fuzz check docs format bench openwebui image test-image locks clean
 
 install: $(SETUP) $(AGENT) bubblewrap
 
@@ -88,6 +88,10 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_source.py
+
+# The reference pages, from the code.
+docs: install
+	$(BIN)/python -m docs.generate
 
 format: install
 	$(BIN)/ruff format .
