@@ -8,6 +8,7 @@ import argparse
 import ast
 import enum
 import inspect
+import os
 import sys
 import textwrap
 import types
@@ -186,9 +187,9 @@ def error_codes() -> str:
     lines = [
         "# Errors",
         "",
-        'Errors have OpenAI\'s body: `{"error": {"message", "type", "param", "code"}}`, and'
-        " Anthropic's on `/v1/messages`. An error of the backend keeps the backend's status, type and"
-        " code.",
+        "Errors have OpenAI's body, `error` with `message`, `type`, `param` and `code`, and"
+        " Anthropic's on `/v1/messages`. An error of the backend keeps the backend's status, type"
+        " and code.",
         "",
         "```text",
         (inspect.getdoc(errors) or "").split("\n\n")[1],
@@ -259,6 +260,7 @@ def metrics() -> str:
 def commands() -> str:
     """Return the page of the command line."""
     parser = command_parser()
+    os.environ["COLUMNS"] = "100"  # the width of argparse's help
     lines = ["# Command line", "", "```text", parser.format_help().rstrip(), "```", ""]
     for action in parser._actions:  # noqa: SLF001 - argparse has no public list of its commands
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
