@@ -129,7 +129,7 @@ async def proxy(
     *,
     sandbox: str,
     image: str,
-    idle: int = POOL.idle,
+    idle: int = POOL.min_ready,
     more: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Server]:
     """Our own server as its command starts it, with so many sandboxes kept ready; `more` goes into
@@ -137,12 +137,12 @@ async def proxy(
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         config: dict[str, Any] = {
-            "server": {"port": port, "state_dir": directory},
+            "server": {"port": port, "data_dir": directory},
             "backend": {"base_url": model.base_url, "tool_support": "always"},
             "sandbox": {
                 "backend": sandbox,
                 "docker": {"image": image},
-                "pool": {"idle": idle},
+                "pool": {"min_ready": idle},
                 **(more or {}),
             },
         }

@@ -22,10 +22,10 @@ from proxy.config import (
     Config,
     ConfigError,
     backend_key_variable,
+    data_dir,
     passthrough,
     require_forwarding_fits,
     secret,
-    state_dir,
 )
 from proxy.errors import StoreError
 from proxy.fetch import Fetcher
@@ -58,7 +58,7 @@ def build_model(config: Config) -> Model:
     backend = config.backend
     require_forwarding_fits(config)
     key = secret(backend_key_variable(backend))
-    if backend.kind == "scripted":
+    if backend.provider == "scripted":
         if backend.script is None:
             raise ConfigError("backend.script: name the YAML file to play")
         try:
@@ -66,11 +66,11 @@ def build_model(config: Config) -> Model:
         except (OSError, ValueError) as error:
             raise ConfigError(f"backend.script: {error}") from error
     model: Model
-    if backend.kind == "litellm":
+    if backend.provider == "litellm":
         from proxy.models.litellm_model import LiteLLMModel
 
         model = LiteLLMModel(
-            backend.models, timeout_s=backend.timeout_s, api_key=key, api_base=backend.base_url
+            backend.models, timeout_s=backend.read_timeout_s, api_key=key, api_base=backend.base_url
         )
     elif backend.base_url is None:
         raise ConfigError("backend.base_url: name the OpenAI-compatible server, up to /v1")
@@ -78,11 +78,11 @@ def build_model(config: Config) -> Model:
         model = OpenAIHTTPModel(
             backend.base_url,
             api_key=key,
-            timeout_s=backend.timeout_s,
+            timeout_s=backend.read_timeout_s,
             proxy=_proxy_for(backend.base_url),
             keep_alive_s=backend.keep_alive_s,
         )
-    return RetryingModel(model, attempts=backend.attempts)
+    return RetryingModel(model, attempts=backend.max_retries + 1)
 
 
 def _proxy_for(base_url: str) -> str | None:
@@ -92,13 +92,13 @@ def _proxy_for(base_url: str) -> str | None:
         raise ConfigError(f"backend.base_url: {error}") from error
 
 
-def _state_dir(config: Config) -> Path:
+def _data_dir(config: Config) -> Path:
     """The place for files and locks, made if it is not there. Raises ConfigError."""
-    directory = state_dir(config)
+    directory = data_dir(config)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise ConfigError(f"server.state_dir: {error}") from error
+        raise ConfigError(f"server.data_dir: {error}") from error
     return directory
 
 
@@ -146,7 +146,7 @@ def build_docker(config: Config, *, needs_image: bool = False) -> Backend:
     sandbox = config.sandbox
     return DockerBackend(
         sandbox.docker.image,
-        state_dir=_state_dir(config),
+        state_dir=_data_dir(config),
         runtime=sandbox.docker.runtime,
         host=sandbox.docker.host,
         inputs=sandbox.inputs,
@@ -162,7 +162,7 @@ def build_bubblewrap(config: Config) -> Backend:
     return BubblewrapBackend(
         rootfs=sandbox.bubblewrap.rootfs,
         uid=sandbox.bubblewrap.uid,
-        state_dir=_state_dir(config),
+        state_dir=_data_dir(config),
         inputs=sandbox.inputs,
         allow_weak=sandbox.bubblewrap.allow_weak,
     )
@@ -174,8 +174,6 @@ def build_keyring(config: Config) -> Keyring:
     operator = secret(config.server.operator_key_env)
     if config.backend.forward_client_key:
         return Keyring(is_closed=True, operator=operator)
-    if variable := config.server.api_key_env:
-        given.insert(0, (variable, Key("default")))
     names = [key.name for _, key in given]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"keys: the name {twice[0]!r} is there twice")
@@ -192,17 +190,17 @@ def require_keys(config: Config, address: str) -> None:
     may_be_open = config.server.allow_open or ip_address(address).is_loopback
     if not may_be_open and build_keyring(config).is_open:
         raise ConfigError(
-            f"server.host: whoever reaches {address} could run commands here, for no key is asked"
-            " for. Name one by server.api_key_env or keys; or say --allow-open, if that is meant"
+            f"server.host: everyone who can reach {address} could run commands here, because no key"
+            " is required. Set keys; or --allow-open, to permit it"
         )
 
 
 def build_store(config: Config) -> Store:
     """The place for all that is kept. Raises ConfigError."""
     try:
-        return Store(_state_dir(config), config.sessions, config.responses)
+        return Store(_data_dir(config), config.sessions, config.responses)
     except StoreError as error:
-        raise ConfigError(f"server.state_dir: {error}") from error
+        raise ConfigError(f"server.data_dir: {error}") from error
 
 
 def build_services(
@@ -264,7 +262,7 @@ def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory
 def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:
     sessions = config.sessions
     max_kept = min(sessions.max_kept, capacity(config.sandbox.pool, isolation) // 2)
-    workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
+    workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.idle_s, max_kept=max_kept)
     pool.when_full(workspaces.give_back)
     return workspaces
 
@@ -273,12 +271,12 @@ def _agent(
     config: Config, model: Model, workspaces: Workspaces, software: tuple[str, ...]
 ) -> Agent:
     equipment = Equipment(software, has_shared=config.sandbox.inputs is not None)
-    windows = ContextWindows(config.backend.context_tokens)
+    windows = ContextWindows(config.backend.max_model_len)
     return Agent(model, workspaces, make_tools, equipment, windows)
 
 
 def _tool_verdicts(config: Config, model: Model, store: Store) -> ToolVerdicts:
-    backend = config.backend.base_url or config.backend.kind
+    backend = config.backend.base_url or config.backend.provider
     return ToolVerdicts(
         tool_settings(config), build_tool_probe(config, model), store.tool_verdicts, backend
     )
@@ -301,15 +299,15 @@ def _egress_gateways(profiles: Profiles, forbidden: list[Endpoint]) -> EgressGat
     gateways = EgressGateways(forbidden=forbidden, secrets=os.environ)
     for name, profile in profiles.named.items():
         try:
-            gateways.check(profile.isolation.egress)
+            gateways.check(profile.isolation.network)
         except ValueError as error:
-            raise ConfigError(f"profiles.{name}.isolation.egress: {error}") from error
+            raise ConfigError(f"profiles.{name}.isolation.network: {error}") from error
     return gateways
 
 
 def _ledger(config: Config) -> AuditLogs:
-    place = audit_place(_state_dir(config))
-    return AuditLogs(place, keep_days=config.audit.keep_days, key=audit_key(config))
+    place = audit_place(_data_dir(config))
+    return AuditLogs(place, keep_days=config.audit.retention_days, key=audit_key(config))
 
 
 def audit_place(state: Path) -> Path:

@@ -21,10 +21,10 @@ from policies.egress import Egress
 from policies.isolation import LEAST
 from policies.profile import (
     SETTLED,
+    AgentSettings,
     Audit,
     EffectivePolicy,
     Profile,
-    StyleSettings,
     get,
     in_words,
     settings,
@@ -32,11 +32,16 @@ from policies.profile import (
 from policies.prompts import TOOL_NAMES
 from policies.reference_style import NO_CALL, ReferencePrompts
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
-from proxy.config import NO_AMOUNT, Config, ConfigError, no_amounts
+from proxy.config import NOT_FINITE, Config, ConfigError, invalid_amounts
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.keys import Key
 
 Tree = Mapping[str, Any]
+REMOVED_PROFILES = {
+    "finance": "copy it from examples/finance.yaml",
+    "offline": "write isolation: {network: {mode: none}} in a profile of your own",
+}
+"""Profiles that were shipped with the last release, and what to write instead."""
 MAX_ENTRIES = 256
 """The longest list in a profile: each of its rules is compared with each other."""
 
@@ -161,20 +166,20 @@ def build_profiles(config: Config) -> Profiles:
     prompt_file = config.paper.prompt_file
     base = Profile(
         limits=config.limits,
-        isolation=config.sandbox.isolation,
+        isolation=config.isolation,
         inputs=config.inputs,
         artifacts=config.artifacts,
-        manner=StyleSettings(words=read_words(prompt_file) if prompt_file else ReferencePrompts()),
-        per_day=config.per_day,
+        agent=AgentSettings(prompts=read_words(prompt_file) if prompt_file else ReferencePrompts()),
+        budgets=config.budgets,
         watch=config.watch,
         audit=Audit(config.audit.enabled, config.audit.required),
-        redact=config.redact,
+        redaction=config.redaction,
     )
     named = {name: _bundle(base, name, tree) for name, tree in shipped().items()}
     for name, tree in config.profiles.items():
         extends = tree.get("extends", "default")
         if extends not in named:
-            raise ConfigError(f"profiles.{name}.extends: there is no profile {extends!r} above it")
+            raise ConfigError(f"profiles.{name}.extends: {_unknown_profile(extends)}")
         own = {key: value for key, value in tree.items() if key != "extends"}
         named[name] = _bundle(named[extends], name, own)
     models = [
@@ -186,8 +191,7 @@ def build_profiles(config: Config) -> Profiles:
 
 
 def _check(config: Config, named: Mapping[str, Profile]) -> None:
-    """Check each place of the configuration that names a profile or restricts one. Raises
-    ConfigError."""
+    """Check each setting that names a profile or restricts one. Raises ConfigError."""
     names = {"profile": [config.profile]}
     policies: dict[str, Tree] = {}
     for pattern, model in config.models.items():
@@ -198,9 +202,15 @@ def _check(config: Config, named: Mapping[str, Profile]) -> None:
         policies[f"keys.{index}.policy"] = key.policy
     for place, asked in names.items():
         if unknown := [name for name in asked if name not in named]:
-            raise ConfigError(f"{place}: there is no profile {unknown[0]!r}")
+            raise ConfigError(f"{place}: {_unknown_profile(unknown[0])}")
     for place, tree in policies.items():
         _check_policy(place, tree, named)
+
+
+def _unknown_profile(name: str) -> str:
+    if instead := REMOVED_PROFILES.get(name):
+        return f"there is no profile {name!r} any more: {instead}"
+    return f"there is no profile {name!r}; define it in profiles, above those that extend it"
 
 
 def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
@@ -223,7 +233,7 @@ def _bundle(base: Profile, name: str, tree: Tree) -> Profile:
 
 def _added(base: Profile, tree: Tree) -> Tree:
     """Return the profile's settings, with its rules and secrets added to those of the base."""
-    whole = {section: dict(tree[section]) for section in ("watch", "redact") if section in tree}
+    whole = {section: dict(tree[section]) for section in ("watch", "redaction") if section in tree}
     for section, said in whole.items():
         for name, new in said.items():
             before = asdict(base)[section][name]
@@ -272,8 +282,8 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
         first = error.errors()[0]
         path = ".".join(str(step) for step in first["loc"][1:])
         raise SettingError(path, first["msg"]) from error
-    if below := next(no_amounts(asdict(profile)), None):
-        raise SettingError(below, NO_AMOUNT)
+    if below := next(invalid_amounts(asdict(profile)), None):
+        raise SettingError(below, NOT_FINITE)
     for name, least in LEAST.items():
         value = getattr(profile.isolation, name)
         if value is not None and value < least:
@@ -296,18 +306,18 @@ def _merged(base: Mapping[str, Any], tree: Any) -> Any:
     for key, value in tree.items():
         below = base.get(key)
         merged[key] = _merged(below, value) if isinstance(below, Mapping) else value
-    if "allow" in base and "mode" in base:
+    if "allowed_hosts" in base and "mode" in base:
         merged |= _settings_with_mode(tree, merged["mode"])
     return merged
 
 
-def _settings_with_mode(egress: Tree, mode: object) -> dict[str, Any]:
-    """Return the settings that a change of the egress mode resets: the base's hosts are not for
+def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
+    """Return the settings that a change of the network mode resets: the base's hosts are not for
     another mode, and hosts have no meaning without a network."""
-    if "mode" not in egress:
-        return {"allow": ()} if mode == "none" else {}
-    kept = {"allow": egress.get("allow", ())}
-    return {**kept, "headers": (), "allow_cidrs": ()} if mode == "none" else kept
+    if "mode" not in network:
+        return {"allowed_hosts": ()} if mode == "none" else {}
+    kept = {"allowed_hosts": network.get("allowed_hosts", ())}
+    return {**kept, "headers": (), "allowed_cidrs": ()} if mode == "none" else kept
 
 
 def _set_by(tree: Tree, above: str = "") -> list[str]:
@@ -315,7 +325,7 @@ def _set_by(tree: Tree, above: str = "") -> list[str]:
     paths = []
     for key, value in tree.items():
         path = above + key
-        if isinstance(value, Mapping) and path != "isolation.egress":
+        if isinstance(value, Mapping) and path != "isolation.network":
             paths += _set_by(value, f"{path}.")
         else:
             paths.append(path)
@@ -405,7 +415,7 @@ def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[s
 
 def _shown(value: Any) -> str:
     if isinstance(value, Egress):
-        value = [value.mode, *value.allow]
+        value = [value.mode, *value.allowed_hosts]
     elif isinstance(value, tuple):
         value = [getattr(each, "name", each) for each in value]
     if isinstance(value, list):

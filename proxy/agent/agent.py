@@ -104,7 +104,7 @@ class Agent:
         async with self.workspaces.use(
             session.resume_from, task.profile.isolation, watch.decided, watch.asked
         ) as lease:
-            if task.profile.computer == "always":
+            if task.profile.enabled == "always":
                 await lease.ask()
             loop = AgentLoop(
                 self.model_of(task),
@@ -138,7 +138,7 @@ async def _redacted(
     task: AgentTask, emit: Emit, work: Callable[[AgentTask, Emit], Awaitable[Result]]
 ) -> Result:
     """Do the work with the profile's secrets taken out of its events and its result."""
-    secrets = Secrets(task.profile.redact)
+    secrets = Secrets(task.profile.redaction)
     if not secrets:
         return await work(task, emit)
     redactor = Redactor(secrets, emit)

@@ -31,11 +31,11 @@ def written(tmp_path: Path, content: Any) -> Path:
 
 def test_its_prompts_are_used_and_name_the_directories_that_there_are(tmp_path: Path) -> None:
     tree = {"paper": {"prompt_file": str(written(tmp_path, FILE))}}
-    manner = build_profiles(parse(tree, "c.yaml")).named["paper"].manner
-    assert manner.kind == "paper"
-    assert manner.words.system_prompt() == "In /testbed, from /testbed/documents to /testbed."
-    assert manner.words.problem("x") == "x!"
-    assert manner.words.no_call == NO_CALL
+    agent = build_profiles(parse(tree, "c.yaml")).named["paper"].agent
+    assert agent.style == "reference"
+    assert agent.prompts.system_prompt() == "In /testbed, from /testbed/documents to /testbed."
+    assert agent.prompts.problem("x") == "x!"
+    assert agent.prompts.no_call == NO_CALL
 
 
 def test_what_the_reference_has_in_its_code_can_be_supplied_too(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ async def by_us(
 
 def reaching(profile: Profile, address: str) -> Profile:
     """The profile, for which that address of a private network counts as public."""
-    egress = replace(profile.isolation.egress, allow_cidrs=(f"{address}/32",))
+    egress = replace(profile.isolation.network, allowed_cidrs=(f"{address}/32",))
     return replace(profile, isolation=replace(profile.isolation, egress=egress))
 
 
