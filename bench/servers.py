@@ -130,10 +130,10 @@ async def proxy(
     sandbox: str,
     image: str,
     idle: int = POOL.min_ready,
-    more: Mapping[str, Any] | None = None,
+    runtime: str | None = None,
+    isolation: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Server]:
-    """Our own server as its command starts it, with so many sandboxes kept ready; `more` goes into
-    the section `sandbox` of its config.yaml."""
+    """Our own server as its command starts it, with `idle` sandboxes kept ready."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         config: dict[str, Any] = {
@@ -141,10 +141,10 @@ async def proxy(
             "backend": {"base_url": model.base_url, "tool_support": "always"},
             "sandbox": {
                 "backend": sandbox,
-                "docker": {"image": image},
+                "docker": {"image": image, "runtime": runtime},
                 "pool": {"min_ready": idle},
-                **(more or {}),
             },
+            "isolation": isolation or {},
         }
         file = Path(directory, "config.yaml")
         await asyncio.to_thread(file.write_text, json.dumps(config))

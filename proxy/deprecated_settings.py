@@ -24,14 +24,21 @@ class SpelledTwiceError(ValueError):
 class Rule(Protocol):
     """A change that turns old spellings into new ones."""
 
+    @property
+    def first_key(self) -> str:
+        """Return the first key of the old path."""
+
     def apply(self, tree: Any, warn: Warn) -> Any:
         """Return the tree with new spellings. Raises SpelledTwiceError."""
 
 
 def upgrade(tree: Any, rules: Iterable[Rule], warn: Warn) -> Any:
     """Return a tree of settings with new spellings. Raises SpelledTwiceError."""
+    if not isinstance(tree, Mapping):
+        return tree
     for rule in rules:
-        tree = rule.apply(tree, warn)
+        if rule.first_key in tree:
+            tree = rule.apply(tree, warn)
     return tree
 
 
@@ -47,6 +54,10 @@ class Renamed:
     new: str
     convert: Callable[[Any], Any] = _same
     """Returns the value of the new setting."""
+
+    @property
+    def first_key(self) -> str:
+        return self.old.partition(".")[0]
 
     def apply(self, tree: Any, warn: Warn) -> Any:
         place, old = _split(self.old)
@@ -73,6 +84,10 @@ class RenamedValue:
     old: str
     new: str
 
+    @property
+    def first_key(self) -> str:
+        return self.setting.partition(".")[0]
+
     def apply(self, tree: Any, warn: Warn) -> Any:
         place, path = _split(self.setting)
 
@@ -96,6 +111,10 @@ class Removed:
     instead: str
     """What holds instead of it."""
 
+    @property
+    def first_key(self) -> str:
+        return self.setting.partition(".")[0]
+
     def apply(self, tree: Any, warn: Warn) -> Any:
         place, path = _split(self.setting)
 
@@ -110,6 +129,8 @@ class Removed:
 
 class _SingleKey:
     """`server.api_key_env`, which is an entry of `keys` now."""
+
+    first_key = "server"
 
     def apply(self, tree: Any, warn: Warn) -> Any:
         old = ("server", "api_key_env")

@@ -89,8 +89,8 @@ async def _answer(request: Request) -> Response:
     profile = services(request).profiles.of(key, _model(plain or fields), None, {})
     if asks_a_model and profile.enabled == "always":
         raise ForbiddenError(
-            f"enabled: always holds here (profile {profile.name!r}), and what is passed on to the"
-            " backend has none.",
+            f"enabled: always holds here (profile {profile.name!r}), and requests that are"
+            " passed on to the backend have no sandbox.",
             param="sandbox.enabled",
         )
     day = profile.budgets.daily.of_model_calls if asks_a_model else DailyBudget()

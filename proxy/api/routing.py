@@ -78,7 +78,7 @@ def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
             raise no_tools_error(verdict)
         raise ForbiddenError(
             f"enabled: always holds here (profile {profile.name!r}), and this request can only be"
-            f" answered without one: {decided.sentence}.",
+            f" answered without a sandbox: {decided.sentence}.",
             param="sandbox.enabled",
         )
     return RoutingDecision(decided, profile, verdict)

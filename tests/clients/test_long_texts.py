@@ -125,8 +125,13 @@ async def test_what_is_kept_out_of_the_prompt_is_in_the_usage(path: str, tmp_pat
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("headers", "sandbox"),
-    [({}, {"offload_documents": False}), ({"X-Sandbox-Offload-Documents": "off"}, {})],
-    ids=["by body", "by header"],
+    [
+        ({}, {"offload_documents": False}),
+        ({}, {"documents": False}),
+        ({"X-Sandbox-Offload-Documents": "off"}, {}),
+        ({"X-Sandbox-Documents": "off"}, {}),
+    ],
+    ids=["body", "body, old name", "header", "header, old name"],
 )
 async def test_a_request_can_keep_its_text(
     path: str, headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path

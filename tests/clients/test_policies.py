@@ -115,7 +115,7 @@ async def test_a_request_may_have_less_than_its_key_allows(tmp_path: Path) -> No
             {"model": "watched:plain"},
             "sandbox.enabled",
             "enabled: always holds here (profile 'default'), and this request can only be answered"
-            " without one: the model's name ends in :plain.",
+            " without a sandbox: the model's name ends in :plain.",
         ),
     ],
 )
@@ -154,6 +154,59 @@ async def test_what_means_nothing_is_a_400_that_names_the_field(
     async with served(tmp_path) as (http, _):
         status, _, told_param, _ = error(await ask(http, headers, **fields))
     assert (status, told_param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("headers", "sandbox"),
+    [
+        ({"x-sandbox-computer": "never"}, {}),
+        ({}, {"computer": "never"}),
+        ({}, {"computer": "never", "prompt": "strict", "limits": {"wall_time_s": 5}}),
+    ],
+)
+async def test_old_names_in_a_request_are_the_new_ones(
+    headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path
+) -> None:
+    async with served(tmp_path, text_reply("Hello you.")) as (http, _):
+        response = await ask(http, headers, sandbox=sandbox)
+    assert response.headers["x-sandbox-route"] == "never"
+
+
+@pytest.mark.parametrize(
+    ("headers", "sandbox", "param", "message"),
+    [
+        (
+            {},
+            {"limits": {"max_tokens": 9, "max_total_tokens": 9}},
+            "sandbox.limits.max_tokens",
+            "limits.max_tokens and limits.max_total_tokens are the same setting: remove"
+            " limits.max_tokens.",
+        ),
+        (
+            {"x-sandbox-computer": "never", "x-sandbox-enabled": "never"},
+            {},
+            "x-sandbox-computer",
+            "x-sandbox-computer and x-sandbox-enabled are the same setting: remove"
+            " x-sandbox-computer.",
+        ),
+    ],
+)
+async def test_old_and_new_name_in_a_request_are_a_400_that_names_both(
+    headers: dict[str, str],
+    sandbox: dict[str, Any],
+    param: str,
+    message: str,
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as (http, _):
+        found = error(await ask(http, headers, sandbox=sandbox))
+    assert found == (400, "invalid_value", param, message)
+
+
+async def test_old_name_of_a_setting_is_bounded_like_the_new_one(tmp_path: Path) -> None:
+    async with served(tmp_path) as (http, _):
+        found = error(await ask(http, sandbox={"limits": {"max_tokens": 10**9}}))
+    assert found[:3] == (403, "policy_violation", "sandbox.limits.max_total_tokens")
 
 
 @pytest.mark.parametrize(

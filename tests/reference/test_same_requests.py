@@ -190,7 +190,7 @@ async def by_us(
 def reaching(profile: Profile, address: str) -> Profile:
     """The profile, for which that address of a private network counts as public."""
     egress = replace(profile.isolation.network, allowed_cidrs=(f"{address}/32",))
-    return replace(profile, isolation=replace(profile.isolation, egress=egress))
+    return replace(profile, isolation=replace(profile.isolation, network=egress))
 
 
 async def test_the_models_server_sees_the_same_requests(reference: Path, tmp_path: Path) -> None:
