@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol, Self
 from urllib.parse import urlsplit
 
@@ -315,7 +316,7 @@ class _Environment:
         return ", ".join(below) or name
 
 
-def load(path: Path | None, command_line: Tree | None = None) -> Config:
+def load(path: Path | None, command_line: Tree = MappingProxyType({})) -> Config:
     """Return the settings of the command line, the environment, a file and the defaults. Raises
     ConfigError."""
     tree: Any = {}
@@ -324,14 +325,12 @@ def load(path: Path | None, command_line: Tree | None = None) -> Config:
             tree = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    written = _Written(_upgraded({} if tree is None else tree, str(path)), str(path))
-    return _validated(
-        [
-            written,
-            _Environment(read_environment()),
-            _Written(command_line or {}, "command line"),
-        ]
-    )
+    file = _Written(_upgraded({} if tree is None else tree, str(path)), str(path))
+    config = _validated([file])  # an invalid value is an error even if it is overridden
+    environment, options = _Environment(read_environment()), _Written(command_line, "command line")
+    if environment.tree or options.tree:
+        config = _validated([file, environment, options])
+    return config
 
 
 def parse(tree: Any, source: str) -> Config:

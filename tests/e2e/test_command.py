@@ -147,9 +147,11 @@ async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_a_network_is_not_let_in_without_a_key_unawares(host: str, tmp_path: Path) -> None:
+async def test_server_without_keys_refuses_to_listen_on_a_network(
+    host: str, tmp_path: Path
+) -> None:
     line = await told(tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", host)
-    assert line.startswith(f"server.host: whoever reaches {host} could run commands here")
+    assert line.startswith(f"server.host: everyone who can reach {host} could run commands here")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--sandbox", "chroot"]])
