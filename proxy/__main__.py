@@ -282,7 +282,7 @@ def audit(arguments: argparse.Namespace) -> int:
     import logging
 
     from proxy.audit.audit_log import verify
-    from proxy.bootstrap import audit_key, audit_place
+    from proxy.bootstrap import audit_dir, audit_key
     from proxy.config import ConfigError, data_dir
 
     config = _config(arguments)
@@ -290,7 +290,7 @@ def audit(arguments: argparse.Namespace) -> int:
         if arguments.data_dir:
             raise ConfigError("--state-dir and --data-dir are the same option: remove --state-dir")
         logging.warning("--state-dir is deprecated: write --data-dir")
-    root = audit_place(arguments.data_dir or arguments.state_dir or data_dir(config))
+    root = audit_dir(arguments.data_dir or arguments.state_dir or data_dir(config))
     found = verify(root, audit_key(config), arguments.names, config.audit.retention_days)
     is_wrong = False
     for finding in found:

@@ -1,4 +1,4 @@
-"""The profiles of this server: built from the configuration, chosen for each request, and shown.
+"""The profiles of this server: built from the configuration, selected for each request, printed.
 
 `build_profiles` reads the shipped profiles and the operator's, `Profiles` decides which one holds
 for a request, `overlaid` puts settings over a profile, `read_words` reads a prompt file, and
@@ -71,7 +71,7 @@ class Profiles:
 
     @classmethod
     def only(cls, profile: Profile) -> "Profiles":
-        """Return a server's profiles that are one only."""
+        """Return the profiles of a server that has only this one."""
         return cls({profile.name: profile}, profile.name)
 
     @property
@@ -133,7 +133,7 @@ class Profiles:
         one."""
         if refusal := usual.refusal(asked, settings(asked)):
             raise ForbiddenError(
-                f"Profile {asked.name!r} needs a key that lists it, for it allows more than"
+                f"Profile {asked.name!r} needs a key that lists it, because it allows more than"
                 f" {usual.profile.name!r}: {refusal.words()}",
                 param="sandbox.profile",
             )
@@ -221,7 +221,7 @@ def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
         except SettingError as error:
             raise ConfigError(f"{place}.{error.path}: {error.why}") from error
     if settled := SETTLED & tree.keys():
-        raise ConfigError(f"{place}.{min(settled)}: only a profile says that of itself")
+        raise ConfigError(f"{place}.{min(settled)}: this can only be set in profiles")
 
 
 def _bundle(base: Profile, name: str, tree: Tree) -> Profile:
@@ -353,7 +353,7 @@ class _PromptFile(BaseModel):
     @classmethod
     def _is_looked_into(cls, path: str) -> str:
         if path not in _OUTPUT_DIRS:
-            raise ValueError(f"answers are looked for in {' and '.join(_OUTPUT_DIRS)} only")
+            raise ValueError(f"answers are only read from {' and '.join(_OUTPUT_DIRS)}")
         return path
 
     @field_validator("tools")
@@ -362,7 +362,7 @@ class _PromptFile(BaseModel):
         functions = [tool.get("function") for tool in tools]
         names = [each.get("name") for each in functions if isinstance(each, dict)]
         if tools and names != list(TOOL_NAMES):
-            raise ValueError(f"they must be {', '.join(TOOL_NAMES)}, in this order")
+            raise ValueError(f"the tools must be {', '.join(TOOL_NAMES)}, in this order")
         return tools
 
 
@@ -385,8 +385,7 @@ def read_words(path: Path) -> ReferencePrompts:
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (LookupError, AttributeError) as error:
         raise ConfigError(
-            f"{path}: a prompt has a placeholder {error} that nobody fills; braces that stand for"
-            " themselves are written twice"
+            f"{path}: a prompt has an unknown placeholder {error}; write literal braces twice"
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error

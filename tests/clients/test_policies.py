@@ -92,7 +92,7 @@ async def test_a_request_may_have_less_than_its_key_allows(tmp_path: Path) -> No
             {"x-sandbox-profile": "research"},
             {},
             "sandbox.profile",
-            "Profile 'research' needs a key that lists it, for it allows more than 'default':",
+            "Profile 'research' needs a key that lists it, because it allows more than 'default':",
         ),
         (
             {},

@@ -314,7 +314,7 @@ async def test_an_engine_that_was_named_is_never_replaced(
 @pytest.mark.parametrize(
     ("engine", "ok", "words"),
     [
-        (Engine(), True, "the model is told of them"),
+        (Engine(), True, "ok    tools of fake-model: supported"),
         (Engine(template="ignores tools"), False, "--chat-template-file FILE"),
         (Engine(refusal=NO_PARSER), False, "--enable-auto-tool-choice --tool-call-parser PARSER"),
     ],

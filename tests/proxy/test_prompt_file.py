@@ -53,12 +53,18 @@ def test_what_the_reference_has_in_its_code_can_be_supplied_too(tmp_path: Path) 
         ("a: [", "while parsing"),
         ({**FILE, "system_prompt": None}, "system_prompt: Input should be a valid string"),
         ({"system_prompt": "x"}, "instance_prompt: Field required"),
-        ({**FILE, "system_prompt": "{nobody}"}, "placeholder 'nobody' that nobody fills"),
-        ({**FILE, "instance_prompt": "{problem_statement.x}"}, "that nobody fills"),
+        ({**FILE, "system_prompt": "{nobody}"}, "unknown placeholder 'nobody'"),
+        ({**FILE, "instance_prompt": "{problem_statement.x}"}, "unknown placeholder"),
         ({**FILE, "instance_prompt": "{"}, "Single '{' encountered"),
-        ({**FILE, "output_dir": "/out"}, "answers are looked for in /testbed/output and /testbed"),
-        ({**FILE, "tools": TOOLS[:2]}, "they must be str_replace_editor, execute_bash, submit"),
-        ({**FILE, "tools": [{}, {}, {}]}, "they must be str_replace_editor, execute_bash, submit"),
+        ({**FILE, "output_dir": "/out"}, "answers are only read from /testbed/output and /testbed"),
+        (
+            {**FILE, "tools": TOOLS[:2]},
+            "the tools must be str_replace_editor, execute_bash, submit",
+        ),
+        (
+            {**FILE, "tools": [{}, {}, {}]},
+            "the tools must be str_replace_editor, execute_bash, submit",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_file(tmp_path: Path, content: Any, said: str) -> None:
