@@ -1,7 +1,7 @@
 """The profiles of this server: built from the configuration, selected for each request, printed.
 
 `build_profiles` reads the shipped profiles and the operator's, `Profiles` decides which one holds
-for a request, `overlaid` puts settings over a profile, `read_words` reads a prompt file, and
+for a request, `overlaid` puts settings over a profile, `read_prompt_file` reads a prompt file, and
 `profile_table` shows all profiles as Markdown.
 """
 
@@ -112,10 +112,10 @@ class Profiles:
         return True
 
     def _allowed(self, key: Key, model: str, name: str | None) -> EffectivePolicy:
-        its = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
-        usual = self._usual(key, its)
+        policy = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
+        usual = self._usual(key, policy)
         if name is None or name == usual:
-            return self._narrowed(key, its, usual)
+            return self._narrowed(key, policy, usual)
         if name not in self.named:
             names = ", ".join(map(repr, self.open_to(key)))
             raise BadRequestError(
@@ -123,14 +123,14 @@ class Profiles:
                 param="sandbox.profile",
                 code="invalid_value",
             )
-        allowed = self._narrowed(key, its, name)
+        allowed = self._narrowed(key, policy, name)
         if name not in key.profiles:
-            self._require_within(self._narrowed(key, its, usual), allowed.profile)
+            self._require_within(self._narrowed(key, policy, usual), allowed.profile)
         return allowed
 
     def _require_within(self, usual: EffectivePolicy, asked: Profile) -> None:
-        """Raises ForbiddenError if a profile that the key does not list allows more than its usual
-        one."""
+        """Raise ForbiddenError if a profile that the key does not list allows more than the key's
+        default one."""
         if refusal := usual.refusal(asked, settings(asked)):
             raise ForbiddenError(
                 f"Profile {asked.name!r} needs a key that lists it, because it allows more than"
@@ -169,7 +169,9 @@ def build_profiles(config: Config) -> Profiles:
         isolation=config.isolation,
         inputs=config.inputs,
         artifacts=config.artifacts,
-        agent=AgentSettings(prompts=read_words(prompt_file) if prompt_file else ReferencePrompts()),
+        agent=AgentSettings(
+            prompts=read_prompt_file(prompt_file) if prompt_file else ReferencePrompts()
+        ),
         budgets=config.budgets,
         watch=config.watch,
         audit=Audit(config.audit.enabled, config.audit.required),
@@ -233,13 +235,17 @@ def _bundle(base: Profile, name: str, tree: Tree) -> Profile:
 
 def _added(base: Profile, tree: Tree) -> Tree:
     """Return the profile's settings, with its rules and secrets added to those of the base."""
-    whole = {section: dict(tree[section]) for section in ("watch", "redaction") if section in tree}
-    for section, said in whole.items():
-        for name, new in said.items():
-            before = asdict(base)[section][name]
-            if isinstance(new, list) and isinstance(before, tuple):
-                said[name] = [*before, *(each for each in new if each not in before)]
-    return {**tree, **whole}
+    sections = {
+        name: dict(tree[name])
+        for name in ("watch", "redaction")
+        if isinstance(tree.get(name), Mapping)
+    }
+    for section, settings_of in sections.items():
+        for name, own in settings_of.items():
+            inherited = asdict(base)[section].get(name)
+            if isinstance(own, list) and isinstance(inherited, tuple):
+                settings_of[name] = [*inherited, *(each for each in own if each not in inherited)]
+    return {**tree, **sections}
 
 
 @cache
@@ -366,20 +372,20 @@ class _PromptFile(BaseModel):
         return tools
 
 
-def read_words(path: Path) -> ReferencePrompts:
+def read_prompt_file(path: Path) -> ReferencePrompts:
     """Read the prompts of the reference style from a file in the reference's own format. Raises
     ConfigError."""
     try:
         file = _PromptFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        words = ReferencePrompts(
+        prompts = ReferencePrompts(
             system=file.system_prompt,
             instance=file.instance_prompt,
             no_call=file.continue_message,
             output_dir=file.output_dir,
             tools=file.tools,
         )
-        words.system_prompt()
-        words.problem("")
+        prompts.system_prompt()
+        prompts.problem("")
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
@@ -389,7 +395,7 @@ def read_words(path: Path) -> ReferencePrompts:
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    return words
+    return prompts
 
 
 # The table of all profiles

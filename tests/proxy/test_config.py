@@ -1,4 +1,4 @@
-"""config.yaml: the example is the default, and every mistake is one clear line."""
+"""The configuration: files, environment variables, command line, and error messages."""
 
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ def complaint(tree: Any) -> str:
     return str(raised.value)
 
 
-def test_the_example_is_the_default() -> None:
+def test_config_yaml_is_the_default_configuration() -> None:
     assert load(EXAMPLE) == Config() == load(None)
 
 
-def test_the_example_names_every_key_there_is() -> None:
+def test_config_yaml_names_every_setting() -> None:
     assert keys(yaml.safe_load(EXAMPLE.read_text("utf-8"))) == keys(Config().model_dump())
 
 
@@ -43,7 +43,7 @@ def keys(tree: Any) -> Any:
     return {key: keys(value) for key, value in tree.items()} if isinstance(tree, dict) else None
 
 
-def test_a_key_that_is_left_out_keeps_its_default(tmp_path: Path) -> None:
+def test_setting_that_is_left_out_keeps_its_default(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("server: {port: 9000}\nlimits: {max_turns: 5}\n", encoding="utf-8")
     config = load(path)
@@ -52,7 +52,7 @@ def test_a_key_that_is_left_out_keeps_its_default(tmp_path: Path) -> None:
     assert config.limits.max_run_seconds == Config().limits.max_run_seconds
 
 
-def test_prices_are_given_by_model() -> None:
+def test_prices_are_set_by_model() -> None:
     given = {"input_per_mtok": 0.2, "output_per_mtok": 0.8, "cached_per_mtok": 0.02}
     tree = {"backend": {"prices": {"mine": given}}, "budgets": {"daily": {"cost_usd": 5}}}
     config = parse(tree, "c.yaml")
@@ -69,7 +69,7 @@ def test_prices_are_given_by_model() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "---\n"])
-def test_an_empty_file_is_all_defaults(tmp_path: Path, text: str) -> None:
+def test_empty_file_is_the_default_configuration(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text, encoding="utf-8")
     assert load(path) == Config()
@@ -88,7 +88,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path, text: str) -> None:
         "artifacts.keep",
     ],
 )
-def test_an_unknown_key_is_refused_with_its_path(path: str) -> None:
+def test_unknown_setting_is_an_error_with_its_path(path: str) -> None:
     tree: Any = 1
     for key in reversed(path.split(".")):
         tree = {key: tree}
@@ -120,26 +120,26 @@ def test_an_unknown_key_is_refused_with_its_path(path: str) -> None:
         ("text", "top"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_path(tree: Any, place: str) -> None:
+def test_invalid_value_is_an_error_with_its_path(tree: Any, place: str) -> None:
     line = complaint(tree)
     assert line.startswith(f"c.yaml: {place}: ")
     assert "\n" not in line
 
 
-def test_each_mistake_has_its_line() -> None:
+def test_error_message_has_a_line_for_each_mistake() -> None:
     lines = complaint({"server": {"port": "x", "prot": 1}}).splitlines()
     assert sorted(line.split(": ")[1] for line in lines) == ["server.port", "server.prot"]
 
 
 @pytest.mark.parametrize("word", ["off", '"off"', "no"])
-def test_off_means_off_though_yaml_takes_it_for_a_boolean(tmp_path: Path, word: str) -> None:
+def test_unquoted_off_is_the_word_off(tmp_path: Path, word: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"server: {{steps: {word}}}", encoding="utf-8")
     assert load(path).server.steps == "off"
 
 
 @pytest.mark.parametrize("content", [b"server: [", b"\xff\xfe\xfa", b"a: b: c", b"\tx: 1"])
-def test_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_error_of_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as raised:
@@ -148,7 +148,7 @@ def test_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> N
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_error_of_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.yaml", tmp_path):
         with pytest.raises(ConfigError) as raised:
             load(path)
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
-def test_a_secret_is_read_from_the_variable_that_config_names(
+def test_secret_is_read_from_the_variable_that_config_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TEST_KEY", "sk-1")
@@ -164,7 +164,7 @@ def test_a_secret_is_read_from_the_variable_that_config_names(
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_a_secret_that_is_not_there_is_one_line(
+def test_unset_secret_is_an_error_of_one_line(
     monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
     monkeypatch.delenv("TEST_KEY", raising=False)
@@ -177,7 +177,7 @@ def test_a_secret_that_is_not_there_is_one_line(
     )
 
 
-def test_state_lies_where_config_or_the_system_says(
+def test_data_dir_is_the_configured_or_the_xdg_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -202,7 +202,7 @@ def test_state_lies_where_config_or_the_system_says(
         ({"sessions": {"idle_s": -0.5}}, "sessions.idle_s: must not be negative"),
     ],
 )
-def test_what_nothing_could_work_with_is_told_at_start(tree: Any, words: str) -> None:
+def test_setting_that_cannot_work_is_an_error(tree: Any, words: str) -> None:
     assert words in complaint(tree)
 
 
@@ -225,14 +225,14 @@ OPENAI = "https://api.openai.com/v1"
         ({"base_url": None}, None),
     ],
 )
-def test_the_key_for_openai_goes_to_openai_alone(
+def test_openai_api_key_is_sent_only_to_openai(
     backend: dict[str, Any], variable: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     assert backend_key_variable(BackendConfig(**backend)) == variable
 
 
-def test_openai_needs_no_key_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openai_api_key_that_is_blank_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", " ")
     assert backend_key_variable(BackendConfig(base_url=OPENAI)) is None
 
@@ -245,9 +245,7 @@ def test_openai_needs_no_key_where_there_is_none(monkeypatch: pytest.MonkeyPatch
         ({"keys": [{"name": "a", "env": "OURS"}]}, "remove keys, clients send"),
     ],
 )
-def test_a_client_has_one_key_which_is_the_backends_or_ours(
-    tree: dict[str, Any], words: str
-) -> None:
+def test_forward_client_key_excludes_other_keys(tree: dict[str, Any], words: str) -> None:
     backend = {"forward_client_key": True, **tree.get("backend", {})}
     with pytest.raises(ConfigError, match=words):
         require_forwarding_fits(parse({**tree, "backend": backend}, "c.yaml"))

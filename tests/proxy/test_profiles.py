@@ -1,4 +1,4 @@
-"""Which profile a request gets, and what it may ask of it."""
+"""Selection of a request's profile, and the settings that a request may restrict."""
 
 import math
 from pathlib import Path
@@ -32,7 +32,7 @@ def complaint(**tree: Any) -> str:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_profile_that_is_shipped_says_in_a_paragraph_what_it_is_for(name: str) -> None:
+def test_shipped_profile_describes_its_purpose(name: str) -> None:
     profile = profiles().named[name]
     assert profile.name == name
     assert len(profile.about) > 80
@@ -56,13 +56,13 @@ def test_request_cannot_leave_an_audited_profile_for_one_without_audit() -> None
             watched.of(ANYONE, "m", name, {})
 
 
-def test_who_names_a_profile_that_is_none_hears_of_those_that_are_open_to_him() -> None:
+def test_error_for_unknown_profile_lists_only_the_keys_profiles() -> None:
     with pytest.raises(BadRequestError, match="'research'") as raised:
         profiles().of(STUDENT, "m", "fast", {})
     assert "'paper'" not in str(raised.value)
 
 
-def test_a_key_adds_rules_and_takes_none_away() -> None:
+def test_policy_of_a_key_adds_rules_and_removes_none() -> None:
     rule = {"name": "own", "target": "command", "pattern": "rm", "action": "deny"}
     key = Key("k", ("finance",), {"watch": {"rules": [rule]}, "audit": {"enabled": False}})
     profile = profiles(**FINANCE).of(key, "m", None, {})
@@ -70,7 +70,7 @@ def test_a_key_adds_rules_and_takes_none_away() -> None:
     assert profile.audit.enabled
 
 
-def test_rules_and_secrets_of_a_bundle_come_behind_those_of_config_yaml() -> None:
+def test_rules_and_detectors_of_a_profile_follow_those_of_config_yaml() -> None:
     rule = {"name": "own", "target": "command", "pattern": "rm", "action": "deny"}
     secret = {"name": "badge", "pattern": "B-[0-9]+"}
     redaction = {"detectors": ["aws"], "patterns": [secret]}
@@ -81,7 +81,7 @@ def test_rules_and_secrets_of_a_bundle_come_behind_those_of_config_yaml() -> Non
     assert [each.name for each in found["finance"].redaction.patterns] == ["badge"]
 
 
-def test_a_policy_of_hosts_alone_gives_a_profile_without_network_none() -> None:
+def test_policy_with_hosts_opens_no_network_in_a_profile_without_one() -> None:
     key = Key("k", ("strict", "research"), {"isolation": {"network": {"allowed_hosts": ["pypi"]}}})
     found = profiles()
     assert found.of(key, "m", "strict", {}).isolation == found.named["strict"].isolation
@@ -89,18 +89,18 @@ def test_a_policy_of_hosts_alone_gives_a_profile_without_network_none() -> None:
     assert (egress.mode, egress.allowed_hosts) == ("allowlist", ("pypi",))
 
 
-def test_strict_takes_little_in_and_fetches_nothing() -> None:
+def test_strict_limits_inputs_and_fetches_no_urls() -> None:
     inputs = profiles().named["strict"].inputs
     assert (inputs.fetch_urls, inputs.max_file_mib, inputs.max_total_mib) == (False, 16, 32)
 
 
-def test_the_first_profile_is_what_config_yaml_says_for_all() -> None:
+def test_settings_of_config_yaml_hold_for_profiles_that_do_not_set_them() -> None:
     found = profiles(limits={"max_turns": 7}).named
     assert found["default"].limits.max_turns == 7
     assert found["strict"].limits.max_turns == 30
 
 
-def test_one_of_the_operators_own_differs_from_what_it_extends() -> None:
+def test_operators_profile_inherits_from_the_profile_it_extends() -> None:
     found = profiles(profiles={"lab": {"extends": "research", "limits": {"max_turns": 9}}}).named
     assert found["lab"].limits.max_turns == 9
     assert found["lab"].limits.max_run_seconds == found["research"].limits.max_run_seconds
@@ -120,14 +120,14 @@ def test_one_of_the_operators_own_differs_from_what_it_extends() -> None:
         (Key("lab", ("research",)), "qwen3-4b", None, "research"),
     ],
 )
-def test_request_model_key_and_server_are_asked_in_turn_which_profile_it_is(
+def test_profile_is_that_of_request_model_key_or_server_in_this_order(
     key: Key, model: str, asked: str | None, gets: str
 ) -> None:
     found = profiles(models={"qwen3-4b*": {"profile": "strict"}})
     assert found.of(key, model, asked, {}).name == gets
 
 
-def test_one_that_allows_more_needs_a_key_that_lists_it() -> None:
+def test_profile_that_allows_more_needs_a_key_that_lists_it() -> None:
     with pytest.raises(ForbiddenError) as raised:
         profiles().of(ANYONE, "m", "research", {})
     assert (raised.value.status, raised.value.param) == (403, "sandbox.profile")
@@ -137,12 +137,12 @@ def test_one_that_allows_more_needs_a_key_that_lists_it() -> None:
     )
 
 
-def test_one_that_nobody_knows_is_refused_with_those_there_are() -> None:
+def test_unknown_profile_is_an_error_that_lists_the_profiles() -> None:
     with pytest.raises(BadRequestError, match="There is no profile 'fast': one of 'default', "):
         profiles().of(ANYONE, "m", "fast", {})
 
 
-def test_a_request_may_ask_for_less_than_its_key_allows() -> None:
+def test_request_may_ask_for_less_than_its_key_allows() -> None:
     found = profiles().of(STUDENT, "m", None, {"limits": {"max_turns": 5}, "enabled": "never"})
     assert (found.limits.max_turns, found.enabled) == (5, "never")
 
@@ -170,7 +170,7 @@ def test_a_request_may_ask_for_less_than_its_key_allows() -> None:
         ),
     ],
 )
-def test_a_request_that_asks_for_more_is_told_who_allows_no_more(
+def test_error_for_a_request_that_asks_for_more_names_the_bound(
     key: Key, tree: Any, words: str, param: str
 ) -> None:
     with pytest.raises(ForbiddenError) as raised:
@@ -206,7 +206,7 @@ def test_a_request_that_asks_for_more_is_told_who_allows_no_more(
         ),
     ],
 )
-def test_a_setting_that_means_nothing_is_the_requests_mistake(tree: Any, param: str) -> None:
+def test_invalid_setting_of_a_request_is_a_bad_request(tree: Any, param: str) -> None:
     with pytest.raises(BadRequestError) as raised:
         profiles().of(ANYONE, "m", None, tree)
     assert raised.value.param == param
@@ -246,6 +246,8 @@ def test_a_setting_that_means_nothing_is_the_requests_mistake(tree: Any, param: 
             "profiles.a.isolation.disk_mib_per_s: is at least 64",
         ),
         ({"profiles": {"a": {"watch": {"rules": [{}] * 257}}}}, "has more than 256 entries"),
+        ({"profiles": {"a": {"watch": {"ruls": []}}}}, "profiles.a.watch.ruls: "),
+        ({"profiles": {"a": {"watch": None}}}, "profiles.a.watch: "),
         ({"models": {"m": {"profile": "b"}}}, "models.m.profile: there is no profile 'b'"),
         ({"models": {"m": {"policy": {"computr": "auto"}}}}, "models.m.policy.computr: "),
         ({"models": {"m": {"policy": {"name": "x"}}}}, "models.m.policy.name: "),
@@ -259,27 +261,27 @@ def test_a_setting_that_means_nothing_is_the_requests_mistake(tree: Any, param: 
         ),
     ],
 )
-def test_a_mistake_in_the_configuration_is_told_with_its_place(tree: Any, words: str) -> None:
+def test_invalid_profile_in_config_is_an_error_with_its_path(tree: Any, words: str) -> None:
     assert words in complaint(**tree)
 
 
-def test_a_keyring_knows_who_comes_with_which_key() -> None:
+def test_keyring_finds_the_key_of_a_secret() -> None:
     ring = Keyring([("sk-1", STUDENT)])
     assert (ring.find("sk-1"), ring.find("sk-2"), ring.find("")) == (STUDENT, None, None)
     assert Keyring().find("whatever") == ANYONE
 
 
-def test_a_server_of_one_profile_gives_it_to_everybody() -> None:
+def test_server_with_one_profile_uses_it_for_every_request() -> None:
     only = Profile(name="mine")
     assert Profiles.only(only).of(ANYONE, "m", None, {}) is only
 
 
-def test_the_bundles_lie_beside_the_policies_they_are_of() -> None:
+def test_shipped_profiles_are_the_files_of_policies_profiles() -> None:
     bundles = Path(__file__).parents[2] / "policies" / "profiles"
     assert {path.stem for path in bundles.glob("*.yaml")} == shipped().keys()
 
 
-def test_paper_has_an_open_network_only_where_the_operator_names_it() -> None:
+def test_paper_needs_a_key_that_lists_it() -> None:
     with pytest.raises(ForbiddenError) as raised:
         profiles().of(ANYONE, "m", "paper", {})
     assert "Profile 'paper' needs a key that lists it" in str(raised.value)
@@ -293,7 +295,7 @@ def test_paper_has_an_open_network_only_where_the_operator_names_it() -> None:
         {"models": {"*": {"policy": NO_NETWORK}}},
     ],
 )
-def test_an_operator_takes_the_network_from_paper_and_leaves_the_rest(
+def test_policy_removes_the_network_of_paper_and_keeps_its_limits(
     narrower: dict[str, Any],
 ) -> None:
     key = Key("k", ("paper",))
@@ -304,7 +306,7 @@ def test_an_operator_takes_the_network_from_paper_and_leaves_the_rest(
     assert (by_key.isolation.network.mode, by_key.limits) == ("none", paper.limits)
 
 
-def test_a_request_switches_off_what_paper_has_and_nothing_on() -> None:
+def test_request_restricts_paper_and_cannot_extend_it() -> None:
     key = Key("k", ("paper",))
     asked = {"limits": {"max_trajectory_tokens": 1000}, **NO_NETWORK}
     found = profiles().of(key, "m", None, asked)

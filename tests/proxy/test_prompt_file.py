@@ -1,4 +1,4 @@
-"""The reference's own words: read from a file of its format, every mistake one clear line."""
+"""Prompt files in the format of the reference implementation, and their errors."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import yaml
 
 from policies.reference_style import NO_CALL
 from proxy.config import ConfigError, parse
-from proxy.profiles import build_profiles, read_words
+from proxy.profiles import build_profiles, read_prompt_file
 from sandbox_runtime.tools import make_tools
 from tests.fakes.paper import paper
 
@@ -29,7 +29,7 @@ def written(tmp_path: Path, content: Any) -> Path:
     return path
 
 
-def test_its_prompts_are_used_and_name_the_directories_that_there_are(tmp_path: Path) -> None:
+def test_prompts_of_the_file_are_used_with_the_sandbox_directories(tmp_path: Path) -> None:
     tree = {"paper": {"prompt_file": str(written(tmp_path, FILE))}}
     agent = build_profiles(parse(tree, "c.yaml")).named["paper"].agent
     assert agent.style == "reference"
@@ -38,10 +38,10 @@ def test_its_prompts_are_used_and_name_the_directories_that_there_are(tmp_path: 
     assert agent.prompts.no_call == NO_CALL
 
 
-def test_what_the_reference_has_in_its_code_can_be_supplied_too(tmp_path: Path) -> None:
+def test_continue_message_and_tools_of_the_file_are_used(tmp_path: Path) -> None:
     described = [{**tool, "function": {**tool["function"], "description": "D"}} for tool in TOOLS]
     file = {**FILE, "continue_message": "\nGo on.\n", "tools": described}
-    words = read_words(written(tmp_path, file))
+    words = read_prompt_file(written(tmp_path, file))
     assert words.no_call == "\nGo on.\n"
     assert [tool.schema for tool in make_tools(paper(words))] == described
 
@@ -67,15 +67,15 @@ def test_what_the_reference_has_in_its_code_can_be_supplied_too(tmp_path: Path) 
         ),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_file(tmp_path: Path, content: Any, said: str) -> None:
+def test_error_is_one_line_that_names_the_file(tmp_path: Path, content: Any, said: str) -> None:
     path = written(tmp_path, content)
     with pytest.raises(ConfigError) as raised:
-        read_words(path)
+        read_prompt_file(path)
     assert str(raised.value).startswith(f"{path}: ")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_error_for_a_missing_file_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
-        read_words(tmp_path / "nowhere.yaml")
+        read_prompt_file(tmp_path / "nowhere.yaml")

@@ -17,7 +17,7 @@ import yaml
 from policies.profile import Profile
 from policies.reference_style import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.profiles import Profiles, read_words
+from proxy.profiles import Profiles, read_prompt_file
 from sandbox_runtime.tools import make_tools
 from tests.fakes.backend import Backend, scripted_backend
 from tests.fakes.paper import paper, undescribed, unstreamed
@@ -236,7 +236,7 @@ def supplied(file: dict[str, Any], tmp_path: Path) -> ReferencePrompts:
     """The reference's own words, as an operator has them from a file."""
     path = tmp_path / "prompts.yaml"
     path.write_text(yaml.safe_dump(file), encoding="utf-8")
-    return read_words(path)
+    return read_prompt_file(path)
 
 
 def bodies(backend: Backend) -> Iterator[dict[str, Any]]:
