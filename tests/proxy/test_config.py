@@ -8,6 +8,7 @@ import yaml
 
 from policies.budgets import DailyBudget
 from policies.prices import Price
+from proxy.__main__ import main
 from proxy.config import (
     BackendConfig,
     Config,
@@ -386,3 +387,19 @@ def leaves(tree: Any, above: str = "") -> list[str]:
             leaves(value, f"{above}{key}.") if isinstance(value, dict) else [f"{above}{key}"]
         )
     ]
+
+
+def test_old_option_state_dir_is_data_dir_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "audit").mkdir()
+    assert main(["audit", "verify", "--state-dir", str(tmp_path)]) == 0
+    assert caplog.messages == ["--state-dir is deprecated: write --data-dir"]
+
+
+def test_options_state_dir_and_data_dir_together_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ["--state-dir", str(tmp_path), "--data-dir", str(tmp_path)]
+    assert main(["audit", "verify", *both]) == 1
+    assert "--state-dir and --data-dir are the same option" in capsys.readouterr().err
