@@ -74,7 +74,7 @@ async def measure(plan: Plan) -> list[Part]:
 
 @asynccontextmanager
 async def _ours(place: Place) -> AsyncIterator[Mapping[str, Way]]:
-    pool = Pool(place.backend, PoolSettings(idle=1), [Isolation()])
+    pool = Pool(place.backend, PoolSettings(min_ready=1), [Isolation()])
     try:
         yield {
             f"{place.name} warm": partial(_lent, place, pool),

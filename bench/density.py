@@ -22,7 +22,7 @@ async def measure(plan: Plan) -> list[Part]:
         counts = {kind: wanted[kind] for kind in found.kinds if wanted[kind]}
     if not counts:
         return [Part("density: nowhere", found.missing)]
-    stocks = [Stock(kind, max_total=count) for kind, count in counts.items()]
+    stocks = [Stock(kind, max_sandboxes=count) for kind, count in counts.items()]
     async with lender(plan.image, stocks) as host:
         rows = [row for kind, count in counts.items() for row in await _up(host, kind, count)]
         rows += await _down(host, sum(counts.values()))

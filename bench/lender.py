@@ -45,11 +45,11 @@ class Lender:
                 each["kind"], image=setup["image"], state_dir=Path(setup["state_dir"])
             )
             settings = PoolSettings(
-                idle=each["idle"],
-                max_total=each["max_total"],
+                min_ready=each["idle"],
+                max_sandboxes=each["max_sandboxes"],
                 on_miss="wait",
-                max_waiting=each["max_total"],
-                wait_s=LONGEST_WAIT_S,
+                queue_size=each["max_sandboxes"],
+                queue_timeout_s=LONGEST_WAIT_S,
             )
             self._backends.append(backend)
             self._pools[each["kind"]] = Pool(backend, settings, [ISOLATION])

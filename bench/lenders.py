@@ -38,7 +38,7 @@ class Stock:
 
     kind: Kind
     idle: int = 0
-    max_total: int = 8
+    max_sandboxes: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,9 @@ class Lender:
 @asynccontextmanager
 async def lender(image: str, stocks: Sequence[Stock]) -> AsyncIterator[Lender]:
     """A lender for the length of the block, with empty pools."""
-    pools = [{"kind": each.kind, "idle": each.idle, "max_total": each.max_total} for each in stocks]
+    pools = [
+        {"kind": each.kind, "idle": each.idle, "max_total": each.max_sandboxes} for each in stocks
+    ]
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as directory,
         tempfile.TemporaryFile() as words,

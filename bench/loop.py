@@ -52,7 +52,7 @@ async def measure(plan: Plan) -> list[Part]:
         for place in found.found:
             ours = proxy(model, sandbox=place.kind, image=plan.image)
             server = await opened.enter_async_context(ours)
-            pool = Pool(place.backend, PoolSettings(idle=1), [Isolation()])
+            pool = Pool(place.backend, PoolSettings(min_ready=1), [Isolation()])
             opened.push_async_callback(pool.aclose)
             ways[place.kind] = partial(_runs, place.kind, server)
             ways[f"{place.kind}, busy"] = partial(_busy, _cpu(place.kind), server)

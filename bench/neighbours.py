@@ -117,7 +117,6 @@ async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[Server, Model]]
     """The server on a backend, and its model. Raises RuntimeError where the backend is missing."""
     model, port = Model(), free_port()
     backend, runtime = BACKENDS[name]
-    docker = {"image": plan.image, "runtime": runtime}
     listening = await asyncio.start_server(partial(serve, model.answer), "127.0.0.1", port)
     async with (
         listening,
@@ -125,7 +124,8 @@ async def _serving(plan: Plan, name: str) -> AsyncIterator[tuple[Server, Model]]
             Server(os.getpid(), port, 0),
             sandbox=backend,
             image=plan.image,
-            more={"isolation": ISOLATION, "docker": docker},
+            runtime=runtime,
+            isolation=ISOLATION,
         ) as server,
     ):
         yield server, model

@@ -35,7 +35,7 @@ async def measure(plan: Plan) -> list[Part]:
 
 
 async def _both(place: Place) -> Mapping[str, float]:
-    pool = Pool(place.backend, PoolSettings(idle=IDLE, max_total=IDLE + 1), [Isolation()])
+    pool = Pool(place.backend, PoolSettings(min_ready=IDLE, max_sandboxes=IDLE + 1), [Isolation()])
     async with pool.lease(Isolation()) as lease:
         sandbox = await lease.sandbox()
         beside = await _p95(sandbox, lambda: pool.stats().idle < IDLE)

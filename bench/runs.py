@@ -135,7 +135,7 @@ async def _watch(server: Server, mib: list[float]) -> None:
 
 async def settled(server: Server) -> None:
     """Until so many sandboxes are ready as are to be, and there is no other."""
-    wanted = {"starting": 0, "idle": POOL.idle, "in_use": 0, "ending": 0}
+    wanted = {"starting": 0, "idle": POOL.min_ready, "in_use": 0, "ending": 0}
     while True:
         told = (await got(server.port, "/metrics")).decode()
         states = re.findall(POOL_STATE, told, re.MULTILINE)

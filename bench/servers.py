@@ -129,22 +129,22 @@ async def proxy(
     *,
     sandbox: str,
     image: str,
-    idle: int = POOL.idle,
-    more: Mapping[str, Any] | None = None,
+    idle: int = POOL.min_ready,
+    runtime: str | None = None,
+    isolation: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Server]:
-    """Our own server as its command starts it, with so many sandboxes kept ready; `more` goes into
-    the section `sandbox` of its config.yaml."""
+    """Our own server as its command starts it, with `idle` sandboxes kept ready."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         config: dict[str, Any] = {
-            "server": {"port": port, "state_dir": directory},
+            "server": {"port": port, "data_dir": directory},
             "backend": {"base_url": model.base_url, "tool_support": "always"},
             "sandbox": {
                 "backend": sandbox,
-                "docker": {"image": image},
-                "pool": {"idle": idle},
-                **(more or {}),
+                "docker": {"image": image, "runtime": runtime},
+                "pool": {"min_ready": idle},
             },
+            "isolation": isolation or {},
         }
         file = Path(directory, "config.yaml")
         await asyncio.to_thread(file.write_text, json.dumps(config))

@@ -23,7 +23,7 @@ class ArtifactLimits:
     max_total_mib: int = 512
     inline_image_kib: int = 512
     """Pictures up to this size also travel inside the message, as data URLs."""
-    keep_hours: float = 24.0
+    retention_hours: float = 24.0
     """How long files and their links live."""
     allow_types: tuple[str, ...] | None = None
     """The files that may be returned, by endings (.csv) and types (text/csv, image/*); an ending

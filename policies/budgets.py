@@ -63,6 +63,13 @@ _NOTHING = DailyBudget()
 
 
 @dataclass(frozen=True, slots=True)
+class Budgets:
+    """The budgets of one key, for all of its runs together."""
+
+    daily: DailyBudget = DailyBudget()
+
+
+@dataclass(frozen=True, slots=True)
 class Expense:
     """An amount of each kind that was spent or is about to be."""
 
@@ -149,11 +156,11 @@ class RemainingBudget:
 
 def little_left(limits: Limits, spent: Spent) -> dict[str, RemainingBudget]:
     """Return what is left of those of a run's own budgets of which little is left, by kind."""
-    last_s = min(_LAST_S, limits.wall_time_s * _LITTLE)
+    last_s = min(_LAST_S, limits.max_run_seconds * _LITTLE)
     rows = (
         ("turns", limits.max_turns, spent.turns, _LAST_STEPS),
-        ("wall_time_s", limits.wall_time_s, spent.wall_time_s, last_s),
-        ("tokens", limits.max_tokens, spent.tokens, 0),
+        ("wall_time_s", limits.max_run_seconds, spent.wall_time_s, last_s),
+        ("tokens", limits.max_total_tokens, spent.tokens, 0),
         ("cost_usd", limits.max_cost_usd, spent.cost_usd, 0),
         ("commands", limits.max_commands, spent.commands, 0),
         ("cpu_s", limits.max_cpu_s, spent.cpu_s, 0),

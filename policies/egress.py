@@ -25,7 +25,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "huggingface": ("huggingface.co", "*.huggingface.co", "hf.co", "*.hf.co"),
     "github": ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com"),
 }
-"""Names in `allow` that stand for several hosts."""
+"""Names in `allowed_hosts` that stand for several hosts."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
 _RESERVED_HEADERS = frozenset(
     {"connection", "content-length", "host", "te", "transfer-encoding", "upgrade"}
@@ -57,22 +57,20 @@ class Egress:
     mode: Literal["none", "allowlist", "open"] = "none"
     """open: every public host, on every port. In any mode port 80 carries only HTTP and port 443
     only TLS, so that the traffic there shows its destination."""
-    allow: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     """allowlist: hosts (`pypi.org`), all below one (`*.pypi.org`), either with a port (80 and 443
     without one), addresses, presets (pypi, npm, debian, conda, huggingface, github)."""
-    allow_cidrs: tuple[str, ...] = ()
+    allowed_cidrs: tuple[str, ...] = ()
     """Networks whose addresses count as public. In allowlist mode a rule must name the host too."""
     headers: tuple[BoundHeader, ...] = ()
     max_connections: int = 64
     """At one time."""
-    max_mib: int = 8192
-    """Both ways together, in the sandbox's whole life."""
     max_mib_per_s: float = 100.0
     """Both ways together; a second's worth may pass at once."""
 
     def __post_init__(self) -> None:
-        if self.max_connections < 1 or self.max_mib < 1 or self.max_mib_per_s < 0.1:
-            raise ValueError("max_connections and max_mib are at least 1, max_mib_per_s 0.1")
+        if self.max_connections < 1 or self.max_mib_per_s < 0.1:
+            raise ValueError("max_connections is at least 1, max_mib_per_s at least 0.1")
         Rules(self)
 
 
@@ -103,12 +101,14 @@ class Rules:
     """An Egress with its rules parsed."""
 
     def __init__(self, egress: Egress) -> None:
-        if egress.allow and egress.mode != "allowlist":
-            raise ValueError(f"allow means nothing in mode {egress.mode}: it needs mode: allowlist")
+        if egress.allowed_hosts and egress.mode != "allowlist":
+            raise ValueError(
+                f"allowed_hosts means nothing in mode {egress.mode}: it needs mode: allowlist"
+            )
         self._mode = egress.mode
         self._written = tuple(written(egress))
         self._rules = tuple(_parse_rule(host) for host in self._written)
-        self._networks = tuple(parse_network(cidr) for cidr in egress.allow_cidrs)
+        self._networks = tuple(parse_network(cidr) for cidr in egress.allowed_cidrs)
         self._headers = tuple((self._bound_target(header), header) for header in egress.headers)
 
     def refusal(self, target: Target) -> str | None:
@@ -160,10 +160,9 @@ def is_within(asked: Egress, allowed: Egress) -> bool:
         return False
     return (
         (allowed.mode == "open" or set(_covered(asked, allowed)) == set(written(asked)))
-        and set(asked.allow_cidrs) <= set(allowed.allow_cidrs)
+        and set(asked.allowed_cidrs) <= set(allowed.allowed_cidrs)
         and set(asked.headers) <= set(allowed.headers)
         and asked.max_connections <= allowed.max_connections
-        and asked.max_mib <= allowed.max_mib
         and asked.max_mib_per_s <= allowed.max_mib_per_s
     )
 
@@ -184,13 +183,12 @@ def intersection(one: Egress, other: Egress) -> Egress:
     if modes == {"allowlist"}:
         allow = dict.fromkeys([*_covered(one, other), *_covered(other, one)])
     else:
-        allow = dict.fromkeys(one.allow or other.allow)
+        allow = dict.fromkeys(one.allowed_hosts or other.allowed_hosts)
     both = Egress(
         mode="allowlist" if "allowlist" in modes else "open",
-        allow=tuple(allow),
-        allow_cidrs=tuple(each for each in one.allow_cidrs if each in other.allow_cidrs),
+        allowed_hosts=tuple(allow),
+        allowed_cidrs=tuple(each for each in one.allowed_cidrs if each in other.allowed_cidrs),
         max_connections=min(one.max_connections, other.max_connections),
-        max_mib=min(one.max_mib, other.max_mib),
         max_mib_per_s=min(one.max_mib_per_s, other.max_mib_per_s),
     )
     rules = Rules(both)
@@ -202,7 +200,7 @@ def intersection(one: Egress, other: Egress) -> Egress:
 
 def written(egress: Egress) -> list[str]:
     """Return the hosts of the rules, presets spelled out."""
-    return [host for entry in egress.allow for host in PRESETS.get(entry, (entry,))]
+    return [host for entry in egress.allowed_hosts for host in PRESETS.get(entry, (entry,))]
 
 
 def _parse_rule(entry: str) -> _Rule:

@@ -22,7 +22,7 @@ ends only when the disk has finished its requests."""
 class Isolation:
     """The isolation of one sandbox. Raises ValueError for a limit that engines take for none.
 
-    A sandbox never has a network interface. `egress` are the rules for connections through the
+    A sandbox never has a network interface. `network` are the rules for connections through the
     proxy on the host.
     """
 
@@ -43,7 +43,7 @@ class Isolation:
     On Docker only, if the engine's disk is one of this host's."""
     open_files: int = 1024
     """Open files per process."""
-    egress: Egress = Egress()
+    network: Egress = Egress()
     """Applied when a sandbox is leased, as can be memory, cpus and pids; the rest is fixed when it
     is created."""
 

@@ -45,8 +45,8 @@ class Limits:
 
     max_turns: int = 100
     """Model calls with tools (the paper's 100)."""
-    wall_time_s: float = 1800.0
-    max_tokens: int = 2_000_000
+    max_run_seconds: float = 1800.0
+    max_total_tokens: int = 2_000_000
     """Prompt and completion tokens of all model calls together, as the backend counts them."""
     min_turn_tokens: int = 4096
     """What a model call may generate at least, however small the client's `max_tokens`: thinking
@@ -58,8 +58,7 @@ class Limits:
     max_cpu_s: float = 7200.0
     """Processor time of all commands together."""
     max_egress_mib: float = 8192.0
-    """What passes between sandbox and world, both ways together; `egress.max_mib` holds beside it
-    for a sandbox that several runs use."""
+    """What passes between sandbox and world, both ways together."""
     max_tool_output_chars: int = 2_000_000
     """Characters of all observations together: they are what the model reads, bytes are not."""
     command_timeout_s: float = 120.0
@@ -83,7 +82,7 @@ class Limits:
     """Whether the model is asked for its answer, without tools, when a run ends without one or at a
     limit. false: the answer is what the run has left, which may be nothing."""
     model_timeout_s: float | None = None
-    """Longest silence of the backend in one model call; null: `backend.timeout_s`."""
+    """Longest silence of the backend in one model call; null: `backend.read_timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
     """Return the first limit that leaves no room for another model call with tools, or None."""
     if spent.turns >= limits.max_turns:
         return StopReason.MAX_TURNS
-    if spent.wall_time_s >= limits.wall_time_s:
+    if spent.wall_time_s >= limits.max_run_seconds:
         return StopReason.WALL_TIME
     most = limits.max_trajectory_tokens
     if most is not None and spent.trajectory_tokens > most:
@@ -120,7 +119,7 @@ def exceeded(limits: Limits, spent: Spent) -> StopReason | None:
 
 def paid_out(limits: Limits, spent: Spent) -> StopReason | None:
     """Return the first limit that leaves no room for the cost of another model call, or None."""
-    if _is_full(spent.tokens, spent.next_tokens, limits.max_tokens):
+    if _is_full(spent.tokens, spent.next_tokens, limits.max_total_tokens):
         return StopReason.TOKEN_BUDGET
     if _is_full(spent.cost_usd, spent.next_cost_usd, limits.max_cost_usd):
         return StopReason.COST_BUDGET

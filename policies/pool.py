@@ -14,7 +14,7 @@ PoolKey = tuple[tuple[str, object], ...]
 
 RESIZABLE_FIELDS = ("memory_mib", "cpus", "pids")
 """Fields of Isolation that can be changed in a running sandbox."""
-LEASE_FIELDS = ("egress",)
+LEASE_FIELDS = ("network",)
 """Fields of Isolation that take effect only when a sandbox is leased."""
 
 MIN_START_BACKOFF_S = 1.0
@@ -28,9 +28,9 @@ MAX_RETRY_AFTER_S = 300.0
 class PoolSettings:
     """The size of the pool, and what happens if no sandbox is free. Raises ValueError."""
 
-    idle: int = 2
+    min_ready: int = 2
     """Sandboxes that are kept ready for each isolation; 0: each is started when it is asked for."""
-    max_total: int = 32
+    max_sandboxes: int = 32
     """Sandboxes at one time: starting, ready, leased and ending."""
     memory_budget_mib: int | None = None
     """The most that the memory limits of all sandboxes may add up to; null: no limit."""
@@ -39,22 +39,25 @@ class PoolSettings:
     on_miss: OnMiss = "create"
     """create: start a sandbox, or wait if there is no room; wait: wait for one that is started when
     the processor is free for it; fail: refuse the request."""
-    max_waiting: int = 256
+    queue_size: int = 256
     """Requests that may wait for a sandbox; the next one is refused."""
-    wait_s: float = 120.0
+    queue_timeout_s: float = 120.0
     """How long a request waits at most."""
 
     def __post_init__(self) -> None:
         budget = self.memory_budget_mib
         for fault, holds in (
-            ("idle must not be negative", self.idle >= 0),
-            ("max_total must be at least 1", self.max_total >= 1),
-            ("idle must not be more than max_total", self.idle <= self.max_total),
+            ("min_ready must not be negative", self.min_ready >= 0),
+            ("max_sandboxes must be at least 1", self.max_sandboxes >= 1),
+            ("min_ready must not be more than max_sandboxes", self.min_ready <= self.max_sandboxes),
             ("memory_budget_mib must be at least 1", budget is None or budget >= 1),
             ("ttl_s must be more than 0", self.ttl_s > 0),
-            ("max_waiting must not be negative", self.max_waiting >= 0),
-            ("wait_s must be more than 0", self.wait_s > 0),
-            ("on_miss: fail needs idle of at least 1", self.on_miss != "fail" or self.idle >= 1),
+            ("queue_size must not be negative", self.queue_size >= 0),
+            ("queue_timeout_s must be more than 0", self.queue_timeout_s > 0),
+            (
+                "on_miss: fail needs min_ready of at least 1",
+                self.on_miss != "fail" or self.min_ready >= 1,
+            ),
         ):
             if not holds:
                 raise ValueError(fault)
@@ -81,7 +84,7 @@ def resizable_limits(isolation: Isolation) -> Limits:
 
 def without_lease_fields(isolation: Isolation) -> Isolation:
     """Return the isolation that a sandbox is created with: without the fields set when leased."""
-    return replace(isolation, egress=Egress())
+    return replace(isolation, network=Egress())
 
 
 def pool_key(isolation: Isolation) -> PoolKey:
@@ -105,14 +108,14 @@ def fits(settings: PoolSettings, load: Load) -> bool:
     """Return True if the settings permit such a load."""
     budget = settings.memory_budget_mib
     within = budget is None or load.memory_mib <= budget
-    return within and load.sandboxes <= settings.max_total
+    return within and load.sandboxes <= settings.max_sandboxes
 
 
 def capacity(settings: PoolSettings, isolation: Isolation) -> int:
     """Return how many sandboxes with this isolation there may be at one time."""
     if settings.memory_budget_mib is None:
-        return settings.max_total
-    return min(settings.max_total, settings.memory_budget_mib // isolation.memory_mib)
+        return settings.max_sandboxes
+    return min(settings.max_sandboxes, settings.memory_budget_mib // isolation.memory_mib)
 
 
 def idle_to_end(settings: PoolSettings, load: Load, idle: Iterable[Load]) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from policies.artifacts import ArtifactLimits
-from policies.budgets import DailyBudget
+from policies.budgets import Budgets
 from policies.egress import Egress, intersection, is_within
 from policies.file_names import within
 from policies.isolation import Isolation
@@ -28,21 +28,22 @@ class Audit:
 
     enabled: bool = False
     required: bool = True
-    """Whether a run fails if its log cannot be written."""
+    """True if a run fails when its log cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
-class StyleSettings:
-    """How the loop talks to a model: in our own way, or as the paper's reference does."""
+class AgentSettings:
+    """How the loop presents tools, observations and turns to the model."""
 
-    kind: Literal["own", "paper"] = "own"
-    """paper: what a model observes is the reference's, byte for byte."""
-    words: ReferencePrompts = ReferencePrompts()
-    """The prompts of the paper's manner."""
+    style: Literal["default", "reference"] = "default"
+    """reference: the observations are those of the paper's reference implementation, byte for
+    byte."""
+    prompts: ReferencePrompts = ReferencePrompts()
+    """The prompts of the style `reference`."""
 
 
-Computer = Literal["always", "auto", "never"]
-PromptStyle = Literal["strict", "neutral", "none"]
+Enabled = Literal["always", "auto", "never"]
+PromptStyle = Literal["compute_first", "neutral", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +52,26 @@ class Profile:
 
     name: str = "default"
     about: str = ""
-    """What it is for, in a paragraph."""
-    computer: Computer = "auto"
+    """One paragraph on the purpose of the profile."""
+    enabled: Enabled = "auto"
     """The requests that get a sandbox. always: every request, from its start; auto: requests that
     may use one, from the first tool call; never: none."""
-    weak_models: tuple[str, ...] = ()
+    skip_models: tuple[str, ...] = ()
     """auto: models, by name or pattern (`*`), that answer better without a sandbox (in the paper
     Qwen3-4B loses 13 points in mathematics)."""
     prompt: PromptStyle = "neutral"
-    """What the model is told to do with its sandbox. strict: derive every answer by computing;
-    neutral: use it where it helps; none: nothing beside the tools' own descriptions."""
+    """The instructions on the use of the sandbox. compute_first: derive every answer by computing;
+    neutral: use the sandbox where it helps; none: only the tools' own descriptions."""
     limits: Limits = Limits()
     isolation: Isolation = Isolation()
     inputs: InputLimits = InputLimits()
     observation: ObservationLimits = ObservationLimits()
     artifacts: ArtifactLimits = ArtifactLimits()
-    manner: StyleSettings = StyleSettings()
-    per_day: DailyBudget = DailyBudget()
-    """Of all runs of one key together."""
+    agent: AgentSettings = AgentSettings()
+    budgets: Budgets = Budgets()
     watch: RuleSet = RuleSet()
     audit: Audit = Audit()
-    redact: Redaction = Redaction()
+    redaction: Redaction = Redaction()
 
 
 # Which of two values of a setting is the narrower
@@ -140,12 +140,12 @@ _GROWING = Order(
     _joined,
 )
 ORDERS = {
-    "computer": Order("the others, of `auto`", lambda allowed, _: bool(allowed == "auto")),
+    "enabled": Order("the others, of `auto`", lambda allowed, _: bool(allowed == "auto")),
     "prompt": _FREE,
-    "inputs.move_text_over_tokens": _FREE,
+    "inputs.offload_text_over_tokens": _FREE,
     "artifacts.list_files": _FREE,
     "isolation.level": _only("strict", "`strict`"),
-    "isolation.egress": Order(
+    "isolation.network": Order(
         "what reaches less", lambda allowed, asked: is_within(asked, allowed), intersection
     ),
     "artifacts.allow_types": Order(
@@ -159,8 +159,8 @@ ORDERS = {
         "more", lambda allowed, asked: within(allowed, asked) == allowed, _joined
     ),
     "watch.rules": _GROWING,
-    "redact.secrets": _GROWING,
-    "redact.patterns": _GROWING,
+    "redaction.detectors": _GROWING,
+    "redaction.patterns": _GROWING,
     "audit.enabled": _only(True, "`true`"),
     "audit.required": _only(True, "`true`"),
 }
@@ -169,9 +169,9 @@ ORDERS = {
 
 # Who may change what
 
-SETTLED = frozenset({"name", "about", "weak_models", "manner"})
+SETTLED = frozenset({"name", "about", "skip_models", "agent"})
 """Fields of a profile that no key and no request changes."""
-_WHOLE = ("isolation.egress",)
+_WHOLE = ("isolation.network",)
 """Settings of several fields that are compared as one."""
 
 
@@ -190,7 +190,7 @@ class Refusal:
         """Return the error message for the client."""
         allowed = _shown(self.allowed)
         if isinstance(self.allowed, Egress) and self.allowed.mode == "allowlist":
-            allowed = f"allowlist: {', '.join(self.allowed.allow)}"
+            allowed = f"allowlist: {', '.join(self.allowed.allowed_hosts)}"
         return f"{self.path}: {_shown(self.asked)} is more than {self.by} allows ({allowed})."
 
 

@@ -69,7 +69,7 @@ OFFER = {
         "Use it whenever computing, checking, searching or writing files gives a better answer than"
         " memory; answer simple things directly."
     ),
-    "strict": (
+    "compute_first": (
         "Derive every answer with it: write programs into files and run them, search the given"
         " files, check what you find. What you recall or work out in your head is a guess until a"
         " program has shown it, and a program that prints what you knew before has shown nothing."
@@ -113,7 +113,7 @@ def system_prompt(
         f"- {_directories(equipment)}",
         f"- {_machine(profile.isolation, equipment)}",
         f"- {_shell(profile.limits)}",
-        f"- {_network(profile.isolation.egress)}",
+        f"- {_network(profile.isolation.network)}",
         f"- Nobody can answer questions while you work. You have {profile.limits.max_turns} turns."
         f" When you are done, call {submit} with the complete answer for the user; refer to"
         " produced files by their path.",

@@ -29,8 +29,8 @@ BUILT_IN: dict[str, str] = {
         rf"|{_KEY_TEXT})|{_KEY_TAIL}"
     ),
 }
-"""The secrets that `Redaction.secrets` may name."""
-_ALL = "keys"
+"""The secrets that `Redaction.detectors` may name."""
+_ALL = "all"
 """Stands for all of them."""
 
 
@@ -50,20 +50,20 @@ class SecretPattern:
 class Redaction:
     """The secrets that are replaced. Raises ValueError for an unknown name."""
 
-    secrets: tuple[str, ...] = ()
-    """keys: all that are built in; or some of them: aws, aws_secret, github, openai, google, slack,
+    detectors: tuple[str, ...] = ()
+    """all: all that are built in; or some of them: aws, aws_secret, github, openai, google, slack,
     jwt, bearer, url_password, private_key."""
     patterns: tuple[SecretPattern, ...] = ()
 
     def __post_init__(self) -> None:
-        if unknown := sorted({*self.secrets} - {_ALL, *BUILT_IN}):
+        if unknown := sorted({*self.detectors} - {_ALL, *BUILT_IN}):
             known = ", ".join((_ALL, *BUILT_IN))
             raise ValueError(f"{unknown[0]!r} is no secret that is known ({known})")
 
     @property
     def named(self) -> dict[str, str]:
         """The patterns by name."""
-        names = BUILT_IN if _ALL in self.secrets else self.secrets
+        names = BUILT_IN if _ALL in self.detectors else self.detectors
         own = {each.name: each.pattern for each in self.patterns}
         return {name: BUILT_IN[name] for name in names} | own
 

@@ -25,16 +25,16 @@ RouteReason = Literal[
 """Why a request has a run, or none. Clients may compare these words."""
 ROUTE_REASONS: tuple[RouteReason, ...] = get_args(RouteReason)
 SENTENCES: Mapping[RouteReason, str] = {
-    "auto": "computer: auto",
-    "always": "computer: always",
-    "never": "computer: never",
+    "auto": "enabled: auto",
+    "always": "enabled: always",
+    "never": "enabled: never",
     "plain_suffix": "the model's name ends in :plain",
     "not_text": "the answer is not text alone",
     "continued_message": "it continues a message that is begun",
     "backend_state": "it belongs to one call of one server",
     "tool_choice_none": "tool_choice forbids tools",
     "utility": "a chat UI asks for itself",
-    "skip_models": "the model is among weak_models",
+    "skip_models": "the model is among skip_models",
     "no_tool_support": "backend.tool_support: never",
     "tools_ignored": "the model's chat template leaves tools out of the prompt",
     "tools_refused": "the backend refuses tools for the model",
@@ -85,9 +85,9 @@ def route(
     written = str(body.get("model", ""))
     model = plain_name(written)
     asked: RouteReason | None = "plain_suffix" if written != model else _one_call(body)
-    if profile.computer == "never":
+    if profile.enabled == "never":
         return Route("plain", model, "never")
-    if profile.computer == "always":
+    if profile.enabled == "always":
         asked = asked or (no_tools if no_tools != "tools_failed" else None)
         kind: Literal["refused", "sandbox"] = "refused" if asked else "sandbox"
         return Route(kind, model, asked or "always")
@@ -95,7 +95,7 @@ def route(
         return Route("plain", model, asked)
     if is_utility_request(body, headers):
         return Route("plain", model, "utility")
-    if any(fnmatchcase(model, pattern) for pattern in profile.weak_models):
+    if any(fnmatchcase(model, pattern) for pattern in profile.skip_models):
         return Route("plain", model, "skip_models")
     if no_tools:
         return Route("plain", model, no_tools)

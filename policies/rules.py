@@ -62,10 +62,9 @@ def _encodable(text: str) -> str:
 # Rules
 
 Act = Literal["command", "file", "egress"]
-Action = Literal["deny", "ask", "flag"]
+Action = Literal["deny", "log"]
 MAX_SUBJECT_CHARS = 1000
 """How much is told of the subject that a rule has matched."""
-_NOBODY = "it needs a person's consent, and nobody can be asked while a run goes on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +72,14 @@ class Rule:
     """An act that is denied or recorded. Raises ValueError for a malformed name or pattern."""
 
     name: str
-    over: Act  # not `on`, which YAML 1.1 takes for a boolean
+    target: Act  # not `on`, which YAML 1.1 takes for a boolean
     """What the pattern is searched in. command: the text that bash or a job is given; file: the
     path that the editor views or writes, or that of a produced file; egress: `host:port`."""
     pattern: str
     """In RE2's syntax, found anywhere in the subject: `^` and `$` are its two ends, `(?i)` ignores
     case."""
     action: Action
-    """deny: the act is refused; ask: also, because nobody can be asked for consent while a run goes
-    on; flag: it is done and recorded."""
+    """deny: the act is refused; log: the act is done and recorded."""
     reason: str = ""
     """What the model is told of it."""
 
@@ -93,11 +91,10 @@ class Rule:
     @property
     def refusal(self) -> str | None:
         """Why the act is refused, in words for the model, or None if it is done."""
-        if self.action == "flag":
+        if self.action == "log":
             return None
-        why = [_NOBODY] if self.action == "ask" else []
-        why += [self.reason] if self.reason else []
-        return f"rule {self.name} forbids this{': ' if why else ''}{'; '.join(why)}"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"rule {self.name} forbids this{reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ class RuleSet:
 
     def met(self, over: Act, subject: str) -> Rule | None:
         """Return the rule that holds for an act, or None."""
-        of_kind = (rule for rule in self.rules if rule.over == over)
+        of_kind = (rule for rule in self.rules if rule.target == over)
         return next((rule for rule in of_kind if pattern(rule.pattern).is_in(subject)), None)
 
     def withheld(self, paths: Iterable[str]) -> dict[str, Rule]:

@@ -27,12 +27,12 @@ _UNIQUE = re.compile(r"[0-9a-f]{32}")
 class SessionSettings:
     """How long, and how many, workspaces of sessions are kept."""
 
-    keep_s: float = 120.0
+    idle_s: float = 120.0
     """How long a sandbox stays leased to its session after a run."""
     max_kept: int = 8
     """How many stay leased so at one time, and never more than half of the sandboxes there may be;
     beyond that the oldest goes."""
-    keep_hours: float = 168.0
+    retention_hours: float = 168.0
     """How long the files are kept after that."""
     quota_mib: int = 4096
     """The files of all of a key's sessions; beyond that the oldest go."""
@@ -160,12 +160,12 @@ class FileLimits:
     """The largest single file."""
     quota_mib: int = 10240
     """All of a key's files together; what runs produce does not count."""
-    keep_hours: float = 720.0
+    retention_hours: float = 720.0
     """How long an upload lives, unless its client asked for less."""
 
     def expiry(self, created_at: int, asked_s: int | None) -> int:
         """Return when an upload expires, in seconds since 1970."""
-        longest_s = int(self.keep_hours * 3600)
+        longest_s = int(self.retention_hours * 3600)
         return created_at + (longest_s if asked_s is None else min(asked_s, longest_s))
 
 
@@ -173,11 +173,11 @@ class FileLimits:
 class ResponseSettings:
     """How long responses and conversations are kept."""
 
-    keep_hours: float = 720.0
+    retention_hours: float = 720.0
     """How long after they were created or last continued."""
     quota_mib: int = 1024
     """All of a key's together; beyond that the least recently used go."""
 
     def expiry(self, used_at: int) -> int:
         """Return when one expires that is not used again, in seconds since 1970."""
-        return used_at + int(self.keep_hours * 3600)
+        return used_at + int(self.retention_hours * 3600)

@@ -43,7 +43,7 @@ class InputLimits:
     """The largest file that may come inside a request or from a URL."""
     max_total_mib: int = 128
     """All of them together."""
-    move_text_over_tokens: int | None = 12_000
+    offload_text_over_tokens: int | None = 12_000
     """The documents in a user's message with more text than this become files; without documents,
     all of it does but its start and end. Half of the model's context window, if known to be
     smaller, takes its place. null: never."""

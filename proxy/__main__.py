@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: `sandbox-proxy`."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from socket import socket
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return command(arguments)
     except (ConfigError, SandboxStartError) as error:
-        print(f"sandbox-proxy: {error}", file=sys.stderr)  # noqa: T201 - the command's own voice
+        print(f"sandbox-proxy: {error}", file=sys.stderr)  # noqa: T201 - the output of the command
         return 1
     except KeyboardInterrupt:
         return 130
@@ -40,32 +40,34 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sandbox-proxy",
-        description="An OpenAI-compatible proxy that gives any language model a computer.",
+        description="An OpenAI-compatible proxy that gives any language model a sandbox.",
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, words in (
-        ("serve", serve, "serve clients"),
-        ("demo", demo, "one request from end to end, on a script instead of a model"),
-        ("doctor", doctor, "check backend, engine, image and isolation"),
-        ("gc", gc, "remove sandboxes that dead proxies have left behind"),
-        ("profiles", profiles, "show what each profile allows"),
-        ("audit", audit, "verify that no audit log was changed, cut or removed"),
-        ("build-image", build_image, "build the image that Docker's sandboxes start from"),
-        ("build-rootfs", build_rootfs, "make a root file system for bubblewrap without Docker"),
+        ("serve", serve, "start the server"),
+        ("demo", demo, "answer one request from end to end, with a script in place of a model"),
+        ("doctor", doctor, "check the model backend, the engine, the image and the isolation"),
+        ("gc", gc, "remove the sandboxes of proxies that have crashed"),
+        ("profiles", profiles, "print the settings of each profile as Markdown"),
+        ("audit", audit, "verify that no audit log was changed, truncated or removed"),
+        ("build-image", build_image, "build the image of Docker sandboxes"),
+        ("build-rootfs", build_rootfs, "build a root file system for bubblewrap, without Docker"),
     ):
         command = commands.add_parser(name, help=words, description=words)
         if name == "audit":
             actions = command.add_subparsers(required=True, metavar="action")
             command = actions.add_parser("verify", help=words, description=words)
         command.set_defaults(run=run)
-        command.add_argument("--config", type=Path, help="a config.yaml; default: its defaults")
-        command.add_argument("--backend-url", help="the OpenAI-compatible server, up to /v1")
+        command.add_argument("--config", type=Path, help="a config.yaml")
+        command.add_argument("--backend-url", help="URL of the OpenAI-compatible server, up to /v1")
         command.add_argument(
             "--backend-key-env",
             metavar="NAME",
-            help="the environment variable with its key; default: OPENAI_API_KEY for OpenAI's URL",
+            help="environment variable with the server's key; default: OPENAI_API_KEY for OpenAI",
         )
-        command.add_argument("--sandbox", choices=["auto", "docker", "bubblewrap"])
+        command.add_argument(
+            "--sandbox", choices=["auto", "docker", "bubblewrap"], help="the sandbox backend"
+        )
         _add_options(name, command)
     return parser
 
@@ -74,62 +76,65 @@ def _add_options(name: str, command: argparse.ArgumentParser) -> None:
     """Add the options that only one command has."""
     if name == "serve":
         command.add_argument("--host", help="address to listen on")
-        command.add_argument("--port", type=int, help="port to listen on; 0: a free one")
+        command.add_argument("--port", type=int, help="port to listen on; 0: a free port")
         command.add_argument(
             "--allow-open",
             action="store_true",
             default=None,
-            help="let everyone in who reaches the address: no key is asked for",
+            help="serve without keys on an address that other machines can reach",
         )
     if name in ("serve", "doctor"):
         command.add_argument(
             "--allow-weak",
             action="store_true",
             default=None,
-            help="bubblewrap: do without a cgroup, which bounds a sandbox's memory and processes",
+            help="bubblewrap: start sandboxes without a cgroup, which limits memory and processes",
         )
     if name == "doctor":
-        command.add_argument("--self-test", action="store_true", help="try to escape, all ways")
+        command.add_argument(
+            "--self-test", action="store_true", help="try every known escape from the sandbox"
+        )
     if name == "audit":
-        command.add_argument("names", nargs="*", help="runs or files; default: all")
-        command.add_argument("--state-dir", type=Path, help="default: as configured")
+        command.add_argument("names", nargs="*", help="run ids or files; default: all logs")
+        command.add_argument(
+            "--data-dir", type=Path, help="directory of stored data; default: server.data_dir"
+        )
+        command.add_argument("--state-dir", type=Path, help=argparse.SUPPRESS)  # deprecated
     if name == "build-image":
         command.add_argument("--target", choices=["full", "slim"], default="full")
-        command.add_argument("--tag", help="default: as configured")
+        command.add_argument("--tag", help="default: sandbox.docker.image")
         command.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     if name == "build-rootfs":
-        command.add_argument(
-            "tar", type=Path, help="the file to make; for sandbox.bubblewrap.rootfs"
-        )
+        command.add_argument("tar", type=Path, help="file to write, for sandbox.bubblewrap.rootfs")
     if name == "demo":
-        command.add_argument("question", nargs="?", help="needs --backend-url and --model")
-        command.add_argument("--model", help="the backend's model; default: a script")
+        command.add_argument("question", nargs="?", help="requires --backend-url and --model")
+        command.add_argument("--model", help="one of the backend's models; default: a script")
 
 
 def _config(arguments: argparse.Namespace) -> "Config":
-    """Return the configuration of the file, with the options of the command line over it."""
-    from proxy.config import load, parse
+    """Return the configuration; options of the command line take precedence. Raises ConfigError."""
+    from proxy.config import load
 
-    tree = load(arguments.config).model_dump()
-    for section, key, value in (
+    options = (
         ("server", "host", getattr(arguments, "host", None)),
         ("server", "port", getattr(arguments, "port", None)),
         ("server", "allow_open", getattr(arguments, "allow_open", None)),
         ("backend", "base_url", arguments.backend_url),
+        ("backend", "provider", "openai" if arguments.backend_url else None),
         ("backend", "api_key_env", arguments.backend_key_env),
         ("sandbox", "backend", arguments.sandbox),
-    ):
+    )
+    tree: dict[str, dict[str, Any]] = {}
+    for section, key, value in options:
         if value is not None:
-            tree[section][key] = value
+            tree.setdefault(section, {})[key] = value
     if getattr(arguments, "allow_weak", None):
-        tree["sandbox"]["bubblewrap"]["allow_weak"] = True
-    if arguments.backend_url:
-        tree["backend"]["kind"] = "openai"
-    return parse(tree, "command line")
+        tree.setdefault("sandbox", {})["bubblewrap"] = {"allow_weak": True}
+    return load(arguments.config, tree)
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Serve clients until told to stop."""
+    """Run the server until it is interrupted."""
     import asyncio
     import logging
 
@@ -144,14 +149,14 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def listen(host: str, port: int) -> "socket":
-    """Return the socket that clients connect to. Raises ConfigError."""
+    """Return a listening TCP socket. Raises ConfigError."""
     import socket
 
     from proxy.config import ConfigError
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol left out, as socket.create_server does, asyncio does not see that this is
-    # TCP and leaves Nagle's algorithm on: 40 ms a request.
+    # Without an explicit protocol, as in socket.create_server, asyncio does not recognize TCP and
+    # leaves Nagle's algorithm on, which costs 40 ms a request.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -183,13 +188,13 @@ async def _serve(config: "Config", model: "Model", backend: "Backend", listener:
     check = await check_model(model, _about_key(config), services.runs.agent.windows)
     announce(listener, backend.name, check)
     app = create_app(services, _lifespan(services, pool, backend))
-    # Objects that exist by now stay: to collect them again and again, 0.08 s each time, took a
-    # fifth of the processor time of plain requests.
+    # Existing objects live as long as the server. Collecting them took 0.08 s each time, a fifth of
+    # the processor time of plain requests.
     gc.collect()
     gc.freeze()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = most_connections(config.server.max_connections, files)
-    # The reverse proxies whose X-Forwarded-For uvicorn trusts: each has many clients.
+    # Reverse proxies whose X-Forwarded-For uvicorn trusts have many clients each.
     trusted = os.environ.get("FORWARDED_ALLOW_IPS", "")
     proxies = ProxyHeadersMiddleware(app, trusted).trusted_hosts  # type: ignore[arg-type]  # ASGI
     connections = OpenConnections(
@@ -230,7 +235,7 @@ def _lifespan(
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Report what works on this machine and which isolation is in force."""
+    """Print the checks of the model backend and of the sandboxes. Return 1 if one failed."""
     import asyncio
 
     from proxy.bootstrap import build_model, build_tool_probe, tool_settings
@@ -256,16 +261,15 @@ def profiles(arguments: argparse.Namespace) -> int:
     """Print all profiles as Markdown."""
     from proxy.profiles import build_profiles, profile_table
 
-    there = build_profiles(_config(arguments))
-    about = [f"**{name}**: {each.about}\n" for name, each in there.named.items()]
-    sys.stdout.writelines(
-        f"{line}\n" for line in (*about, *profile_table(there.named, there.default))
-    )
+    built = build_profiles(_config(arguments))
+    about = [f"**{name}**: {profile.about}\n" for name, profile in built.named.items()]
+    table = profile_table(built.named, built.default)
+    sys.stdout.writelines(f"{line}\n" for line in (*about, *table))
     return 0
 
 
 def gc(arguments: argparse.Namespace) -> int:
-    """Remove the sandboxes of dead proxies from every backend that is available."""
+    """Remove the sandboxes of crashed proxies from every backend that is available."""
     import asyncio
 
     from proxy.doctor import collect_garbage
@@ -274,23 +278,29 @@ def gc(arguments: argparse.Namespace) -> int:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Verify each audit log; return 1 if any is wrong."""
+    """Verify the audit logs. Return 1 if any of them is wrong."""
+    import logging
+
     from proxy.audit.audit_log import verify
-    from proxy.bootstrap import audit_key, audit_place
-    from proxy.config import state_dir
+    from proxy.bootstrap import audit_dir, audit_key
+    from proxy.config import ConfigError, data_dir
 
     config = _config(arguments)
-    root = audit_place(arguments.state_dir or state_dir(config))
-    found = verify(root, audit_key(config), arguments.names, config.audit.keep_days)
+    if arguments.state_dir:
+        if arguments.data_dir:
+            raise ConfigError("--state-dir and --data-dir are the same option: remove --state-dir")
+        logging.warning("--state-dir is deprecated: write --data-dir")
+    root = audit_dir(arguments.data_dir or arguments.state_dir or data_dir(config))
+    found = verify(root, audit_key(config), arguments.names, config.audit.retention_days)
     is_wrong = False
     for finding in found:
-        print(finding)  # noqa: T201 - the command's own voice
+        print(finding)  # noqa: T201 - the output of the command
         is_wrong |= finding.state == "WRONG"
     return int(is_wrong)
 
 
 def build_image(arguments: argparse.Namespace) -> int:
-    """Build the sandboxes' image with the Docker command line."""
+    """Build the image of Docker sandboxes with the `docker` command."""
     from sandbox_runtime.images import build_image
 
     tag = arguments.tag or _config(arguments).sandbox.docker.image
@@ -299,14 +309,14 @@ def build_image(arguments: argparse.Namespace) -> int:
 
 
 def build_rootfs(arguments: argparse.Namespace) -> int:
-    """Make a root file system with mmdebstrap."""
+    """Build a root file system with mmdebstrap."""
     from sandbox_runtime.images import build_rootfs
 
     return build_rootfs(arguments.tar)
 
 
 def _about_key(config: "Config") -> str:
-    """Return where the backend's key comes from, in words for an operator whose key is refused."""
+    """Return where the backend's key comes from, for the message when the backend refuses it."""
     from proxy.config import backend_key_variable
     from proxy.doctor import CLIENTS_KEY
 
@@ -315,7 +325,7 @@ def _about_key(config: "Config") -> str:
     if variable := backend_key_variable(config.backend):
         return f"it refuses the key in the environment variable {variable}"
     return (
-        "it wants a key, and none is sent: name the environment variable that has it by"
+        "it requires a key, and none is sent: name the environment variable with the key in"
         " --backend-key-env or backend.api_key_env"
     )
 
@@ -336,7 +346,7 @@ def _builders(config: "Config", *, need_image: bool) -> "dict[str, Callable[[], 
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Answer one request from end to end, with a server of its own."""
+    """Answer one request from end to end with a temporary server."""
     import asyncio
     import tempfile
 
@@ -346,17 +356,21 @@ def demo(arguments: argparse.Namespace) -> int:
 
     if arguments.question and not (arguments.backend_url and arguments.model):
         raise ConfigError(
-            "the script answers one question only; yours needs a model: name"
-            " --backend-url and --model"
+            "the script answers only its own question: to ask another, give --backend-url and"
+            " --model"
         )
     config = _config(arguments)
     with tempfile.TemporaryDirectory(prefix="sandbox-demo-") as directory:
         tree = config.model_dump()
-        tree["server"]["state_dir"] = directory
+        tree["server"]["data_dir"] = directory
         tree["sandbox"]["backend"] = arguments.sandbox or "bubblewrap"
         tree["sandbox"]["bubblewrap"]["allow_weak"] = True
         if not arguments.backend_url:
-            tree["backend"] |= {"kind": "scripted", "script": SCRIPT, "forward_client_key": False}
+            tree["backend"] |= {
+                "provider": "scripted",
+                "script": SCRIPT,
+                "forward_client_key": False,
+            }
         config = parse(tree, "demo")
         model, backend = build_model(config), build_backend(config)
         services, pool = build_services(config, model, backend)

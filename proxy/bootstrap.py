@@ -1,4 +1,7 @@
-"""The parts, joined as the configuration says: the only place that names concrete classes."""
+"""Composition root: builds the objects of the server from the configuration.
+
+`build_services` builds everything that a request needs. No other module names the concrete classes.
+"""
 
 import logging
 import os
@@ -22,10 +25,10 @@ from proxy.config import (
     Config,
     ConfigError,
     backend_key_variable,
+    data_dir,
     passthrough,
     require_forwarding_fits,
     secret,
-    state_dir,
 )
 from proxy.errors import StoreError
 from proxy.fetch import Fetcher
@@ -54,11 +57,11 @@ log = logging.getLogger(__name__)
 
 
 def build_model(config: Config) -> Model:
-    """The door to the language model. Raises ConfigError."""
+    """Return the client of the model backend. Raises ConfigError."""
     backend = config.backend
     require_forwarding_fits(config)
     key = secret(backend_key_variable(backend))
-    if backend.kind == "scripted":
+    if backend.provider == "scripted":
         if backend.script is None:
             raise ConfigError("backend.script: name the YAML file to play")
         try:
@@ -66,11 +69,11 @@ def build_model(config: Config) -> Model:
         except (OSError, ValueError) as error:
             raise ConfigError(f"backend.script: {error}") from error
     model: Model
-    if backend.kind == "litellm":
+    if backend.provider == "litellm":
         from proxy.models.litellm_model import LiteLLMModel
 
         model = LiteLLMModel(
-            backend.models, timeout_s=backend.timeout_s, api_key=key, api_base=backend.base_url
+            backend.models, timeout_s=backend.read_timeout_s, api_key=key, api_base=backend.base_url
         )
     elif backend.base_url is None:
         raise ConfigError("backend.base_url: name the OpenAI-compatible server, up to /v1")
@@ -78,11 +81,11 @@ def build_model(config: Config) -> Model:
         model = OpenAIHTTPModel(
             backend.base_url,
             api_key=key,
-            timeout_s=backend.timeout_s,
+            timeout_s=backend.read_timeout_s,
             proxy=_proxy_for(backend.base_url),
             keep_alive_s=backend.keep_alive_s,
         )
-    return RetryingModel(model, attempts=backend.attempts)
+    return RetryingModel(model, attempts=backend.max_retries + 1)
 
 
 def _proxy_for(base_url: str) -> str | None:
@@ -92,22 +95,23 @@ def _proxy_for(base_url: str) -> str | None:
         raise ConfigError(f"backend.base_url: {error}") from error
 
 
-def _state_dir(config: Config) -> Path:
-    """The place for files and locks, made if it is not there. Raises ConfigError."""
-    directory = state_dir(config)
+def _data_dir(config: Config) -> Path:
+    """Return the directory for stored data and lock files; create it if it is missing. Raises
+    ConfigError."""
+    directory = data_dir(config)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise ConfigError(f"server.state_dir: {error}") from error
+        raise ConfigError(f"server.data_dir: {error}") from error
     return directory
 
 
 def build_backend(config: Config) -> Backend:
-    """Return the place for sandboxes. `sandbox.backend: auto` takes bubblewrap where no engine
-    answers or its image is not built, unless the operator has named an engine: what is named is
-    never replaced by something weaker.
+    """Return the sandbox backend. `sandbox.backend: auto` falls back to bubblewrap if no engine
+    answers or its image is missing, unless the operator has named an engine: a named engine is
+    never replaced by weaker isolation.
 
-    Raises ConfigError, and SandboxStartError where none can be had.
+    Raises ConfigError; SandboxStartError if no backend works on this host.
     """
     if config.sandbox.backend == "bubblewrap":
         return build_bubblewrap(config)
@@ -118,17 +122,18 @@ def build_backend(config: Config) -> Backend:
         if not may_fall_back:
             raise
         log.warning(
-            "%s. Sandboxes are bubblewrap's instead: they share the host's kernel and see its /usr."
-            " For Docker's, start the engine and build the image (sandbox-proxy build-image);"
-            " sandbox.backend: docker insists on them, bubblewrap asks for none",
+            "%s. Using bubblewrap instead: its sandboxes share the host's kernel and see its /usr."
+            " For Docker, start the engine and build the image (sandbox-proxy build-image). To"
+            " require Docker, set sandbox.backend: docker; to use bubblewrap without this warning,"
+            " set sandbox.backend: bubblewrap",
             error,
         )
     return build_bubblewrap(config)
 
 
 def engine_named(config: Config) -> str:
-    """Return the setting by which the operator has named an engine, or nothing. The image alone
-    names none."""
+    """Return the setting by which the operator has named an engine, or an empty string. Setting
+    only the image does not name an engine."""
     docker = config.sandbox.docker
     named = {
         "sandbox.docker.runtime": docker.runtime,
@@ -139,14 +144,14 @@ def engine_named(config: Config) -> str:
 
 
 def build_docker(config: Config, *, needs_image: bool = False) -> Backend:
-    """Return sandboxes in containers. Raises ConfigError, and EngineMissingError where no engine
-    answers, or without the image where it is needed at once."""
+    """Return the Docker backend. Raises ConfigError; EngineMissingError if no engine answers, or,
+    with `needs_image`, if the image is missing."""
     from sandbox_runtime.backends.docker import DockerBackend
 
     sandbox = config.sandbox
     return DockerBackend(
         sandbox.docker.image,
-        state_dir=_state_dir(config),
+        state_dir=_data_dir(config),
         runtime=sandbox.docker.runtime,
         host=sandbox.docker.host,
         inputs=sandbox.inputs,
@@ -155,54 +160,53 @@ def build_docker(config: Config, *, needs_image: bool = False) -> Backend:
 
 
 def build_bubblewrap(config: Config) -> Backend:
-    """Return sandboxes without an engine. Raises ConfigError, SandboxStartError."""
+    """Return the bubblewrap backend. Raises ConfigError, SandboxStartError."""
     from sandbox_runtime.backends.bubblewrap import BubblewrapBackend
 
     sandbox = config.sandbox
     return BubblewrapBackend(
         rootfs=sandbox.bubblewrap.rootfs,
         uid=sandbox.bubblewrap.uid,
-        state_dir=_state_dir(config),
+        state_dir=_data_dir(config),
         inputs=sandbox.inputs,
         allow_weak=sandbox.bubblewrap.allow_weak,
     )
 
 
 def build_keyring(config: Config) -> Keyring:
-    """All keys that clients may come with. Raises ConfigError."""
-    given = [(each.env, Key(each.name, each.profiles, each.policy)) for each in config.keys]
+    """Return the keys that clients may send. Raises ConfigError."""
+    keys = [(each.env, Key(each.name, each.profiles, each.policy)) for each in config.keys]
     operator = secret(config.server.operator_key_env)
     if config.backend.forward_client_key:
         return Keyring(is_closed=True, operator=operator)
-    if variable := config.server.api_key_env:
-        given.insert(0, (variable, Key("default")))
-    names = [key.name for _, key in given]
+    names = [key.name for _, key in keys]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"keys: the name {twice[0]!r} is there twice")
-    secrets = [(sent, key) for variable, key in given if (sent := secret(variable))]
+        raise ConfigError(f"keys: two keys have the name {twice[0]!r}")
+    secrets = [(sent, key) for variable, key in keys if (sent := secret(variable))]
     if len({sent for sent, _ in secrets}) < len(secrets):
-        raise ConfigError("keys: two of them are the same")
+        raise ConfigError("keys: two keys have the same secret")
     if operator in [sent for sent, _ in secrets]:
-        raise ConfigError("server.operator_key_env: it is a client's key as well")
+        raise ConfigError("server.operator_key_env: this is also the secret of a client key")
     return Keyring(secrets, operator=operator)
 
 
 def require_keys(config: Config, address: str) -> None:
-    """Raise ConfigError where everyone in a network would be let in, unawares."""
+    """Raise ConfigError if the server would listen on a network without keys and without
+    `server.allow_open`."""
     may_be_open = config.server.allow_open or ip_address(address).is_loopback
     if not may_be_open and build_keyring(config).is_open:
         raise ConfigError(
-            f"server.host: whoever reaches {address} could run commands here, for no key is asked"
-            " for. Name one by server.api_key_env or keys; or say --allow-open, if that is meant"
+            f"server.host: everyone who can reach {address} could run commands here, because no key"
+            " is required. Set keys; or --allow-open, to permit it"
         )
 
 
 def build_store(config: Config) -> Store:
-    """The place for all that is kept. Raises ConfigError."""
+    """Return the store. Raises ConfigError."""
     try:
-        return Store(_state_dir(config), config.sessions, config.responses)
+        return Store(_data_dir(config), config.sessions, config.responses)
     except StoreError as error:
-        raise ConfigError(f"server.state_dir: {error}") from error
+        raise ConfigError(f"server.data_dir: {error}") from error
 
 
 def build_services(
@@ -212,7 +216,8 @@ def build_services(
     listener: socket.socket | None = None,
     software: tuple[str, ...] = (),
 ) -> tuple[Services, Pool]:
-    """The house, joined; `software` is what its sandboxes have. Raises ConfigError."""
+    """Return the services that requests use, and the pool; `software` are the programs installed in
+    the sandboxes. Raises ConfigError."""
     profiles = build_profiles(config)
     forbidden = own_addresses(config, listener)
     gateways = _egress_gateways(profiles, forbidden)
@@ -256,8 +261,8 @@ def _metrics(config: Config, pool: Pool) -> Metrics:
 
 
 def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory:
-    """The memory for bodies: at least one of the largest fits, and where there are several clients,
-    each has half of it, but no less than that."""
+    """Return the memory for request bodies. It holds at least one body of the maximum size. With
+    several keys, each may use half of it, but at least one such body."""
     largest = COPIES * inputs.max_body_bytes
     most = max(config.server.request_bodies_mib << 20, largest)
     return BodyMemory(most, max(most // 2, largest) if keyring.has_many else None)
@@ -266,7 +271,7 @@ def _body_memory(config: Config, inputs: Inputs, keyring: Keyring) -> BodyMemory
 def _workspaces(config: Config, isolation: Isolation, pool: Pool, store: Store) -> Workspaces:
     sessions = config.sessions
     max_kept = min(sessions.max_kept, capacity(config.sandbox.pool, isolation) // 2)
-    workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.keep_s, max_kept=max_kept)
+    workspaces = Workspaces(pool, store.workspaces, keep_s=sessions.idle_s, max_kept=max_kept)
     pool.when_full(workspaces.give_back)
     return workspaces
 
@@ -275,25 +280,25 @@ def _agent(
     config: Config, model: Model, workspaces: Workspaces, software: tuple[str, ...]
 ) -> Agent:
     equipment = Equipment(software, has_shared=config.sandbox.inputs is not None)
-    windows = ContextWindows(config.backend.context_tokens)
+    windows = ContextWindows(config.backend.max_model_len)
     return Agent(model, workspaces, make_tools, equipment, windows)
 
 
 def _tool_verdicts(config: Config, model: Model, store: Store) -> ToolVerdicts:
-    backend = config.backend.base_url or config.backend.kind
+    backend = config.backend.base_url or config.backend.provider
     return ToolVerdicts(
         tool_settings(config), build_tool_probe(config, model), store.tool_verdicts, backend
     )
 
 
 def tool_settings(config: Config) -> ToolSettings:
-    """What the operator says of models and tools."""
-    models = ((name, each.tool_support) for name, each in config.models.items())
-    return ToolSettings(config.backend.tool_support, [(n, said) for n, said in models if said])
+    """Return the tool support that is configured for each model."""
+    models = ((name, model.tool_support) for name, model in config.models.items())
+    return ToolSettings(config.backend.tool_support, [(n, value) for n, value in models if value])
 
 
 def build_tool_probe(config: Config, model: Model) -> ToolProbe | None:
-    """What finds out whether models use tools; None where the proxy has no key of its own."""
+    """Return the probe for tool support, or None if the proxy has no backend key of its own."""
     if config.backend.forward_client_key:
         return None
     return ToolProbe(model, is_local=is_local(config.backend.base_url or ""))
@@ -303,24 +308,25 @@ def _egress_gateways(profiles: Profiles, forbidden: list[Endpoint]) -> EgressGat
     gateways = EgressGateways(forbidden=forbidden, secrets=os.environ)
     for name, profile in profiles.named.items():
         try:
-            gateways.check(profile.isolation.egress)
+            gateways.check(profile.isolation.network)
         except ValueError as error:
-            raise ConfigError(f"profiles.{name}.isolation.egress: {error}") from error
+            raise ConfigError(f"profiles.{name}.isolation.network: {error}") from error
     return gateways
 
 
 def _audit_logs(config: Config) -> AuditLogs:
-    place = audit_place(_state_dir(config))
-    return AuditLogs(place, keep_days=config.audit.keep_days, key=audit_key(config))
+    return AuditLogs(
+        audit_dir(_data_dir(config)), keep_days=config.audit.retention_days, key=audit_key(config)
+    )
 
 
-def audit_place(state: Path) -> Path:
-    """Where the audit logs lie."""
-    return state / "audit"
+def audit_dir(data: Path) -> Path:
+    """Return the directory of the audit logs."""
+    return data / "audit"
 
 
 def audit_key(config: Config) -> bytes | None:
-    """What they are signed with, if with anything. Raises ConfigError."""
+    """Return the key that signs the audit logs, or None. Raises ConfigError."""
     key = secret(config.audit.key_env)
     return key.encode() if key else None
 
@@ -340,14 +346,14 @@ def _inputs(
 
 
 def own_addresses(config: Config, listener: socket.socket | None) -> list["Endpoint"]:
-    """Where the proxy, its model backend and the operator's forward proxies are to be found: no
-    sandbox gets there."""
+    """Return the addresses of the proxy, its model backend and the operator's forward proxies.
+    Sandboxes must not reach them."""
     found: list[Endpoint] = [listener.getsockname()[:2]] if listener else []
-    for written in (config.backend.base_url or "", *proxy_urls()):
-        with suppress(OSError, ValueError):  # not found from here: then neither from inside
-            url = urlsplit(written)
+    for address in (config.backend.base_url or "", *proxy_urls()):
+        with suppress(OSError, ValueError):  # a sandbox cannot resolve the name either
+            url = urlsplit(address)
             if url.hostname:
                 port = url.port or (443 if url.scheme == "https" else 80)
-                addresses = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
-                found += [(str(address[0]), port) for *_, address in addresses]
+                resolved = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
+                found += [(str(address_and_port[0]), port) for *_, address_and_port in resolved]
     return found

@@ -1,11 +1,19 @@
-"""config.yaml as one frozen tree; unknown keys are refused with their path."""
+"""The configuration: the settings of config.yaml and their defaults, and how they are read.
 
+`load` reads them from the command line, the environment (`LLM_SANDBOX_*`), a file and the
+defaults, in this order of precedence.
+"""
+
+import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Protocol, Self
 from urllib.parse import urlsplit
 
 import yaml
@@ -20,7 +28,7 @@ from pydantic import (
 )
 
 from policies.artifacts import ArtifactLimits
-from policies.budgets import DailyBudget
+from policies.budgets import Budgets
 from policies.isolation import Isolation
 from policies.limits import Limits
 from policies.passthrough import PassthroughSetting
@@ -33,19 +41,20 @@ from policies.steps import NarrationSetting, StepsSetting
 from policies.tool_support import ToolSupport
 from policies.workspace import InputLimits, Modality
 from proxy.body_memory import DEFAULT_MIB
+from proxy.deprecated_settings import CONFIG_RULES, SpelledTwiceError, new_spelling, upgrade
 
 log = logging.getLogger(__name__)
 
+ENV_PREFIX = "LLM_SANDBOX_"
+"""Prefix of the environment variables that hold settings."""
+ENV_DELIMITER = "__"
+"""Separates the keys of a setting's path in the name of its environment variable."""
 OPENAI_KEY = "OPENAI_API_KEY"
 _OPENAI = "api.openai.com"
 
 
-REMOVED = {"sandbox.agent": "there is one agent, in C"}
-"""Settings of the last release that do nothing any more, and why. They are still accepted."""
-
-
 class ConfigError(Exception):
-    """The configuration is wrong; one line for each mistake."""
+    """The configuration is invalid. The message has one line for each mistake."""
 
 
 class _Section(BaseModel):
@@ -53,258 +62,417 @@ class _Section(BaseModel):
 
 
 def _unquoted_off(value: Any) -> Any:
-    return "off" if value is False else value  # YAML 1.1 takes the bare word `off` for a boolean
+    return "off" if value is False else value  # YAML 1.1 reads the bare word `off` as a boolean
 
 
 class ServerConfig(_Section):
-    """How clients reach the proxy."""
+    """The HTTP server that clients reach."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = Field(default=8080, ge=0, le=65535)
-    """0 takes a free one."""
-    api_key_env: str | None = None
-    """Name of the environment variable with the key clients must send; null lets everyone in."""
+    """Port to listen on; 0: a free port."""
     operator_key_env: str | None = None
-    """Name of the environment variable with the operator's key, which sees /metrics and the names
-    of all profiles and is good for nothing else; null: who has the only key there is, with several
-    nobody."""
+    """Name of the environment variable with the operator's key, which gives access to /metrics and
+    to the names of all profiles, and to nothing else. null: the only client key, if there is
+    exactly one, has this access; with several keys no key has it."""
     allow_open: bool = False
-    """Whether the server may listen on other addresses than this machine's own without keys."""
+    """True if the server may listen without keys on addresses other than this machine's own."""
     max_connections: int = Field(default=4096, ge=1)
-    """How many connections of clients are answered at once; less where the process may open too few
-    files for so many (half of its RLIMIT_NOFILE is for connections)."""
+    """Maximum number of open client connections. Half of RLIMIT_NOFILE, if that is less."""
     public_url: str | None = Field(default=None, pattern="^https?://")
-    """How clients reach this server, for file links; null takes it from each request."""
-    state_dir: Path | None = None
-    """All that is kept, and locks; null is $XDG_STATE_HOME/llm-sandbox-proxy."""
+    """Base URL of this server in links to files; null: taken from each request."""
+    data_dir: Path | None = None
+    """Directory for stored data and lock files; null: $XDG_STATE_HOME/llm-sandbox-proxy."""
     steps: Annotated[StepsSetting, BeforeValidator(_unquoted_off)] = "auto"
-    """How steps are shown to clients that do not say; auto: as suits the client."""
+    """How steps are shown to clients that do not ask for a form. auto: the form that suits the
+    client."""
     narration: NarrationSetting = "content"
-    """How a stream tells what the model says before a tool call; reasoning: for programs that take
-    all content together for the answer, which then waits until it is known to be that."""
+    """Where a stream puts the text that the model writes before a tool call. reasoning: for clients
+    that take all content for the answer; content is then sent only once it is known to be the
+    answer."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"
-    """What becomes of a run when its client leaves, unless the request says."""
+    """What happens to a run when its client disconnects, unless the request sets it. detach: the
+    run continues to its end."""
     request_bodies_mib: int = Field(default=DEFAULT_MIB, ge=1)
-    """The memory in MiB for the bodies of all requests that are being answered; at least what one
-    of the largest takes. A body counts three times: as received, as decoded (up to four bytes a
-    character where a string is not ASCII), and as sent to the backend. With several keys, each may
-    use half of it."""
+    """Memory for the bodies of all requests in progress, in MiB; at least that of one body of the
+    maximum size. A body counts three times: as received, as decoded (up to four bytes a character
+    if a string is not ASCII), and as sent to the backend. If there are several keys, each may use
+    half of it."""
     nonstream_keep_alive_s: float | None = Field(default=None, gt=0)
-    """Silence after which an answer in one piece begins with blanks; its status is then 200, and an
-    error stands in the body. null never does."""
+    """Seconds of silence after which the server sends blanks before a JSON response. The status is
+    then 200, and an error is in the body. null: never."""
 
 
 class BackendConfig(_Section):
-    """The language model's server."""
+    """The server of the language models."""
 
-    kind: Literal["openai", "litellm", "scripted"] = "openai"
-    """openai: any OpenAI-compatible URL; litellm: any of its providers; scripted: no model."""
+    provider: Literal["openai", "litellm", "scripted"] = "openai"
+    """openai: any OpenAI-compatible URL; litellm: any provider that litellm supports; scripted: a
+    script in place of a model."""
     base_url: str | None = Field(default="http://127.0.0.1:8000/v1", pattern="^https?://")
+    """URL of the OpenAI-compatible server, up to /v1."""
     api_key_env: str | None = None
-    """Name of the environment variable with the backend's key; null takes OPENAI_API_KEY, where it
-    is set, for OpenAI's own URL."""
+    """Name of the environment variable with the backend's key; null: OPENAI_API_KEY, if it is set
+    and the URL is OpenAI's own."""
     forward_client_key: bool = False
-    """Whether the backend is reached with each client's own key. Only for kind openai, and without
-    keys of this server's."""
-    timeout_s: float = Field(default=600.0, gt=0)
-    """Longest silence of the backend."""
+    """True to send each client's own key to the backend. Requires provider openai, and no `keys`
+    and no `backend.api_key_env`."""
+    read_timeout_s: float = Field(default=600.0, gt=0)
+    """Maximum time without a byte from the backend, in seconds."""
     keep_alive_s: float = Field(default=4.0, ge=1, le=3600)
-    """openai: how long an unused connection stays open; less than the backend's server keeps it
-    (uvicorn: 5), or requests go out on one that is just being closed. While a command runs, one is
-    kept open by HEAD requests."""
-    attempts: int = Field(default=5, ge=1)
-    """How often a call that failed for a passing reason is tried."""
-    context_tokens: int | None = Field(default=None, ge=256)
-    """The model's context window; null: as its server lists it or its refusals tell."""
+    """openai: how long an unused connection stays open, in seconds. It must be less than the
+    backend's own keep-alive time (uvicorn: 5), or requests are sent on connections that the backend
+    is closing. While a command runs, HEAD requests keep one connection open."""
+    max_retries: int = Field(default=4, ge=0)
+    """Maximum number of retries of a model call that failed with a transient error."""
+    max_model_len: int | None = Field(default=None, ge=256)
+    """The model's context window, in tokens; null: as the backend lists it, or as its error
+    messages state it."""
     modalities: tuple[Modality, ...] = ("image",)
-    """What the model takes in beside text; of the rest it is told where the file lies."""
+    """Input that the model accepts beside text. Of other files the model gets the path only."""
     fetches_urls: bool = False
-    """Whether the backend may be given URLs of pictures and the like, which it fetches from where
-    it is, private addresses too. Otherwise the proxy fetches them, from public addresses only, and
-    sends the bytes; in what is passed on unread (`:plain`) it refuses private ones."""
+    """True if the backend may fetch the URLs of images and other files itself, from private
+    addresses too. Otherwise the proxy fetches them, from public addresses only, and sends the
+    bytes; in requests for `:plain` models it refuses private addresses."""
     tool_support: ToolSupport = "probe"
-    """Which models are given tools, and so a computer. probe: those whose chat template passes
-    tools on and whose server takes them, which is found out in the background; always: all, and
-    nothing is found out; never: none."""
+    """The models that get tools, and with them a sandbox. probe: models whose chat template renders
+    tools and whose server accepts tools, determined in the background; always: all models, without
+    a probe; never: none."""
     passthrough: PassthroughSetting = "stateless"
-    """openai: which of the backend's other paths are passed on. stateless: a list of those with
-    which the backend keeps nothing (completions, embeddings, rerank, audio, …); all: every path
-    that does not administer the backend. Whoever reaches such a path reaches what all clients keep
-    there: files, batches, threads. With clients' own keys (forward_client_key) it is always all."""
+    """openai: the backend's other paths that clients may reach. stateless: a list of paths with
+    which the backend stores nothing (completions, embeddings, rerank, audio, …); all: every path
+    that does not administer the backend. With `all`, each client reaches the files, batches and
+    threads of all clients. With `forward_client_key` it is always `all`."""
     passthrough_shared: bool = False
-    """Whether `passthrough: all` is meant for several keys too."""
+    """True to allow `passthrough: all` with several keys."""
     models: tuple[str, ...] = ()
-    """litellm: what GET /v1/models lists."""
+    """litellm: the models that GET /v1/models lists."""
     prices: dict[str, Price] = {}
-    """By model; they go before those of litellm's table, which is read where a cost is bounded."""
+    """Price of each model. They take precedence over litellm's table, which is read if a setting
+    limits the cost."""
     script: Path | None = None
-    """scripted: the YAML file to play."""
+    """scripted: YAML file with the script."""
 
 
 class DockerConfig(_Section):
-    """Sandboxes in containers."""
+    """Sandboxes in Docker containers."""
 
     image: str = "llm-sandbox-proxy/sandbox:latest"
-    """Any Linux image; `sandbox-proxy build-image` builds this one."""
+    """Any Linux image; `sandbox-proxy build-image` builds the default one."""
     runtime: str | None = None
-    """One of the engine's runtimes, such as runsc; null is the engine's default."""
+    """One of the engine's runtimes, such as runsc; null: the engine's default."""
     host: str | None = None
-    """The engine's URL; null takes DOCKER_HOST or the local socket."""
+    """URL of the engine; null: DOCKER_HOST or the local socket."""
 
 
 class BubblewrapConfig(_Section):
-    """Sandboxes without an engine."""
+    """Sandboxes without a container engine."""
 
     rootfs: Path | None = None
-    """A directory or a tar (`sandbox-proxy build-rootfs`, `docker export`) to run in; null shows
-    the host's /usr read-only."""
+    """Directory or tar file of the root file system (`sandbox-proxy build-rootfs`, `docker
+    export`); null: the host's /usr, read-only."""
     uid: int | None = Field(default=None, ge=1)
-    """Host uid of the sandboxes where the proxy runs as root; null gives each one of its own, and
-    with a rootfs all of them 65534."""
+    """Host uid of the sandboxes if the proxy runs as root; null: a different uid for each sandbox,
+    or 65534 for all of them with a rootfs."""
     allow_weak: bool = False
-    """Whether sandboxes will do whose memory and processes only rlimits bound, where no cgroup can
-    be written."""
+    """True to allow sandboxes whose memory and processes are limited by rlimits only, on hosts
+    where the proxy cannot create a cgroup."""
 
 
 class SandboxConfig(_Section):
-    """Where the computers are, how many, and what their walls are."""
+    """The sandbox backend and the pool."""
 
     backend: Literal["auto", "docker", "bubblewrap"] = "auto"
-    """auto: docker where an engine answers that has the image, else bubblewrap; docker alone where
-    sandbox.docker.runtime, sandbox.docker.host or DOCKER_HOST name an engine."""
+    """auto: docker if an engine that has the image answers, else bubblewrap; always docker if
+    sandbox.docker.runtime, sandbox.docker.host or DOCKER_HOST names an engine."""
     inputs: DirectoryPath | None = None
-    """A directory of this host that every sandbox sees, read-only, at /testbed/shared."""
+    """Directory of this host that every sandbox sees, read-only, at /testbed/shared."""
     self_test: bool = True
-    """Whether a backend must show at start that nothing escapes from it."""
+    """True to test at start that no known escape from the sandbox works."""
     docker: DockerConfig = DockerConfig()
     bubblewrap: BubblewrapConfig = BubblewrapConfig()
-    isolation: Isolation = Isolation()
     pool: PoolSettings = PoolSettings()
-
-    @model_validator(mode="after")
-    def _has_room(self) -> Self:
-        if not capacity(self.pool, self.isolation):
-            raise ValueError("pool.memory_budget_mib has no room for one isolation.memory_mib")
-        return self
 
 
 class KeyConfig(_Section):
-    """A key that was given out."""
+    """A client key."""
 
     name: str
+    """Name of the key in logs, metrics and stored data."""
     env: str
-    """Name of the environment variable with what its clients send."""
+    """Name of the environment variable with the secret that clients send."""
     profiles: tuple[str, ...] = ()
-    """Those its requests may ask for; the first is theirs where nothing names another."""
+    """Profiles that the key's requests may ask for; the first is their default."""
     policy: dict[str, Any] = {}
-    """What narrows them, in the shape of a profile."""
+    """Settings of a profile that restrict the key's requests."""
 
 
 class ModelConfig(_Section):
-    """What holds for one model, or for all of a pattern (`*`)."""
+    """Settings of one model, or of all models that match a pattern (`*`)."""
 
     profile: str | None = None
-    """Its own, where the key has it too."""
+    """The model's default profile, if the key may ask for it."""
     policy: dict[str, Any] = {}
-    """What narrows its profile, in the shape of one."""
+    """Settings of a profile that restrict requests to the model."""
     tool_support: ToolSupport | None = None
-    """Like backend.tool_support; null takes that."""
+    """The model's `backend.tool_support`; null: that setting."""
 
 
 class PaperConfig(_Section):
-    """What is the reference's own in the profile `paper`."""
+    """The profile `paper`."""
 
     prompt_file: Path | None = None
-    """A file of the reference's format (its config/general.yaml); null takes our words."""
+    """Prompt file in the format of the reference implementation (its config/general.yaml); null:
+    the proxy's own prompts."""
 
 
 class AuditConfig(_Section):
-    """The logs of what runs do."""
+    """The audit log of each run."""
 
     enabled: bool = False
     required: bool = True
-    """Whether a run fails that cannot be written down."""
+    """True if a run fails when its log cannot be written."""
     key_env: str | None = None
-    """Name of the environment variable with a secret, without which no log can be forged."""
-    keep_days: float = 90.0
+    """Name of the environment variable with the secret that signs the logs."""
+    retention_days: float = 90.0
+    """Days after which logs are deleted."""
 
 
 class Config(_Section):
-    """The whole of config.yaml."""
+    """All settings of config.yaml."""
 
     profile: str = "default"
-    """What holds where neither request, nor model, nor key names another."""
+    """The profile of requests for which neither the request, the model nor the key names one."""
     profiles: dict[str, dict[str, Any]] = {}
-    """The operator's own: what differs from `extends`, by default from the profile `default`."""
+    """The operator's profiles: the settings that differ from the profile that `extends` names, by
+    default from the profile `default`."""
     models: dict[str, ModelConfig] = {}
+    """Settings by model name or pattern."""
     keys: tuple[KeyConfig, ...] = ()
-    """Beside server.api_key_env."""
+    """Client keys. Without any, the server needs no key."""
     server: ServerConfig = ServerConfig()
     backend: BackendConfig = BackendConfig()
     sandbox: SandboxConfig = SandboxConfig()
+    isolation: Isolation = Isolation()
     limits: Limits = Limits()
-    per_day: DailyBudget = DailyBudget()
+    budgets: Budgets = Budgets()
     inputs: InputLimits = InputLimits()
     artifacts: ArtifactLimits = ArtifactLimits()
     paper: PaperConfig = PaperConfig()
     watch: RuleSet = RuleSet()
     audit: AuditConfig = AuditConfig()
-    redact: Redaction = Redaction()
+    redaction: Redaction = Redaction()
     files: FileLimits = FileLimits()
     sessions: SessionSettings = SessionSettings()
     responses: ResponseSettings = ResponseSettings()
 
-
-def load(path: Path | None) -> Config:
-    """Read a file, or take the defaults. Raises ConfigError."""
-    if path is None:
-        return Config()
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    return parse(tree if tree is not None else {}, str(path))
+    @model_validator(mode="after")
+    def _pool_has_room(self) -> Self:
+        if not capacity(self.sandbox.pool, self.isolation):
+            raise ValueError(
+                f"sandbox.pool.memory_budget_mib ({self.sandbox.pool.memory_budget_mib}) has no"
+                f" room for one sandbox of isolation.memory_mib ({self.isolation.memory_mib})"
+            )
+        return self
 
 
-def parse(tree: Any, source: str) -> Config:
-    """Return a tree as configuration; settings in REMOVED are logged. Raises ConfigError."""
-    try:
-        config = Config.model_validate(_without_removed(tree, source))
-    except ValidationError as error:
-        lines = (
-            f"{source}: {'.'.join(str(part) for part in mistake['loc']) or 'top'}: {mistake['msg']}"
-            for mistake in error.errors()
-        )
-        raise ConfigError("\n".join(lines)) from error
-    if wrong := list(no_amounts(config.model_dump())):
-        raise ConfigError("\n".join(f"{source}: {path}: {NO_AMOUNT}" for path in wrong))
+# Reading and validation
+
+Tree = Mapping[str, Any]
+Location = tuple[str | int, ...]
+
+
+class _Source(Protocol):
+    """A part of the configuration, and where it comes from."""
+
+    @property
+    def tree(self) -> Any: ...
+
+    def place(self, location: Location) -> str:
+        """Return where a setting is written, for error messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Settings of a file, or of the command line."""
+
+    tree: Any
+    name: str
+
+    def place(self, location: Location) -> str:
+        return f"{self.name}: {'.'.join(map(str, location)) or 'top'}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Environment:
+    """Settings of environment variables."""
+
+    tree: Any
+
+    def place(self, location: Location) -> str:
+        name = _variable(map(str, location))
+        below = [each for each in _variables() if each.startswith(name + ENV_DELIMITER)]
+        return ", ".join(below) or name
+
+
+def load(path: Path | None, command_line: Tree = MappingProxyType({})) -> Config:
+    """Return the settings of the command line, the environment, a file and the defaults. Raises
+    ConfigError."""
+    tree: Any = {}
+    if path is not None:
+        try:
+            tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    file = _Written(_upgraded({} if tree is None else tree, str(path)), str(path))
+    config = _validated([file])  # an invalid value is an error even if it is overridden
+    environment, options = _Environment(read_environment()), _Written(command_line, "command line")
+    if environment.tree or options.tree:
+        config = _validated([file, environment, options])
     return config
 
 
-def _without_removed(tree: Any, source: str) -> Any:
-    for path, why in REMOVED.items():
-        section, _, key = path.partition(".")
-        inner = tree.get(section) if isinstance(tree, dict) else None
-        if isinstance(inner, dict) and key in inner:
-            log.warning("%s: %s is ignored, %s: remove it", source, path, why)
-            tree = {**tree, section: {name: inner[name] for name in inner if name != key}}
-    return tree
+def parse(tree: Any, source: str) -> Config:
+    """Return the settings of one tree; `source` names it in error messages. Old spellings of
+    settings are logged. Raises ConfigError."""
+    return _validated([_Written(_upgraded(tree, source), source)])
 
 
-NO_AMOUNT = "must not be negative, and not without end"
+def _upgraded(tree: Any, source: str) -> Any:
+    try:
+        return upgrade(tree, CONFIG_RULES, lambda words: log.warning("%s: %s", source, words))
+    except SpelledTwiceError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
-def no_amounts(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The paths of all numbers that are below zero, infinite or none."""
+def _validated(sources: Sequence[_Source]) -> Config:
+    """Return the settings of these sources; later ones take precedence. Raises ConfigError."""
+    tree = sources[0].tree
+    for source in sources[1:]:
+        tree = _merged(tree, source.tree) if source.tree else tree
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        lines = (f"{_place(each['loc'], sources)}: {each['msg']}" for each in error.errors())
+        raise ConfigError("\n".join(lines)) from error
+    if invalid := list(invalid_amounts(config.model_dump())):
+        lines = (f"{_place(tuple(each.split('.')), sources)}: {NOT_FINITE}" for each in invalid)
+        raise ConfigError("\n".join(lines))
+    return config
+
+
+def _merged(base: Any, over: Any) -> Any:
+    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+        return over
+    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
+
+
+def _place(location: Location, sources: Sequence[_Source]) -> str:
+    """Return where the setting at a location was written."""
+    for source in reversed(sources[1:]):
+        if _contains(source.tree, location):
+            return source.place(location)
+    return sources[0].place(location)
+
+
+def _contains(tree: Any, location: Location) -> bool:
+    for key in location:
+        if not isinstance(tree, Mapping) or key not in tree:
+            return False
+        tree = tree[key]
+    return bool(location)
+
+
+NOT_FINITE = "must not be negative or infinite"
+
+
+def invalid_amounts(tree: Tree, above: str = "") -> Iterator[str]:
+    """Yield the path of each number that is negative, infinite or not a number."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from no_amounts(value, f"{above}{key}.")
+            yield from invalid_amounts(value, f"{above}{key}.")
         elif isinstance(value, int | float) and not 0 <= value < math.inf:
             yield f"{above}{key}"
 
 
+# The environment
+
+
+def read_environment() -> dict[str, Any]:
+    """Return the settings of the environment variables `LLM_SANDBOX_*`. Raises ConfigError."""
+    variables = _variables()
+    if not variables:  # the import below takes 40 ms
+        return {}
+    known = {_variable(path): path for path in setting_paths(Config)}
+    if unknown := [name for name in variables if name not in known]:
+        raise ConfigError("\n".join(_unknown_variable(name, known) for name in unknown))
+    from pydantic_settings import EnvSettingsSource
+    from pydantic_settings.exceptions import SettingsError
+
+    try:
+        source = EnvSettingsSource(
+            Config,  # type: ignore[arg-type]  # a BaseSettings would take 25 ms to build
+            env_prefix=ENV_PREFIX,
+            env_nested_delimiter=ENV_DELIMITER,
+            env_parse_none_str="null",
+        )
+        tree: dict[str, Any] = _decoded(source())
+    except (SettingsError, ValueError) as error:
+        raise ConfigError(
+            f"{', '.join(variables)}: {error}: write lists and sections as JSON"
+        ) from error
+    return tree
+
+
+def _variables() -> list[str]:
+    return sorted(name for name in os.environ if name.startswith(ENV_PREFIX))
+
+
+def _variable(path: Iterator[str] | Sequence[str]) -> str:
+    """Return the name of the environment variable for a setting."""
+    return ENV_PREFIX + ENV_DELIMITER.join(path).upper()
+
+
+def setting_paths(section: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each setting and of each section."""
+    if isinstance(section, type) and issubclass(section, BaseModel):
+        inner: dict[str, Any] = {
+            name: field.annotation for name, field in section.model_fields.items()
+        }
+    elif isinstance(section, type) and is_dataclass(section):
+        inner = {field.name: field.type for field in fields(section)}
+    else:
+        return
+    for name, annotation in inner.items():
+        yield (*above, name)
+        yield from setting_paths(annotation, (*above, name))
+
+
+def _decoded(value: Any) -> Any:
+    """Return the settings with JSON decoded, which pydantic-settings does not do inside of
+    dataclasses."""
+    if isinstance(value, dict):
+        return {key: _decoded(each) for key, each in value.items()}
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        return json.loads(value)
+    return value
+
+
+def _unknown_variable(name: str, known: Mapping[str, Sequence[str]]) -> str:
+    old = ".".join(name.removeprefix(ENV_PREFIX).lower().split(ENV_DELIMITER))
+    new = new_spelling(old)
+    near = [_variable(new.split("."))] if new else get_close_matches(name, known, 1)
+    hint = f"write {near[0]}" if near else f"the settings are {ENV_PREFIX}SERVER__PORT and so on"
+    return f"{name}: there is no such setting: {hint}"
+
+
+# Values that the settings imply
+
+
 def secret(variable: str | None) -> str | None:
-    """The value of an environment variable that the configuration names. Raises ConfigError."""
+    """Return the value of an environment variable that a setting names, or None without a name.
+    Raises ConfigError."""
     if variable is None:
         return None
     value = os.environ.get(variable, "").strip()
@@ -316,57 +484,53 @@ def secret(variable: str | None) -> str | None:
 
 
 def backend_key_variable(backend: BackendConfig) -> str | None:
-    """The environment variable whose value the backend is sent as its key."""
+    """Return the name of the environment variable with the backend's key, or None for no key."""
     if backend.api_key_env is not None:
         return backend.api_key_env
-    is_unnamed = backend.kind == "openai" and not backend.forward_client_key
-    if is_unnamed and is_openai(backend.base_url) and os.environ.get(OPENAI_KEY, "").strip():
+    is_default = backend.provider == "openai" and not backend.forward_client_key
+    if is_default and is_openai(backend.base_url) and os.environ.get(OPENAI_KEY, "").strip():
         return OPENAI_KEY
     return None
 
 
 def is_openai(url: str | None) -> bool:
-    """Whether an address is OpenAI's own: no other gets to see the key that is for OpenAI."""
+    """Return True for an address of OpenAI's own, the only ones that are sent OPENAI_API_KEY."""
     parts = urlsplit(url or "")
     host = parts.hostname or ""
     return parts.scheme == "https" and (host == _OPENAI or host.endswith(f".{_OPENAI}"))
 
 
 def require_forwarding_fits(config: Config) -> None:
-    """Raise ConfigError where clients' own keys cannot be the backend's."""
-    backend, at = config.backend, "backend.forward_client_key"
+    """Raise ConfigError if `backend.forward_client_key` contradicts another setting."""
+    backend, setting = config.backend, "backend.forward_client_key"
     if not backend.forward_client_key:
         return
-    if backend.kind != "openai":
-        raise ConfigError(f"{at}: only a backend of kind openai can be asked about a key")
+    if backend.provider != "openai":
+        raise ConfigError(f"{setting}: needs backend.provider openai (got {backend.provider})")
     if backend.api_key_env is not None:
-        raise ConfigError(f"{at}: the backend gets clients' keys or backend.api_key_env, not both")
-    if config.server.api_key_env is not None or config.keys:
-        raise ConfigError(
-            f"{at}: a client sends one key, which is the backend's then: leave server.api_key_env"
-            " and keys out"
-        )
+        raise ConfigError(f"{setting}: remove backend.api_key_env, clients' keys are sent instead")
+    if config.keys:
+        raise ConfigError(f"{setting}: remove keys, clients send the backend's keys instead")
 
 
 def passthrough(config: Config) -> PassthroughSetting:
-    """Return which paths are passed on. Raises ConfigError where clients would share, unawares,
-    what they keep at the backend."""
+    """Return which of the backend's paths clients may reach. Raises ConfigError if several keys
+    would share the backend's stored data without `backend.passthrough_shared`."""
     backend = config.backend
     if backend.forward_client_key:
         return "all"
-    has_several = len(config.keys) + (config.server.api_key_env is not None) > 1
-    if backend.passthrough == "all" and has_several and not backend.passthrough_shared:
+    if backend.passthrough == "all" and len(config.keys) > 1 and not backend.passthrough_shared:
         raise ConfigError(
-            "backend.passthrough: with all, each of the several keys here lists, reads and deletes"
-            " what the others keep at the backend (batches, threads, vector stores, …), for the"
-            " backend sees one key. If that is meant, say backend.passthrough_shared: true too"
+            "backend.passthrough: with all, each of the several keys can list, read and delete what"
+            " the others store at the backend (batches, threads, vector stores, …), because the"
+            " backend sees one key. To allow this, set backend.passthrough_shared: true"
         )
     return backend.passthrough
 
 
-def state_dir(config: Config) -> Path:
-    """Where files and locks are kept."""
-    if config.server.state_dir:
-        return config.server.state_dir
+def data_dir(config: Config) -> Path:
+    """Return the directory for stored data and lock files."""
+    if config.server.data_dir:
+        return config.server.data_dir
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "llm-sandbox-proxy"

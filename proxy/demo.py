@@ -1,4 +1,5 @@
-"""`make demo`: a real request through a real server, shown as it streams."""
+"""`sandbox-proxy demo`: sends one request to a temporary server and prints the answer as it
+streams."""
 
 import asyncio
 import sys
@@ -26,7 +27,8 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 async def show(
     services: Services, lifespan: Lifespan, question: str | None, model: str | None
 ) -> int:
-    """Serve, ask, print, download, stop. Returns the exit code."""
+    """Start a server, send it one request, print the answer and download its files. Return the exit
+    code."""
     app = create_app(services, lifespan)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     serving = asyncio.create_task(server.serve())
@@ -37,7 +39,7 @@ async def show(
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         if model is None:
-            _say("No model is at work here: a script plays its part. All else is real.\n")
+            _say("No model is used here: a script plays its part. Everything else is real.\n")
         return await _ask(f"http://127.0.0.1:{port}/v1", question or QUESTION, model)
     except openai.APIError as error:
         sys.stderr.write(f"sandbox-proxy: {error.message}\n")

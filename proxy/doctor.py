@@ -1,4 +1,5 @@
-"""What works here and what does not, one line a check."""
+"""Checks of the model backend and of the sandboxes, for `serve` at start and for
+`sandbox-proxy doctor`; and `sandbox-proxy gc`."""
 
 import asyncio
 import logging
@@ -22,16 +23,17 @@ from sandbox_runtime.images import REQUIRED, image_checks, installed_programs, t
 
 log = logging.getLogger(__name__)
 
-CLIENTS_KEY = "it wants the client's own key"
-"""Where the backend is reached with those."""
+CLIENTS_KEY = "it requires the client's own key"
+"""The expected refusal of a backend that is called with clients' own keys."""
 MAX_PROBED = 20
+"""Maximum number of models whose tool support is probed."""
 PROBE_S = 60.0
-"""How long a server may take to say whether a model uses tools."""
+"""Timeout of the probe of one model, in seconds."""
 
 
 async def check_model(model: Model, key: str, windows: ContextWindows | None = None) -> Check:
-    """Whether the language model's server answers; `key` says in words where its key comes from,
-    and `windows` learns what it lists."""
+    """Check that the model backend answers. `key` describes where its key comes from; `windows`
+    records the context windows that the backend lists."""
     try:
         served = await model.models()
     except BackendError as error:
@@ -45,38 +47,38 @@ async def check_model(model: Model, key: str, windows: ContextWindows | None = N
 
 
 async def check_tools(probe: ToolProbe, settings: ToolSettings) -> list[Check]:
-    """Whether each model that the backend lists, of the first few, is given tools."""
+    """Check for each of the first models that the backend lists whether it gets tools."""
     try:
         names = (await probe.models())[:MAX_PROBED]
         version = await probe.version() if names else None
     except BackendError:
-        return []  # `check_model` has said so
+        return []  # `check_model` has reported the error
     return [await _check_tools(probe, settings, name, version) for name in names]
 
 
 async def _check_tools(
     probe: ToolProbe, settings: ToolSettings, name: str, version: str | None
 ) -> Check:
-    of = f"tools of {name}"
+    title = f"tools of {name}"
     if (setting := settings.for_model(name)) != "probe":
-        return Check(of, setting == "always", f"tool_support: {setting}")
+        return Check(title, setting == "always", f"tool_support: {setting}")
     try:
         async with asyncio.timeout(PROBE_S):
             verdict = await probe.verdict(name, version)
     except (BackendError, TimeoutError) as error:
-        return Check(of, False, f"not known: {error or 'no answer in time'}")
+        return Check(title, False, f"unknown: {error or 'no answer in time'}")
     if verdict is None:
-        return Check(of, True, "not known here, so the model is given them")
-    return Check(of, not verdict.reason, verdict.words or "the model is told of them")
+        return Check(title, True, "unknown, so the model gets tools")
+    return Check(title, not verdict.reason, verdict.words or "supported")
 
 
 def announce(listener: socket, backend: str, model: Check) -> None:
-    """Say at start where the server is and what it stands on."""
+    """Log the address of the server, its sandbox backend and its model backend."""
     log.info("sandboxes: %s", backend)
     if model.ok:
         log.info("model backend: %s", model.detail)
     else:
-        log.warning("the model backend does not answer yet: %s", model.detail)
+        log.warning("the model backend does not answer: %s", model.detail)
     host, port = listener.getsockname()[:2]
     log.info("serving at http://%s:%d/v1", f"[{host}]" if ":" in host else host, port)
 
@@ -84,10 +86,10 @@ def announce(listener: socket, backend: str, model: Check) -> None:
 async def require_sound(
     backend: Backend, isolation: Isolation, *, self_test: bool
 ) -> tuple[str, ...]:
-    """Refuse a backend that does not work here, or that something escapes from. Returns what is
-    installed in its sandboxes.
+    """Check that the sandbox backend works and, with `self_test`, that no known escape does. Return
+    the programs that are installed in its sandboxes.
 
-    Raises SandboxStartError; the backend is then closed.
+    Raises SandboxStartError, after closing the backend.
     """
     try:
         if broken := [check for check in await backend.check() if not check.ok]:
@@ -121,34 +123,33 @@ async def diagnose(
     *,
     self_test: bool,
 ) -> int:
-    """Print every check; the exit code is 1 if one failed that `serve` stands on.
+    """Print all checks. Return the exit code: 1 if a check failed that `serve` requires, else 0.
 
-    `key` as `check_model` has it.
-    `builders` makes each kind of sandbox that may be taken; the first that can be made is.
-    Ways to escape are tried from inside; with `self_test` also those that take long.
+    `key` is that of `check_model`. `builders` are the sandbox backends in order of preference:
+    `serve` uses the first that can be built. With `self_test`, slow escape attempts are made too.
     """
-    answers = [_line(await check_model(model, key), needed=True)]
+    lines = [_line(await check_model(model, key), needed=True)]
     if probe is not None:
-        answers += [_line(each, needed=False) for each in await check_tools(probe, tool_settings)]
+        lines += [_line(each, needed=False) for each in await check_tools(probe, tool_settings)]
     await model.aclose()
     taken = ""
     for name, build in builders.items():
         checks, there = await _examine(name, build, isolation, self_test=self_test)
         needed = not taken and (there or name == list(builders)[-1])
         taken = name if needed and there else taken
-        answers += [_line(check, needed=needed and not _only_missed(check)) for check in checks]
-    answers.append(_line(Check("sandboxes", bool(taken), taken or "none"), needed=True))
-    sys.stdout.writelines(text for text, _ in answers)
-    return 0 if all(fine for _, fine in answers) else 1
+        lines += [_line(check, needed=needed and not _only_missed(check)) for check in checks]
+    lines.append(_line(Check("sandboxes", bool(taken), taken or "none"), needed=True))
+    sys.stdout.writelines(text for text, _ in lines)
+    return 0 if all(fine for _, fine in lines) else 1
 
 
 def _only_missed(check: Check) -> bool:
-    """Whether a model may miss it, but nothing of ours does."""
+    """Return True for a program of the image that models may miss and the proxy does not need."""
     return check.name.startswith("image ") and check.name not in REQUIRED
 
 
 def _line(check: Check, *, needed: bool) -> tuple[str, bool]:
-    """A finding in words, and whether one can live with it."""
+    """Return the line of a check, and False if it failed and is needed."""
     mark = "ok  " if check.ok else "FAIL" if needed else "--  "
     return f"{mark}  {check.name}: {check.detail}\n", check.ok or not needed
 
@@ -156,7 +157,7 @@ def _line(check: Check, *, needed: bool) -> tuple[str, bool]:
 async def _examine(
     name: str, build: Callable[[], Backend], isolation: Isolation, *, self_test: bool
 ) -> tuple[list[Check], bool]:
-    """What one kind of sandbox is worth here, and whether there is one at all."""
+    """Return the checks of one sandbox backend, and False if it cannot be built."""
     try:
         backend = build()
     except SandboxStartError as error:
@@ -170,7 +171,8 @@ async def _examine(
 
 
 async def _escapes(backend: Backend, isolation: Isolation, *, self_test: bool) -> list[Check]:
-    """What was tried against the walls: a line for what does not hold, or for all with the test."""
+    """Return the results of attempts to escape: with `self_test` all, else the summary and those
+    that did not fail."""
     start = partial(start_sandbox, backend)
     try:
         if self_test:
@@ -186,7 +188,7 @@ async def _escapes(backend: Backend, isolation: Isolation, *, self_test: bool) -
 
 
 async def _trial(backend: Backend, isolation: Isolation) -> list[Check]:
-    """A real sandbox runs a real command, and shows what its image has."""
+    """Run a command in a sandbox, and check the programs of its image."""
     try:
         sandbox = await start_sandbox(backend, isolation)
         result = await sandbox.exec("echo $((6 * 7)); id -u; uname -sr", timeout_s=10)
@@ -196,12 +198,12 @@ async def _trial(backend: Backend, isolation: Isolation) -> list[Check]:
         return [Check(f"{backend.name} sandbox", False, str(error))]
     await sandbox.close()
     works = result.stdout.startswith("42\n")
-    said = " ".join((result.stdout + result.stderr).split())
-    return [Check(f"{backend.name} sandbox", works, said), terminals, *image]
+    output = " ".join((result.stdout + result.stderr).split())
+    return [Check(f"{backend.name} sandbox", works, output), terminals, *image]
 
 
 async def collect_garbage(builders: Mapping[str, Callable[[], Backend]]) -> int:
-    """Remove what dead proxies have left behind and say how much that was."""
+    """Remove the sandboxes of crashed proxies and print their number."""
     for name, build in builders.items():
         try:
             backend = build()

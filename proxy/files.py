@@ -91,12 +91,12 @@ class FileStore:
 
     def link_expiry(self, limits: ArtifactLimits | None = None) -> int:
         """Return the Unix time at which a link that is made now expires."""
-        return int(self.store.now() + (limits or self.limits).keep_hours * 3600)
+        return int(self.store.now() + (limits or self.limits).retention_hours * 3600)
 
     @property
     def container_minutes(self) -> int:
         """After how many minutes an unused container expires."""
-        return math.ceil(self.limits.keep_hours * 60)
+        return math.ceil(self.limits.retention_hours * 60)
 
     def url(self, base_url: str, container_id: str, file_id: str, expires: int) -> str:
         """Return the signed link to a file, or, for WHOLE, to all files of the container."""

@@ -223,7 +223,7 @@ class Inputs:
     async def _text_limit(self, messages: Sequence[Message], context: InputContext) -> int | None:
         """Return above how many tokens a text becomes files. The model's window is asked for only
         if a text is long enough for it to matter."""
-        limit = context.limits.move_text_over_tokens
+        limit = context.limits.offload_text_over_tokens
         if limit is None or self._window is None or not has_long_text(messages):
             return limit
         window = await self._window(context.model, context.owner, context.credentials)

@@ -1,7 +1,7 @@
-"""The profiles of this server: built from the configuration, chosen for each request, and shown.
+"""The profiles of this server: built from the configuration, selected for each request, printed.
 
 `build_profiles` reads the shipped profiles and the operator's, `Profiles` decides which one holds
-for a request, `overlaid` puts settings over a profile, `read_words` reads a prompt file, and
+for a request, `overlaid` puts settings over a profile, `read_prompt_file` reads a prompt file, and
 `profile_table` shows all profiles as Markdown.
 """
 
@@ -21,10 +21,10 @@ from policies.egress import Egress
 from policies.isolation import LEAST
 from policies.profile import (
     SETTLED,
+    AgentSettings,
     Audit,
     EffectivePolicy,
     Profile,
-    StyleSettings,
     get,
     in_words,
     settings,
@@ -32,11 +32,16 @@ from policies.profile import (
 from policies.prompts import TOOL_NAMES
 from policies.reference_style import NO_CALL, ReferencePrompts
 from policies.workspace import ANSWER_FILES, OUTPUT_DIR
-from proxy.config import NO_AMOUNT, Config, ConfigError, no_amounts
+from proxy.config import NOT_FINITE, Config, ConfigError, invalid_amounts
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.keys import Key
 
 Tree = Mapping[str, Any]
+REMOVED_PROFILES = {
+    "finance": "copy it from examples/finance.yaml",
+    "offline": "write isolation: {network: {mode: none}} in a profile of your own",
+}
+"""Profiles that were shipped with the last release, and what to write instead."""
 MAX_ENTRIES = 256
 """The longest list in a profile: each of its rules is compared with each other."""
 
@@ -66,7 +71,7 @@ class Profiles:
 
     @classmethod
     def only(cls, profile: Profile) -> "Profiles":
-        """Return a server's profiles that are one only."""
+        """Return the profiles of a server that has only this one."""
         return cls({profile.name: profile}, profile.name)
 
     @property
@@ -107,10 +112,10 @@ class Profiles:
         return True
 
     def _allowed(self, key: Key, model: str, name: str | None) -> EffectivePolicy:
-        its = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
-        usual = self._usual(key, its)
+        policy = next((each for each in self._models if fnmatchcase(model, each.pattern)), None)
+        usual = self._usual(key, policy)
         if name is None or name == usual:
-            return self._narrowed(key, its, usual)
+            return self._narrowed(key, policy, usual)
         if name not in self.named:
             names = ", ".join(map(repr, self.open_to(key)))
             raise BadRequestError(
@@ -118,17 +123,17 @@ class Profiles:
                 param="sandbox.profile",
                 code="invalid_value",
             )
-        allowed = self._narrowed(key, its, name)
+        allowed = self._narrowed(key, policy, name)
         if name not in key.profiles:
-            self._require_within(self._narrowed(key, its, usual), allowed.profile)
+            self._require_within(self._narrowed(key, policy, usual), allowed.profile)
         return allowed
 
     def _require_within(self, usual: EffectivePolicy, asked: Profile) -> None:
-        """Raises ForbiddenError if a profile that the key does not list allows more than its usual
-        one."""
+        """Raise ForbiddenError if a profile that the key does not list allows more than the key's
+        default one."""
         if refusal := usual.refusal(asked, settings(asked)):
             raise ForbiddenError(
-                f"Profile {asked.name!r} needs a key that lists it, for it allows more than"
+                f"Profile {asked.name!r} needs a key that lists it, because it allows more than"
                 f" {usual.profile.name!r}: {refusal.words()}",
                 param="sandbox.profile",
             )
@@ -161,20 +166,22 @@ def build_profiles(config: Config) -> Profiles:
     prompt_file = config.paper.prompt_file
     base = Profile(
         limits=config.limits,
-        isolation=config.sandbox.isolation,
+        isolation=config.isolation,
         inputs=config.inputs,
         artifacts=config.artifacts,
-        manner=StyleSettings(words=read_words(prompt_file) if prompt_file else ReferencePrompts()),
-        per_day=config.per_day,
+        agent=AgentSettings(
+            prompts=read_prompt_file(prompt_file) if prompt_file else ReferencePrompts()
+        ),
+        budgets=config.budgets,
         watch=config.watch,
         audit=Audit(config.audit.enabled, config.audit.required),
-        redact=config.redact,
+        redaction=config.redaction,
     )
     named = {name: _bundle(base, name, tree) for name, tree in shipped().items()}
     for name, tree in config.profiles.items():
         extends = tree.get("extends", "default")
         if extends not in named:
-            raise ConfigError(f"profiles.{name}.extends: there is no profile {extends!r} above it")
+            raise ConfigError(f"profiles.{name}.extends: {_unknown_profile(extends)}")
         own = {key: value for key, value in tree.items() if key != "extends"}
         named[name] = _bundle(named[extends], name, own)
     models = [
@@ -186,8 +193,7 @@ def build_profiles(config: Config) -> Profiles:
 
 
 def _check(config: Config, named: Mapping[str, Profile]) -> None:
-    """Check each place of the configuration that names a profile or restricts one. Raises
-    ConfigError."""
+    """Check each setting that names a profile or restricts one. Raises ConfigError."""
     names = {"profile": [config.profile]}
     policies: dict[str, Tree] = {}
     for pattern, model in config.models.items():
@@ -198,9 +204,15 @@ def _check(config: Config, named: Mapping[str, Profile]) -> None:
         policies[f"keys.{index}.policy"] = key.policy
     for place, asked in names.items():
         if unknown := [name for name in asked if name not in named]:
-            raise ConfigError(f"{place}: there is no profile {unknown[0]!r}")
+            raise ConfigError(f"{place}: {_unknown_profile(unknown[0])}")
     for place, tree in policies.items():
         _check_policy(place, tree, named)
+
+
+def _unknown_profile(name: str) -> str:
+    if instead := REMOVED_PROFILES.get(name):
+        return f"there is no profile {name!r} any more: {instead}"
+    return f"there is no profile {name!r}; define it in profiles, above those that extend it"
 
 
 def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
@@ -211,7 +223,7 @@ def _check_policy(place: str, tree: Tree, named: Mapping[str, Profile]) -> None:
         except SettingError as error:
             raise ConfigError(f"{place}.{error.path}: {error.why}") from error
     if settled := SETTLED & tree.keys():
-        raise ConfigError(f"{place}.{min(settled)}: only a profile says that of itself")
+        raise ConfigError(f"{place}.{min(settled)}: this can only be set in profiles")
 
 
 def _bundle(base: Profile, name: str, tree: Tree) -> Profile:
@@ -223,13 +235,17 @@ def _bundle(base: Profile, name: str, tree: Tree) -> Profile:
 
 def _added(base: Profile, tree: Tree) -> Tree:
     """Return the profile's settings, with its rules and secrets added to those of the base."""
-    whole = {section: dict(tree[section]) for section in ("watch", "redact") if section in tree}
-    for section, said in whole.items():
-        for name, new in said.items():
-            before = asdict(base)[section][name]
-            if isinstance(new, list) and isinstance(before, tuple):
-                said[name] = [*before, *(each for each in new if each not in before)]
-    return {**tree, **whole}
+    sections = {
+        name: dict(tree[name])
+        for name in ("watch", "redaction")
+        if isinstance(tree.get(name), Mapping)
+    }
+    for section, settings_of in sections.items():
+        for name, own in settings_of.items():
+            inherited = asdict(base)[section].get(name)
+            if isinstance(own, list) and isinstance(inherited, tuple):
+                settings_of[name] = [*inherited, *(each for each in own if each not in inherited)]
+    return {**tree, **sections}
 
 
 @cache
@@ -272,8 +288,8 @@ def overlaid(base: Profile, tree: Tree) -> Profile:
         first = error.errors()[0]
         path = ".".join(str(step) for step in first["loc"][1:])
         raise SettingError(path, first["msg"]) from error
-    if below := next(no_amounts(asdict(profile)), None):
-        raise SettingError(below, NO_AMOUNT)
+    if below := next(invalid_amounts(asdict(profile)), None):
+        raise SettingError(below, NOT_FINITE)
     for name, least in LEAST.items():
         value = getattr(profile.isolation, name)
         if value is not None and value < least:
@@ -296,18 +312,18 @@ def _merged(base: Mapping[str, Any], tree: Any) -> Any:
     for key, value in tree.items():
         below = base.get(key)
         merged[key] = _merged(below, value) if isinstance(below, Mapping) else value
-    if "allow" in base and "mode" in base:
+    if "allowed_hosts" in base and "mode" in base:
         merged |= _settings_with_mode(tree, merged["mode"])
     return merged
 
 
-def _settings_with_mode(egress: Tree, mode: object) -> dict[str, Any]:
-    """Return the settings that a change of the egress mode resets: the base's hosts are not for
+def _settings_with_mode(network: Tree, mode: object) -> dict[str, Any]:
+    """Return the settings that a change of the network mode resets: the base's hosts are not for
     another mode, and hosts have no meaning without a network."""
-    if "mode" not in egress:
-        return {"allow": ()} if mode == "none" else {}
-    kept = {"allow": egress.get("allow", ())}
-    return {**kept, "headers": (), "allow_cidrs": ()} if mode == "none" else kept
+    if "mode" not in network:
+        return {"allowed_hosts": ()} if mode == "none" else {}
+    kept = {"allowed_hosts": network.get("allowed_hosts", ())}
+    return {**kept, "headers": (), "allowed_cidrs": ()} if mode == "none" else kept
 
 
 def _set_by(tree: Tree, above: str = "") -> list[str]:
@@ -315,7 +331,7 @@ def _set_by(tree: Tree, above: str = "") -> list[str]:
     paths = []
     for key, value in tree.items():
         path = above + key
-        if isinstance(value, Mapping) and path != "isolation.egress":
+        if isinstance(value, Mapping) and path != "isolation.network":
             paths += _set_by(value, f"{path}.")
         else:
             paths.append(path)
@@ -343,7 +359,7 @@ class _PromptFile(BaseModel):
     @classmethod
     def _is_looked_into(cls, path: str) -> str:
         if path not in _OUTPUT_DIRS:
-            raise ValueError(f"answers are looked for in {' and '.join(_OUTPUT_DIRS)} only")
+            raise ValueError(f"answers are only read from {' and '.join(_OUTPUT_DIRS)}")
         return path
 
     @field_validator("tools")
@@ -352,35 +368,34 @@ class _PromptFile(BaseModel):
         functions = [tool.get("function") for tool in tools]
         names = [each.get("name") for each in functions if isinstance(each, dict)]
         if tools and names != list(TOOL_NAMES):
-            raise ValueError(f"they must be {', '.join(TOOL_NAMES)}, in this order")
+            raise ValueError(f"the tools must be {', '.join(TOOL_NAMES)}, in this order")
         return tools
 
 
-def read_words(path: Path) -> ReferencePrompts:
+def read_prompt_file(path: Path) -> ReferencePrompts:
     """Read the prompts of the reference style from a file in the reference's own format. Raises
     ConfigError."""
     try:
         file = _PromptFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        words = ReferencePrompts(
+        prompts = ReferencePrompts(
             system=file.system_prompt,
             instance=file.instance_prompt,
             no_call=file.continue_message,
             output_dir=file.output_dir,
             tools=file.tools,
         )
-        words.system_prompt()
-        words.problem("")
+        prompts.system_prompt()
+        prompts.problem("")
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (LookupError, AttributeError) as error:
         raise ConfigError(
-            f"{path}: a prompt has a placeholder {error} that nobody fills; braces that stand for"
-            " themselves are written twice"
+            f"{path}: a prompt has an unknown placeholder {error}; write literal braces twice"
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    return words
+    return prompts
 
 
 # The table of all profiles
@@ -405,7 +420,7 @@ def profile_table(profiles: Mapping[str, Profile], usual: Profile) -> Iterator[s
 
 def _shown(value: Any) -> str:
     if isinstance(value, Egress):
-        value = [value.mode, *value.allow]
+        value = [value.mode, *value.allowed_hosts]
     elif isinstance(value, tuple):
         value = [getattr(each, "name", each) for each in value]
     if isinstance(value, list):

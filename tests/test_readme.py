@@ -1,4 +1,4 @@
-"""What the front door says holds."""
+"""The README: its tables, examples and names are those of the code."""
 
 import json
 import re
@@ -39,12 +39,12 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_settings_of_all_profiles_are_those_there_are() -> None:
+def test_table_of_profiles_is_that_of_the_command() -> None:
     there = build_profiles(parse({}, "none"))
     assert "\n".join(profile_table(there.named, there.default)) in README
 
 
-async def test_the_client_in_the_readme_gets_its_answer_and_files(tmp_path: Path) -> None:
+async def test_client_example_gets_its_answer_and_files(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     async with open_sandboxes("bubblewrap", tmp_path) as sandboxes:
         services = join(ScriptedModel.from_yaml(SCRIPT), sandboxes, tmp_path)
@@ -67,18 +67,18 @@ async def test_the_client_in_the_readme_gets_its_answer_and_files(tmp_path: Path
         ("straight to the backend", "straight"),
     ],
 )
-def test_every_parameter_stands_in_the_row_of_its_class(row: str, place: str) -> None:
+def test_parameter_table_lists_every_parameter_in_its_row(row: str, place: str) -> None:
     line = next(line for line in README.splitlines() if line.startswith(f"| {row} |"))
     known = {name for name, parameter in PARAMETERS.items() if parameter.place == place}
     assert set(re.findall(r"`(\w+)`", line)) == known
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:[\w.]+/)+[\w.]*)`", README))))
-def test_every_file_that_is_named_is_there(path: str) -> None:
+def test_named_file_exists(path: str) -> None:
     assert path.startswith(("demo-output/", ".stacks/", "v1/")) or (ROOT / path).exists()
 
 
-def test_every_budget_and_every_way_to_end_is_told_of() -> None:
+def test_budgets_section_names_every_budget_and_stop_reason() -> None:
     section = README.split("## Budgets\n")[1].split("\n## ")[0]
     told = set(re.findall(r"`(\w+)`", section))
     assert set(StopReason) <= told
@@ -87,7 +87,7 @@ def test_every_budget_and_every_way_to_end_is_told_of() -> None:
     assert bounds - {"max_command_timeout_s", "max_choices"} <= told
 
 
-def test_the_events_of_steps_are_those_that_are_sent() -> None:
+def test_step_events_are_those_that_are_sent() -> None:
     (block,) = re.findall(r"```json\n(\{\"v\".*?)```", README, re.DOTALL)
     told = StepEventRenderer("5f")
     decision = Decision("example.com", 443, "denied", "not allowed", 0, 0, 0.1)
@@ -110,7 +110,7 @@ def test_the_events_of_steps_are_those_that_are_sent() -> None:
     ]
 
 
-def test_the_rules_in_the_readme_are_rules() -> None:
+def test_example_rules_are_valid() -> None:
     (block,) = re.findall(r"```yaml\n(watch:.*?)```", README, re.DOTALL)
     watch = parse(yaml.safe_load(block), "README").watch
     assert [rule.name for rule in watch.rules] == ["no-force", "keys", "uploads"]
@@ -118,12 +118,12 @@ def test_the_rules_in_the_readme_are_rules() -> None:
     assert watch.met("egress", "files.example.com:443") == watch.rules[2]
 
 
-def test_every_secret_that_is_built_in_is_named() -> None:
+def test_built_in_detectors_are_named() -> None:
     (line,) = re.findall(r"\*\*Secrets\*\*.*?;", README, re.DOTALL)
     assert set(BUILT_IN) <= set(re.findall(r"`(\w+)`", line))
 
 
-def test_every_target_that_is_named_is_in_the_makefile() -> None:
+def test_named_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"`make (\w+)`", README)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

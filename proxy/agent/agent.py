@@ -102,7 +102,7 @@ class Agent:
         async with self.workspaces.use(
             session.resume_from, task.profile.isolation, watch.decided, watch.asked
         ) as lease:
-            if task.profile.computer == "always":
+            if task.profile.enabled == "always":
                 await lease.ask()
             loop = AgentLoop(
                 self.model_of(task),

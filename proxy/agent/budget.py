@@ -71,7 +71,7 @@ class RunBudget:
     @property
     def time_left_s(self) -> float:
         """The rest of the run's time for work, more than 0 in any case."""
-        return max(0.001, self._limits.wall_time_s - self.wall_time_s)
+        return max(0.001, self._limits.max_run_seconds - self.wall_time_s)
 
     @property
     def egress_bytes(self) -> int:

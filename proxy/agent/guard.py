@@ -31,7 +31,7 @@ class Guard:
 
     def __init__(self, profile: Profile, emit: Emit) -> None:
         self._watch = profile.watch
-        self._secrets = Secrets(profile.redact)
+        self._secrets = Secrets(profile.redaction)
         self._emit = emit
 
     async def refusal(self, tool: str, arguments: object) -> str | None:
@@ -64,7 +64,7 @@ class Guard:
         if rule is None:
             return None
         shown = what[:MAX_SUBJECT_CHARS]
-        await self._emit(RuleMatched(rule.name, rule.action, rule.over, shown, rule.reason))
+        await self._emit(RuleMatched(rule.name, rule.action, rule.target, shown, rule.reason))
         return rule.refusal
 
 

@@ -79,8 +79,8 @@ class AgentLoop:
         self._task, self._given = task, given
         self._emit, self._seat, self._watch = emit, lease, watch
         self._use, self._outcome = CapabilityUse(), RunOutcome()
-        self._times = time_plan(profile.limits.wall_time_s, clock.deadline_s)
-        self._limits = replace(profile.limits, wall_time_s=self._times.work_s)
+        self._times = time_plan(profile.limits.max_run_seconds, clock.deadline_s)
+        self._limits = replace(profile.limits, max_run_seconds=self._times.work_s)
         self._outputs = ArtifactCollector(given.files, profile.artifacts.max_file_mib << 20)
         self._guard = Guard(profile, emit)
         self._client_names = [tool_name(tool) for tool in task.request.client_tools]
@@ -212,7 +212,7 @@ class AgentLoop:
         time that is kept for the final question, which is then not asked."""
         if self._has_worked:
             return self.budget.time_left_s
-        until_s = min(self._times.answer_s, self._limits.wall_time_s + FINAL_ANSWER_S)
+        until_s = min(self._times.answer_s, self._limits.max_run_seconds + FINAL_ANSWER_S)
         return max(0.001, until_s - self.budget.wall_time_s)
 
     # One turn
@@ -260,7 +260,7 @@ class AgentLoop:
     def _refused(self, error: BackendError) -> StopReason | None:
         """Return why the run ends after a refusal of tools or length, or None if it goes on."""
         is_refusal = isinstance(error, ToolsRefusedError)
-        insists = self._has_worked or self._task.profile.computer == "always"
+        insists = self._has_worked or self._task.profile.enabled == "always"
         if self._plainly or (is_refusal and insists):
             raise error
         if self._has_worked:

@@ -160,6 +160,6 @@ def _without_mistake(call: ToolCall) -> ToolCall:
 
 def style_of(profile: Profile) -> AgentStyle:
     """Return the style that the profile asks for."""
-    if profile.manner.kind == "paper":
-        return ReferenceStyle(profile.manner.words)
+    if profile.agent.style == "reference":
+        return ReferenceStyle(profile.agent.prompts)
     return DefaultStyle()

@@ -323,7 +323,7 @@ def client_call_stream(
 ) -> ClientCallStream | None:
     """Return the stream for one turn's calls; None if the client gets them when the run ends: it
     speaks of `functions`, or secrets are taken out of what it is sent."""
-    if not names or task.request.legacy_state is not None or Secrets(task.profile.redact):
+    if not names or task.request.legacy_state is not None or Secrets(task.profile.redaction):
         return None
     return ClientCallStream(emit, toolbox, names, task.request.text_tools, new_id)
 

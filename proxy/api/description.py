@@ -298,10 +298,10 @@ _MESSAGE_FIELDS: Tree = {
 _SANDBOX = _or_null(
     {
         "profile": _TEXT,
-        "computer": _words("always", "auto", "never"),
-        "prompt": _words("strict", "neutral", "none"),
+        "enabled": _words("always", "auto", "never"),
+        "prompt": _words("compute_first", "neutral", "none"),
         "steps": _words(*PROFILES),
-        "documents": _FLAG,
+        "offload_documents": _FLAG,
         "usage": _words(*CHOICES),
         "deadline_s": {"type": "number", "exclusiveMinimum": 0},
         "on_disconnect": _words("cancel", "detach"),

@@ -87,13 +87,13 @@ async def _answer(request: Request) -> Response:
     await _require_owned(request, body, fields)
     asks_a_model = request.method == "POST"
     profile = services(request).profiles.of(key, _model(plain or fields), None, {})
-    if asks_a_model and profile.computer == "always":
+    if asks_a_model and profile.enabled == "always":
         raise ForbiddenError(
-            f"computer: always holds here (profile {profile.name!r}), and what is passed on to the"
-            " backend has none.",
-            param="sandbox.computer",
+            f"enabled: always holds here (profile {profile.name!r}), and requests that are"
+            " passed on to the backend have no sandbox.",
+            param="sandbox.enabled",
         )
-    day = profile.per_day.of_model_calls if asks_a_model else DailyBudget()
+    day = profile.budgets.daily.of_model_calls if asks_a_model else DailyBudget()
     await refuse_private_urls(request, plain or fields)
     written = body if plain is None else encoded(plain)
     return await forward(request, upstream, written, stream.wait_for_disconnect, day)

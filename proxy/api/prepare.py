@@ -48,21 +48,25 @@ from proxy.agent.task import (
     TaskLimits,
 )
 from proxy.api.dependencies import base_url, body_reservation, credentials, owner, services
-from proxy.api.routing import COMPUTER_HEADER, PROFILE_HEADER, PROMPT_HEADER, RoutingDecision
+from proxy.api.routing import ENABLED_HEADER, PROFILE_HEADER, PROMPT_HEADER, RoutingDecision
 from proxy.api.upstream_relay import daily_account, known_tariff, take_from, urls_in
+from proxy.deprecated_settings import HEADER_RENAMES
 from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber
 from proxy.schemas.chat_request import choice_count, parse_chat, with_ids
 from proxy.schemas.content_parts import read
 from proxy.schemas.request_options import (
-    DOCUMENTS_HEADER,
+    OFFLOAD_HEADER,
     RequestOptions,
-    documents_wanted,
+    offloads_documents,
     usage_asked,
 )
 
-IDENTITY_HEADERS = (PROFILE_HEADER, COMPUTER_HEADER, PROMPT_HEADER, DOCUMENTS_HEADER)
+IDENTITY_HEADERS = (
+    *(PROFILE_HEADER, ENABLED_HEADER, PROMPT_HEADER, OFFLOAD_HEADER),
+    *HEADER_RENAMES.values(),
+)
 """Headers that change a request's result."""
 DELIVERY_FIELDS = ("stream", "stream_options")
 """Fields that change how the result is sent, and not the result."""
@@ -357,9 +361,9 @@ def _profile_of_run(request: Request, asked: Preparation) -> Profile:
     long texts become files. Raises BadRequestError."""
     profile, headers = asked.decision.profile, request.headers
     profile = replace(profile, artifacts=profile.artifacts.suited(headers))
-    if documents_wanted(asked.body, headers):
+    if offloads_documents(asked.body, headers):
         return profile
-    return replace(profile, inputs=replace(profile.inputs, move_text_over_tokens=None))
+    return replace(profile, inputs=replace(profile.inputs, offload_text_over_tokens=None))
 
 
 # The files
@@ -384,7 +388,7 @@ async def _input_of(
         body=body_reservation(request),
         present=await _files_in_container(request, session),
         # The reference style puts the notes on the files of the user's last message after it.
-        notes_follow=profile.manner.kind == "paper" and session.suspended_run is None,
+        notes_follow=profile.agent.style == "reference" and session.suspended_run is None,
     )
     messages = await parts.files.unlinked(chat.messages, session.owner)
     return await parts.inputs.load(messages, body, context)
@@ -415,7 +419,7 @@ async def _reserve_budget(
     Raises BudgetError, and BadRequestError if cost is bounded and the prices are unknown.
     """
     prices, model = services(request).prices, asked.decision.route.model
-    per_day = profile.per_day if runs else profile.per_day.of_model_calls
+    per_day = profile.budgets.daily if runs else profile.budgets.daily.of_model_calls
     if per_day.cost_usd is None and profile.limits.max_cost_usd is None:
         tariff = prices.own(model)
     else:

@@ -40,7 +40,7 @@ async def create_response(request: Request) -> Response:
     written, body = await read_model_request(request)
     if body["model"].endswith(PLAIN_SUFFIX):
         decision = resolve_route(request, body)
-        return await forward_response(request, body, decision.profile.per_day.of_model_calls)
+        return await forward_response(request, body, decision.profile.budgets.daily.of_model_calls)
     before = await previous_context(request, body)
     if isinstance(given := body.get("input"), list):
         body = {**body, "input": await resolve_references(request, given)}
@@ -103,7 +103,7 @@ def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) ->
 
 def _check_network(profile: Profile, asked: ResponsesAsChat) -> None:
     """Refuse a network policy other than the operator's. Raises BadRequestError."""
-    mode = profile.isolation.egress.mode
+    mode = profile.isolation.network.mode
     for param, wanted in asked.tools.networks:
         if (wanted == "disabled") != (mode == "none"):
             raise unsupported(param, f"The way out of sandboxes is set here to {mode!r}.")

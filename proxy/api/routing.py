@@ -13,18 +13,19 @@ from policies.tool_support import SUPPORTED, ToolVerdict
 from proxy.api.dependencies import authorize, owner, services
 from proxy.errors import BadRequestError, ForbiddenError
 from proxy.models.tool_support import no_tools_error
+from proxy.schemas.request_options import header, with_new_spellings
 from proxy.schemas.validation import mapping, text
 
-PROFILE_HEADER, COMPUTER_HEADER, PROMPT_HEADER = (
+PROFILE_HEADER, ENABLED_HEADER, PROMPT_HEADER = (
     "x-sandbox-profile",
-    "x-sandbox-computer",
+    "x-sandbox-enabled",
     "x-sandbox-prompt",
 )
-SETTINGS = ("computer", "prompt", "limits", "isolation", "inputs", "observation", "artifacts")
+SETTINGS = ("enabled", "prompt", "limits", "isolation", "inputs", "observation", "artifacts")
 """The settings of a profile that a request may narrow in the body's `sandbox`."""
 OTHER_FIELDS = frozenset(
     {
-        *("profile", "steps", "documents", "usage", "deadline_s", "on_disconnect"),
+        *("profile", "steps", "offload_documents", "usage", "deadline_s", "on_disconnect"),
         *("session", "container_id", "file_ids"),
     }
 )
@@ -76,9 +77,9 @@ def resolve_route(request: Request, body: Mapping[str, Any]) -> RoutingDecision:
         if verdict.reason:
             raise no_tools_error(verdict)
         raise ForbiddenError(
-            f"computer: always holds here (profile {profile.name!r}), and this request can only be"
-            f" answered without one: {decided.sentence}.",
-            param="sandbox.computer",
+            f"enabled: always holds here (profile {profile.name!r}), and this request can only be"
+            f" answered without a sandbox: {decided.sentence}.",
+            param="sandbox.enabled",
         )
     return RoutingDecision(decided, profile, verdict)
 
@@ -103,16 +104,19 @@ def _requested_policy(request: Request, body: Mapping[str, Any]) -> _RequestedPo
         return _NONE_REQUESTED
     sandbox, headers = body.get("sandbox") or {}, request.headers
     mapping(sandbox, "sandbox")
+    sandbox = with_new_spellings(sandbox)
     if unknown := sandbox.keys() - OTHER_FIELDS - set(SETTINGS):
         raise BadRequestError(
             f"Unknown parameter: 'sandbox.{min(unknown)}'.",
             param=f"sandbox.{min(unknown)}",
             code="unknown_parameter",
         )
+    by_header = {
+        "enabled": header(headers, ENABLED_HEADER),
+        "prompt": headers.get(PROMPT_HEADER) or None,
+    }
     settings = {
-        name: value
-        for name, header in (("computer", COMPUTER_HEADER), ("prompt", PROMPT_HEADER))
-        if (value := headers.get(header))
+        name: value for name, value in with_new_spellings(by_header).items() if value is not None
     }
     settings |= {name: sandbox[name] for name in SETTINGS if sandbox.get(name) is not None}
     name = sandbox.get("profile") or headers.get(PROFILE_HEADER) or None

@@ -100,7 +100,7 @@ async def capabilities(request: Request, services: ServicesOf, key: KeyOrOperato
 def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
     profile = parts.profiles.default
     isolation = asdict(profile.isolation)
-    egress = isolation.pop("egress")
+    egress = isolation.pop("network")
     return {
         "steps": {"default": parts.steps, "profiles": list(PROFILES)},
         "tools": [tool.name for tool in parts.runs.agent.make_tools(profile)],

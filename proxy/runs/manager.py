@@ -282,7 +282,7 @@ class RunManager:
                 await observer.on_event(event)
             await emit(event)
 
-        secrets = Secrets(task.profile.redact)
+        secrets = Secrets(task.profile.redaction)
         if not secrets:
             return await self.agent.answer(task, publish)
         redactor = Redactor(secrets)

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from policies.steps import CHOICES, PROFILES, Steps, UsageOf, is_choice, is_profile, suited_usage
+from proxy.deprecated_settings import REQUEST_RULES, SpelledTwiceError, upgrade
+from proxy.deprecated_settings import header as find_header
 from proxy.errors import BadRequestError
 from proxy.schemas.validation import boolean, mapping
 
 OnDisconnect = Literal["cancel", "detach"]
 _COUNT = re.compile(r"[0-9]{1,9}")
-DOCUMENTS_HEADER = "x-sandbox-documents"
+OFFLOAD_HEADER = "x-sandbox-offload-documents"
 PATIENCE_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 """The timeouts of OpenAI's SDKs: for the next byte (Python), or for the first (Node)."""
 
@@ -75,17 +77,38 @@ def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | 
     raise _not_among(asked, PROFILES, param)
 
 
-def documents_wanted(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+def with_new_spellings(ours: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request's `sandbox` with the new names of its fields. Raises BadRequestError."""
+    try:
+        renamed: Mapping[str, Any] = upgrade(ours, REQUEST_RULES, lambda _: None)
+    except SpelledTwiceError as error:
+        raise _spelled_twice(error, f"sandbox.{error.old}") from error
+    return renamed
+
+
+def header(headers: Mapping[str, str], name: str) -> str | None:
+    """Return the value of a header under its new or its old name. Raises BadRequestError."""
+    try:
+        return find_header(headers, name)
+    except SpelledTwiceError as error:
+        raise _spelled_twice(error, error.old) from error
+
+
+def _spelled_twice(error: SpelledTwiceError, param: str) -> BadRequestError:
+    return BadRequestError(f"{error}.", param=param, code="invalid_value")
+
+
+def offloads_documents(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
     """Return True if documents in long texts may become files. Raises BadRequestError."""
     ours = body.get("sandbox")
-    asked = ours.get("documents") if isinstance(ours, dict) else None
+    asked = with_new_spellings(ours).get("offload_documents") if isinstance(ours, dict) else None
     if asked is not None:
-        boolean(asked, "sandbox.documents")
+        boolean(asked, "sandbox.offload_documents")
         return bool(asked)
-    told = headers.get(DOCUMENTS_HEADER, "on").lower()
-    if told not in ("on", "off"):
-        raise _not_among(told, ("on", "off"), "X-Sandbox-Documents")
-    return told == "on"
+    switch = (header(headers, OFFLOAD_HEADER) or "on").lower()
+    if switch not in ("on", "off"):
+        raise _not_among(switch, ("on", "off"), "X-Sandbox-Offload-Documents")
+    return switch == "on"
 
 
 def usage_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageOf:

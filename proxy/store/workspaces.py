@@ -102,7 +102,7 @@ class WorkspaceRepository:
             "blob": blob.name,
             "bytes": blob.bytes,
             "sha256": blob.sha256,
-            "expires_at": now + int(self._settings.keep_hours * 3600),
+            "expires_at": now + int(self._settings.retention_hours * 3600),
         }
 
         def work(connection: Connection) -> list[str]:

@@ -41,7 +41,6 @@ class TrafficQuota:
     def __init__(self, egress: Egress = Egress()) -> None:
         self.bytes = 0
         """Traffic so far."""
-        self._max_bytes = egress.max_mib << 20
         self._bytes_per_s = egress.max_mib_per_s * (1 << 20)
         self._cap_bytes: int | None = None
         self._free_at = -math.inf
@@ -53,20 +52,14 @@ class TrafficQuota:
 
     def check(self) -> None:
         """Raise DeniedError if the traffic is used up."""
-        if self.bytes >= self._max_bytes:
-            mib = self._max_bytes >> 20
-            raise DeniedError(f"this sandbox has used up its {mib} MiB of network traffic")
         if self._cap_bytes is not None and self.bytes >= self._cap_bytes:
             raise DeniedError("the budget for network traffic is used up")
 
     def reserve(self, count: int, now: float) -> float:
         """Count the bytes and return the seconds to wait before they may pass. Raises
         DeniedError if they exceed the quota."""
-        limit = self._max_bytes
-        if self._cap_bytes is not None:
-            limit = min(limit, self._cap_bytes)
-        if self.bytes + count > limit:
-            self.bytes = max(self.bytes, limit)
+        if self._cap_bytes is not None and self.bytes + count > self._cap_bytes:
+            self.bytes = max(self.bytes, self._cap_bytes)
         self.check()
         self.bytes += count
         start = max(self._free_at, now - _BURST_S)

@@ -14,7 +14,7 @@ from sandbox_runtime.backends.base import Check
 from sandbox_runtime.egress.connection import Connection
 from sandbox_runtime.egress.dialer import Connect, Endpoint, Resolve
 from sandbox_runtime.egress.gateway import Gateway
-from sandbox_runtime.egress.limits import Timeouts
+from sandbox_runtime.egress.limits import Timeouts, TrafficQuota
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.sandbox import ExecResult, Sandbox, StreamName
 from sandbox_runtime.streams import OnConnection
@@ -59,6 +59,8 @@ class EscapeSandbox(Sandbox, Protocol):
 
 class EgressGateway(Protocol):
     """Serves connections of a sandbox: a Gateway, or a fake of it."""
+
+    traffic: TrafficQuota
 
     async def serve(self, connection: Connection) -> None: ...
 

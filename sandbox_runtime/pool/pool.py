@@ -215,7 +215,7 @@ class Pool:
         assert entry  # the lease has not released the waiter
         entry.is_unused = False
         if self._gateways:
-            gateway = self._gateways.create(waiter.isolation.egress, on_decision, confirm_target)
+            gateway = self._gateways.create(waiter.isolation.network, on_decision, confirm_target)
             entry.sandbox.set_connection_handler(gateway.serve)
             entry.sandbox.traffic = gateway.traffic
             entry.at_end.push_async_callback(gateway.aclose)
@@ -251,7 +251,7 @@ class Pool:
     # Acquiring
 
     async def _acquire(self, waiter: Waiter, began: float) -> GuestSandbox:
-        wait_s = self._settings.wait_s
+        wait_s = self._settings.queue_timeout_s
         is_prepared = False
         try:
             async with asyncio.timeout(wait_s):
@@ -304,7 +304,7 @@ class Pool:
         if self._settings.on_miss == "fail":
             return "no sandbox is ready"
         queue = [each for each in self._queue if not each.has_start]
-        if waiter in queue and len(queue) > self._settings.max_waiting:
+        if waiter in queue and len(queue) > self._settings.queue_size:
             return f"{len(queue) - 1} requests wait for a sandbox already"
         return None
 
@@ -410,7 +410,7 @@ class Pool:
 
     def _trim(self) -> None:
         """End idle sandboxes of isolations that are not kept, and the oldest surplus ones."""
-        missing = Counter(dict.fromkeys(self._kept, self._settings.idle))
+        missing = Counter(dict.fromkeys(self._kept, self._settings.min_ready))
         for entry in reversed(self._registry.entries(State.IDLE)):
             if entry.isolation == self._kept.get(entry.pool_key) and missing[entry.pool_key]:
                 missing[entry.pool_key] -= 1
@@ -424,7 +424,7 @@ class Pool:
         unused = Counter(entry.pool_key for entry in entries if entry.is_unused)
         for each, isolation in self._kept.items():
             load = Load(1, isolation.memory_mib)
-            for _ in range(self._settings.idle - unused[each] - unclaimed[each]):
+            for _ in range(self._settings.min_ready - unused[each] - unclaimed[each]):
                 few = self._registry.number(State.STARTING) < starts_ahead(self._cores)
                 if few and fits(self._settings, self._registry.load + load):
                     self._lifecycle.start(isolation, each)

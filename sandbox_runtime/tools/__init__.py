@@ -11,9 +11,9 @@ from sandbox_runtime.tools.submit import ReferenceSubmit, Submit
 def make_tools(profile: Profile = Profile()) -> tuple[Tool, ...]:
     """Make a run's three tools, in the reference's order; each run has its own, for undo_edit."""
     shown = profile.observation
-    if profile.manner.kind != "paper":
+    if profile.agent.style != "reference":
         return (StrReplaceEditor(shown), ExecuteBash(shown, profile.limits), Submit())
-    if not profile.manner.words.tools:
+    if not profile.agent.prompts.tools:
         return (ReferenceEditor(), ReferenceBash(shown), ReferenceSubmit())
-    editor, bash, submit = map(dict, profile.manner.words.tools)
+    editor, bash, submit = map(dict, profile.agent.prompts.tools)
     return (ReferenceEditor(editor), ReferenceBash(shown, bash), ReferenceSubmit(submit))

@@ -10,7 +10,7 @@ import anyio
 import httpx
 
 from policies.artifacts import ArtifactLimits
-from policies.budgets import DAY_S, DailyBudget, Expense
+from policies.budgets import DAY_S, Budgets, DailyBudget, Expense
 from policies.limits import Limits
 from policies.prices import Price
 from policies.profile import Profile
@@ -87,7 +87,7 @@ async def opened(
     play = by_history(script) if isinstance(script, list) else script
     changes = {
         "files": FileStore(store, limits=ArtifactLimits()),
-        "profiles": Profiles.only(Profile(limits=limits, per_day=per_day)),
+        "profiles": Profiles.only(Profile(limits=limits, budgets=Budgets(per_day))),
         "prices": PRICES,
         "keyring": keyring,
     }

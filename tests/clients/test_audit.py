@@ -59,7 +59,7 @@ def full_disk() -> Iterator[None]:
 
 
 async def test_a_run_is_written_down_from_its_request_to_its_files(tmp_path: Path) -> None:
-    profile = audited(ruled(Rule("reading", "command", "^cat|; cat", "flag")))
+    profile = audited(ruled(Rule("reading", "command", "^cat|; cat", "log")))
     tool = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}
     async with scripted_backend([bash(COMMAND), DONE]) as backend:
         response = await answered(backend, tmp_path, profile, tools=[tool])
@@ -76,7 +76,7 @@ async def test_a_run_is_written_down_from_its_request_to_its_files(tmp_path: Pat
     assert (ran["kind"], ran["tool"], ran["arguments"]) == (
         ("call", "execute_bash", {"command": COMMAND})
     )
-    assert (rule["kind"], rule["rule"], rule["action"]) == ("rule", "reading", "flag")
+    assert (rule["kind"], rule["rule"], rule["action"]) == ("rule", "reading", "log")
     assert (outcome["exit_code"], outcome["observation"]) == (
         (0, sha256("Exit code: 0\n[stdout]\na"))
     )

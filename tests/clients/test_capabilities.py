@@ -35,7 +35,7 @@ async def test_the_server_says_what_it_can_do(tmp_path: Path) -> None:
     endpoints = told.pop("endpoints")
     profiles = told["steps"].pop("profiles")
     isolation = asdict(Isolation())
-    del isolation["egress"]
+    del isolation["network"]
     assert told == {
         "object": "capabilities",
         "version": version("llm-sandbox-proxy"),

@@ -340,7 +340,7 @@ async def test_each_choice_has_its_calls_streamed(tmp_path: Path) -> None:
 
 
 async def test_where_secrets_are_taken_out_a_call_is_sent_whole(tmp_path: Path) -> None:
-    profiles = Profiles.only(Profile(redact=Redaction(secrets=frozenset({"keys"}))))
+    profiles = Profiles.only(Profile(redaction=Redaction(detectors=frozenset({"all"}))))
     async with serving([tool_reply(WRITE)], tmp_path, profiles=profiles) as (http, _):
         found = await chat(http)
     assert pieces_of(found) == [WRITTEN]

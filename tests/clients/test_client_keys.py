@@ -13,7 +13,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from policies.budgets import DailyBudget
+from policies.budgets import Budgets, DailyBudget
 from policies.profile import Profile
 from proxy.keys import REMEMBERED_S, ClientKeys, Keyring
 from proxy.models.openai_http import OpenAIHTTPModel
@@ -239,7 +239,7 @@ async def test_only_so_many_keys_are_remembered(tmp_path: Path) -> None:
 
 
 async def test_each_key_has_its_own_things_and_its_own_day(tmp_path: Path) -> None:
-    one_run = Profiles.only(Profile(per_day=DailyBudget(runs=1)))
+    one_run = Profiles.only(Profile(budgets=Budgets(DailyBudget(runs=1))))
     async with proxied(OpenAI(), tmp_path, profiles=one_run) as proxy:
         ada, bob = proxy.client(ADA), proxy.client(BOB)
         mine = await ada.files.create(file=("a.txt", b"mine"), purpose="user_data")

@@ -180,7 +180,7 @@ async def test_a_run_that_waited_too_long_is_made_again_of_messages_and_files(
     )
     script = [both, bash("cat file"), text_reply("It rains.")]
     async with scripted_backend(script) as backend:
-        sessions = SessionSettings(keep_hours=1e6)
+        sessions = SessionSettings(retention_hours=1e6)
         now = FileStore(Store(tmp_path, sessions), limits=ArtifactLimits())
         async with talking(backend, "memory", tmp_path, files=now) as client:
             first = await ask(client, FIRST, tools=[WEATHER])

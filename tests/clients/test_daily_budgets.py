@@ -103,7 +103,7 @@ async def test_each_key_has_a_day_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_a_key_may_have_less_than_the_others(tmp_path: Path) -> None:
-    mine = Key("mine", policy={"per_day": {"runs": 1, "tokens": 2500}})
+    mine = Key("mine", policy={"budgets": {"daily": {"runs": 1, "tokens": 2500}}})
     keyring = Keyring([("mine", mine), ("yours", Key("yours"))])
     async with opened(tmp_path, DailyBudget(runs=2), keyring=keyring) as there:
         assert (await there.ask()).status_code == 200

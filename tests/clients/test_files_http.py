@@ -137,7 +137,7 @@ async def test_a_signature_opens_its_own_file_alone(tmp_path: Path) -> None:
 async def test_a_link_expires_also_when_its_file_is_still_there(tmp_path: Path) -> None:
     clock, began = ManualClock(), time.time()
     store = Store(tmp_path, now=lambda: began + clock.time())
-    limits = ArtifactLimits(keep_hours=1)
+    limits = ArtifactLimits(retention_hours=1)
     files, profiles = FileStore(store, limits=limits), Profiles.only(Profile(artifacts=limits))
     async with produced({"note.txt": "hello\n"}, tmp_path, files=files, profiles=profiles) as made:
         link = made.link("note.txt")

@@ -140,7 +140,7 @@ async def test_a_client_says_when_its_file_ends(tmp_path: Path) -> None:
 
 
 async def test_no_file_lives_longer_than_the_server_keeps_any(tmp_path: Path) -> None:
-    limits = FileLimits(keep_hours=2)
+    limits = FileLimits(retention_hours=2)
     async with served(tmp_path, file_limits=limits) as url, sdk(url) as client:
         made = await client.files.create(
             file=("a", b"x"),

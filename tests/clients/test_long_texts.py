@@ -125,8 +125,13 @@ async def test_what_is_kept_out_of_the_prompt_is_in_the_usage(path: str, tmp_pat
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("headers", "sandbox"),
-    [({}, {"documents": False}), ({"X-Sandbox-Documents": "off"}, {})],
-    ids=["by body", "by header"],
+    [
+        ({}, {"offload_documents": False}),
+        ({}, {"documents": False}),
+        ({"X-Sandbox-Offload-Documents": "off"}, {}),
+        ({"X-Sandbox-Documents": "off"}, {}),
+    ],
+    ids=["body", "body, old name", "header", "header, old name"],
 )
 async def test_a_request_can_keep_its_text(
     path: str, headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path
@@ -137,7 +142,7 @@ async def test_a_request_can_keep_its_text(
     ):
         kept = await ask(url, asked(path, SAID, sandbox=sandbox), path, headers)
         said = heard(backend)
-        await ask(url, asked(path, SAID, sandbox={"documents": True}), path, headers)
+        await ask(url, asked(path, SAID, sandbox={"offload_documents": True}), path, headers)
     assert said == SAID
     assert kept["usage"]["sandbox"]["documents_tokens"] == 0
     assert f"{INPUT_DIR}/a.txt" in heard(backend)
@@ -145,8 +150,8 @@ async def test_a_request_can_keep_its_text(
 
 @pytest.mark.parametrize(
     ("headers", "sandbox", "param"),
-    [({}, {"documents": "no"}, "sandbox.documents"),
-     ({"X-Sandbox-Documents": "maybe"}, {}, "X-Sandbox-Documents")],
+    [({}, {"offload_documents": "no"}, "sandbox.offload_documents"),
+     ({"X-Sandbox-Offload-Documents": "maybe"}, {}, "X-Sandbox-Offload-Documents")],
 )  # fmt: skip
 async def test_another_word_for_it_is_refused(
     headers: dict[str, str], sandbox: dict[str, Any], param: str, tmp_path: Path
@@ -162,7 +167,7 @@ async def test_another_word_for_it_is_refused(
     [
         {"model": "fake-model:plain"},
         {"tool_choice": "none"},
-        {"sandbox": {"computer": "never"}},
+        {"sandbox": {"enabled": "never"}},
     ],
 )
 async def test_a_model_without_a_computer_gets_all_of_the_text(
@@ -258,7 +263,7 @@ async def test_where_the_backend_cannot_count_an_estimate_holds(
     answer: Callable[[], web.Response], times: int, tmp_path: Path
 ) -> None:
     said: list[Any] = []
-    over = Profile(inputs=InputLimits(move_text_over_tokens=estimate(SAID) - 1))
+    over = Profile(inputs=InputLimits(offload_text_over_tokens=estimate(SAID) - 1))
     async with (
         scripted_backend(lambda body: SUBMIT, elsewhere=tokenizer(answer, said)) as backend,
         house(backend, "memory", tmp_path, profiles=Profiles.only(over)) as url,

@@ -24,7 +24,7 @@ BASH = tool_reply(call("execute_bash", command="echo one"))
 SUBMIT = tool_reply(call("submit", answer="There are 42."))
 WORK = by_history([TOLD, SUBMIT])
 SECRET = "ghp_" + "q7R2" * 9
-REDACTED = Profiles.only(Profile(redact=Redaction(("keys",))))
+REDACTED = Profiles.only(Profile(redaction=Redaction(("all",))))
 LONG = "All is well here, and nothing is amiss. " * 12
 
 

@@ -129,7 +129,7 @@ async def test_the_last_that_the_user_said_is_the_problem_and_instructions_follo
 
 
 async def test_what_is_said_of_a_computer_elsewhere_is_not_said_here(tmp_path: Path) -> None:
-    (body,) = await requests(tmp_path, DONE, sandbox={"prompt": "strict"})
+    (body,) = await requests(tmp_path, DONE, sandbox={"prompt": "compute_first"})
     assert body["messages"][0] == {"role": "system", "content": "Work."}
 
 

@@ -20,8 +20,8 @@ from tests.fakes.server import house
 
 TREE: dict[str, Any] = {
     "models": {
-        "weak*": {"policy": {"computer": "never"}},
-        "watched": {"policy": {"computer": "always"}},
+        "weak*": {"policy": {"enabled": "never"}},
+        "watched": {"policy": {"enabled": "always"}},
     },
     "keys": [
         {
@@ -34,7 +34,7 @@ TREE: dict[str, Any] = {
 }
 KEYS = [
     ("sk-student", Key("student", ("default", "research"), {"limits": {"max_turns": 2}})),
-    ("sk-bound", Key("bound", policy={"computer": "always"})),
+    ("sk-bound", Key("bound", policy={"enabled": "always"})),
 ]
 STUDENT = {"authorization": "Bearer sk-student"}
 STEPS = tool_reply(call("execute_bash", command="true"))
@@ -92,26 +92,30 @@ async def test_a_request_may_have_less_than_its_key_allows(tmp_path: Path) -> No
             {"x-sandbox-profile": "research"},
             {},
             "sandbox.profile",
-            "Profile 'research' needs a key that lists it, for it allows more than 'default':",
+            "Profile 'research' needs a key that lists it, because it allows more than 'default':",
         ),
         (
             {},
-            {"sandbox": {"isolation": {"egress": {"mode": "allowlist", "allow": ["pypi"]}}}},
-            "sandbox.isolation.egress",
-            "isolation.egress: allowlist is more than profile 'default' allows (none).",
+            {
+                "sandbox": {
+                    "isolation": {"network": {"mode": "allowlist", "allowed_hosts": ["pypi"]}}
+                }
+            },
+            "sandbox.isolation.network",
+            "isolation.network: allowlist is more than profile 'default' allows (none).",
         ),
         (
-            {"x-sandbox-computer": "never"},
+            {"x-sandbox-enabled": "never"},
             {"model": "watched"},
-            "sandbox.computer",
-            "computer: never is more than model 'watched' allows (always).",
+            "sandbox.enabled",
+            "enabled: never is more than model 'watched' allows (always).",
         ),
         (
             {},
             {"model": "watched:plain"},
-            "sandbox.computer",
-            "computer: always holds here (profile 'default'), and this request can only be answered"
-            " without one: the model's name ends in :plain.",
+            "sandbox.enabled",
+            "enabled: always holds here (profile 'default'), and this request can only be answered"
+            " without a sandbox: the model's name ends in :plain.",
         ),
     ],
 )
@@ -132,7 +136,7 @@ async def test_what_is_more_than_allowed_is_a_403_that_names_the_rule(
         ({}, {"sandbox": {"profile": 7}}, "sandbox.profile"),
         ({}, {"sandbox": {"limits": {"max_turn": 3}}}, "sandbox.limits.max_turn"),
         ({}, {"sandbox": {"limits": {"max_turns": -3}}}, "sandbox.limits.max_turns"),
-        ({"x-sandbox-computer": "maybe"}, {}, "sandbox.computer"),
+        ({"x-sandbox-enabled": "maybe"}, {}, "sandbox.enabled"),
         ({}, {"sandbox": "none"}, "sandbox"),
         ({}, {"sandbox": {"computr": "never"}}, "sandbox.computr"),
         ({}, {"sandbox": {"isolation": {"memory_mib": 0}}}, "sandbox.isolation"),
@@ -153,10 +157,63 @@ async def test_what_means_nothing_is_a_400_that_names_the_field(
 
 
 @pytest.mark.parametrize(
+    ("headers", "sandbox"),
+    [
+        ({"x-sandbox-computer": "never"}, {}),
+        ({}, {"computer": "never"}),
+        ({}, {"computer": "never", "prompt": "strict", "limits": {"wall_time_s": 5}}),
+    ],
+)
+async def test_old_names_in_a_request_are_the_new_ones(
+    headers: dict[str, str], sandbox: dict[str, Any], tmp_path: Path
+) -> None:
+    async with served(tmp_path, text_reply("Hello you.")) as (http, _):
+        response = await ask(http, headers, sandbox=sandbox)
+    assert response.headers["x-sandbox-route"] == "never"
+
+
+@pytest.mark.parametrize(
+    ("headers", "sandbox", "param", "message"),
+    [
+        (
+            {},
+            {"limits": {"max_tokens": 9, "max_total_tokens": 9}},
+            "sandbox.limits.max_tokens",
+            "limits.max_tokens and limits.max_total_tokens are the same setting: remove"
+            " limits.max_tokens.",
+        ),
+        (
+            {"x-sandbox-computer": "never", "x-sandbox-enabled": "never"},
+            {},
+            "x-sandbox-computer",
+            "x-sandbox-computer and x-sandbox-enabled are the same setting: remove"
+            " x-sandbox-computer.",
+        ),
+    ],
+)
+async def test_old_and_new_name_in_a_request_are_a_400_that_names_both(
+    headers: dict[str, str],
+    sandbox: dict[str, Any],
+    param: str,
+    message: str,
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as (http, _):
+        found = error(await ask(http, headers, sandbox=sandbox))
+    assert found == (400, "invalid_value", param, message)
+
+
+async def test_old_name_of_a_setting_is_bounded_like_the_new_one(tmp_path: Path) -> None:
+    async with served(tmp_path) as (http, _):
+        found = error(await ask(http, sandbox={"limits": {"max_tokens": 10**9}}))
+    assert found[:3] == (403, "policy_violation", "sandbox.limits.max_total_tokens")
+
+
+@pytest.mark.parametrize(
     ("headers", "model", "why"),
     [
         ({}, "weak-1", "never"),
-        ({"x-sandbox-computer": "never"}, "m", "never"),
+        ({"x-sandbox-enabled": "never"}, "m", "never"),
         ({}, "m:plain", "plain_suffix"),
     ],
 )
@@ -202,8 +259,8 @@ async def test_who_must_have_one_cannot_ask_a_model_past_it(
     assert (asked.status_code, listed.status_code) == (status, 200)
     if status == 403:
         _, code, param, message = error(asked)
-        assert (code, param) == ("policy_violation", "sandbox.computer")
-        assert message.startswith("computer: always holds here")
+        assert (code, param) == ("policy_violation", "sandbox.enabled")
+        assert message.startswith("enabled: always holds here")
 
 
 async def test_an_idempotency_key_stands_for_one_profile(tmp_path: Path) -> None:
@@ -230,7 +287,7 @@ async def test_every_dialect_is_bound_by_the_same(tmp_path: Path) -> None:
         async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="sk-other") as one:
             with pytest.raises(openai.PermissionDeniedError, match="needs a key that lists it"):
                 await one.responses.create(model="m", input="How many?", extra_headers=asked)
-            with pytest.raises(openai.PermissionDeniedError, match="computer: always holds here"):
+            with pytest.raises(openai.PermissionDeniedError, match="enabled: always holds here"):
                 await one.responses.create(model="watched:plain", input="How many?")
         message = {**ASKED, "max_tokens": 100}
         response = await http.post("/v1/messages", json=message, headers=asked)
@@ -252,4 +309,4 @@ async def test_capabilities_tell_which_profiles_there_are(tmp_path: Path) -> Non
         all_told = (await http.get("/v1/capabilities", headers=operator)).json()
     assert told["profile"] == all_told["profile"] == "default"
     assert told["profiles"].keys() < all_told["profiles"].keys()
-    assert all_told["profiles"].keys() >= {"default", "offline", "research", "strict", "finance"}
+    assert all_told["profiles"].keys() >= {"default", "research", "strict"}

@@ -27,7 +27,7 @@ TREE: dict[str, Any] = {
     "profiles": {
         "small": {
             "inputs": {"max_file_mib": 1, "max_total_mib": 2},
-            "artifacts": {"inline_image_kib": 0, "keep_hours": 1},
+            "artifacts": {"inline_image_kib": 0, "retention_hours": 1},
         },
     },
 }

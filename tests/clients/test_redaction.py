@@ -23,7 +23,7 @@ ANSWER = f"{LONG}It is {SECRET}. {LONG}"
 SHOWN = f"{LONG}It is [redacted github]. {LONG}"
 PROFILE = audited(
     Profile(
-        redact=Redaction(("keys",)), watch=RuleSet((Rule("all", "command", "(?s).*echo", "flag"),))
+        redaction=Redaction(("all",)), watch=RuleSet((Rule("all", "command", "(?s).*echo", "log"),))
     )
 )
 

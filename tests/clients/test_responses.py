@@ -265,7 +265,7 @@ async def test_a_refusal_is_one(tmp_path: Path) -> None:
 async def test_a_sandbox_reaches_what_its_operator_says_or_the_client_hears_of_it(
     mode: Any, policy: dict[str, Any], refused: bool, tmp_path: Path
 ) -> None:
-    isolation = Isolation(egress=Egress(mode=mode))
+    isolation = Isolation(network=Egress(mode=mode))
     environment = {"type": "container_auto", "network_policy": policy}
     async with before([DONE], tmp_path, isolation) as (client, _):
         response = await ask(client, tools=[{"type": "shell", "environment": environment}])

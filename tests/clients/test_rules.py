@@ -10,7 +10,7 @@ import pytest
 from policies.egress import Egress
 from policies.isolation import Isolation
 from policies.profile import Profile
-from policies.rules import Action, Rule, RuleSet
+from policies.rules import Rule, RuleSet
 from proxy.models.scripted import call, tool_reply
 from tests.clients.chat import ask
 from tests.clients.test_metrics import numbers
@@ -33,32 +33,20 @@ def rules_in(response: httpx.Response) -> list[dict[str, Any]]:
     return [{**event, "run_id": ""} for event in events if event["kind"] == "rule"]
 
 
-@pytest.mark.parametrize(
-    ("action", "told"),
-    [
-        ("deny", "Nothing was done: rule notes forbids this: they are mine."),
-        (
-            "ask",
-            "Nothing was done: rule notes forbids this: it needs a person's consent, and nobody"
-            " can be asked while a run goes on; they are mine.",
-        ),
-    ],
-)
-async def test_a_command_that_is_denied_is_not_run_and_the_model_is_told_why(
-    tmp_path: Path, action: Action, told: str
-) -> None:
-    rule = Rule("notes", "command", r"\bnotes\b", action, "they are mine")
+async def test_denied_command_is_not_run_and_the_model_is_told_why(tmp_path: Path) -> None:
+    rule = Rule("notes", "command", r"\bnotes\b", "deny", "they are mine")
     script = [bash("echo a > notes"), bash("ls"), DONE]
     async with scripted_backend(script) as backend:
         response = await answered(backend, tmp_path, ruled(rule), sandbox={"steps": "events"})
-        assert observations(backend) == [told, "Exit code: 0\n[stdout]\ndocuments\noutput"]
+        denied = "Nothing was done: rule notes forbids this: they are mine."
+        assert observations(backend) == [denied, "Exit code: 0\n[stdout]\ndocuments\noutput"]
     assert rules_in(response) == [
         {
             "v": 1,
             "run_id": "",
             "kind": "rule",
             "rule": "notes",
-            "action": action,
+            "action": "deny",
             "over": "command",
             "subject": "echo a > notes",
             "reason": "they are mine",
@@ -67,7 +55,7 @@ async def test_a_command_that_is_denied_is_not_run_and_the_model_is_told_why(
 
 
 async def test_what_is_flagged_is_done_recorded_and_counted(tmp_path: Path) -> None:
-    rules = (Rule("shouting", "command", "(?i)HELLO", "flag"), Rule("all", "command", ".", "deny"))
+    rules = (Rule("shouting", "command", "(?i)HELLO", "log"), Rule("all", "command", ".", "deny"))
     async with scripted_backend([bash("echo hello"), bash("ls"), DONE]) as backend:
         async with watched(backend, tmp_path, ruled(*rules)) as http:
             with anyio.fail_after(PATIENCE_S):
@@ -77,7 +65,7 @@ async def test_what_is_flagged_is_done_recorded_and_counted(tmp_path: Path) -> N
     assert heard == "Exit code: 0\n[stdout]\nhello"
     assert denied == "Nothing was done: rule all forbids this."
     assert [event["rule"] for event in rules_in(response)] == ["shouting", "all"]
-    assert found['llm_sandbox_rules_met_total{action="flag",rule="shouting"}'] == 1
+    assert found['llm_sandbox_rules_met_total{action="log",rule="shouting"}'] == 1
     assert found['llm_sandbox_rules_met_total{action="deny",rule="all"}'] == 1
 
 
@@ -104,7 +92,7 @@ async def test_the_editor_opens_no_file_that_is_denied_however_it_is_named(
 async def test_a_produced_file_that_is_denied_does_not_leave_and_the_answer_says_so(
     tmp_path: Path,
 ) -> None:
-    rules = (Rule("keys", "file", r"\.pem$", "deny"), Rule("tables", "file", r"\.csv$", "flag"))
+    rules = (Rule("keys", "file", r"\.pem$", "deny"), Rule("tables", "file", r"\.csv$", "log"))
     submit = tool_reply(call("submit", answer="[k](/testbed/output/k.pem) [t](output/t.csv)"))
     script = [bash("printf k > output/k.pem; printf t > output/t.csv"), submit]
     async with scripted_backend(script) as backend:
@@ -129,7 +117,7 @@ async def test_a_host_that_is_denied_is_not_reached_though_the_allowlist_names_i
     )
     rule = Rule("orders", "egress", r"^orders\.", "deny", "nothing is bought here")
     egress = Egress("allowlist", ("*.example.com",))
-    profile = Profile(isolation=Isolation(egress=egress), watch=RuleSet((rule,)))
+    profile = Profile(isolation=Isolation(network=egress), watch=RuleSet((rule,)))
     async with scripted_backend([bash(ask_for), DONE]) as backend:
         with anyio.fail_after(2 * PATIENCE_S):
             async with watched(backend, tmp_path, profile, "bubblewrap") as http:

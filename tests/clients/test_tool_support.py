@@ -260,7 +260,7 @@ async def test_a_setting_by_model_goes_before_the_backends(tmp_path: Path) -> No
 
 async def test_who_must_have_a_computer_hears_why_there_is_none(tmp_path: Path) -> None:
     engine = Engine(template="ignores tools")
-    always = Profiles.only(Profile(computer="always", isolation=Isolation()))
+    always = Profiles.only(Profile(enabled="always", isolation=Isolation()))
     async with served(engine, tmp_path) as there:
         words = (await there.known()).headers[DETAIL]
     async with served(engine, tmp_path, profiles=always) as there:

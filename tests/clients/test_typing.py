@@ -208,7 +208,7 @@ async def test_who_joins_a_run_late_sees_what_the_first_one_saw(tmp_path: Path, 
 
 
 SECRET = "ghp_" + "q7R2" * 9
-REDACTED = Profiles.only(Profile(redact=Redaction(("keys",))))
+REDACTED = Profiles.only(Profile(redaction=Redaction(("all",))))
 LONG = "All is well here, and nothing is amiss. " * 12
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from policies.budgets import DailyBudget
+from policies.budgets import Budgets, DailyBudget
 from policies.egress import Egress
 from policies.isolation import Isolation
 from policies.limits import Limits
@@ -43,7 +43,9 @@ async def answered(
     async with scripted_backend(script, elsewhere=blob) as backend:
         host = backend.base_url.removeprefix("http://").removesuffix("/v1")
         egress = Egress("allowlist", (host,), ("127.0.0.0/8",))
-        profile = Profile(limits=limits, per_day=per_day, isolation=Isolation(egress=egress))
+        profile = Profile(
+            limits=limits, budgets=Budgets(per_day), isolation=Isolation(network=egress)
+        )
         with anyio.fail_after(120):
             async with (
                 house(backend, kind, state_dir, profiles=Profiles.only(profile)) as url,

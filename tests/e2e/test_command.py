@@ -81,9 +81,13 @@ async def test_a_missing_image_is_told(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("section", ["server", "backend"])
-async def test_a_missing_key_is_told(section: str, tmp_path: Path) -> None:
-    config = configured(tmp_path, {section: {"api_key_env": "NO_SUCH_KEY"}})
+@pytest.mark.parametrize(
+    "tree",
+    [{"keys": [{"name": "a", "env": "NO_SUCH_KEY"}]}, {"backend": {"api_key_env": "NO_SUCH_KEY"}}],
+    ids=["client", "backend"],
+)
+async def test_key_in_an_unset_variable_is_an_error(tree: dict[str, Any], tmp_path: Path) -> None:
+    config = configured(tmp_path, tree)
     line = await told(
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
     )
@@ -96,11 +100,11 @@ async def test_a_missing_key_is_told(section: str, tmp_path: Path) -> None:
         ({"server": {"prot": 1}}, "config.yaml: server.prot: Extra inputs are not permitted"),
         ({"limits": {"max_turn": 3}}, "config.yaml: limits.max_turn: "),
         ({"server": {"port": 70000}}, "config.yaml: server.port: "),
-        ({"backend": {"kind": "magic"}}, "config.yaml: backend.kind: "),
+        ({"backend": {"provider": "magic"}}, "config.yaml: backend.provider: "),
         ("server: [\n", "config.yaml: while parsing"),
         ("- a list\n", "config.yaml: top: "),
-        ({"backend": {"kind": "scripted"}}, "backend.script: name the YAML file to play"),
-        ({"backend": {"kind": "scripted", "script": "none.yaml"}}, "backend.script: "),
+        ({"backend": {"provider": "scripted"}}, "backend.script: name the YAML file to play"),
+        ({"backend": {"provider": "scripted", "script": "none.yaml"}}, "backend.script: "),
         ({"backend": {"base_url": None}}, "backend.base_url: name the OpenAI-compatible server"),
     ],
 )
@@ -121,11 +125,11 @@ async def test_a_missing_configuration_is_told(tmp_path: Path) -> None:
 
 async def test_a_place_for_its_state_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    config = configured(tmp_path, {"server": {"state_dir": str(tmp_path / "file" / "state")}})
+    config = configured(tmp_path, {"server": {"data_dir": str(tmp_path / "file" / "state")}})
     line = await told(
         tmp_path, "serve", "--port", "0", "--config", config, "--sandbox", "bubblewrap"
     )
-    assert line.startswith("server.state_dir: [Errno 20] Not a directory")
+    assert line.startswith("server.data_dir: [Errno 20] Not a directory")
 
 
 async def test_a_port_in_use_is_told(tmp_path: Path) -> None:
@@ -143,9 +147,11 @@ async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_a_network_is_not_let_in_without_a_key_unawares(host: str, tmp_path: Path) -> None:
+async def test_server_without_keys_refuses_to_listen_on_a_network(
+    host: str, tmp_path: Path
+) -> None:
     line = await told(tmp_path, "serve", "--port", "0", "--sandbox", "bubblewrap", "--host", host)
-    assert line.startswith(f"server.host: whoever reaches {host} could run commands here")
+    assert line.startswith(f"server.host: everyone who can reach {host} could run commands here")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--sandbox", "chroot"]])
@@ -181,7 +187,7 @@ async def test_the_demo_takes_a_question_only_with_a_model(tmp_path: Path) -> No
 
 
 async def test_a_demo_whose_model_does_not_answer_says_so(tmp_path: Path) -> None:
-    config = configured(tmp_path, {"backend": {"attempts": 1}})
+    config = configured(tmp_path, {"backend": {"max_retries": 0}})
     asked = ("demo", "What is 6 * 7?", "--config", config)
     done = await run(tmp_path, *asked, "--backend-url", NOWHERE, "--model", "any")
     assert done.returncode == 1
@@ -200,7 +206,7 @@ def findings(done: subprocess.CompletedProcess[bytes]) -> dict[str, bool]:
 
 async def test_the_doctor_finds_all_well(tmp_path: Path) -> None:
     script = str(ROOT / "proxy" / "demo.yaml")
-    config = configured(tmp_path, {"backend": {"kind": "scripted", "script": script}})
+    config = configured(tmp_path, {"backend": {"provider": "scripted", "script": script}})
     done = await run(tmp_path, "doctor", "--config", config, "--sandbox", "bubblewrap")
     found = findings(done)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -226,8 +232,8 @@ def needs_key(request: web.Request) -> web.Response | None:
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ((), "FAIL  model backend: it wants a key, and none is sent: name the environment variable"
-         " that has it by --backend-key-env or backend.api_key_env (Who are you?)"),
+        ((), "FAIL  model backend: it requires a key, and none is sent: name the environment"
+         " variable with the key in --backend-key-env or backend.api_key_env (Who are you?)"),
         (("--backend-key-env", "BAD"),
          "FAIL  model backend: it refuses the key in the environment variable BAD (Who are you?)"),
         (("--backend-key-env", "GOOD"), "ok    model backend: fake-model"),
@@ -262,10 +268,10 @@ async def test_a_server_lets_in_whom_its_backend_lets_in(tmp_path: Path) -> None
 
 
 async def test_a_key_cannot_be_ours_and_the_backends(tmp_path: Path) -> None:
-    tree = {"backend": {"forward_client_key": True}, "server": {"api_key_env": "OURS"}}
+    tree = {"backend": {"forward_client_key": True}, "keys": [{"name": "a", "env": "OURS"}]}
     config = configured(tmp_path, tree)
     line = await told(tmp_path, "serve", "--port", "0", "--config", config, OURS="sk-1")
-    assert line.startswith("backend.forward_client_key: a client sends one key")
+    assert line.startswith("backend.forward_client_key: remove keys")
 
 
 async def test_the_doctor_finds_no_engine(tmp_path: Path) -> None:
@@ -279,7 +285,7 @@ async def test_the_doctor_can_live_without_an_engine_where_bubblewrap_works(
 ) -> None:
     script = str(ROOT / "proxy" / "demo.yaml")
     tree = {"sandbox": {"docker": {"image": "no/such:image"}}}
-    config = configured(tmp_path, {**tree, "backend": {"kind": "scripted", "script": script}})
+    config = configured(tmp_path, {**tree, "backend": {"provider": "scripted", "script": script}})
     done = await run(tmp_path, "doctor", "--config", config)
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.decode().splitlines()
@@ -308,7 +314,7 @@ async def test_an_engine_that_was_named_is_never_replaced(
 @pytest.mark.parametrize(
     ("engine", "ok", "words"),
     [
-        (Engine(), True, "the model is told of them"),
+        (Engine(), True, "ok    tools of fake-model: supported"),
         (Engine(template="ignores tools"), False, "--chat-template-file FILE"),
         (Engine(refusal=NO_PARSER), False, "--enable-auto-tool-choice --tool-call-parser PARSER"),
     ],

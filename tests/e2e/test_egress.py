@@ -31,7 +31,7 @@ async def observations(kind: Kind, egress: Egress, state_dir: Path, *commands: s
     ]
     async with scripted_backend(replies) as backend:
         async with (
-            house(backend, kind, state_dir, Isolation(egress=egress)) as url,
+            house(backend, kind, state_dir, Isolation(network=egress)) as url,
             httpx.AsyncClient(timeout=PATIENCE_S) as client,
         ):
             with anyio.fail_after(PATIENCE_S):

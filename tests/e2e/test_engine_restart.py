@@ -34,7 +34,7 @@ async def test_an_engine_that_restarts_costs_running_commands_and_no_more(
         scripted_backend(by_history([WORK, AGAIN, DONE])) as backend,
     ):
         docker = DockerBackend(DOCKER_IMAGE, state_dir=tmp_path, host=own.url)
-        pool = Pool(docker, PoolSettings(idle=2), [])
+        pool = Pool(docker, PoolSettings(min_ready=2), [])
         model = door_to(backend)
         answers: list[httpx.Response] = []
         async with serve(join(model, pool, tmp_path)) as url, httpx.AsyncClient() as client:

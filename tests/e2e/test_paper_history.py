@@ -152,7 +152,7 @@ def test_the_limits_are_the_references() -> None:
     limits = PROFILE.limits
     assert (limits.max_turns, limits.command_timeout_s) == (100, 120)
     assert PROFILE.observation.max_lines == 2 * 40
-    assert PROFILE.inputs.move_text_over_tokens is None
+    assert PROFILE.inputs.offload_text_over_tokens is None
 
 
 def function(name: str, properties: dict[str, Any], required: list[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import httpx
+import yaml
 
 from policies.egress import PRESETS
 from proxy.audit.audit import AuditLogs
@@ -23,7 +24,10 @@ from tests.fakes.backend import scripted_backend
 from tests.fakes.server import Kind, house
 
 PATIENCE_S = 120.0
-OPEN = {"sandbox": {"isolation": {"egress": {"mode": "open"}}}}
+OPEN = {"isolation": {"network": {"mode": "open"}}}
+FINANCE = yaml.safe_load(
+    (Path(__file__).parents[2] / "examples" / "finance.yaml").read_text("utf-8")
+)
 SECRET = "sk-proj-" + "aB3dE5gH7jK9mN1pQ3sT5vX7zA9cE1gH3kM5oQ7sU9w"
 DIAL = "python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 2)'"
 UNREACHABLE = "Network is unreachable"
@@ -91,18 +95,22 @@ async def test_default_computes_as_root_and_hands_files_back_and_reaches_nothing
     assert UNREACHABLE in dialed
 
 
-async def test_offline_reaches_nothing_whatever_the_others_reach(tmp_path: Path) -> None:
-    reached = await asked(tmp_path, "offline", DIAL, "curl -sS http://example.com", tree=OPEN)
+async def test_profile_without_network_reaches_nothing_whatever_the_others_reach(
+    tmp_path: Path,
+) -> None:
+    offline = {"offline": {"isolation": {"network": {"mode": "none"}}}}
+    tree = {**OPEN, "profiles": offline}
+    reached = await asked(tmp_path, "offline", DIAL, "curl -sS http://example.com", tree=tree)
     _, dialed, fetched = reached.told
     assert UNREACHABLE in dialed
     assert "this sandbox has no network" in fetched
-    anyone = await asked(tmp_path, "offline", tree=OPEN, key=Key("any"))
-    assert anyone.response.status_code == 200  # it is less than what all have, and so anybody's
+    anyone = await asked(tmp_path, "offline", tree=tree, key=Key("any"))
+    assert anyone.response.status_code == 200  # the profile allows less than the default one
 
 
 async def test_research_installs_from_registries_and_reaches_nothing_else(tmp_path: Path) -> None:
     registries = [host for name in ("pypi", "npm") for host in PRESETS[name]]
-    tree = {"sandbox": {"isolation": {"egress": {"allow_cidrs": addresses_of(registries)}}}}
+    tree = {"isolation": {"network": {"allowed_cidrs": addresses_of(registries)}}}
     seen = await asked(
         tmp_path,
         "research",
@@ -152,9 +160,8 @@ async def test_finance_reads_data_orders_nothing_and_is_written_down(tmp_path: P
             "file": {"filename": "prices.csv", "file_data": f"data:text/csv;base64,{table}"},
         },
     ]
-    tree = {
-        "profiles": {"desk": {"extends": "finance", "isolation": {"egress": {"mode": "open"}}}},
-    }
+    desk = {"extends": "finance", "isolation": {"network": {"mode": "open"}}}
+    tree = {**FINANCE, "profiles": {**FINANCE["profiles"], "desk": desk}}
     seen = await asked(
         tmp_path,
         "desk",
@@ -174,8 +181,8 @@ async def test_finance_reads_data_orders_nothing_and_is_written_down(tmp_path: P
     log = next(path for path in (tmp_path / "audit").rglob("*.jsonl") if path.stem != "index")
     assert "tail -n1 documents/prices.csv" in log.read_text("utf-8")
     assert SECRET not in log.read_text("utf-8")
-    plain = await asked(tmp_path, "finance", model="m:plain")
-    assert (plain.response.status_code, plain.body["error"]["param"]) == (403, "sandbox.computer")
+    plain = await asked(tmp_path, "finance", model="m:plain", tree=tree)
+    assert (plain.response.status_code, plain.body["error"]["param"]) == (403, "sandbox.enabled")
 
 
 async def test_paper_has_a_shell_that_forgets_and_one_call_a_turn(tmp_path: Path) -> None:

@@ -158,8 +158,8 @@ async def test_without_a_network_nothing_is_reached(
 
 @in_every_sandbox
 async def test_programs_hear_of_a_host_that_is_not_listed(kind: Kind, tmp_path: Path) -> None:
-    egress = Egress("allowlist", allow=("data.example.org",))
-    async with told(kind, tmp_path, Profile(isolation=Isolation(egress=egress))) as (words, bash):
+    egress = Egress("allowlist", allowed_hosts=("data.example.org",))
+    async with told(kind, tmp_path, Profile(isolation=Isolation(network=egress))) as (words, bash):
         assert "HTTP and HTTPS reach these hosts: data.example.org; nothing else does." in words
         assert "Programs find the way by the proxy variables that are set." in words
         seen = await bash("curl -sS http://other.example.com/")

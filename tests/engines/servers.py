@@ -117,7 +117,7 @@ async def proxy(url: str, **more: Mapping[str, Any]) -> AsyncIterator[Server]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="engine-") as directory:
         config = {
-            "server": {"port": port, "state_dir": directory},
+            "server": {"port": port, "data_dir": directory},
             "sandbox": {"backend": "bubblewrap", "self_test": False},
             **more,
             "backend": {"base_url": f"{url}/v1", **more.get("backend", {})},

@@ -20,7 +20,7 @@ LONG_TOKENS = 2200
 
 async def test_a_killed_server_is_an_error_and_a_restarted_one_answers() -> None:
     port, seen = free_port(), []
-    async with proxy(f"http://127.0.0.1:{port}", backend={"attempts": 1}) as ours:
+    async with proxy(f"http://127.0.0.1:{port}", backend={"max_retries": 0}) as ours:
         url = f"http://127.0.0.1:{ours.port}"
 
         async def ask() -> None:

@@ -45,8 +45,8 @@ async def test_a_server_that_loads_its_model_is_waited_for_or_said_to_be_loading
     port = free_port()
     backend, seen = f"http://127.0.0.1:{port}", []
     async with (
-        proxy(backend, backend={"attempts": 1}) as once,
-        proxy(backend, backend={"attempts": 10}) as again,
+        proxy(backend, backend={"max_retries": 0}) as once,
+        proxy(backend, backend={"max_retries": 9}) as again,
         anyio.create_task_group() as tasks,
     ):
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from policies.profile import Profile, StyleSettings
+from policies.profile import AgentSettings, Profile
 from policies.reference_style import ReferencePrompts
 from proxy.profiles import overlaid, shipped
 
@@ -11,7 +11,7 @@ from proxy.profiles import overlaid, shipped
 def paper(words: ReferencePrompts = ReferencePrompts()) -> Profile:
     """With these words."""
     return overlaid(
-        Profile(manner=StyleSettings(words=words)), {**shipped()["paper"], "name": "paper"}
+        Profile(agent=AgentSettings(prompts=words)), {**shipped()["paper"], "name": "paper"}
     )
 
 

@@ -70,7 +70,7 @@ MAX_KEPT = 8
 MAX_CONNECTIONS = 1000
 
 
-AT_ONCE = Profiles.only(Profile(computer="always"))
+AT_ONCE = Profiles.only(Profile(enabled="always"))
 """Each request has a computer from its start."""
 
 
@@ -196,7 +196,7 @@ async def open_sandboxes(kind: Kind, state_dir: Path) -> AsyncIterator[Sandboxes
         yield MemorySandboxes()
         return
     backend = open_backend(kind, state_dir)
-    sandboxes = Pool(backend, PoolSettings(idle=0), [], gateways=EgressGateways())
+    sandboxes = Pool(backend, PoolSettings(min_ready=0), [], gateways=EgressGateways())
     sandboxes.start()
     try:
         yield sandboxes

@@ -8,8 +8,8 @@ from policies.limits import Limits, Spent, StopReason, exceeded, no_more_command
 
 LIMITS = Limits(
     max_turns=3,
-    wall_time_s=10.0,
-    max_tokens=100,
+    max_run_seconds=10.0,
+    max_total_tokens=100,
     max_cost_usd=0.5,
     max_commands=5,
     max_cpu_s=2.0,

@@ -32,15 +32,15 @@ OPEN = Egress(mode="open")
 @pytest.mark.parametrize(
     ("fault", "wrong"),
     [
-        ("idle must not be negative", {"idle": -1}),
-        ("max_total must be at least 1", {"idle": 0, "max_total": 0}),
-        ("idle must not be more than max_total", {"idle": 3, "max_total": 2}),
+        ("min_ready must not be negative", {"min_ready": -1}),
+        ("max_sandboxes must be at least 1", {"min_ready": 0, "max_sandboxes": 0}),
+        ("min_ready must not be more than max_sandboxes", {"min_ready": 3, "max_sandboxes": 2}),
         ("memory_budget_mib must be at least 1", {"memory_budget_mib": 0}),
         ("ttl_s must be more than 0", {"ttl_s": 0}),
         ("ttl_s must be more than 0", {"ttl_s": float("nan")}),
-        ("max_waiting must not be negative", {"max_waiting": -1}),
-        ("wait_s must be more than 0", {"wait_s": -1.0}),
-        ("on_miss: fail needs idle of at least 1", {"on_miss": "fail", "idle": 0}),
+        ("queue_size must not be negative", {"queue_size": -1}),
+        ("queue_timeout_s must be more than 0", {"queue_timeout_s": -1.0}),
+        ("on_miss: fail needs min_ready of at least 1", {"on_miss": "fail", "min_ready": 0}),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fault: str, wrong: dict[str, Any]) -> None:
@@ -63,26 +63,26 @@ def test_limits_can_be_changed_and_so_make_no_other_recipe_but_an_exact_one(limi
 
 
 def test_egress_is_no_part_of_any_recipe() -> None:
-    other = replace(Isolation(), egress=OPEN)
+    other = replace(Isolation(), network=OPEN)
     assert pool_key(other) == pool_key(Isolation())
     assert exact_pool_key(other) == exact_pool_key(Isolation())
     assert without_lease_fields(other) == Isolation()
 
 
 def test_everything_about_an_isolation_is_a_wall_a_limit_or_egress() -> None:
-    assert {field.name for field in fields(Isolation)} == {*OTHER_WALLS, *OTHER_LIMITS, "egress"}
+    assert {field.name for field in fields(Isolation)} == {*OTHER_WALLS, *OTHER_LIMITS, "network"}
 
 
 def test_there_may_be_as_many_as_allowed_and_as_much_memory_as_budgeted() -> None:
-    settings = PoolSettings(idle=0, max_total=3, memory_budget_mib=100)
+    settings = PoolSettings(min_ready=0, max_sandboxes=3, memory_budget_mib=100)
     assert fits(settings, Load(3, 100))
     assert not fits(settings, Load(4, 100))
     assert not fits(settings, Load(3, 101))
-    assert fits(PoolSettings(idle=0, max_total=3), Load(3, 1_000_000))
+    assert fits(PoolSettings(min_ready=0, max_sandboxes=3), Load(3, 1_000_000))
 
 
 def test_no_more_idle_ones_end_than_must() -> None:
-    settings = PoolSettings(idle=0, max_total=3, memory_budget_mib=100)
+    settings = PoolSettings(min_ready=0, max_sandboxes=3, memory_budget_mib=100)
     idle = [Load(1, 10), Load(1, 10), Load(1, 10)]
     assert idle_to_end(settings, Load(3, 100), idle) == 0
     assert idle_to_end(settings, Load(4, 100), idle) == 1

@@ -10,8 +10,8 @@ from policies.profile import ORDERS, EffectivePolicy, Profile, get, settings, wi
 from policies.rules import Rule
 
 PROFILE = Profile()
-PYPI = Egress("allowlist", allow=("pypi",))
-DENY, FLAG = Rule("a", "command", "rm", "deny"), Rule("b", "command", "rm", "flag")
+PYPI = Egress("allowlist", allowed_hosts=("pypi",))
+DENY, FLAG = Rule("a", "command", "rm", "deny"), Rule("b", "command", "rm", "log")
 NUMBERS = [
     path
     for path in settings(PROFILE)
@@ -38,15 +38,15 @@ def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) 
 @pytest.mark.parametrize(
     ("path", "allowed", "asked", "may"),
     [
-        ("computer", "auto", "never", True),
-        ("computer", "auto", "always", True),
-        ("computer", "always", "never", False),
-        ("computer", "always", "auto", False),
-        ("computer", "never", "auto", False),
-        ("computer", "never", "never", True),
-        ("prompt", "strict", "none", True),
-        ("inputs.move_text_over_tokens", 100, None, True),
-        ("inputs.move_text_over_tokens", None, 100, True),
+        ("enabled", "auto", "never", True),
+        ("enabled", "auto", "always", True),
+        ("enabled", "always", "never", False),
+        ("enabled", "always", "auto", False),
+        ("enabled", "never", "auto", False),
+        ("enabled", "never", "never", True),
+        ("prompt", "compute_first", "none", True),
+        ("inputs.offload_text_over_tokens", 100, None, True),
+        ("inputs.offload_text_over_tokens", None, 100, True),
         ("isolation.level", "standard", "strict", True),
         ("isolation.level", "strict", "standard", False),
         ("inputs.fetch_urls", True, False, True),
@@ -57,35 +57,35 @@ def test_a_request_may_ask_for_less_of_every_number_and_not_for_more(path: str) 
         ("watch.rules", (DENY,), (DENY, FLAG), True),
         ("watch.rules", (DENY,), (FLAG, DENY), False),
         ("watch.rules", (DENY,), (), False),
-        ("redact.secrets", ("aws",), ("aws", "jwt"), True),
-        ("redact.secrets", ("keys",), (), False),
-        ("isolation.egress", Egress("open"), PYPI, True),
-        ("isolation.egress", PYPI, Egress(), True),
-        ("isolation.egress", Egress(), PYPI, False),
-        ("isolation.egress", PYPI, Egress("open"), False),
-        ("isolation.egress", PYPI, Egress("allowlist", allow=("pypi.org:443",)), True),
-        ("isolation.egress", PYPI, Egress("allowlist", allow=("pypi.org:22",)), False),
-        ("isolation.egress", PYPI, Egress("allowlist", allow=("pypi.org", "npm")), False),
+        ("redaction.detectors", ("aws",), ("aws", "jwt"), True),
+        ("redaction.detectors", ("all",), (), False),
+        ("isolation.network", Egress("open"), PYPI, True),
+        ("isolation.network", PYPI, Egress(), True),
+        ("isolation.network", Egress(), PYPI, False),
+        ("isolation.network", PYPI, Egress("open"), False),
+        ("isolation.network", PYPI, Egress("allowlist", allowed_hosts=("pypi.org:443",)), True),
+        ("isolation.network", PYPI, Egress("allowlist", allowed_hosts=("pypi.org:22",)), False),
+        ("isolation.network", PYPI, Egress("allowlist", allowed_hosts=("pypi.org", "npm")), False),
         (
-            "isolation.egress",
-            Egress("allowlist", allow=("*.example.org",)),
-            Egress("allowlist", allow=("a.example.org", "*.b.example.org")),
+            "isolation.network",
+            Egress("allowlist", allowed_hosts=("*.example.org",)),
+            Egress("allowlist", allowed_hosts=("a.example.org", "*.b.example.org")),
             True,
         ),
         (
-            "isolation.egress",
-            Egress("allowlist", allow=("*.example.org",)),
-            Egress("allowlist", allow=("example.org",)),
+            "isolation.network",
+            Egress("allowlist", allowed_hosts=("*.example.org",)),
+            Egress("allowlist", allowed_hosts=("example.org",)),
             False,
         ),
         (
-            "isolation.egress",
-            Egress("allowlist", allow=("example.org",)),
-            Egress("allowlist", allow=("*.example.org",)),
+            "isolation.network",
+            Egress("allowlist", allowed_hosts=("example.org",)),
+            Egress("allowlist", allowed_hosts=("*.example.org",)),
             False,
         ),
-        ("isolation.egress", PYPI, replace(PYPI, max_mib=9000), False),
-        ("isolation.egress", PYPI, replace(PYPI, allow_cidrs=("10.0.0.0/8",)), False),
+        ("isolation.network", PYPI, replace(PYPI, max_mib_per_s=9000), False),
+        ("isolation.network", PYPI, replace(PYPI, allowed_cidrs=("10.0.0.0/8",)), False),
     ],
 )
 def test_what_is_no_number_has_its_own_order(
@@ -122,32 +122,35 @@ def test_what_a_key_sets_wider_than_its_profile_has_no_effect() -> None:
         (Egress(), Egress("open"), Egress()),
         (
             PYPI,
-            Egress("allowlist", allow=("npm", "pypi.org:443")),
-            Egress("allowlist", allow=("pypi.org:443",)),
+            Egress("allowlist", allowed_hosts=("npm", "pypi.org:443")),
+            Egress("allowlist", allowed_hosts=("pypi.org:443",)),
         ),
-        (PYPI, Egress("allowlist", allow=("npm",)), Egress("allowlist")),
-        (replace(PYPI, max_mib=5), replace(PYPI, max_connections=2), None),
+        (PYPI, Egress("allowlist", allowed_hosts=("npm",)), Egress("allowlist")),
+        (replace(PYPI, max_mib_per_s=5), replace(PYPI, max_connections=2), None),
     ],
 )
 def test_of_two_ways_out_the_part_is_left_that_both_allow(
     profile: Egress, key: Egress, left: Egress | None
 ) -> None:
-    path = "isolation.egress"
+    path = "isolation.network"
     base = asking(path, profile)
     narrowed = EffectivePolicy(base).narrowed(asking(path, key, base), [path], "key 'k'")
-    found = narrowed.profile.isolation.egress
+    found = narrowed.profile.isolation.network
     for bound in (profile, key):
         assert EffectivePolicy(asking(path, bound)).refusal(asking(path, found), [path]) is None
     if left is None:
-        assert (found.max_mib, found.max_connections) == (5, 2)
+        assert (found.max_mib_per_s, found.max_connections) == (5, 2)
     else:
-        assert (found.mode, found.allow) in [(left.mode, left.allow), _written_out(left)]
+        assert (found.mode, found.allowed_hosts) in [
+            (left.mode, left.allowed_hosts),
+            _written_out(left),
+        ]
 
 
 def _written_out(egress: Egress) -> tuple[str, tuple[str, ...]]:
     return egress.mode, tuple(
         host
-        for entry in egress.allow
+        for entry in egress.allowed_hosts
         for host in (("pypi.org", "files.pythonhosted.org") if entry == "pypi" else (entry,))
     )
 

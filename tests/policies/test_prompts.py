@@ -71,7 +71,7 @@ def test_it_depends_on_nothing_but_the_policy_so_that_prefix_caches_hit() -> Non
 
 def test_what_the_model_is_to_do_with_its_computer_is_the_profiles_to_say() -> None:
     neutral = system_prompt(Profile(prompt="neutral"))
-    strict = system_prompt(Profile(prompt="strict"))
+    strict = system_prompt(Profile(prompt="compute_first"))
     assert "answer simple things directly" in neutral
     assert "Derive every answer with it" in strict
     assert neutral.split("\n")[1:] == strict.split("\n")[1:]
@@ -125,7 +125,7 @@ def test_the_nudge_leaves_both_ways_open() -> None:
 
 def test_it_says_which_hosts_can_be_reached() -> None:
     def said(egress: Egress) -> str:
-        return system_prompt(Profile(isolation=Isolation(egress=egress)))
+        return system_prompt(Profile(isolation=Isolation(network=egress)))
 
     assert "The sandbox has no network." in said(Egress())
     some = said(Egress("allowlist", ("npm", "example.org")))

@@ -13,7 +13,7 @@ from policies.redaction import (
     SecretStream,
 )
 
-KEYS = Secrets(Redaction(("keys",)))
+KEYS = Secrets(Redaction(("all",)))
 PEM = "-----BEGIN RSA PRIVATE KEY-----\n{}-----END RSA PRIVATE KEY-----"
 BODY = "MIIEowIBAAKCAQEA7bq+/Z0\n" * 60
 EXAMPLES = {

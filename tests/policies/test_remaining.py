@@ -13,7 +13,11 @@ from policies.budgets import (
 from policies.limits import Limits, Spent
 
 LIMITS = Limits(
-    max_turns=100, wall_time_s=1000, max_tokens=100_000, max_cost_usd=1.0, max_commands=100
+    max_turns=100,
+    max_run_seconds=1000,
+    max_total_tokens=100_000,
+    max_cost_usd=1.0,
+    max_commands=100,
 )
 
 

@@ -61,7 +61,7 @@ def test_only_the_whole_suffix_counts(model: str) -> None:
 
 
 def test_who_may_not_have_a_computer_goes_straight_on() -> None:
-    never = Profile(computer="never")
+    never = Profile(enabled="never")
     assert route({"model": "m", "tools": [{}]}, {}, never) == Route("plain", "m", "never")
 
 
@@ -69,7 +69,7 @@ def test_who_may_not_have_a_computer_goes_straight_on() -> None:
     "fields", [{}, {"tool_choice": "none"}, {"max_tokens": 1}, {"tools": [{}]}]
 )
 def test_who_must_have_one_gets_it_for_whatever_is_asked(fields: dict[str, Any]) -> None:
-    always = Profile(computer="always", weak_models=("m",))
+    always = Profile(enabled="always", skip_models=("m",))
     assert route({"model": "m", **fields}, {}, always) == Route("sandbox", "m", "always")
 
 
@@ -83,7 +83,7 @@ def test_who_must_have_one_gets_it_for_whatever_is_asked(fields: dict[str, Any])
 def test_what_cannot_be_answered_with_one_is_refused_then(
     model: str, fields: dict[str, Any], reason: RouteReason
 ) -> None:
-    always = Profile(computer="always")
+    always = Profile(enabled="always")
     assert route({"model": model, **fields}, {}, always) == Route("refused", "m", reason)
 
 
@@ -91,21 +91,21 @@ def test_what_cannot_be_answered_with_one_is_refused_then(
     ("model", "kind"), [("Qwen3-4B", "plain"), ("Qwen3-4B-FP8", "plain"), ("Qwen3-40B", "sandbox")]
 )
 def test_a_model_that_is_too_weak_for_it_answers_without(model: str, kind: str) -> None:
-    profile = Profile(weak_models=("Qwen3-4B", "Qwen3-4B-*"))
+    profile = Profile(skip_models=("Qwen3-4B", "Qwen3-4B-*"))
     assert route({"model": model}, {}, profile).kind == kind
 
 
 @pytest.mark.parametrize("reason", ["no_tool_support", "tools_ignored", "tools_refused"])
 def test_a_model_without_tools_answers_without_a_computer(reason: NoToolsReason) -> None:
     assert route({"model": "m"}, {}, no_tools=reason) == Route("plain", "m", reason)
-    always = Profile(computer="always")
+    always = Profile(enabled="always")
     assert route({"model": "m"}, {}, always, reason) == Route("refused", "m", reason)
 
 
 def test_runs_that_failed_do_not_keep_a_computer_from_who_must_have_one() -> None:
     body, failed = {"model": "m"}, "tools_failed"
     assert route(body, {}, no_tools="tools_failed") == Route("plain", "m", failed)
-    always = Profile(computer="always")
+    always = Profile(enabled="always")
     assert route(body, {}, always, "tools_failed") == Route("sandbox", "m", "always")
 
 

@@ -8,9 +8,9 @@ from policies.rules import Rule, RuleSet, subject
 
 RULES = RuleSet(
     (
-        Rule("reading", "command", r"^cat ", "flag"),
+        Rule("reading", "command", r"^cat ", "log"),
         Rule("secrets", "command", r"(?i)secret", "deny", "they are not yours"),
-        Rule("pushing", "command", r"\bgit\s+push\b", "ask"),
+        Rule("pushing", "command", r"\bgit\s+push\b", "deny"),
         Rule("keys", "file", r"\.pem$", "deny"),
         Rule("orders", "egress", r"^orders\.example\.com:443$", "deny"),
     )
@@ -42,8 +42,7 @@ def test_what_is_flagged_is_done_and_all_else_is_refused_in_words() -> None:
     assert [rule.refusal for rule in RULES.rules[:3]] == [
         None,
         "rule secrets forbids this: they are not yours",
-        "rule pushing forbids this: it needs a person's consent, and nobody can be asked while a"
-        " run goes on",
+        "rule pushing forbids this",
     ]
 
 

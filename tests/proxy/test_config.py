@@ -1,4 +1,4 @@
-"""config.yaml: the example is the default, and every mistake is one clear line."""
+"""The configuration: files, environment variables, command line, and error messages."""
 
 from pathlib import Path
 from typing import Any
@@ -8,17 +8,19 @@ import yaml
 
 from policies.budgets import DailyBudget
 from policies.prices import Price
+from proxy.__main__ import main
 from proxy.config import (
     BackendConfig,
     Config,
     ConfigError,
     ServerConfig,
     backend_key_variable,
+    data_dir,
     load,
     parse,
     require_forwarding_fits,
     secret,
-    state_dir,
+    setting_paths,
 )
 
 EXAMPLE = Path(__file__).parents[2] / "config.yaml"
@@ -30,11 +32,11 @@ def complaint(tree: Any) -> str:
     return str(raised.value)
 
 
-def test_the_example_is_the_default() -> None:
+def test_config_yaml_is_the_default_configuration() -> None:
     assert load(EXAMPLE) == Config() == load(None)
 
 
-def test_the_example_names_every_key_there_is() -> None:
+def test_config_yaml_names_every_setting() -> None:
     assert keys(yaml.safe_load(EXAMPLE.read_text("utf-8"))) == keys(Config().model_dump())
 
 
@@ -42,29 +44,21 @@ def keys(tree: Any) -> Any:
     return {key: keys(value) for key, value in tree.items()} if isinstance(tree, dict) else None
 
 
-def test_a_key_that_is_left_out_keeps_its_default(tmp_path: Path) -> None:
+def test_setting_that_is_left_out_keeps_its_default(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("server: {port: 9000}\nlimits: {max_turns: 5}\n", encoding="utf-8")
     config = load(path)
     assert (config.server.port, config.limits.max_turns) == (9000, 5)
     assert config.server.host == Config().server.host
-    assert config.limits.wall_time_s == Config().limits.wall_time_s
+    assert config.limits.max_run_seconds == Config().limits.max_run_seconds
 
 
-def test_a_setting_of_the_last_release_is_ignored_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    tree = {"sandbox": {"agent": "python", "self_test": False}}
-    assert parse(tree, "c.yaml") == parse({"sandbox": {"self_test": False}}, "c.yaml")
-    assert "c.yaml: sandbox.agent is ignored" in caplog.text
-    assert tree["sandbox"] == {"agent": "python", "self_test": False}
-
-
-def test_prices_are_given_by_model() -> None:
+def test_prices_are_set_by_model() -> None:
     given = {"input_per_mtok": 0.2, "output_per_mtok": 0.8, "cached_per_mtok": 0.02}
-    config = parse({"backend": {"prices": {"mine": given}}, "per_day": {"cost_usd": 5}}, "c.yaml")
+    tree = {"backend": {"prices": {"mine": given}}, "budgets": {"daily": {"cost_usd": 5}}}
+    config = parse(tree, "c.yaml")
     assert config.backend.prices == {"mine": Price(0.2, 0.8, 0.02)}
-    assert config.per_day == DailyBudget(cost_usd=5.0)
+    assert config.budgets.daily == DailyBudget(cost_usd=5.0)
     for wrong in (
         {"input_per_mtok": 1},
         {**given, "per_call": 1},
@@ -76,7 +70,7 @@ def test_prices_are_given_by_model() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "---\n"])
-def test_an_empty_file_is_all_defaults(tmp_path: Path, text: str) -> None:
+def test_empty_file_is_the_default_configuration(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text, encoding="utf-8")
     assert load(path) == Config()
@@ -90,12 +84,12 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path, text: str) -> None:
         "backend.url",
         "sandbox.docker.imag",
         "sandbox.bubblewrap.root",
-        "sandbox.isolation.network",
+        "isolation.networks",
         "limits.max_turn",
         "artifacts.keep",
     ],
 )
-def test_an_unknown_key_is_refused_with_its_path(path: str) -> None:
+def test_unknown_setting_is_an_error_with_its_path(path: str) -> None:
     tree: Any = 1
     for key in reversed(path.split(".")):
         tree = {key: tree}
@@ -112,13 +106,13 @@ def test_an_unknown_key_is_refused_with_its_path(path: str) -> None:
         ({"server": {"steps": "cards"}}, "server.steps"),
         ({"server": None}, "server"),
         ({"server": []}, "server"),
-        ({"backend": {"kind": "vllm"}}, "backend.kind"),
-        ({"backend": {"timeout_s": 0}}, "backend.timeout_s"),
-        ({"backend": {"attempts": 0}}, "backend.attempts"),
+        ({"backend": {"provider": "vllm"}}, "backend.provider"),
+        ({"backend": {"read_timeout_s": 0}}, "backend.read_timeout_s"),
+        ({"backend": {"max_retries": -1}}, "backend.max_retries"),
         ({"backend": {"models": "gpt"}}, "backend.models"),
         ({"sandbox": {"backend": "podman"}}, "sandbox.backend"),
         ({"sandbox": {"bubblewrap": {"uid": 0}}}, "sandbox.bubblewrap.uid"),
-        ({"sandbox": {"isolation": {"cpus": "two"}}}, "sandbox.isolation.cpus"),
+        ({"isolation": {"cpus": "two"}}, "isolation.cpus"),
         ({"limits": {"max_turns": 1.5}}, "limits.max_turns"),
         ({"limits": "none"}, "limits"),
         ({"artifacts": {"max_files": []}}, "artifacts.max_files"),
@@ -127,26 +121,26 @@ def test_an_unknown_key_is_refused_with_its_path(path: str) -> None:
         ("text", "top"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_path(tree: Any, place: str) -> None:
+def test_invalid_value_is_an_error_with_its_path(tree: Any, place: str) -> None:
     line = complaint(tree)
     assert line.startswith(f"c.yaml: {place}: ")
     assert "\n" not in line
 
 
-def test_each_mistake_has_its_line() -> None:
+def test_error_message_has_a_line_for_each_mistake() -> None:
     lines = complaint({"server": {"port": "x", "prot": 1}}).splitlines()
     assert sorted(line.split(": ")[1] for line in lines) == ["server.port", "server.prot"]
 
 
 @pytest.mark.parametrize("word", ["off", '"off"', "no"])
-def test_off_means_off_though_yaml_takes_it_for_a_boolean(tmp_path: Path, word: str) -> None:
+def test_unquoted_off_is_the_word_off(tmp_path: Path, word: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"server: {{steps: {word}}}", encoding="utf-8")
     assert load(path).server.steps == "off"
 
 
 @pytest.mark.parametrize("content", [b"server: [", b"\xff\xfe\xfa", b"a: b: c", b"\tx: 1"])
-def test_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_error_of_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as raised:
@@ -155,7 +149,7 @@ def test_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> N
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_error_of_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.yaml", tmp_path):
         with pytest.raises(ConfigError) as raised:
             load(path)
@@ -163,7 +157,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
-def test_a_secret_is_read_from_the_variable_that_config_names(
+def test_secret_is_read_from_the_variable_that_config_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TEST_KEY", "sk-1")
@@ -171,7 +165,7 @@ def test_a_secret_is_read_from_the_variable_that_config_names(
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_a_secret_that_is_not_there_is_one_line(
+def test_unset_secret_is_an_error_of_one_line(
     monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
     monkeypatch.delenv("TEST_KEY", raising=False)
@@ -184,16 +178,16 @@ def test_a_secret_that_is_not_there_is_one_line(
     )
 
 
-def test_state_lies_where_config_or_the_system_says(
+def test_data_dir_is_the_configured_or_the_xdg_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert state_dir(Config()) == tmp_path / "llm-sandbox-proxy"
-    given = Config(server=ServerConfig(state_dir=tmp_path / "mine"))
-    assert state_dir(given) == tmp_path / "mine"
+    assert data_dir(Config()) == tmp_path / "llm-sandbox-proxy"
+    given = Config(server=ServerConfig(data_dir=tmp_path / "mine"))
+    assert data_dir(given) == tmp_path / "mine"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert state_dir(Config()) == tmp_path / ".local" / "state" / "llm-sandbox-proxy"
+    assert data_dir(Config()) == tmp_path / ".local" / "state" / "llm-sandbox-proxy"
 
 
 @pytest.mark.parametrize(
@@ -201,12 +195,15 @@ def test_state_lies_where_config_or_the_system_says(
     [
         ({"server": {"public_url": "files.example.org"}}, "server.public_url: "),
         ({"sandbox": {"inputs": "/no/such/place"}}, "sandbox.inputs: Path does not point to"),
-        ({"sandbox": {"pool": {"memory_budget_mib": 1024}}}, "memory_budget_mib has no room"),
+        (
+            {"sandbox": {"pool": {"memory_budget_mib": 1024}}},
+            "memory_budget_mib (1024) has no room",
+        ),
         ({"limits": {"max_turns": -1}}, "limits.max_turns: must not be negative"),
-        ({"sessions": {"keep_s": -0.5}}, "sessions.keep_s: must not be negative"),
+        ({"sessions": {"idle_s": -0.5}}, "sessions.idle_s: must not be negative"),
     ],
 )
-def test_what_nothing_could_work_with_is_told_at_start(tree: Any, words: str) -> None:
+def test_setting_that_cannot_work_is_an_error(tree: Any, words: str) -> None:
     assert words in complaint(tree)
 
 
@@ -220,7 +217,7 @@ OPENAI = "https://api.openai.com/v1"
         ({"base_url": "https://eu.api.openai.com/v1"}, "OPENAI_API_KEY"),
         ({"base_url": OPENAI, "api_key_env": "MINE"}, "MINE"),
         ({"base_url": OPENAI, "forward_client_key": True}, None),
-        ({"base_url": OPENAI, "kind": "litellm"}, None),
+        ({"base_url": OPENAI, "provider": "litellm"}, None),
         ({"base_url": "http://api.openai.com/v1"}, None),
         ({"base_url": "https://api.openai.com.example.org/v1"}, None),
         ({"base_url": "https://notapi.openai.com/v1"}, None),
@@ -229,14 +226,14 @@ OPENAI = "https://api.openai.com/v1"
         ({"base_url": None}, None),
     ],
 )
-def test_the_key_for_openai_goes_to_openai_alone(
+def test_openai_api_key_is_sent_only_to_openai(
     backend: dict[str, Any], variable: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     assert backend_key_variable(BackendConfig(**backend)) == variable
 
 
-def test_openai_needs_no_key_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openai_api_key_that_is_blank_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", " ")
     assert backend_key_variable(BackendConfig(base_url=OPENAI)) is None
 
@@ -244,16 +241,165 @@ def test_openai_needs_no_key_where_there_is_none(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
-        ({"backend": {"kind": "litellm"}}, "only a backend of kind openai"),
-        ({"backend": {"api_key_env": "MINE"}}, "or backend.api_key_env, not both"),
-        ({"server": {"api_key_env": "OURS"}}, "leave server.api_key_env and keys out"),
-        ({"keys": [{"name": "a", "env": "OURS"}]}, "leave server.api_key_env and keys out"),
+        ({"backend": {"provider": "litellm"}}, "needs backend.provider openai"),
+        ({"backend": {"api_key_env": "MINE"}}, "remove backend.api_key_env"),
+        ({"keys": [{"name": "a", "env": "OURS"}]}, "remove keys, clients send"),
     ],
 )
-def test_a_client_has_one_key_which_is_the_backends_or_ours(
-    tree: dict[str, Any], words: str
-) -> None:
+def test_forward_client_key_excludes_other_keys(tree: dict[str, Any], words: str) -> None:
     backend = {"forward_client_key": True, **tree.get("backend", {})}
     with pytest.raises(ConfigError, match=words):
         require_forwarding_fits(parse({**tree, "backend": backend}, "c.yaml"))
     require_forwarding_fits(parse(tree, "c.yaml"))
+
+
+def environment(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"LLM_SANDBOX_{name}", value)
+
+
+def test_environment_takes_precedence_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment(monkeypatch, SERVER__PORT="9001", BACKEND__BASE_URL="http://b/v1")
+    path = tmp_path / "c.yaml"
+    path.write_text("server: {port: 9000, host: 10.0.0.1}", encoding="utf-8")
+    config = load(path)
+    assert (config.server.port, config.server.host) == (9001, "10.0.0.1")
+    assert config.backend.base_url == "http://b/v1"
+
+
+def test_command_line_takes_precedence_over_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment(monkeypatch, SERVER__PORT="9001", SERVER__HOST="10.0.0.1")
+    server = load(None, {"server": {"port": 9002}}).server
+    assert (server.port, server.host) == (9002, "10.0.0.1")
+
+
+def test_environment_sets_settings_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(
+        monkeypatch,
+        PROFILE="mine",
+        PROFILES='{"mine": {"limits": {"max_turns": 5}}}',
+        SERVER__STEPS="off",
+        SERVER__ALLOW_OPEN="true",
+        SERVER__DATA_DIR="/data",
+        BACKEND__MODALITIES='["image", "audio"]',
+        BACKEND__PRICES='{"m": {"input_per_mtok": 1, "output_per_mtok": 2}}',
+        SANDBOX__POOL__MIN_READY="1",
+        ISOLATION__NETWORK__MODE="allowlist",
+        ISOLATION__NETWORK__ALLOWED_HOSTS='["pypi"]',
+        ISOLATION__DISK_MIB_PER_S="null",
+        LIMITS__MAX_TURNS="7",
+        BUDGETS__DAILY__COST_USD="1.5",
+        KEYS='[{"name": "k", "env": "K"}]',
+    )
+    assert load(None) == parse(
+        {
+            "profile": "mine",
+            "profiles": {"mine": {"limits": {"max_turns": 5}}},
+            "server": {"steps": "off", "allow_open": True, "data_dir": "/data"},
+            "backend": {
+                "modalities": ["image", "audio"],
+                "prices": {"m": {"input_per_mtok": 1, "output_per_mtok": 2}},
+            },
+            "sandbox": {"pool": {"min_ready": 1}},
+            "isolation": {
+                "network": {"mode": "allowlist", "allowed_hosts": ["pypi"]},
+                "disk_mib_per_s": None,
+            },
+            "limits": {"max_turns": 7},
+            "budgets": {"daily": {"cost_usd": 1.5}},
+            "keys": [{"name": "k", "env": "K"}],
+        },
+        "c.yaml",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("SERVER__PORT", "many", "LLM_SANDBOX_SERVER__PORT: Input should be a valid integer"),
+        ("LIMITS__MAX_TURNS", "-1", "LLM_SANDBOX_LIMITS__MAX_TURNS: must not be negative"),
+        ("SANDBOX__POOL__MIN_READY", "-1", "LLM_SANDBOX_SANDBOX__POOL__MIN_READY: Value error"),
+        ("BACKEND__MODELS", "[1", "LLM_SANDBOX_BACKEND__MODELS: "),
+        ("WATCH__RULES", "[1", "LLM_SANDBOX_WATCH__RULES: "),
+        (
+            "BAKEND__BASE_URL",
+            "x",
+            "LLM_SANDBOX_BAKEND__BASE_URL: there is no such setting:"
+            " write LLM_SANDBOX_BACKEND__BASE_URL",
+        ),
+        (
+            "SERVER__STATE_DIR",
+            "x",
+            "LLM_SANDBOX_SERVER__STATE_DIR: there is no such setting:"
+            " write LLM_SANDBOX_SERVER__DATA_DIR",
+        ),
+        (
+            "PER_DAY__TOKENS",
+            "x",
+            "LLM_SANDBOX_PER_DAY__TOKENS: there is no such setting:"
+            " write LLM_SANDBOX_BUDGETS__DAILY__TOKENS",
+        ),
+        ("SERVER__PORT__X", "1", "LLM_SANDBOX_SERVER__PORT__X: there is no such setting"),
+        ("server__port", "1", "LLM_SANDBOX_server__port: there is no such setting"),
+    ],
+)
+def test_error_in_the_environment_names_the_variable(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, **{name: value})
+    with pytest.raises(ConfigError) as raised:
+        load(None)
+    assert str(raised.value).startswith(words)
+    assert "\n" not in str(raised.value)
+
+
+def test_error_of_the_file_names_the_file_despite_variables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment(monkeypatch, SERVER__HOST="10.0.0.1")
+    path = tmp_path / "c.yaml"
+    path.write_text("server: {prot: 1}", encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        load(path)
+    assert str(raised.value) == f"{path}: server.prot: Extra inputs are not permitted"
+
+
+def test_error_of_the_command_line_names_it() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(None, {"server": {"port": 70000}})
+    assert str(raised.value).startswith("command line: server.port: ")
+
+
+def test_every_setting_has_a_variable() -> None:
+    settings = set(leaves(Config().model_dump()))
+    assert settings <= {".".join(path) for path in setting_paths(Config)}
+
+
+def leaves(tree: Any, above: str = "") -> list[str]:
+    return [
+        path
+        for key, value in tree.items()
+        for path in (
+            leaves(value, f"{above}{key}.") if isinstance(value, dict) else [f"{above}{key}"]
+        )
+    ]
+
+
+def test_old_option_state_dir_is_data_dir_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "audit").mkdir()
+    assert main(["audit", "verify", "--state-dir", str(tmp_path)]) == 0
+    assert caplog.messages == ["--state-dir is deprecated: write --data-dir"]
+
+
+def test_options_state_dir_and_data_dir_together_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ["--state-dir", str(tmp_path), "--data-dir", str(tmp_path)]
+    assert main(["audit", "verify", *both]) == 1
+    assert "--state-dir and --data-dir are the same option" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from tests.fakes.memory_sandbox import MemorySandbox
 from tests.sandbox_runtime.transfer import PLENTY_S, pieces
 
 PNG = base64.b64decode("iVBORw0KGgo=")
-LIMITS = ArtifactLimits(inline_image_kib=1, keep_hours=1)
+LIMITS = ArtifactLimits(inline_image_kib=1, retention_hours=1)
 OWNER = "somebody"
 
 

@@ -13,7 +13,7 @@ from tests.fakes.memory_snapshots import MemorySnapshots
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.pool.pool_fixture import SMALL, PoolFixture, fake_pool
 
-TWO = PoolSettings(idle=0, max_total=2)
+TWO = PoolSettings(min_ready=0, max_sandboxes=2)
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def test_the_one_that_was_kept_longest_is_given_back() -> None:
 
 async def test_one_that_is_about_to_be_kept_goes_to_who_waits_already() -> None:
     async with (
-        fake_pool(PoolSettings(idle=0, max_total=1)) as stage,
+        fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as stage,
         kept(stage, MemorySnapshots()) as workspaces,
         anyio.create_task_group() as group,
     ):

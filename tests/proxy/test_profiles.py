@@ -1,4 +1,4 @@
-"""Which profile a request gets, and what it may ask of it."""
+"""Selection of a request's profile, and the settings that a request may restrict."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,10 @@ from proxy.keys import Key, Keyring
 from proxy.profiles import Profiles, build_profiles, shipped
 
 ANYONE = Key()
-NO_NETWORK = {"isolation": {"egress": {"mode": "none"}}}
+NO_NETWORK = {"isolation": {"network": {"mode": "none"}}}
+FINANCE = yaml.safe_load(
+    (Path(__file__).parents[2] / "examples" / "finance.yaml").read_text("utf-8")
+)
 STUDENT = Key("student", ("default", "research"), {"limits": {"max_turns": 20}})
 
 
@@ -29,78 +32,78 @@ def complaint(**tree: Any) -> str:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_profile_that_is_shipped_says_in_a_paragraph_what_it_is_for(name: str) -> None:
+def test_shipped_profile_describes_its_purpose(name: str) -> None:
     profile = profiles().named[name]
     assert profile.name == name
     assert len(profile.about) > 80
 
 
-def test_finance_is_watched_and_places_no_orders() -> None:
-    finance = profiles().named["finance"]
+def test_example_finance_is_audited_and_denies_hosts_of_brokers() -> None:
+    finance = profiles(**FINANCE).default
+    assert finance.name == "finance"
     assert finance.audit.enabled
-    assert finance.redact.named
+    assert finance.redaction.named
     for target in ("api.binance.com:443", "trade-coinbase.example:443", "KRAKEN.com:443"):
         assert finance.watch.met("egress", target)
     for target in ("stats.example.com:443", "octokraken.com:443", "pypi.org:443"):
         assert finance.watch.met("egress", target) is None
 
 
-def test_who_is_written_down_cannot_ask_for_a_profile_in_which_he_is_not() -> None:
-    watched = profiles(profile="finance")
+def test_request_cannot_leave_an_audited_profile_for_one_without_audit() -> None:
+    watched = profiles(**FINANCE)
     for name in ("default", "research", "strict"):
         with pytest.raises(ForbiddenError):
             watched.of(ANYONE, "m", name, {})
 
 
-def test_who_names_a_profile_that_is_none_hears_of_those_that_are_open_to_him() -> None:
+def test_error_for_unknown_profile_lists_only_the_keys_profiles() -> None:
     with pytest.raises(BadRequestError, match="'research'") as raised:
         profiles().of(STUDENT, "m", "fast", {})
     assert "'paper'" not in str(raised.value)
 
 
-def test_a_key_adds_rules_and_takes_none_away() -> None:
-    rule = {"name": "own", "over": "command", "pattern": "rm", "action": "deny"}
+def test_policy_of_a_key_adds_rules_and_removes_none() -> None:
+    rule = {"name": "own", "target": "command", "pattern": "rm", "action": "deny"}
     key = Key("k", ("finance",), {"watch": {"rules": [rule]}, "audit": {"enabled": False}})
-    profile = profiles().of(key, "m", None, {})
+    profile = profiles(**FINANCE).of(key, "m", None, {})
     assert [rule.name for rule in profile.watch.rules] == ["order-hosts", "own"]
     assert profile.audit.enabled
 
 
-def test_rules_and_secrets_of_a_bundle_come_behind_those_of_config_yaml() -> None:
-    rule = {"name": "own", "over": "command", "pattern": "rm", "action": "deny"}
+def test_rules_and_detectors_of_a_profile_follow_those_of_config_yaml() -> None:
+    rule = {"name": "own", "target": "command", "pattern": "rm", "action": "deny"}
     secret = {"name": "badge", "pattern": "B-[0-9]+"}
-    redact = {"secrets": ["aws"], "patterns": [secret]}
-    found = profiles(watch={"rules": [rule]}, redact=redact).named
+    redaction = {"detectors": ["aws"], "patterns": [secret]}
+    found = profiles(**FINANCE, watch={"rules": [rule]}, redaction=redaction).named
     assert [rule.name for rule in found["finance"].watch.rules] == ["own", "order-hosts"]
     assert [rule.name for rule in found["default"].watch.rules] == ["own"]
-    assert found["finance"].redact.secrets == ("aws", "keys")
-    assert [each.name for each in found["finance"].redact.patterns] == ["badge"]
+    assert found["finance"].redaction.detectors == ("aws", "all")
+    assert [each.name for each in found["finance"].redaction.patterns] == ["badge"]
 
 
-def test_a_policy_of_hosts_alone_gives_a_profile_without_network_none() -> None:
-    key = Key("k", ("strict", "research"), {"isolation": {"egress": {"allow": ["pypi"]}}})
+def test_policy_with_hosts_opens_no_network_in_a_profile_without_one() -> None:
+    key = Key("k", ("strict", "research"), {"isolation": {"network": {"allowed_hosts": ["pypi"]}}})
     found = profiles()
     assert found.of(key, "m", "strict", {}).isolation == found.named["strict"].isolation
-    egress = found.of(key, "m", "research", {}).isolation.egress
-    assert (egress.mode, egress.allow) == ("allowlist", ("pypi",))
+    egress = found.of(key, "m", "research", {}).isolation.network
+    assert (egress.mode, egress.allowed_hosts) == ("allowlist", ("pypi",))
 
 
-def test_strict_takes_little_in_and_fetches_nothing() -> None:
+def test_strict_limits_inputs_and_fetches_no_urls() -> None:
     inputs = profiles().named["strict"].inputs
     assert (inputs.fetch_urls, inputs.max_file_mib, inputs.max_total_mib) == (False, 16, 32)
 
 
-def test_the_first_profile_is_what_config_yaml_says_for_all() -> None:
+def test_settings_of_config_yaml_hold_for_profiles_that_do_not_set_them() -> None:
     found = profiles(limits={"max_turns": 7}).named
     assert found["default"].limits.max_turns == 7
-    assert found["offline"].limits.max_turns == 7
     assert found["strict"].limits.max_turns == 30
 
 
-def test_one_of_the_operators_own_differs_from_what_it_extends() -> None:
+def test_operators_profile_inherits_from_the_profile_it_extends() -> None:
     found = profiles(profiles={"lab": {"extends": "research", "limits": {"max_turns": 9}}}).named
     assert found["lab"].limits.max_turns == 9
-    assert found["lab"].limits.wall_time_s == found["research"].limits.wall_time_s
+    assert found["lab"].limits.max_run_seconds == found["research"].limits.max_run_seconds
     assert found["lab"].isolation == found["research"].isolation
 
 
@@ -108,7 +111,6 @@ def test_one_of_the_operators_own_differs_from_what_it_extends() -> None:
     ("key", "model", "asked", "gets"),
     [
         (ANYONE, "m", None, "default"),
-        (ANYONE, "m", "offline", "offline"),
         (ANYONE, "m", "strict", "strict"),
         (STUDENT, "m", None, "default"),
         (STUDENT, "m", "research", "research"),
@@ -118,14 +120,14 @@ def test_one_of_the_operators_own_differs_from_what_it_extends() -> None:
         (Key("lab", ("research",)), "qwen3-4b", None, "research"),
     ],
 )
-def test_request_model_key_and_server_are_asked_in_turn_which_profile_it_is(
+def test_profile_is_that_of_request_model_key_or_server_in_this_order(
     key: Key, model: str, asked: str | None, gets: str
 ) -> None:
     found = profiles(models={"qwen3-4b*": {"profile": "strict"}})
     assert found.of(key, model, asked, {}).name == gets
 
 
-def test_one_that_allows_more_needs_a_key_that_lists_it() -> None:
+def test_profile_that_allows_more_needs_a_key_that_lists_it() -> None:
     with pytest.raises(ForbiddenError) as raised:
         profiles().of(ANYONE, "m", "research", {})
     assert (raised.value.status, raised.value.param) == (403, "sandbox.profile")
@@ -135,14 +137,14 @@ def test_one_that_allows_more_needs_a_key_that_lists_it() -> None:
     )
 
 
-def test_one_that_nobody_knows_is_refused_with_those_there_are() -> None:
+def test_unknown_profile_is_an_error_that_lists_the_profiles() -> None:
     with pytest.raises(BadRequestError, match="There is no profile 'fast': one of 'default', "):
         profiles().of(ANYONE, "m", "fast", {})
 
 
-def test_a_request_may_ask_for_less_than_its_key_allows() -> None:
-    found = profiles().of(STUDENT, "m", None, {"limits": {"max_turns": 5}, "computer": "never"})
-    assert (found.limits.max_turns, found.computer) == (5, "never")
+def test_request_may_ask_for_less_than_its_key_allows() -> None:
+    found = profiles().of(STUDENT, "m", None, {"limits": {"max_turns": 5}, "enabled": "never"})
+    assert (found.limits.max_turns, found.enabled) == (5, "never")
 
 
 @pytest.mark.parametrize(
@@ -156,19 +158,19 @@ def test_a_request_may_ask_for_less_than_its_key_allows() -> None:
         ),
         (
             ANYONE,
-            {"isolation": {"egress": {"mode": "open"}}},
-            "isolation.egress: open is more than profile 'default' allows (none).",
-            "sandbox.isolation.egress",
+            {"isolation": {"network": {"mode": "open"}}},
+            "isolation.network: open is more than profile 'default' allows (none).",
+            "sandbox.isolation.network",
         ),
         (
-            Key("free", policy={"computer": "always"}),
-            {"computer": "never"},
-            "computer: never is more than key 'free' allows (always).",
-            "sandbox.computer",
+            Key("free", policy={"enabled": "always"}),
+            {"enabled": "never"},
+            "enabled: never is more than key 'free' allows (always).",
+            "sandbox.enabled",
         ),
     ],
 )
-def test_a_request_that_asks_for_more_is_told_who_allows_no_more(
+def test_error_for_a_request_that_asks_for_more_names_the_bound(
     key: Key, tree: Any, words: str, param: str
 ) -> None:
     with pytest.raises(ForbiddenError) as raised:
@@ -183,10 +185,10 @@ def test_a_request_that_asks_for_more_is_told_who_allows_no_more(
         ({"limits": 5}, "sandbox.limits"),
         ({"limits": {"max_turns": "many"}}, "sandbox.limits.max_turns"),
         ({"limits": {"max_turns": -1}}, "sandbox.limits.max_turns"),
-        ({"computer": "sometimes"}, "sandbox.computer"),
+        ({"enabled": "sometimes"}, "sandbox.enabled"),
         (
-            {"isolation": {"egress": {"mode": "none", "allow": ["pypi"]}}},
-            "sandbox.isolation.egress",
+            {"isolation": {"network": {"mode": "none", "allowed_hosts": ["pypi"]}}},
+            "sandbox.isolation.network",
         ),
         ({"isolation": {"memory_mib": 0}}, "sandbox.isolation"),
         ({"isolation": {"pids": 0}}, "sandbox.isolation"),
@@ -194,17 +196,17 @@ def test_a_request_that_asks_for_more_is_told_who_allows_no_more(
         ({"isolation": {"memory_mib": 15}}, "sandbox.isolation.memory_mib"),
         ({"isolation": {"cpus": math.nan}}, "sandbox.isolation"),
         ({"isolation": {"cpus": math.inf}}, "sandbox.isolation.cpus"),
-        ({"limits": {"wall_time_s": math.inf}}, "sandbox.limits.wall_time_s"),
-        ({"limits": {"wall_time_s": math.nan}}, "sandbox.limits.wall_time_s"),
+        ({"limits": {"max_run_seconds": math.inf}}, "sandbox.limits.max_run_seconds"),
+        ({"limits": {"max_run_seconds": math.nan}}, "sandbox.limits.max_run_seconds"),
         ({"artifacts": {"deny_types": [".a"] * 257}}, "sandbox.artifacts.deny_types"),
         ({"watch": {"rules": [{}] * 100_000}}, "sandbox.watch.rules"),
         (
-            {"isolation": {"egress": {"allow": [f"h{n}.com" for n in range(257)]}}},
-            "sandbox.isolation.egress.allow",
+            {"isolation": {"network": {"allowed_hosts": [f"h{n}.com" for n in range(257)]}}},
+            "sandbox.isolation.network.allowed_hosts",
         ),
     ],
 )
-def test_a_setting_that_means_nothing_is_the_requests_mistake(tree: Any, param: str) -> None:
+def test_invalid_setting_of_a_request_is_a_bad_request(tree: Any, param: str) -> None:
     with pytest.raises(BadRequestError) as raised:
         profiles().of(ANYONE, "m", None, tree)
     assert raised.value.param == param
@@ -214,17 +216,29 @@ def test_a_setting_that_means_nothing_is_the_requests_mistake(tree: Any, param: 
     ("tree", "words"),
     [
         ({"profile": "fast"}, "profile: there is no profile 'fast'"),
+        (
+            {"profile": "offline"},
+            "profile: there is no profile 'offline' any more: write isolation: {network: {mode:",
+        ),
+        (
+            {"profiles": {"a": {"extends": "finance"}}},
+            "profiles.a.extends: there is no profile 'finance' any more: copy it from"
+            " examples/finance.yaml",
+        ),
         ({"profiles": {"a": {"extends": "b"}}}, "profiles.a.extends: there is no profile 'b'"),
         ({"profiles": {"a": {"limits": {"max_turn": 1}}}}, "profiles.a.limits.max_turn: "),
         ({"profiles": {"a": {"limits": {"max_turns": -1}}}}, "must not be negative"),
-        (yaml.safe_load("limits: {wall_time_s: .inf}"), "limits.wall_time_s: must not be negative"),
+        (
+            yaml.safe_load("limits: {max_run_seconds: .inf}"),
+            "limits.max_run_seconds: must not be negative",
+        ),
         (
             yaml.safe_load("profiles: {a: {limits: {max_cpu_s: .nan}}}"),
             "limits.max_cpu_s: must not",
         ),
         (
             yaml.safe_load("models: {m: {policy: {isolation: {cpus: .inf}}}}"),
-            "models.m.policy.isolation.cpus: must not be negative, and not without end",
+            "models.m.policy.isolation.cpus: must not be negative or infinite",
         ),
         ({"profiles": {"a": {"isolation": {"pids": 0}}}}, "pids is at least 8"),
         (
@@ -232,6 +246,8 @@ def test_a_setting_that_means_nothing_is_the_requests_mistake(tree: Any, param: 
             "profiles.a.isolation.disk_mib_per_s: is at least 64",
         ),
         ({"profiles": {"a": {"watch": {"rules": [{}] * 257}}}}, "has more than 256 entries"),
+        ({"profiles": {"a": {"watch": {"ruls": []}}}}, "profiles.a.watch.ruls: "),
+        ({"profiles": {"a": {"watch": None}}}, "profiles.a.watch: "),
         ({"models": {"m": {"profile": "b"}}}, "models.m.profile: there is no profile 'b'"),
         ({"models": {"m": {"policy": {"computr": "auto"}}}}, "models.m.policy.computr: "),
         ({"models": {"m": {"policy": {"name": "x"}}}}, "models.m.policy.name: "),
@@ -245,31 +261,31 @@ def test_a_setting_that_means_nothing_is_the_requests_mistake(tree: Any, param: 
         ),
     ],
 )
-def test_a_mistake_in_the_configuration_is_told_with_its_place(tree: Any, words: str) -> None:
+def test_invalid_profile_in_config_is_an_error_with_its_path(tree: Any, words: str) -> None:
     assert words in complaint(**tree)
 
 
-def test_a_keyring_knows_who_comes_with_which_key() -> None:
+def test_keyring_finds_the_key_of_a_secret() -> None:
     ring = Keyring([("sk-1", STUDENT)])
     assert (ring.find("sk-1"), ring.find("sk-2"), ring.find("")) == (STUDENT, None, None)
     assert Keyring().find("whatever") == ANYONE
 
 
-def test_a_server_of_one_profile_gives_it_to_everybody() -> None:
+def test_server_with_one_profile_uses_it_for_every_request() -> None:
     only = Profile(name="mine")
     assert Profiles.only(only).of(ANYONE, "m", None, {}) is only
 
 
-def test_the_bundles_lie_beside_the_policies_they_are_of() -> None:
+def test_shipped_profiles_are_the_files_of_policies_profiles() -> None:
     bundles = Path(__file__).parents[2] / "policies" / "profiles"
     assert {path.stem for path in bundles.glob("*.yaml")} == shipped().keys()
 
 
-def test_paper_has_an_open_network_only_where_the_operator_names_it() -> None:
+def test_paper_needs_a_key_that_lists_it() -> None:
     with pytest.raises(ForbiddenError) as raised:
         profiles().of(ANYONE, "m", "paper", {})
     assert "Profile 'paper' needs a key that lists it" in str(raised.value)
-    assert profiles().of(Key("k", ("paper",)), "m", None, {}).isolation.egress.mode == "open"
+    assert profiles().of(Key("k", ("paper",)), "m", None, {}).isolation.network.mode == "open"
 
 
 @pytest.mark.parametrize(
@@ -279,22 +295,22 @@ def test_paper_has_an_open_network_only_where_the_operator_names_it() -> None:
         {"models": {"*": {"policy": NO_NETWORK}}},
     ],
 )
-def test_an_operator_takes_the_network_from_paper_and_leaves_the_rest(
+def test_policy_removes_the_network_of_paper_and_keeps_its_limits(
     narrower: dict[str, Any],
 ) -> None:
     key = Key("k", ("paper",))
     paper = profiles().of(key, "m", None, {})
     found = profiles(**narrower).of(key, "m", None, {})
-    assert (found.isolation.egress.mode, found.limits) == ("none", paper.limits)
+    assert (found.isolation.network.mode, found.limits) == ("none", paper.limits)
     by_key = profiles().of(Key("k", ("paper",), NO_NETWORK), "m", None, {})
-    assert (by_key.isolation.egress.mode, by_key.limits) == ("none", paper.limits)
+    assert (by_key.isolation.network.mode, by_key.limits) == ("none", paper.limits)
 
 
-def test_a_request_switches_off_what_paper_has_and_nothing_on() -> None:
+def test_request_restricts_paper_and_cannot_extend_it() -> None:
     key = Key("k", ("paper",))
     asked = {"limits": {"max_trajectory_tokens": 1000}, **NO_NETWORK}
     found = profiles().of(key, "m", None, asked)
-    assert (found.limits.max_trajectory_tokens, found.isolation.egress.mode) == (1000, "none")
+    assert (found.limits.max_trajectory_tokens, found.isolation.network.mode) == (1000, "none")
     wider: list[dict[str, Any]] = [
         {"compact": True},
         {"final_question": True},

@@ -1,4 +1,4 @@
-"""The reference's own words: read from a file of its format, every mistake one clear line."""
+"""Prompt files in the format of the reference implementation, and their errors."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import yaml
 
 from policies.reference_style import NO_CALL
 from proxy.config import ConfigError, parse
-from proxy.profiles import build_profiles, read_words
+from proxy.profiles import build_profiles, read_prompt_file
 from sandbox_runtime.tools import make_tools
 from tests.fakes.paper import paper
 
@@ -29,19 +29,19 @@ def written(tmp_path: Path, content: Any) -> Path:
     return path
 
 
-def test_its_prompts_are_used_and_name_the_directories_that_there_are(tmp_path: Path) -> None:
+def test_prompts_of_the_file_are_used_with_the_sandbox_directories(tmp_path: Path) -> None:
     tree = {"paper": {"prompt_file": str(written(tmp_path, FILE))}}
-    manner = build_profiles(parse(tree, "c.yaml")).named["paper"].manner
-    assert manner.kind == "paper"
-    assert manner.words.system_prompt() == "In /testbed, from /testbed/documents to /testbed."
-    assert manner.words.problem("x") == "x!"
-    assert manner.words.no_call == NO_CALL
+    agent = build_profiles(parse(tree, "c.yaml")).named["paper"].agent
+    assert agent.style == "reference"
+    assert agent.prompts.system_prompt() == "In /testbed, from /testbed/documents to /testbed."
+    assert agent.prompts.problem("x") == "x!"
+    assert agent.prompts.no_call == NO_CALL
 
 
-def test_what_the_reference_has_in_its_code_can_be_supplied_too(tmp_path: Path) -> None:
+def test_continue_message_and_tools_of_the_file_are_used(tmp_path: Path) -> None:
     described = [{**tool, "function": {**tool["function"], "description": "D"}} for tool in TOOLS]
     file = {**FILE, "continue_message": "\nGo on.\n", "tools": described}
-    words = read_words(written(tmp_path, file))
+    words = read_prompt_file(written(tmp_path, file))
     assert words.no_call == "\nGo on.\n"
     assert [tool.schema for tool in make_tools(paper(words))] == described
 
@@ -53,23 +53,29 @@ def test_what_the_reference_has_in_its_code_can_be_supplied_too(tmp_path: Path) 
         ("a: [", "while parsing"),
         ({**FILE, "system_prompt": None}, "system_prompt: Input should be a valid string"),
         ({"system_prompt": "x"}, "instance_prompt: Field required"),
-        ({**FILE, "system_prompt": "{nobody}"}, "placeholder 'nobody' that nobody fills"),
-        ({**FILE, "instance_prompt": "{problem_statement.x}"}, "that nobody fills"),
+        ({**FILE, "system_prompt": "{nobody}"}, "unknown placeholder 'nobody'"),
+        ({**FILE, "instance_prompt": "{problem_statement.x}"}, "unknown placeholder"),
         ({**FILE, "instance_prompt": "{"}, "Single '{' encountered"),
-        ({**FILE, "output_dir": "/out"}, "answers are looked for in /testbed/output and /testbed"),
-        ({**FILE, "tools": TOOLS[:2]}, "they must be str_replace_editor, execute_bash, submit"),
-        ({**FILE, "tools": [{}, {}, {}]}, "they must be str_replace_editor, execute_bash, submit"),
+        ({**FILE, "output_dir": "/out"}, "answers are only read from /testbed/output and /testbed"),
+        (
+            {**FILE, "tools": TOOLS[:2]},
+            "the tools must be str_replace_editor, execute_bash, submit",
+        ),
+        (
+            {**FILE, "tools": [{}, {}, {}]},
+            "the tools must be str_replace_editor, execute_bash, submit",
+        ),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_file(tmp_path: Path, content: Any, said: str) -> None:
+def test_error_is_one_line_that_names_the_file(tmp_path: Path, content: Any, said: str) -> None:
     path = written(tmp_path, content)
     with pytest.raises(ConfigError) as raised:
-        read_words(path)
+        read_prompt_file(path)
     assert str(raised.value).startswith(f"{path}: ")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_error_for_a_missing_file_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
-        read_words(tmp_path / "nowhere.yaml")
+        read_prompt_file(tmp_path / "nowhere.yaml")

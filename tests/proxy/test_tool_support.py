@@ -1,4 +1,4 @@
-"""What runs tell of a model's tools, and what is remembered."""
+"""Evidence from runs on whether a model can use tools."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def in_trouble(*trouble: ToolTrouble, **fields: RunStats) -> Result:
     return replace(SUBMITTED, tool_trouble=trouble, **fields)
 
 
-def test_a_runs_trouble_holds_for_its_key_and_an_hour() -> None:
+def test_failed_tool_calls_withdraw_tools_from_the_key_for_an_hour() -> None:
     clock = ManualClock()
     verdicts = ToolVerdicts(PROBE, now=clock.time)
     verdicts.note_run("ours", in_trouble("runaway", "echo"))
@@ -31,7 +31,7 @@ def test_a_runs_trouble_holds_for_its_key_and_an_hour() -> None:
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
-def test_trouble_of_a_further_choice_counts_too() -> None:
+def test_failed_tool_calls_of_a_further_choice_count() -> None:
     verdicts = ToolVerdicts(PROBE)
     verdicts.note_run("ours", replace(SUBMITTED, others=[in_trouble("echo")]))
     assert verdicts.verdict_for("ours", "m").reason == "tools_failed"
@@ -42,19 +42,19 @@ def test_trouble_of_a_further_choice_counts_too() -> None:
     [SUBMITTED, in_trouble("malformed_call", stats=RunStats(commands=2, peak_mem_bytes=4096))],
     ids=["no call at all", "one bad call among others"],
 )
-def test_other_runs_tell_nothing(result: Result) -> None:
+def test_run_with_mostly_valid_tool_calls_is_no_evidence(result: Result) -> None:
     verdicts = ToolVerdicts(PROBE)
     verdicts.note_run("ours", result)
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
-def test_no_run_counts_where_every_model_is_given_tools() -> None:
+def test_failed_tool_calls_do_not_count_with_tool_support_always() -> None:
     verdicts = ToolVerdicts(ToolSettings("always"))
     verdicts.note_run("ours", in_trouble("runaway"))
     assert verdicts.verdict_for("ours", "m") == SUPPORTED
 
 
-def test_the_oldest_evidence_is_forgotten_where_there_is_much() -> None:
+def test_oldest_evidence_is_evicted() -> None:
     verdicts = ToolVerdicts(PROBE)
     for number in range(MAX_MODELS + 1):
         verdicts.note_run(f"key-{number}", in_trouble("runaway"))

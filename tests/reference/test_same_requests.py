@@ -17,7 +17,7 @@ import yaml
 from policies.profile import Profile
 from policies.reference_style import ReferencePrompts
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.profiles import Profiles, read_words
+from proxy.profiles import Profiles, read_prompt_file
 from sandbox_runtime.tools import make_tools
 from tests.fakes.backend import Backend, scripted_backend
 from tests.fakes.paper import paper, undescribed, unstreamed
@@ -189,8 +189,8 @@ async def by_us(
 
 def reaching(profile: Profile, address: str) -> Profile:
     """The profile, for which that address of a private network counts as public."""
-    egress = replace(profile.isolation.egress, allow_cidrs=(f"{address}/32",))
-    return replace(profile, isolation=replace(profile.isolation, egress=egress))
+    egress = replace(profile.isolation.network, allowed_cidrs=(f"{address}/32",))
+    return replace(profile, isolation=replace(profile.isolation, network=egress))
 
 
 async def test_the_models_server_sees_the_same_requests(reference: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def supplied(file: dict[str, Any], tmp_path: Path) -> ReferencePrompts:
     """The reference's own words, as an operator has them from a file."""
     path = tmp_path / "prompts.yaml"
     path.write_text(yaml.safe_dump(file), encoding="utf-8")
-    return read_words(path)
+    return read_prompt_file(path)
 
 
 def bodies(backend: Backend) -> Iterator[dict[str, Any]]:

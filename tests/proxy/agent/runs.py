@@ -127,7 +127,7 @@ class Played(ScriptedModel):
             self.requests[asked] = dict(body)
 
 
-AT_ONCE = Profile(computer="always")
+AT_ONCE = Profile(enabled="always")
 """A computer from the start, asked for or not."""
 
 

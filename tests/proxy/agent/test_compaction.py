@@ -13,7 +13,7 @@ import pytest
 
 from policies.budgets import DailyBudget
 from policies.limits import Limits, StopReason
-from policies.profile import Profile, StyleSettings
+from policies.profile import AgentSettings, Profile
 from policies.prompts import FINAL_ANSWER, SUM_UP
 from policies.sessions import Session, State
 from proxy.agent.events import Event, ToolCallFinished
@@ -290,7 +290,7 @@ async def test_what_the_clients_tools_gave_is_read_whole_or_summed_up_but_never_
 async def test_the_token_limit_holds_for_summaries_too() -> None:
     play = SmallWindow(Steps([RAMBLING] * 30 + [SUBMIT] * 3))
     async with served(play) as model:
-        result = await Run(model, limits=Limits(max_tokens=12_000)).go()
+        result = await Run(model, limits=Limits(max_total_tokens=12_000)).go()
     assert result.stop_reason is StopReason.TOKEN_BUDGET
 
 
@@ -311,7 +311,7 @@ async def test_a_summary_that_the_budget_has_no_room_for_is_not_asked_for(
     tmp_path: Path, bounded: str
 ) -> None:
     count, cost, prompt = await until_summary()
-    limits = Limits(max_tokens=cost + prompt if bounded == "run" else None)
+    limits = Limits(max_total_tokens=cost + prompt if bounded == "run" else None)
     play = SmallWindow(Steps([RAMBLING] * 30))
     with closing(Store(tmp_path)) as store:
         account = store.spending.account("mine", DailyBudget(tokens=cost))
@@ -373,7 +373,9 @@ async def test_a_run_that_goes_on_keeps_what_it_stubs_before_its_first_command()
 async def test_in_the_papers_manner_each_turn_is_told_what_remains_a_summary_or_not() -> None:
     play = SmallWindow(Steps([tool_reply(bash("true"), content="I think. " * 900)] * 30))
     async with served(play) as model:
-        run = Run(model, profile=Profile(manner=StyleSettings("paper")), limits=Limits(max_turns=9))
+        run = Run(
+            model, profile=Profile(agent=AgentSettings("reference")), limits=Limits(max_turns=9)
+        )
         result = await run.go()
     assert "summary" in {each.kind for each in result.compactions}
     turns = [body["messages"][-1]["content"] for body in play.bodies if "tools" in body]

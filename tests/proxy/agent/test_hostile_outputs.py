@@ -105,7 +105,7 @@ async def test_files_too_large_to_be_handed_back_are_not_hashed(talk: Talk) -> N
 async def test_files_that_are_not_reached_in_time_are_named(talk: Talk) -> None:
     await talk.turn(ENDLESS)
     with anyio.fail_after(60):
-        second = await talk.turn("echo x > new.txt", wall_time_s=20)
+        second = await talk.turn("echo x > new.txt", max_run_seconds=20)
     assert second.stop_reason is StopReason.SUBMITTED
     assert [each.path for each in second.artifacts] == ["/testbed/output/new.txt"]
     assert reasons(second) == {"no_time"}
@@ -118,7 +118,7 @@ async def test_files_made_by_a_later_turn_do_not_hold_up_its_answer(
 ) -> None:
     await talk.turn("echo x > output/old.txt")
     with anyio.fail_after(60):
-        second = await talk.turn(making, wall_time_s=20)
+        second = await talk.turn(making, max_run_seconds=20)
     assert second.stop_reason is StopReason.SUBMITTED
     # The old file is named too where hashing the new ones has left no time for it.
     new = [each.why for each in second.skipped_files if each.path != "/testbed/output/old.txt"]

@@ -63,7 +63,7 @@ class Downloading(Events):
     [
         (Limits(max_cost_usd=1.4), StopReason.COST_BUDGET),
         (Limits(max_cost_usd=1.5), StopReason.COST_BUDGET),  # the next prompt would be too much
-        (Limits(max_tokens=3100), StopReason.TOKEN_BUDGET),
+        (Limits(max_total_tokens=3100), StopReason.TOKEN_BUDGET),
         (Limits(max_commands=2), StopReason.COMMAND_BUDGET),
         (Limits(max_egress_mib=2), StopReason.EGRESS_BUDGET),
     ],
@@ -221,7 +221,7 @@ async def test_cost_is_told_where_it_is_known_of_all_calls() -> None:
 async def test_a_backend_that_counts_nothing_does_not_make_budgets_void() -> None:
     chatty = tool_reply(bash("echo a"), content="x" * 8000)
     model = ScriptedModel([chatty, chatty, chatty, LAST])
-    result = await Run(model, limits=Limits(max_tokens=4000)).go()
+    result = await Run(model, limits=Limits(max_total_tokens=4000)).go()
     assert result.stop_reason is StopReason.TOKEN_BUDGET
     assert result.stats.llm_calls < 4
 

@@ -30,7 +30,7 @@ async def test_a_model_that_takes_too_long_is_asked_for_what_it_has(stream: bool
 
 async def test_the_nearer_of_deadline_and_limit_is_named() -> None:
     stuck = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
-    run = Run(stuck, limits=Limits(wall_time_s=0.2))
+    run = Run(stuck, limits=Limits(max_run_seconds=0.2))
     with anyio.fail_after(20):
         result = await run.go(deadline_s=60)
     assert result.stop_reason is StopReason.WALL_TIME

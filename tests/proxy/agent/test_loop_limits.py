@@ -17,7 +17,7 @@ COUNTED = {"prompt_tokens": 600, "completion_tokens": 400, "total_tokens": 1000}
     ("limits", "stop"),
     [
         (Limits(max_turns=2), StopReason.MAX_TURNS),
-        (Limits(max_tokens=2000), StopReason.TOKEN_BUDGET),
+        (Limits(max_total_tokens=2000), StopReason.TOKEN_BUDGET),
         (Limits(max_tool_output_chars=30), StopReason.TOOL_OUTPUT_BUDGET),
     ],
 )
@@ -38,7 +38,7 @@ async def test_a_limit_ends_the_run_in_a_last_answer(
 
 async def test_a_model_that_takes_too_long_is_asked_for_what_it_has() -> None:
     model = StuckModel([tool_reply(bash("ls")), text_reply("About 42.")], turns=1)
-    run = Run(model, limits=Limits(wall_time_s=0.2))
+    run = Run(model, limits=Limits(max_run_seconds=0.2))
     with anyio.fail_after(5):
         result = await run.go()
     assert (result.answer, result.stop_reason) == ("About 42.", StopReason.WALL_TIME)
@@ -47,7 +47,7 @@ async def test_a_model_that_takes_too_long_is_asked_for_what_it_has() -> None:
 async def test_a_command_gets_no_more_time_than_the_run_has_left() -> None:
     run = Run(
         ScriptedModel([tool_reply(bash("echo a; sleep 100")), SUBMIT]),
-        limits=Limits(wall_time_s=50, command_timeout_s=120),
+        limits=Limits(max_run_seconds=50, command_timeout_s=120),
     )
     await run.go()
     assert "(timed out)" in run.events.observations[0]

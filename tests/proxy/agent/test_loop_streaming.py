@@ -196,7 +196,7 @@ async def test_an_answer_the_time_ran_out_on_is_followed_by_the_last_one() -> No
             return await ScriptedModel([text_reply("So: 42.")]).complete({"messages": []}, on_delta)
 
     model = Slow([tool_reply(call("submit", answer="There are forty-two of them."))])
-    run = Run(model, limits=Limits(wall_time_s=0.5))
+    run = Run(model, limits=Limits(max_run_seconds=0.5))
     with anyio.fail_after(5):
         result = await run.go(stream=True)
     assert result.stop_reason == StopReason.WALL_TIME

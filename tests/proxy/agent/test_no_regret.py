@@ -317,7 +317,7 @@ async def test_backend_that_refuses_what_we_add_is_asked_plainly(kind: type[Refu
 
 
 @pytest.mark.parametrize(
-    "limits", [Limits(max_turns=0), Limits(max_tokens=0), Limits(max_commands=0)]
+    "limits", [Limits(max_turns=0), Limits(max_total_tokens=0), Limits(max_commands=0)]
 )
 async def test_limit_that_leaves_no_turn_leaves_the_plain_answer(limits: Limits) -> None:
     model = Played([text_reply("There are 42.")])

@@ -117,7 +117,7 @@ def port_of(backend: Backend) -> int:
 
 async def asked(base_url: str) -> str:
     """What the model behind a URL says, reached as the configuration says."""
-    model = build_model(parse({"backend": {"base_url": base_url, "attempts": 1}}, "c.yaml"))
+    model = build_model(parse({"backend": {"base_url": base_url, "max_retries": 0}}, "c.yaml"))
     with anyio.fail_after(10):
         async with aclosing(model):
             return str((await model.complete(BODY, None)).message["content"])

@@ -36,7 +36,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 @contextmanager
 def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
     """A store whose responses live for an hour, and fill a MiB."""
-    settings = ResponseSettings(keep_hours=1, quota_mib=1)
+    settings = ResponseSettings(retention_hours=1, quota_mib=1)
     store = Store(directory, responses=settings, now=clock.time)
     try:
         yield store

@@ -306,12 +306,10 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path, clock: ManualC
 
 def test_what_is_no_database_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite3").write_bytes(b"no database at all" * 100)
-    config = parse({"server": {"state_dir": str(tmp_path)}}, "test")
+    config = parse({"server": {"data_dir": str(tmp_path)}}, "test")
     with pytest.raises(ConfigError) as told:
         build_store(config)
-    assert str(told.value) == (
-        f"server.state_dir: {tmp_path}/store.sqlite3: file is not a database"
-    )
+    assert str(told.value) == (f"server.data_dir: {tmp_path}/store.sqlite3: file is not a database")
 
 
 def test_a_place_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:

@@ -164,4 +164,4 @@ async def ways_in(gateway: Gateway, decisions: list[Decision]) -> AsyncIterator[
 
 def allowing(*allow: str, **others: Any) -> Egress:
     """An allowlist."""
-    return Egress(mode="allowlist", allow=allow, **others)
+    return Egress(mode="allowlist", allowed_hosts=allow, **others)

@@ -171,7 +171,7 @@ async def test_a_name_without_addresses_cannot_be_resolved() -> None:
     "egress",
     [
         OPEN,
-        Egress(mode="open", allow_cidrs=(f"{PUBLIC}/32",)),
+        Egress(mode="open", allowed_cidrs=(f"{PUBLIC}/32",)),
         allowing("allowed.example", PUBLIC),
     ],
     ids=["open", "named network", "allowlist"],
@@ -204,7 +204,7 @@ async def test_a_network_that_is_named_is_reached_over_real_sockets() -> None:
     async with Internet().server(echo) as port:
         allow = (f"localhost:{port}", f"127.0.0.1:{port}")
         for cidrs, status in (((), b"403"), (("127.0.0.0/8",), b"200")):
-            egress = Egress(mode="allowlist", allow=allow, allow_cidrs=cidrs)
+            egress = Egress(mode="allowlist", allowed_hosts=allow, allowed_cidrs=cidrs)
             for authority in allow:
                 async with ways_in(Gateway(egress, resolve=resolver), []) as sandbox:
                     reader, writer = await sandbox.open()

@@ -10,7 +10,7 @@ from typing import Any
 from policies.egress import Egress
 from sandbox_runtime.egress.connection import Connection
 from sandbox_runtime.egress.dialer import Connect, Endpoint, Resolve
-from sandbox_runtime.egress.limits import Timeouts
+from sandbox_runtime.egress.limits import Timeouts, TrafficQuota
 from sandbox_runtime.errors import SandboxLostError
 from sandbox_runtime.guest_sandbox import GuestSandbox
 from sandbox_runtime.protocol import DATA, END, MAX_REPORT_BYTES, Decoder, parse_object
@@ -119,6 +119,7 @@ class NaiveGateway:
         self._resolve = resolve
         self._connect = connect
         self._serving: set[asyncio.Task[Any]] = set()
+        self.traffic = TrafficQuota()  # neither counts nor limits anything
 
     async def serve(self, connection: Connection) -> None:
         serving = asyncio.current_task()

@@ -15,7 +15,7 @@ from tests.fakes.sandbox_backend import FakeSandboxBackend
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.pool.pool_fixture import SMALL, fake_pool
 
-WARM = PoolSettings(idle=2)
+WARM = PoolSettings(min_ready=2)
 STRICT = replace(SMALL, level="strict")
 
 
@@ -79,7 +79,7 @@ async def test_a_sandbox_that_dies_while_lent_is_its_users_affair() -> None:
 
 
 async def test_warm_sandboxes_that_are_too_old_are_replaced_one_after_the_other() -> None:
-    async with fake_pool(PoolSettings(idle=2, ttl_s=30)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=2, ttl_s=30)) as fixture:
         await fixture.until(idle=2)
         first = list(fixture.backend.guests)
         await fixture.beat(3)
@@ -105,7 +105,7 @@ async def test_a_new_image_drops_the_warm_sandboxes_of_the_old_one() -> None:
 
 
 async def test_a_sandbox_of_the_old_image_that_starts_while_a_new_one_comes_is_not_kept() -> None:
-    async with fake_pool(PoolSettings(idle=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         fixture.backend.may_start.clear()
         await fixture.until(starting=1)
         await until(lambda: fixture.backend.asked == 1)
@@ -198,7 +198,7 @@ async def test_a_closed_pool_lends_nothing_and_says_so() -> None:
 
 
 async def test_who_waits_when_the_pool_closes_is_told() -> None:
-    async with fake_pool(PoolSettings(idle=0)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0)) as fixture:
         fixture.backend.may_start.clear()
         async with fixture.pool.lease(SMALL) as lease:
             await fixture.until(starting=1)

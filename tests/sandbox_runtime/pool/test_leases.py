@@ -13,8 +13,8 @@ from tests.fakes.sandbox_backend import FakeSandboxBackend
 from tests.fakes.waiting import until
 from tests.sandbox_runtime.pool.pool_fixture import SMALL, RecordingGateways, fake_pool
 
-WARM = PoolSettings(idle=2)
-COLD = PoolSettings(idle=0)
+WARM = PoolSettings(min_ready=2)
+COLD = PoolSettings(min_ready=0)
 LARGE = replace(SMALL, memory_mib=300, pids=7)
 STRICT = replace(SMALL, level="strict")
 
@@ -41,7 +41,7 @@ async def test_using_one_has_another_made_at_once() -> None:
 
 async def test_one_that_was_never_asked_for_is_lent_to_the_next() -> None:
     gateways = RecordingGateways()
-    async with fake_pool(PoolSettings(idle=1), gateways=gateways) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1), gateways=gateways) as fixture:
         await fixture.until(idle=1)
         guest = fixture.backend.guests[0]
         for number in range(5):
@@ -61,7 +61,7 @@ async def test_one_that_was_never_asked_for_is_lent_to_the_next() -> None:
 
 
 async def test_one_whose_limits_were_changed_is_not_lent_again_though_it_was_not_used() -> None:
-    async with fake_pool(PoolSettings(idle=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(LARGE):
             await until(lambda: bool(fixture.backend.guests[0].limited))
@@ -70,7 +70,7 @@ async def test_one_whose_limits_were_changed_is_not_lent_again_though_it_was_not
 
 
 async def test_nothing_is_started_ahead_in_the_very_moment_of_lending() -> None:
-    async with fake_pool(PoolSettings(idle=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         await fixture.until(idle=1)
         guest = fixture.backend.guests[0]
         guest.answers = False
@@ -88,7 +88,7 @@ async def test_a_lease_is_the_same_sandbox_at_every_call() -> None:
 
 
 async def test_a_sandbox_ends_with_its_lease_and_is_never_lent_again() -> None:
-    async with fake_pool(PoolSettings(idle=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         seen = []
         for _ in range(5):
             async with fixture.pool.lease(SMALL) as lease:
@@ -134,7 +134,7 @@ async def test_a_sandbox_is_in_the_books_before_the_backend_is_asked_for_it() ->
 async def test_a_warm_sandbox_that_does_not_answer_is_replaced_and_never_handed_out(
     end: str,
 ) -> None:
-    async with fake_pool(PoolSettings(idle=1), idle_ping_timeout_s=0.01) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1), idle_ping_timeout_s=0.01) as fixture:
         await fixture.until(idle=1)
         bad = fixture.backend.guests[0]
         if end == "it died":
@@ -174,12 +174,12 @@ async def test_egress_is_bound_when_a_sandbox_is_lent_and_undone_before_it_ends(
     def decided(decision: Decision) -> None:
         raise AssertionError("nobody goes out here")
 
-    open_isolation = replace(SMALL, egress=Egress(mode="open"))
+    open_isolation = replace(SMALL, network=Egress(mode="open"))
     async with fake_pool(COLD, backend, gateways=gateways) as fixture:
         async with fixture.pool.lease(open_isolation, decided) as lease:
             sandbox = await lease.sandbox()
             gateways.on_close = lambda: closed.append(sandbox.lost is None)
-            assert gateways.created == [(open_isolation.egress, decided)]
+            assert gateways.created == [(open_isolation.network, decided)]
             assert gateways.open == 1
         await fixture.until(leased=0, ending=0)
         assert (gateways.open, closed) == (0, [True])
@@ -198,7 +198,7 @@ async def test_a_sandbox_whose_binding_fails_ends_and_its_lease_hears_why() -> N
 async def test_one_made_with_other_limits_for_who_left_is_not_kept() -> None:
     backend = FakeSandboxBackend()
     backend.refusal = "the engine is down"
-    async with fake_pool(PoolSettings(idle=1), backend) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1), backend) as fixture:
         await fixture.until(failed=1)
         backend.refusal = None
         backend.may_start.clear()
@@ -222,7 +222,7 @@ async def test_another_kind_of_sandbox_is_made_for_its_lease_and_not_kept() -> N
 
 
 async def test_a_lease_whose_sandbox_is_lost_gets_another() -> None:
-    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         async with fixture.pool.lease(SMALL) as lease:
             first = await lease.sandbox()
             fixture.backend.guests[0].die()

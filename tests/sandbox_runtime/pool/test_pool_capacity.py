@@ -11,7 +11,7 @@ from tests.sandbox_runtime.pool.leaseholder import Leaseholder
 from tests.sandbox_runtime.pool.pool_fixture import SMALL, fake_pool
 
 STRICT = replace(SMALL, level="strict")
-TWO = PoolSettings(idle=0, max_total=2)
+TWO = PoolSettings(min_ready=0, max_sandboxes=2)
 
 
 async def test_no_more_sandboxes_than_allowed_are_there_at_one_time() -> None:
@@ -28,7 +28,7 @@ async def test_no_more_sandboxes_than_allowed_are_there_at_one_time() -> None:
 
 
 async def test_one_that_is_still_ending_counts() -> None:
-    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         holder = Leaseholder(fixture)
         holder.ask("a")
         await holder.until_served("a")
@@ -42,7 +42,7 @@ async def test_one_that_is_still_ending_counts() -> None:
 
 
 async def test_no_more_start_at_a_time_than_helps() -> None:
-    async with fake_pool(PoolSettings(idle=0)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abcdefgh":
@@ -55,7 +55,7 @@ async def test_no_more_start_at_a_time_than_helps() -> None:
 
 
 async def test_where_a_miss_waits_no_more_start_at_a_time_than_the_processor_bears() -> None:
-    async with fake_pool(PoolSettings(idle=1, on_miss="wait")) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abcd":
@@ -68,7 +68,7 @@ async def test_where_a_miss_waits_no_more_start_at_a_time_than_the_processor_bea
 
 
 async def test_the_memory_of_all_together_stays_within_its_budget() -> None:
-    settings = PoolSettings(idle=0, memory_budget_mib=500)
+    settings = PoolSettings(min_ready=0, memory_budget_mib=500)
     async with fake_pool(settings) as fixture:
         holder = Leaseholder(fixture)
         holder.ask("a", replace(SMALL, memory_mib=400))
@@ -82,7 +82,7 @@ async def test_the_memory_of_all_together_stays_within_its_budget() -> None:
 
 
 async def test_a_warm_sandbox_is_given_more_memory_only_within_the_budget() -> None:
-    settings = PoolSettings(idle=1, memory_budget_mib=500)
+    settings = PoolSettings(min_ready=1, memory_budget_mib=500)
     async with fake_pool(settings) as fixture:
         await fixture.until(idle=1)
         holder = Leaseholder(fixture)
@@ -98,7 +98,7 @@ async def test_a_warm_sandbox_is_given_more_memory_only_within_the_budget() -> N
 
 
 async def test_memory_that_a_warm_sandbox_does_not_need_when_lent_is_there_for_others() -> None:
-    async with fake_pool(PoolSettings(idle=1, memory_budget_mib=150)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1, memory_budget_mib=150)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(replace(SMALL, memory_mib=50)) as lease:
             await lease.sandbox()
@@ -107,14 +107,14 @@ async def test_memory_that_a_warm_sandbox_does_not_need_when_lent_is_there_for_o
 
 
 async def test_a_sandbox_that_never_fits_is_not_waited_for() -> None:
-    async with fake_pool(PoolSettings(idle=0, memory_budget_mib=500)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, memory_budget_mib=500)) as fixture:
         with pytest.raises(SandboxStartError, match="600 MiB is beyond the budget of 500 MiB"):
             async with fixture.pool.lease(replace(SMALL, memory_mib=600)):
                 pass
 
 
 async def test_a_warm_sandbox_that_nobody_wants_makes_room_for_another_kind() -> None:
-    async with fake_pool(PoolSettings(idle=2, max_total=2)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=2, max_sandboxes=2)) as fixture:
         await fixture.until(idle=2)
         async with fixture.pool.lease(STRICT) as lease:
             await lease.sandbox()
@@ -124,7 +124,7 @@ async def test_a_warm_sandbox_that_nobody_wants_makes_room_for_another_kind() ->
 
 
 async def test_no_more_warm_sandboxes_make_room_than_must_however_long_they_take() -> None:
-    async with fake_pool(PoolSettings(idle=3, max_total=3)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=3, max_sandboxes=3)) as fixture:
         await fixture.until(idle=3)
         fixture.backend.may_end.clear()
         async with fixture.pool.lease(STRICT) as lease:
@@ -135,7 +135,7 @@ async def test_no_more_warm_sandboxes_make_room_than_must_however_long_they_take
 
 
 async def test_nothing_is_made_ready_while_somebody_waits_for_room() -> None:
-    async with fake_pool(PoolSettings(idle=1, memory_budget_mib=500)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1, memory_budget_mib=500)) as fixture:
         await fixture.until(idle=1)
         holder = Leaseholder(fixture)
         holder.ask("a", replace(STRICT, memory_mib=350))
@@ -153,7 +153,7 @@ async def test_nothing_is_made_ready_while_somebody_waits_for_room() -> None:
 
 
 async def test_a_warm_sandbox_given_back_at_once_counts_for_what_it_was_made_for() -> None:
-    async with fake_pool(PoolSettings(idle=1, memory_budget_mib=500)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1, memory_budget_mib=500)) as fixture:
         await fixture.until(idle=1)
         async with fixture.pool.lease(replace(SMALL, memory_mib=450)):
             pass

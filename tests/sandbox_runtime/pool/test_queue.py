@@ -13,7 +13,7 @@ from tests.sandbox_runtime.pool.pool_fixture import SMALL, fake_pool
 
 
 async def test_who_asked_first_is_served_first() -> None:
-    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcd":
             holder.ask(name)
@@ -24,7 +24,7 @@ async def test_who_asked_first_is_served_first() -> None:
 
 
 async def test_who_leaves_the_queue_makes_room_in_it() -> None:
-    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abcd":
             holder.ask(name)
@@ -37,7 +37,7 @@ async def test_who_leaves_the_queue_makes_room_in_it() -> None:
 
 
 async def test_who_needed_too_much_and_leaves_lets_those_behind_go_on() -> None:
-    async with fake_pool(PoolSettings(idle=0, memory_budget_mib=500)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, memory_budget_mib=500)) as fixture:
         holder = Leaseholder(fixture)
         holder.ask("a", replace(SMALL, memory_mib=400))
         await holder.until_served("a")
@@ -50,7 +50,7 @@ async def test_who_needed_too_much_and_leaves_lets_those_behind_go_on() -> None:
 
 
 async def test_who_was_given_a_dead_one_is_served_before_those_who_came_later() -> None:
-    settings = PoolSettings(idle=1, max_total=1)
+    settings = PoolSettings(min_ready=1, max_sandboxes=1)
     async with fake_pool(settings, idle_ping_timeout_s=0.05) as fixture:
         await fixture.until(idle=1)
         fixture.backend.guests[0].answers = False
@@ -62,7 +62,7 @@ async def test_who_was_given_a_dead_one_is_served_before_those_who_came_later() 
 
 
 async def test_what_was_started_for_one_who_left_goes_to_the_next() -> None:
-    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         holder.ask("a")
@@ -77,7 +77,7 @@ async def test_what_was_started_for_one_who_left_goes_to_the_next() -> None:
 
 
 async def test_what_was_started_for_one_who_left_is_kept_where_one_is_missing() -> None:
-    async with fake_pool(PoolSettings(idle=1, on_miss="wait")) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1, on_miss="wait")) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         holder.ask("a")
@@ -90,7 +90,7 @@ async def test_what_was_started_for_one_who_left_is_kept_where_one_is_missing() 
 
 
 async def test_a_miss_starts_one_at_once_beside_those_that_start_already() -> None:
-    async with fake_pool(PoolSettings(idle=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abc":
@@ -102,7 +102,7 @@ async def test_a_miss_starts_one_at_once_beside_those_that_start_already() -> No
 
 
 async def test_where_a_miss_fails_the_client_is_told_when_to_come_again() -> None:
-    async with fake_pool(PoolSettings(idle=1, on_miss="fail")) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()
         async with fixture.pool.lease(SMALL) as lease:
@@ -115,7 +115,7 @@ async def test_where_a_miss_fails_the_client_is_told_when_to_come_again() -> Non
 
 
 async def test_where_a_miss_fails_a_dead_warm_sandbox_is_a_miss() -> None:
-    async with fake_pool(PoolSettings(idle=1, on_miss="fail")) as fixture:
+    async with fake_pool(PoolSettings(min_ready=1, on_miss="fail")) as fixture:
         await fixture.until(idle=1)
         fixture.backend.may_start.clear()
         fixture.backend.guests[0].die()
@@ -125,7 +125,7 @@ async def test_where_a_miss_fails_a_dead_warm_sandbox_is_a_miss() -> None:
 
 
 async def test_a_full_queue_refuses_the_next_one() -> None:
-    async with fake_pool(PoolSettings(idle=0, max_total=1, max_waiting=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1, queue_size=1)) as fixture:
         holder = Leaseholder(fixture)
         for name in "abc":
             holder.ask(name)
@@ -137,7 +137,7 @@ async def test_a_full_queue_refuses_the_next_one() -> None:
 
 
 async def test_who_has_one_coming_takes_no_place_in_the_queue() -> None:
-    async with fake_pool(PoolSettings(idle=0, max_waiting=0)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, queue_size=0)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abc":
@@ -149,7 +149,9 @@ async def test_who_has_one_coming_takes_no_place_in_the_queue() -> None:
 
 
 async def test_who_has_waited_too_long_is_told_to_come_again_and_takes_nobodys_turn() -> None:
-    async with fake_pool(PoolSettings(idle=0, max_total=1, wait_s=0.05)) as fixture:
+    async with fake_pool(
+        PoolSettings(min_ready=0, max_sandboxes=1, queue_timeout_s=0.05)
+    ) as fixture:
         holder = Leaseholder(fixture)
         holder.ask("a")
         await holder.until_served("a")
@@ -164,7 +166,7 @@ async def test_who_has_waited_too_long_is_told_to_come_again_and_takes_nobodys_t
 
 
 async def test_a_start_that_fails_is_told_to_who_waits_for_it() -> None:
-    async with fake_pool(PoolSettings(idle=0)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0)) as fixture:
         fixture.backend.refusal = "the engine is down"
         async with fixture.pool.lease(SMALL) as lease:
             with pytest.raises(SandboxStartError, match="the engine is down"):
@@ -176,7 +178,7 @@ async def test_a_start_that_fails_is_told_to_who_waits_for_it() -> None:
 
 
 async def test_everybody_in_the_queue_of_a_backend_that_is_down_hears_of_it() -> None:
-    async with fake_pool(PoolSettings(idle=0, max_total=1)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0, max_sandboxes=1)) as fixture:
         fixture.backend.may_start.clear()
         holder = Leaseholder(fixture)
         for name in "abc":
@@ -190,7 +192,7 @@ async def test_everybody_in_the_queue_of_a_backend_that_is_down_hears_of_it() ->
 
 async def test_a_fault_of_the_backend_reaches_the_lease_and_not_the_pool() -> None:
     backend = FakeSandboxBackend()
-    async with fake_pool(PoolSettings(idle=0), backend) as fixture:
+    async with fake_pool(PoolSettings(min_ready=0), backend) as fixture:
 
         def stumble() -> None:
             raise ZeroDivisionError

@@ -27,7 +27,7 @@ async def turns(number: int) -> None:
 async def test_a_lease_can_be_given_up_at_every_single_moment(idle: int) -> None:
     for moment in range(60):
         backend = FakeSandboxBackend(turns=lambda: 2)
-        async with fake_pool(PoolSettings(idle=idle, max_total=2), backend) as fixture:
+        async with fake_pool(PoolSettings(min_ready=idle, max_sandboxes=2), backend) as fixture:
             await fixture.until(idle=idle)
 
             async def run(pool: Pool = fixture.pool) -> None:
@@ -45,7 +45,7 @@ async def test_a_lease_can_be_given_up_at_every_single_moment(idle: int) -> None
 
 @pytest.mark.parametrize("moment", range(0, 60, 3))
 async def test_a_pool_can_be_closed_at_every_moment_of_a_start(moment: int) -> None:
-    async with fake_pool(PoolSettings(idle=2), FakeSandboxBackend(turns=lambda: 3)) as fixture:
+    async with fake_pool(PoolSettings(min_ready=2), FakeSandboxBackend(turns=lambda: 3)) as fixture:
         await turns(moment)
         await fixture.pool.aclose()
         assert not fixture.backend.alive
@@ -60,11 +60,11 @@ class Storm:
         self.backend = FakeSandboxBackend(turns=lambda: self.random.randrange(4))
         self.clock = ManualClock()
         self.settings = PoolSettings(
-            idle=self.random.randrange(3),
-            max_total=self.random.randrange(2, 6),
+            min_ready=self.random.randrange(3),
+            max_sandboxes=self.random.randrange(2, 6),
             memory_budget_mib=self.random.choice([None, BUDGET_MIB]),
             on_miss=self.random.choice(["create", "wait"]),
-            max_waiting=self.random.choice([3, 100]),
+            queue_size=self.random.choice([3, 100]),
             ttl_s=self.random.choice([15, 3600]),
         )
         self.gateways = RecordingGateways()
@@ -142,7 +142,7 @@ async def test_a_storm_of_leases_failures_and_cancellations_leaves_nothing(seed:
     assert not storm.backend.alive
     assert storm.gateways.open == 0
     assert len(set(storm.leased)) == len(storm.leased)
-    assert storm.backend.most_alive <= storm.settings.max_total
+    assert storm.backend.most_alive <= storm.settings.max_sandboxes
     assert storm.most_memory_mib <= (storm.settings.memory_budget_mib or storm.most_memory_mib)
     stats = storm.pool.stats()
     assert (stats.starting, stats.idle, stats.leased, stats.ending, stats.waiting) == (

@@ -64,7 +64,7 @@ def _living(kind: Kind, state_dir: Path) -> bool:
 async def test_twenty_leases_use_twenty_sandboxes_and_leave_nothing(
     kind: Kind, tmp_path: Path
 ) -> None:
-    async with real_pool(kind, tmp_path, PoolSettings(idle=2)) as pool:
+    async with real_pool(kind, tmp_path, PoolSettings(min_ready=2)) as pool:
         seen = set()
         for _ in range(20):
             async with pool.lease(SMALL) as lease:
@@ -77,7 +77,7 @@ async def test_twenty_leases_use_twenty_sandboxes_and_leave_nothing(
 
 async def test_leases_given_up_at_odd_moments_leave_nothing(kind: Kind, tmp_path: Path) -> None:
     chance = random.Random(kind)
-    async with real_pool(kind, tmp_path, PoolSettings(idle=1, max_total=4)) as pool:
+    async with real_pool(kind, tmp_path, PoolSettings(min_ready=1, max_sandboxes=4)) as pool:
 
         async def use() -> None:
             async with pool.lease(SMALL) as lease:
@@ -97,7 +97,7 @@ async def test_a_command_is_not_disturbed_by_the_pings_of_the_pool(
 ) -> None:
     clock, heard = ManualClock(), Heard()
     async with (
-        real_pool(kind, tmp_path, PoolSettings(idle=0), clock) as pool,
+        real_pool(kind, tmp_path, PoolSettings(min_ready=0), clock) as pool,
         pool.lease(SMALL) as lease,
     ):
         sandbox = await lease.sandbox()
@@ -118,7 +118,7 @@ async def test_a_lease_whose_sandbox_is_killed_goes_on_with_another(
 ) -> None:
     heard = Heard()
     async with (
-        real_pool(kind, tmp_path, PoolSettings(idle=0)) as pool,
+        real_pool(kind, tmp_path, PoolSettings(min_ready=0)) as pool,
         pool.lease(SMALL) as lease,
     ):
         first = await lease.sandbox()
@@ -147,7 +147,7 @@ def _kill(kind: Kind, id: str) -> None:
 
 @pytest.mark.docker
 async def test_limits_of_a_warm_container_are_changed_when_it_is_lent(tmp_path: Path) -> None:
-    async with real_pool("docker", tmp_path, PoolSettings(idle=1)) as pool:
+    async with real_pool("docker", tmp_path, PoolSettings(min_ready=1)) as pool:
         await until(lambda: pool.stats().idle == 1)
         async with pool.lease(LARGE) as lease:
             sandbox = await lease.sandbox()

@@ -1,0 +1,317 @@
+"""Old spellings of settings, which are accepted for one release, and the new spelling of each.
+
+`CONFIG_RULES` are for config.yaml, `REQUEST_RULES` for a request's `sandbox`. `upgrade` applies
+them. To rename a setting, add a row; to end the support of an old spelling, delete its row.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+Warn = Callable[[str], None]
+"""Called with one sentence for each old spelling."""
+_MISSING = object()
+
+
+class SpelledTwiceError(ValueError):
+    """An old and a new spelling of one setting stand in one tree."""
+
+    def __init__(self, old: str, new: str) -> None:
+        super().__init__(f"{old} and {new} are the same setting: remove {old}")
+        self.old = old
+
+
+class Rule(Protocol):
+    """A change that turns old spellings into new ones."""
+
+    @property
+    def first_key(self) -> str:
+        """Return the first key of the old path."""
+
+    def apply(self, tree: Any, warn: Warn) -> Any:
+        """Return the tree with new spellings. Raises SpelledTwiceError."""
+
+
+def upgrade(tree: Any, rules: Iterable[Rule], warn: Warn) -> Any:
+    """Return a tree of settings with new spellings. Raises SpelledTwiceError."""
+    if not isinstance(tree, Mapping):
+        return tree
+    for rule in rules:
+        if rule.first_key in tree:
+            tree = rule.apply(tree, warn)
+    return tree
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A setting that has another name. `*` in a path is any key, or any entry of a list."""
+
+    old: str
+    new: str
+    convert: Callable[[Any], Any] = _same
+    """Returns the value of the new setting."""
+
+    @property
+    def first_key(self) -> str:
+        return self.old.partition(".")[0]
+
+    def apply(self, tree: Any, warn: Warn) -> Any:
+        place, old = _split(self.old)
+        _, new = _split(self.new)
+
+        def rename(section: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+            value = _get(section, old)
+            if value is _MISSING:
+                return section
+            old_path, new_path = at + ".".join(old), at + ".".join(new)
+            if _get(section, new) is not _MISSING:
+                raise SpelledTwiceError(old_path, new_path)
+            warn(f"{old_path} is deprecated: write {new_path}")
+            return _with(_without(section, old), new, self.convert(value))
+
+        return _at(tree, place, rename)
+
+
+@dataclass(frozen=True, slots=True)
+class RenamedValue:
+    """A word that is a setting's value, or in a setting's list, and has another name."""
+
+    setting: str
+    old: str
+    new: str
+
+    @property
+    def first_key(self) -> str:
+        return self.setting.partition(".")[0]
+
+    def apply(self, tree: Any, warn: Warn) -> Any:
+        place, path = _split(self.setting)
+
+        def rename(section: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+            value = _get(section, path)
+            words = value if isinstance(value, list) else [value]
+            if self.old not in words:
+                return section
+            warn(f"{at}{'.'.join(path)}: {self.old} is deprecated: write {self.new}")
+            words = [self.new if word == self.old else word for word in words]
+            return _with(section, path, words if isinstance(value, list) else words[0])
+
+        return _at(tree, place, rename)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A setting that has no effect any more."""
+
+    setting: str
+    instead: str
+    """What holds instead of it."""
+
+    @property
+    def first_key(self) -> str:
+        return self.setting.partition(".")[0]
+
+    def apply(self, tree: Any, warn: Warn) -> Any:
+        place, path = _split(self.setting)
+
+        def remove(section: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+            if _get(section, path) is _MISSING:
+                return section
+            warn(f"{at}{'.'.join(path)} has no effect ({self.instead}): remove it")
+            return _without(section, path)
+
+        return _at(tree, place, remove)
+
+
+class _SingleKey:
+    """`server.api_key_env`, which is an entry of `keys` now."""
+
+    first_key = "server"
+
+    def apply(self, tree: Any, warn: Warn) -> Any:
+        old = ("server", "api_key_env")
+        variable = _get(tree, old)
+        if variable is _MISSING:
+            return tree
+        tree = _without(tree, old)
+        if variable is None:
+            warn("server.api_key_env is deprecated: remove it")
+            return tree
+        entry = f"{{name: default, env: {variable}}}"
+        warn(f"server.api_key_env is deprecated: write keys: [{entry}]")
+        keys = tree.get("keys") or []
+        if not isinstance(keys, list):
+            return tree  # validation refuses `keys`
+        return {**tree, "keys": [{"name": "default", "env": variable}, *keys]}
+
+
+def _retries(attempts: Any) -> Any:
+    """Return the number of retries of a call with so many attempts."""
+    return attempts - 1 if type(attempts) is int else attempts
+
+
+_EGRESS = {
+    "mode": "mode",
+    "allow": "allowed_hosts",
+    "allow_cidrs": "allowed_cidrs",
+    "headers": "headers",
+    "max_connections": "max_connections",
+    "max_mib_per_s": "max_mib_per_s",
+}
+_DAILY = ("runs", "tokens", "cost_usd", "commands", "cpu_s", "egress_mib", "tool_output_chars")
+_ISOLATION = ("level", "memory_mib", "cpus", "pids", "disk_mib", "disk_mib_per_s", "open_files")
+_NO_TOTAL = "limits.max_egress_mib bounds the traffic of each run"
+
+PROFILE_RENAMES = (
+    Renamed("computer", "enabled"),
+    Renamed("weak_models", "skip_models"),
+    Renamed("limits.wall_time_s", "limits.max_run_seconds"),
+    Renamed("limits.max_tokens", "limits.max_total_tokens"),
+    *(Renamed(f"isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}") for old in _EGRESS),
+    Renamed("inputs.move_text_over_tokens", "inputs.offload_text_over_tokens"),
+    Renamed("artifacts.keep_hours", "artifacts.retention_hours"),
+    Renamed("manner.kind", "agent.style"),
+    *(Renamed(f"per_day.{name}", f"budgets.daily.{name}") for name in _DAILY),
+    Renamed("watch.rules.*.over", "watch.rules.*.target"),
+    Renamed("redact.secrets", "redaction.detectors"),
+    Renamed("redact.patterns", "redaction.patterns"),
+)
+PROFILE_VALUES = (
+    RenamedValue("prompt", "strict", "compute_first"),
+    RenamedValue("agent.style", "own", "default"),
+    RenamedValue("agent.style", "paper", "reference"),
+    RenamedValue("watch.rules.*.action", "flag", "log"),
+    RenamedValue("watch.rules.*.action", "ask", "deny"),
+    RenamedValue("redaction.detectors", "keys", "all"),
+)
+PROFILE_REMOVALS = (Removed("isolation.egress.max_mib", _NO_TOTAL),)
+CONFIG_RENAMES = (
+    Renamed("backend.kind", "backend.provider"),
+    Renamed("backend.timeout_s", "backend.read_timeout_s"),
+    Renamed("backend.attempts", "backend.max_retries", _retries),
+    Renamed("backend.context_tokens", "backend.max_model_len"),
+    Renamed("server.state_dir", "server.data_dir"),
+    Renamed("sandbox.pool.idle", "sandbox.pool.min_ready"),
+    Renamed("sandbox.pool.max_total", "sandbox.pool.max_sandboxes"),
+    Renamed("sandbox.pool.max_waiting", "sandbox.pool.queue_size"),
+    Renamed("sandbox.pool.wait_s", "sandbox.pool.queue_timeout_s"),
+    *(Renamed(f"sandbox.isolation.{name}", f"isolation.{name}") for name in _ISOLATION),
+    *(
+        Renamed(f"sandbox.isolation.egress.{old}", f"isolation.network.{_EGRESS[old]}")
+        for old in _EGRESS
+    ),
+    Renamed("sessions.keep_s", "sessions.idle_s"),
+    Renamed("sessions.keep_hours", "sessions.retention_hours"),
+    Renamed("files.keep_hours", "files.retention_hours"),
+    Renamed("responses.keep_hours", "responses.retention_hours"),
+    Renamed("audit.keep_days", "audit.retention_days"),
+)
+CONFIG_REMOVALS = (
+    Removed("sandbox.agent", "there is one guest agent"),
+    Removed("sandbox.isolation.egress.max_mib", _NO_TOTAL),
+)
+_PROFILE_RULES: tuple[Renamed | RenamedValue | Removed, ...] = (
+    *PROFILE_REMOVALS,
+    *PROFILE_RENAMES,
+    *PROFILE_VALUES,
+)
+_PROFILE_PLACES = ("", "profiles.*.", "models.*.policy.", "keys.*.policy.")
+"""Where settings of a profile stand in config.yaml."""
+
+
+def _below(place: str, rule: Renamed | RenamedValue | Removed) -> Rule:
+    """Return a profile's rule for one place in config.yaml."""
+    if isinstance(rule, Renamed):
+        return replace(rule, old=place + rule.old, new=place + rule.new)
+    return replace(rule, setting=place + rule.setting)
+
+
+CONFIG_RULES: tuple[Rule, ...] = (
+    _SingleKey(),
+    *CONFIG_REMOVALS,
+    *CONFIG_RENAMES,
+    *(_below(place, rule) for place in _PROFILE_PLACES for rule in _PROFILE_RULES),
+)
+REQUEST_RULES: tuple[Rule, ...] = (
+    Renamed("documents", "offload_documents"),
+    *_PROFILE_RULES,
+)
+HEADER_RENAMES = {
+    "x-sandbox-enabled": "x-sandbox-computer",
+    "x-sandbox-offload-documents": "x-sandbox-documents",
+}
+"""The old name of each header that has another name."""
+
+
+def header(headers: Mapping[str, str], name: str) -> str | None:
+    """Return the value of a header, which may have its old name. `headers` have lower-case names.
+    Raises SpelledTwiceError."""
+    value, old = headers.get(name), headers.get(HEADER_RENAMES.get(name, ""))
+    if value and old:
+        raise SpelledTwiceError(HEADER_RENAMES[name], name)
+    return value or old or None
+
+
+def new_spelling(path: str) -> str | None:
+    """Return the new path of a setting in config.yaml, or None if the path is no old one."""
+    renames = (*CONFIG_RENAMES, *PROFILE_RENAMES)
+    return next((rename.new for rename in renames if rename.old == path), None)
+
+
+# Trees. Functions return changed copies.
+
+Path = tuple[str, ...]
+
+
+def _split(path: str) -> tuple[Path, Path]:
+    """Return the part of a path up to its last `*`, and the rest."""
+    place, star, rest = path.rpartition("*.")
+    return tuple(f"{place}*".split(".")) if star else (), tuple(rest.split("."))
+
+
+def _at(
+    tree: Any, place: Path, change: Callable[[Mapping[str, Any], str], Any], above: str = ""
+) -> Any:
+    """Return the tree with each section at a place changed; `change` gets the section's path."""
+    if not place:
+        return change(tree, above) if isinstance(tree, Mapping) else tree
+    key, *rest = place
+    if key == "*" and isinstance(tree, list):
+        return [_at(entry, tuple(rest), change, f"{above}{n}.") for n, entry in enumerate(tree)]
+    if not isinstance(tree, Mapping):
+        return tree
+    keys = tree.keys() if key == "*" else tree.keys() & {key}
+    return {
+        name: _at(value, tuple(rest), change, f"{above}{name}.") if name in keys else value
+        for name, value in tree.items()
+    }
+
+
+def _get(tree: Any, path: Path) -> Any:
+    for key in path:
+        if not isinstance(tree, Mapping) or key not in tree:
+            return _MISSING
+        tree = tree[key]
+    return tree
+
+
+def _without(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the tree without a setting, and without sections that are then empty."""
+    key, *rest = path
+    inner = _without(tree[key], tuple(rest)) if rest else {}
+    others = {name: value for name, value in tree.items() if name != key}
+    return {**others, key: inner} if inner else others
+
+
+def _with(tree: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
+    key, *rest = path
+    if not rest:
+        return {**tree, key: value}
+    section = tree.get(key, {})
+    if not isinstance(section, Mapping):
+        return {**tree}  # validation refuses this section
+    return {**tree, key: _with(section, tuple(rest), value)}
