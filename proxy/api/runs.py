@@ -20,7 +20,7 @@ from proxy.schemas.resources import RunObject
 from proxy.schemas.result_objects import usage
 
 router = APIRouter(
-    tags=["RunManager"],
+    tags=["Runs"],
     default_response_class=JSONResponse,
     dependencies=[REQUIRES_KEY],
 )
