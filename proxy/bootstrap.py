@@ -226,7 +226,9 @@ def build_services(
     keyring = build_keyring(config)
     services = Services(
         model=model,
-        runs=RunManager(agent, store.parked, store.runs, _ledger(config), verdicts, metrics),
+        runs=RunManager(
+            agent, store.suspended_runs, store.runs, _ledger(config), verdicts, metrics
+        ),
         workspaces=workspaces,
         files=FileStore(store, limits=config.artifacts),
         file_limits=config.files,

@@ -266,7 +266,7 @@ async def _suspended_run(
     """Return the suspended run whose tool calls these messages answer, if it is still stored."""
     messages = with_ids(body["messages"]) if body.get("functions") else body["messages"]
     for name in names(messages):
-        if waiting := await services(request).store.parked.find(whose, name):
+        if waiting := await services(request).store.suspended_runs.find(whose, name):
             return waiting
     return None
 
@@ -415,7 +415,7 @@ async def _reserve_budget(
     prices, model = services(request).prices, asked.decision.route.model
     per_day = profile.per_day if runs else profile.per_day.of_model_calls
     if per_day.cost_usd is None and profile.limits.max_cost_usd is None:
-        tariff = prices.own(model)
+        tariff = prices.configured(model)
     else:
         tariff = await known_tariff(prices, model)
     if not per_day.is_set:

@@ -136,7 +136,7 @@ def backend_error(
         kind = ToolsRefusedError
     status = _error_status(status, overflows)
     error = kind(
-        redacted(said.message, secret) or f"the backend failed with {status} and no message",
+        redact(said.message, secret) or f"the backend failed with {status} and no message",
         status=status,
         type=said.type or "backend_error",
         code=_OVERFLOW_CODE if overflows else said.code,
@@ -161,7 +161,9 @@ def backend_error_from_response(
 ) -> BackendError:
     """Return the error for a backend's HTTP response. The names in `headers` are lower case."""
     wait_s = retry_after_s(headers, now)
-    return backend_error(payload_of(body), status=status, retry_after_s=wait_s, secret=secret)
+    return backend_error(
+        decode_error_body(body), status=status, retry_after_s=wait_s, secret=secret
+    )
 
 
 def is_error(payload: Any) -> bool:
@@ -171,7 +173,7 @@ def is_error(payload: Any) -> bool:
     return bool(payload.get("error")) or payload.get("object") == "error"
 
 
-def payload_of(body: bytes) -> Any:
+def decode_error_body(body: bytes) -> Any:
     """Decode an error's body as JSON, else return the beginning of its text."""
     text = body.decode("utf-8", "replace")
     try:
@@ -190,7 +192,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     return seconds if seconds is not None else _seconds_until(value, now)
 
 
-def redacted(message: str, secret: str | None) -> str:
+def redact(message: str, secret: str | None) -> str:
     """Replace the secret in a message. Placeholders such as "EMPTY" are too short to be secrets."""
     return message if secret is None or len(secret) < 8 else message.replace(secret, "[key]")
 
@@ -209,7 +211,7 @@ def timed_out(reason: str) -> BackendError:
     )
 
 
-def cut_off() -> BackendError:
+def connection_lost() -> BackendError:
     """Return the error for a connection that ended in the middle of an answer."""
     return BackendError(
         "the backend's connection closed before the answer was complete",
@@ -218,12 +220,12 @@ def cut_off() -> BackendError:
     )
 
 
-def is_no_answer(error: BackendError) -> bool:
+def is_transport_error(error: BackendError) -> bool:
     """Return True if the backend sent no answer at all."""
     return error.code in ("backend_unreachable", "backend_timeout")
 
 
-def parsed(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Decode a backend's JSON, with NaN and Infinity as null. Raises BackendError."""
     # Every collection visits all values decoded so far: a large body takes five times as long.
     waits = len(text) > _MUCH_BYTES and gc.isenabled()
@@ -260,19 +262,19 @@ def _read(payload: Any) -> _ErrorBody:
         payload = payload[0]  # Gemini's OpenAI endpoint wraps the error in a list
     if not isinstance(payload, dict):
         message = _text(payload)
-        return _ErrorBody(message=message, sizes=sizes_in(message, {}))
+        return _ErrorBody(message=message, sizes=parse_context_sizes(message, {}))
     fields = payload.get("error") or payload
     if not isinstance(fields, dict):
         message = _text(fields)
         kind = _word(payload.get("error_type"))
-        return _ErrorBody(message=message, type=kind, sizes=sizes_in(message, payload))
+        return _ErrorBody(message=message, type=kind, sizes=parse_context_sizes(message, payload))
     message = _text(fields.get("message") or fields.get("detail") or fields.get("error") or fields)
     return _ErrorBody(
         message=message,
         type=_word(fields.get("type")),
         code=_word(fields.get("code")),
         param=_word(fields.get("param")),
-        sizes=sizes_in(message, fields),
+        sizes=parse_context_sizes(message, fields),
         beside=_size_fields(fields),
     )
 
@@ -340,7 +342,7 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
     return max(0.0, (moment - now).total_seconds())
 
 
-def sizes_in(message: str, fields: Mapping[str, Any]) -> ContextSizes:
+def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
     """Return the sizes that an error's message, and llama.cpp's fields beside it, report. Sizes by
     which the prompt would have fitted are ignored."""
     told, (found, words) = _count(fields.get("n_ctx")), _first(_WINDOW, message)

@@ -27,19 +27,19 @@ import httpx
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly, reply_of, reply_when_stopped
 from proxy.models.backend_errors import (
     backend_error,
-    cut_off,
-    is_no_answer,
-    payload_of,
-    redacted,
+    connection_lost,
+    decode_error_body,
+    is_transport_error,
+    redact,
     retry_after_s,
     timed_out,
     unreachable,
 )
+from proxy.models.completion_builder import CompletionBuilder, attach_partial, parse_completion
 from proxy.models.operator_proxies import exempt_in_environment
-from proxy.models.relay import ready_json, refused
+from proxy.models.relay import error_response, json_response
 
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no download of prices at import
@@ -75,7 +75,7 @@ class LiteLLMModel:
     takes proxies from the environment, except for this machine and an `api_base` in its network.
     """
 
-    passage = None
+    upstream = None
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class LiteLLMModel:
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
         """See Model."""
         if on_delta is None:
-            return reply_of(await self._whole(body))
+            return parse_completion(await self._whole(body))
         options = {**(body.get("stream_options") or {}), "include_usage": True}
-        assembly = Assembly()
+        assembly = CompletionBuilder()
         chunks = await self._streamed({**body, "stream": True, "stream_options": options})
         is_accepted = False
         async with aclosing(chunks):
-            with reply_when_stopped(assembly.reply):
+            with attach_partial(assembly.reply):
                 async for chunk in chunks:
                     if not is_accepted:  # litellm asks some providers only for the first chunk
                         is_accepted = True
@@ -108,19 +108,19 @@ class LiteLLMModel:
                     for delta in assembly.add(chunk):
                         await on_delta(delta)
         if assembly.finish_reason is None:
-            raise cut_off()
+            raise connection_lost()
         return assembly.reply()
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         """See Model. No header is passed on: litellm sends its own request."""
         try:
             if not body.get("stream"):
-                return ready_json(await self._whole(body))
+                return json_response(await self._whole(body))
             return await self._relay_stream(await self._streamed(body))
         except BackendError as error:
-            if is_no_answer(error):
+            if is_transport_error(error):
                 raise
-            return refused(error)
+            return error_response(error)
 
     def for_client(self, credentials: Credentials) -> "LiteLLMModel":
         """See Model."""
@@ -239,11 +239,11 @@ class LiteLLMModel:
         """Import litellm at first use, in a thread: it takes seconds."""
         if self._library.litellm is None:
             self._library.openai = await asyncio.to_thread(importlib.import_module, "openai")
-            self._library.litellm = await asyncio.to_thread(_imported)
+            self._library.litellm = await asyncio.to_thread(load_litellm)
             exempt_in_environment(self._api_base)
 
 
-def _imported() -> Any:
+def load_litellm() -> Any:
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     os.environ["AIOHTTP_TRUST_ENV"] = "False"  # or it reads a netrc file; proxies it finds without
@@ -393,15 +393,15 @@ def _connection_error(cause: httpx.TransportError, secret: str | None) -> Backen
     if isinstance(cause, httpx.TimeoutException):
         return timed_out(type(cause).__name__)
     if isinstance(cause, httpx.ReadError | httpx.RemoteProtocolError):
-        return cut_off()
-    return unreachable(redacted(str(cause), secret))
+        return connection_lost()
+    return unreachable(redact(str(cause), secret))
 
 
 def _response_error(
     response: httpx.Response, error: Exception, overflows: bool, secret: str | None
 ) -> BackendError:
     try:
-        payload = payload_of(response.content)
+        payload = decode_error_body(response.content)
     except httpx.ResponseNotRead:
         payload = None
     headers = {name.lower(): value for name, value in response.headers.items()}

@@ -21,25 +21,25 @@ from policies.json_bounds import JSONBounds, TooMuchJSONError, encoded
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
 from proxy.errors import BackendError
-from proxy.models.assembly import deltas_of, reply_of, reply_when_stopped
 from proxy.models.backend_errors import (
     backend_error,
     backend_error_from_response,
     bad_response,
-    cut_off,
+    connection_lost,
     is_error,
-    parsed,
+    parse_json,
     timed_out,
     unreachable,
 )
+from proxy.models.completion_builder import attach_partial, completion_deltas, parse_completion
 from proxy.models.relay import (
+    completion_request_headers,
+    completion_response_headers,
     end_to_end_headers,
-    passed_response_headers,
     read_at_most,
-    request_headers,
-    response_headers,
+    relayed_response_headers,
 )
-from proxy.models.streamed_reply import CompletionStream, StreamSupport, refuses_streams
+from proxy.models.streaming import CompletionStream, StreamSupport, refuses_streams
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ _MAX_PROBES = 100
 """The most probes in one `keep_warm` block: five minutes with the default keep-alive time."""
 _PROBE_END_S = 1.0
 TOKENIZE_PATH = "/tokenize"
-NOT_THERE = (404, 405, 501)
+NO_ENDPOINT_STATUSES = (404, 405, 501)
 """Statuses of a server that does not have an endpoint."""
 _Dialect = Literal["prompt", "content"]
 """The field that `/tokenize` takes the text in. With `content`, llama.cpp lists the tokens; without
@@ -129,8 +129,8 @@ class OpenAIHTTPModel:
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         """See Model."""
-        answer = await self._ask(body, request_headers(headers))
-        return UpstreamResponse(answer.status, response_headers(answer.headers), answer)
+        answer = await self._ask(body, completion_request_headers(headers))
+        return UpstreamResponse(answer.status, completion_response_headers(answer.headers), answer)
 
     def for_client(self, credentials: Credentials) -> "OpenAIHTTPModel":
         """See Model. The copy shares the connections and the knowledge of the server."""
@@ -156,25 +156,25 @@ class OpenAIHTTPModel:
             answer = await self._tokenized(_tokenize_body(dialect, model, text))
         if answer is None:
             return None
-        return count_in(answer) if dialect == "prompt" else _tokens_in(answer)
+        return parse_token_count(answer) if dialect == "prompt" else _tokens_in(answer)
 
     async def _tokenized(self, asked: Mapping[str, Any]) -> bytes | None:
         headers = {"content-type": "application/json"}
         passing = UpstreamRequest("POST", TOKENIZE_PATH, headers, json.dumps(asked).encode())
         try:
-            relayed = await self.pass_on(passing)
+            relayed = await self.send(passing)
             answer = await read_at_most(relayed.body, MAX_TOKENIZED_BYTES)
         except BackendError:
             return None
-        self._tokenizer.is_there = relayed.status not in NOT_THERE
+        self._tokenizer.is_there = relayed.status not in NO_ENDPOINT_STATUSES
         return answer if relayed.status == 200 else None
 
     @property
-    def passage(self) -> "OpenAIHTTPModel":
+    def upstream(self) -> "OpenAIHTTPModel":
         """See Model."""
         return self
 
-    async def pass_on(self, passing: UpstreamRequest) -> UpstreamResponse:
+    async def send(self, passing: UpstreamRequest) -> UpstreamResponse:
         """See Passage. Paths below /v1 go to `base_url`, all others to its root."""
         is_below = passing.path.startswith((f"{_VERSION}/", f"{_VERSION}?"))
         base = self._base_url if is_below else self._root_url
@@ -193,7 +193,7 @@ class OpenAIHTTPModel:
                 auto_decompress=False,
                 skip_auto_headers=_AIOHTTPS_OWN_HEADERS,
             )
-        headers = passed_response_headers(response.headers, self._root_url)
+        headers = relayed_response_headers(response.headers, self._root_url)
         return UpstreamResponse(response.status, headers, BackendResponse(response))
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
@@ -238,7 +238,7 @@ class OpenAIHTTPModel:
 
     async def _read_stream(self, answer: "BackendResponse", on_delta: OnDelta) -> Completion:
         stream = CompletionStream(secret=self._api_key)
-        with reply_when_stopped(stream.reply):
+        with attach_partial(stream.reply):
             async for piece in answer:
                 for delta in stream.feed(piece):
                     await on_delta(delta)
@@ -252,7 +252,7 @@ class OpenAIHTTPModel:
     def _reply_in(self, completion: Any) -> Completion:
         if is_error(completion):
             raise backend_error(completion, status=None, secret=self._api_key)
-        return reply_of(completion)
+        return parse_completion(completion)
 
     async def _ask(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
@@ -312,8 +312,8 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 async def _emit_deltas(reply: Completion, on_delta: OnDelta) -> None:
-    with reply_when_stopped(lambda: reply):
-        for delta in deltas_of(reply):
+    with attach_partial(lambda: reply):
+        for delta in completion_deltas(reply):
             await on_delta(delta)
 
 
@@ -361,7 +361,7 @@ class _MapClientErrors:
                 # The error's own text contains the proxy's URL with its password.
                 raise unreachable(f"the proxy refused with {status} {message}") from error
             case aiohttp.ClientPayloadError():
-                raise cut_off() from error
+                raise connection_lost() from error
             case TimeoutError():
                 raise timed_out(_reason(error)) from error
             case aiohttp.ClientError() | OSError():
@@ -414,7 +414,7 @@ class BackendResponse:
                 bounds.check(piece)
             except TooMuchJSONError as error:
                 raise bad_response(f"it has more than {error}") from error
-        return parsed(bytes(body))
+        return parse_json(bytes(body))
 
     async def raise_for_error(self, secret: str | None) -> None:
         """Raise a BackendError if the status is not 2xx."""
@@ -509,7 +509,7 @@ def _tokens_in(answer: bytes) -> int | None:
     return len(tokens) if isinstance(tokens, list) else None
 
 
-def count_in(answer: bytes) -> int | None:
+def parse_token_count(answer: bytes) -> int | None:
     """Return the token count in the answer of a `/tokenize`, or None."""
     count = _json_object(answer).get("count")
     return count if isinstance(count, int) else None
@@ -517,7 +517,7 @@ def count_in(answer: bytes) -> int | None:
 
 def _json_object(answer: bytes) -> Mapping[str, Any]:
     try:
-        value = parsed(answer)
+        value = parse_json(answer)
     except BackendError:
         return {}
     return value if isinstance(value, dict) else {}

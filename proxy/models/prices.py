@@ -23,7 +23,7 @@ class Prices:
         self._table: dict[str, Tariff] | None = None
         self._reading = asyncio.Lock()
 
-    def own(self, model: str) -> Tariff | None:
+    def configured(self, model: str) -> Tariff | None:
         """Return the configured price of a model, or None."""
         return self._own.get(model)
 

@@ -39,7 +39,7 @@ _NOT_BESIDE_OUR_BODY = _NOT_PASSED | _OF_THE_BODY
 _NOT_ANSWERED = _OF_THE_CONNECTION | _OF_THE_SERVER
 
 
-def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def completion_request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the client's headers that go to the backend with a body written by the proxy."""
     return _passed(headers, _NOT_BESIDE_OUR_BODY)
 
@@ -57,7 +57,7 @@ def _passed(headers: Mapping[str, str], but: Collection[str]) -> dict[str, str]:
     }
 
 
-def response_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def completion_response_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the backend's headers that a client needs with a chat completion."""
     named = ((name.lower(), value) for name, value in headers.items())
     return {
@@ -67,7 +67,7 @@ def response_headers(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def passed_response_headers(headers: Mapping[str, str], server: str) -> dict[str, str]:
+def relayed_response_headers(headers: Mapping[str, str], server: str) -> dict[str, str]:
     """Return the backend's headers without those of its connection and its host. A redirect within
     `server`, the backend's address, becomes one within this proxy."""
     named = {
@@ -100,13 +100,13 @@ def _without_connection(
     return ((name, value) for name, value in named.items() if name not in but)
 
 
-class ReadyBody:
+class BufferedBody:
     """A relayed body whose pieces are in memory."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
 
-    def __aiter__(self) -> "ReadyBody":
+    def __aiter__(self) -> "BufferedBody":
         return self
 
     async def __anext__(self) -> bytes:
@@ -119,17 +119,17 @@ class ReadyBody:
         self._pieces = iter(())
 
 
-def refused(error: BackendError) -> UpstreamResponse:
+def error_response(error: BackendError) -> UpstreamResponse:
     """Return the answer of a backend that fails with this error."""
     headers = {name.lower(): value for name, value in error.headers.items()}
-    return ready_json(error.body(), status=error.status, headers=headers)
+    return json_response(error.body(), status=error.status, headers=headers)
 
 
-def ready_json(
+def json_response(
     value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> UpstreamResponse:
     """Return a JSON answer."""
-    body = ReadyBody([json.dumps(value).encode()])
+    body = BufferedBody([json.dumps(value).encode()])
     return UpstreamResponse(status, {"content-type": "application/json", **(headers or {})}, body)
 
 

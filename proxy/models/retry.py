@@ -14,7 +14,7 @@ from proxy.agent.model import (
     Credentials,
     Model,
     StopRetryingError,
-    UpstreamPaths,
+    Upstream,
     UpstreamResponse,
 )
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
@@ -95,9 +95,9 @@ class RetryingModel:
         return await self._model.count_tokens(model, text)
 
     @property
-    def passage(self) -> UpstreamPaths | None:
+    def upstream(self) -> Upstream | None:
         """See Model."""
-        return self._model.passage
+        return self._model.upstream
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model."""

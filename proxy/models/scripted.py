@@ -18,9 +18,14 @@ from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.history import REASONING_FIELDS
 from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly, deltas_of, reply_of, reply_when_stopped
 from proxy.models.backend_errors import backend_error
-from proxy.models.relay import ReadyBody, ready_json, refused
+from proxy.models.completion_builder import (
+    CompletionBuilder,
+    attach_partial,
+    completion_deltas,
+    parse_completion,
+)
+from proxy.models.relay import BufferedBody, error_response, json_response
 
 PIECE_CHARS = 8
 """The characters in one streamed piece."""
@@ -89,7 +94,7 @@ class ScriptedModel:
     raises it once and then skips it.
     """
 
-    passage = None
+    upstream = None
 
     def __init__(
         self, replies: Sequence[Mapping[str, Any]], *, cycle: bool = False, name: str = "script"
@@ -117,16 +122,16 @@ class ScriptedModel:
         """See Model."""
         completion, streams = self._next(body)
         if on_delta is None:
-            return reply_of(completion)
+            return parse_completion(completion)
         await on_delta(CallAccepted())
         if not streams:
-            reply = reply_of(completion)
-            for delta in deltas_of(reply):
+            reply = parse_completion(completion)
+            for delta in completion_deltas(reply):
                 await on_delta(delta)
             return reply
-        assembly = Assembly()
-        with reply_when_stopped(assembly.reply):
-            for chunk in chunks_of(completion, include_usage=True):
+        assembly = CompletionBuilder()
+        with attach_partial(assembly.reply):
+            for chunk in completion_chunks(completion, include_usage=True):
                 for delta in assembly.add(chunk):
                     await on_delta(delta)
                 await asyncio.sleep(0)  # other tasks run between a backend's pieces
@@ -137,12 +142,12 @@ class ScriptedModel:
         try:
             completion, _ = self._next(body)
         except BackendError as error:
-            return refused(error)
+            return error_response(error)
         if not body.get("stream"):
-            return ready_json(completion)
+            return json_response(completion)
         include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        frames = sse(chunks_of(completion, include_usage=include_usage))
-        return UpstreamResponse(200, {"content-type": "text/event-stream"}, ReadyBody(frames))
+        frames = encode_sse(completion_chunks(completion, include_usage=include_usage))
+        return UpstreamResponse(200, {"content-type": "text/event-stream"}, BufferedBody(frames))
 
     def for_client(self, credentials: Credentials) -> "ScriptedModel":
         """See Model. A script has no keys."""
@@ -182,7 +187,9 @@ class ScriptedModel:
                 continue
             if wanted == 0:
                 model = body.get("model") or self._name
-                return completion_of(reply, model=model, position=position), reply.message is None
+                return build_completion(
+                    reply, model=model, position=position
+                ), reply.message is None
             wanted -= 1
         raise BackendError("the script has no more replies", status=500, code="script_ended")
 
@@ -210,7 +217,7 @@ def _backend_error(error: ScriptedError) -> BackendError:
     )
 
 
-def completion_of(
+def build_completion(
     reply: ScriptedReply, *, model: str, position: int, reasoning_field: str = "reasoning_content"
 ) -> dict[str, Any]:
     """Return the chat completion for a reply. Its ids contain `position`."""
@@ -229,7 +236,9 @@ def completion_of(
     return completion
 
 
-def chunks_of(completion: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:
+def completion_chunks(
+    completion: Mapping[str, Any], *, include_usage: bool
+) -> Iterator[dict[str, Any]]:
     """Yield a completion as a backend streams it, in small pieces."""
     frame = {key: completion[key] for key in completion if key not in ("choices", "usage")}
     frame["object"] = "chat.completion.chunk"
@@ -242,7 +251,7 @@ def chunks_of(completion: Mapping[str, Any], *, include_usage: bool) -> Iterator
         yield {**frame, "choices": [], "usage": completion["usage"]}
 
 
-def sse(frames: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+def encode_sse(frames: Iterator[dict[str, Any]]) -> Iterator[bytes]:
     """Yield the frames as server-sent events, with [DONE] at the end."""
     for frame in frames:
         yield b"data: " + json.dumps(frame).encode() + b"\n\n"

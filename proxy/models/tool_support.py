@@ -36,14 +36,14 @@ from proxy.agent.model import (
     Completion,
     Credentials,
     Model,
-    UpstreamPaths,
+    Upstream,
     UpstreamRequest,
     UpstreamResponse,
 )
 from proxy.agent.result import Result, tokens
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.metrics import Metrics
-from proxy.models.backend_errors import parsed
+from proxy.models.backend_errors import parse_json
 from proxy.models.relay import read_at_most
 from proxy.store.tool_verdicts import ToolVerdictRepository
 
@@ -122,11 +122,11 @@ class ToolProbe:
     async def version(self) -> str | None:
         """Return the engine's version, with the other fields that affect tools, or None if the
         server reports none. Raises BackendError."""
-        passage = self._model.passage
-        if passage is None:
+        upstream = self._model.upstream
+        if upstream is None:
             return None
         for path, fields in _VERSIONS:
-            told = await _fetch_json(passage, "GET", path)
+            told = await _fetch_json(upstream, "GET", path)
             if isinstance(told, dict) and isinstance(told.get(fields[0]), str):
                 written = " ".join(_short(told.get(field)) for field in fields)
                 return f"{path} {written}"[:MAX_VERSION_CHARS]
@@ -134,11 +134,11 @@ class ToolProbe:
 
     async def verdict(self, name: str, version: str | None) -> ToolVerdict | None:
         """Return the verdict on a model, or None if it cannot be found out. Raises BackendError."""
-        passage = self._model.passage
-        if passage is None or (version is None and not self._is_local):
+        upstream = self._model.upstream
+        if upstream is None or (version is None and not self._is_local):
             return None
         messages = _greeting()
-        passed_on = await _template_passes_tools(passage, name, messages)
+        passed_on = await _template_passes_tools(upstream, name, messages)
         try:
             with_tools = await self._prompt_tokens(name, messages, [_TOOL])
         except ToolsRefusedError as error:
@@ -180,16 +180,16 @@ def _short(value: Any) -> str:
 
 
 async def _template_passes_tools(
-    passage: UpstreamPaths, name: str, messages: Sequence[Mapping[str, Any]]
+    upstream: Upstream, name: str, messages: Sequence[Mapping[str, Any]]
 ) -> bool:
     """Return True if the server's tokenizer or template shows that a tool makes the prompt longer.
     False decides nothing: older vLLMs ignore the tools here."""
     for path in (_TOKENIZE, _APPLY_TEMPLATE):
         body: dict[str, Any] = {"model": name, "messages": messages}
-        without = _size(await _fetch_json(passage, "POST", path, body))
+        without = _size(await _fetch_json(upstream, "POST", path, body))
         if without:
             body["tools"] = [_TOOL]
-            return _size(await _fetch_json(passage, "POST", path, body)) > without
+            return _size(await _fetch_json(upstream, "POST", path, body)) > without
     return False
 
 
@@ -205,7 +205,7 @@ def _size(told: Any) -> int:
 
 
 async def _fetch_json(
-    passage: UpstreamPaths, method: str, path: str, body: Mapping[str, Any] | None = None
+    upstream: Upstream, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> Any:
     """Return the JSON at a path of the server, or None. Raises BackendError if there is no
     answer."""
@@ -213,13 +213,13 @@ async def _fetch_json(
     headers = {"accept": "application/json"}
     if written is not None:
         headers["content-type"] = "application/json"
-    relayed = await passage.pass_on(UpstreamRequest(method, path, headers, written))
+    relayed = await upstream.send(UpstreamRequest(method, path, headers, written))
     if relayed.status != 200:
         await relayed.body.aclose()
         return None
     read = await read_at_most(relayed.body, MAX_ANSWER_BYTES)
     try:
-        return None if read is None else parsed(read)
+        return None if read is None else parse_json(read)
     except BackendError:
         return None
 
@@ -393,7 +393,7 @@ class ToolVerdicts:
     async def _forget(self, model: str) -> None:
         self._known.pop(model, None)
         if self._shelf is not None:
-            await self._shelf.forget(self._backend, model)
+            await self._shelf.delete(self._backend, model)
 
 
 def _warn(verdict: ToolVerdict) -> None:
@@ -466,9 +466,9 @@ class WatchedModel:
         return await self._model.count_tokens(model, text)
 
     @property
-    def passage(self) -> UpstreamPaths | None:
+    def upstream(self) -> Upstream | None:
         """See Model."""
-        return self._model.passage
+        return self._model.upstream
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
         """See Model."""

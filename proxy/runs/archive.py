@@ -79,21 +79,21 @@ class RunArchive:
 
     def forget(self, run_id: str) -> None:
         """Remove a run from the store."""
-        self._start(self._shelf.forget(run_id))
+        self._start(self._shelf.delete(run_id))
 
     async def drop(self, owner: str, run_id: str) -> None:
         """Remove the outcome of the owner's run, if the run has ended."""
-        await self._shelf.drop(owner, run_id)
+        await self._shelf.delete_ended(owner, run_id)
 
     async def named(self, claim: RequestIdentity) -> Run | None:
         """Return the run with the claim's key, or None. Raises IdempotencyError."""
         assert claim.key is not None
-        found = await self._shelf.named(claim.owner, claim.key)
+        found = await self._shelf.find_by_key(claim.owner, claim.key)
         return self._replay(found, claim) if found else None
 
     async def retried(self, claim: RequestIdentity, besides: Collection[str]) -> Run | None:
         """Return a run whose client disconnected before it had the result, or None."""
-        found = await self._shelf.take(claim.owner, claim.fingerprint, besides)
+        found = await self._shelf.take_for_retry(claim.owner, claim.fingerprint, besides)
         return self._replay(found, claim) if found else None
 
     async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, Record] | None:
@@ -134,7 +134,7 @@ class RunArchive:
         if not run.has_ended:
             run.cancel("the client left")
         elif run.claim.key is None and not run.heard_out:
-            self._start(self._shelf.give_back(run.id))
+            self._start(self._shelf.return_for_retry(run.id))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -32,7 +32,7 @@ class Blob:
     sha256: str
 
 
-class Blobs:
+class BlobStore:
     """A directory of blobs."""
 
     def __init__(self, directory: Path) -> None:
@@ -47,7 +47,7 @@ class Blobs:
         """Return the path of a blob."""
         return self._directory / name
 
-    def is_whole(self, name: str, size: int) -> bool:
+    def is_intact(self, name: str, size: int) -> bool:
         """Return True if a blob exists and has this size."""
         try:
             return self.path(name).stat().st_size == size
@@ -83,7 +83,7 @@ class Blobs:
         return replace(blob, name=name)
 
     @asynccontextmanager
-    async def claimed(self, blob: Blob) -> AsyncGenerator[None, None]:
+    async def removed_on_error(self, blob: Blob) -> AsyncGenerator[None, None]:
         """Write the row of a kept blob in this block; the blob is removed if that fails. After a
         cancellation the row may exist: the blob stays, and the sweep decides."""
         try:
@@ -145,27 +145,27 @@ class BlobWriter:
         self._target: IO[bytes] | None = None
         """The file, from the first write until it is kept."""
         self._working: asyncio.Future[None] | None = None
-        self._is_kept = False
+        self._is_committed = False
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
         self._bytes = 0
 
-    async def take(self, piece: bytes) -> None:
+    async def write(self, piece: bytes) -> None:
         """Write a piece."""
         self._buffer += piece
         self._bytes += len(piece)
         if len(self._buffer) >= WRITE_BYTES:
-            await self._work(self._write, self._taken())
+            await self._work(self._append, self._flush_buffer())
 
-    async def keep(self) -> Blob:
+    async def commit(self) -> Blob:
         """Finish the blob, which stays from now on."""
-        await self._work(self._finish, self._taken())
-        self._is_kept = True
+        await self._work(self._finish, self._flush_buffer())
+        self._is_committed = True
         return Blob(self._path.name, self._bytes, self._digest.hexdigest())
 
     async def discard(self) -> None:
         """Remove the blob unless it was kept."""
-        if self._is_kept or self._working is None:
+        if self._is_committed or self._working is None:
             return
         await asyncio.wait({self._working})  # it may have been interrupted
         await asyncio.to_thread(self._remove)
@@ -174,11 +174,11 @@ class BlobWriter:
         self._working = asyncio.ensure_future(asyncio.to_thread(work, data))
         await asyncio.shield(self._working)
 
-    def _taken(self) -> bytes:
+    def _flush_buffer(self) -> bytes:
         data, self._buffer = bytes(self._buffer), bytearray()
         return data
 
-    def _write(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         if self._target is None:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
             self._target = os.fdopen(os.open(self._part, flags, 0o600), "wb")
@@ -188,7 +188,7 @@ class BlobWriter:
         self._target.write(data)
 
     def _finish(self, data: bytes) -> None:
-        self._write(data)
+        self._append(data)
         assert self._target
         self._target.close()
         self._part.rename(self._path)

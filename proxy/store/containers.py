@@ -11,9 +11,16 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, inse
 
 from policies.sessions import container_id as new_id
 from policies.workspace import input_path
-from proxy.store.blobs import Blob, Blobs
-from proxy.store.database import Database, is_full, oldest, require_room, rows_of
-from proxy.store.records import Container, ContainerFile, Maker, NewContainer, Page, Slice
+from proxy.store.blobs import Blob, BlobStore
+from proxy.store.database import Database, fetch_page, oldest_rows, require_quota, sweep_batch
+from proxy.store.records import (
+    Container,
+    ContainerFile,
+    FileSource,
+    NewContainer,
+    Page,
+    PageRequest,
+)
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS
 
 _FILE_KEPT = CONTAINER_FILES.c.deleted_at.is_(None)
@@ -22,7 +29,7 @@ _FILE_KEPT = CONTAINER_FILES.c.deleted_at.is_(None)
 class ContainerRepository:
     """The containers of all owners."""
 
-    def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now
@@ -68,15 +75,15 @@ class ContainerRepository:
 
         return await self._database.write(work)
 
-    async def page(self, owner: str, asked: Page, name: str | None) -> Slice[Container]:
+    async def page(self, owner: str, asked: PageRequest, name: str | None) -> Page[Container]:
         """Return a page of the owner's containers. Raises BadRequestError."""
         wanted = _is_live(self._now())
         if name is not None:
             wanted &= CONTAINERS.c.name == name
 
-        def work(connection: Connection) -> Slice[Container]:
-            rows, more = rows_of(connection, CONTAINERS, asked, mine=_mine(owner), wanted=wanted)
-            return Slice(tuple(map(_container, rows)), more)
+        def work(connection: Connection) -> Page[Container]:
+            rows, more = fetch_page(connection, CONTAINERS, asked, mine=_mine(owner), wanted=wanted)
+            return Page(tuple(map(_container, rows)), more)
 
         return await self._database.read(work)
 
@@ -106,19 +113,19 @@ class ContainerRepository:
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired containers, and the rows of those deleted long ago. See Shelf."""
         kept = CONTAINERS.c.deleted_at.is_(None)
-        past = oldest(CONTAINERS, (CONTAINERS.c.expires_at <= now) & kept)
+        past = oldest_rows(CONTAINERS, (CONTAINERS.c.expires_at <= now) & kept)
         dead = select(CONTAINERS.c.id).where(CONTAINERS.c.deleted_at.is_not(None))
-        files = oldest(CONTAINER_FILES, CONTAINER_FILES.c.container_id.in_(dead) & _FILE_KEPT)
+        files = oldest_rows(CONTAINER_FILES, CONTAINER_FILES.c.container_id.in_(dead) & _FILE_KEPT)
         # A container's row stays until its files are marked: they are found through it.
         with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_KEPT)
         empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
-        long_ago = oldest(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
-        return is_full(
+        long_ago = oldest_rows(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
+        return sweep_batch(
             connection,
             update(CONTAINERS).where(CONTAINERS.c.seq.in_(past)).values(deleted_at=now),
             update(CONTAINER_FILES).where(CONTAINER_FILES.c.seq.in_(files)).values(deleted_at=now),
             delete(CONTAINER_FILES).where(CONTAINER_FILES.c.seq.in_(long_ago)),
-            delete(CONTAINERS).where(CONTAINERS.c.seq.in_(oldest(CONTAINERS, empty))),
+            delete(CONTAINERS).where(CONTAINERS.c.seq.in_(oldest_rows(CONTAINERS, empty))),
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
@@ -126,7 +133,7 @@ class ContainerRepository:
         files = select(CONTAINER_FILES.c.blob, CONTAINER_FILES.c.bytes).where(_FILE_KEPT)
         return {row.blob: row.bytes for row in connection.execute(files)}
 
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+    def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         """Mark the files of missing blobs as deleted."""
         for blob in blobs:
             lost = update(CONTAINER_FILES).where(CONTAINER_FILES.c.blob == blob, _FILE_KEPT)
@@ -136,7 +143,7 @@ class ContainerRepository:
 class ContainerFileRepository:
     """The files in containers of all owners."""
 
-    def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now
@@ -155,7 +162,7 @@ class ContainerFileRepository:
             connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_file_values(file)})
             return list(blobs)
 
-        async with self._blobs.claimed(blob):
+        async with self._blobs.removed_on_error(blob):
             replaced = await self._database.write(work)
         await self._blobs.remove(replaced)
 
@@ -176,13 +183,13 @@ class ContainerFileRepository:
         )
 
         def work(connection: Connection) -> ContainerFile:
-            require_room(connection, owner, blob.bytes, quota, self._now())
+            require_quota(connection, owner, blob.bytes, quota, self._now())
             path = input_path(filename, set(connection.execute(paths).scalars()))
             file = self._file(file_id, container_id, path, mime_type, blob, "user")
             connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_file_values(file)})
             return file
 
-        async with self._blobs.claimed(blob):
+        async with self._blobs.removed_on_error(blob):
             return await self._database.write(work)
 
     async def get(self, container_id: str, file_id: str, owner: str | None) -> ContainerFile | None:
@@ -193,22 +200,22 @@ class ContainerFileRepository:
 
         def work(connection: Connection) -> ContainerFile | None:
             row = connection.execute(query).mappings().one_or_none()
-            if row is None or not self._blobs.is_whole(row["blob"], row["bytes"]):
+            if row is None or not self._blobs.is_intact(row["blob"], row["bytes"]):
                 return None
             return _container_file(row)
 
         return await self._database.read(work)
 
     async def page(
-        self, owner: str, container_id: str, asked: Page, under: str | None
-    ) -> Slice[ContainerFile]:
+        self, owner: str, container_id: str, asked: PageRequest, under: str | None
+    ) -> Page[ContainerFile]:
         """Return a page of a container's files. Raises BadRequestError."""
         mine = (CONTAINER_FILES.c.owner == owner) & (CONTAINER_FILES.c.container_id == container_id)
         wanted = self._live(container_id, owner) & _below(under)
 
-        def work(connection: Connection) -> Slice[ContainerFile]:
-            rows, more = rows_of(connection, CONTAINER_FILES, asked, mine=mine, wanted=wanted)
-            return Slice(tuple(map(_container_file, rows)), more)
+        def work(connection: Connection) -> Page[ContainerFile]:
+            rows, more = fetch_page(connection, CONTAINER_FILES, asked, mine=mine, wanted=wanted)
+            return Page(tuple(map(_container_file, rows)), more)
 
         return await self._database.read(work)
 
@@ -251,7 +258,7 @@ class ContainerFileRepository:
         path: str,
         mime_type: str,
         blob: Blob,
-        source: Maker,
+        source: FileSource,
     ) -> ContainerFile:
         return ContainerFile(
             id=file_id,

@@ -23,15 +23,15 @@ from sqlalchemy import (
 )
 
 from policies.sessions import ResponseSettings
-from proxy.store.database import Database, is_full, oldest, rows_of
-from proxy.store.records import Conversation, Page, Slice
+from proxy.store.database import Database, fetch_page, oldest_rows, sweep_batch
+from proxy.store.records import Conversation, Page, PageRequest
 from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 OWN_BYTES = 10_000
 """The bytes that a conversation counts for without its items, whatever its metadata."""
 Item = Mapping[str, Any]
 _Source = Literal["input", "output"]
-EXPIRED_AT_ONCE = 50
+EXPIRE_BATCH = 50
 """The holders that a sweep deletes in one transaction, each with all its items."""
 _MAX_IDS = 1000
 """The most ids in one statement: SQLite bounds its parameters."""
@@ -49,7 +49,7 @@ class ResponseQuota:
         self._added = defaultdict[str, int](lambda: quota)
         """Bytes added by owner since the last count."""
 
-    def take(self, connection: Connection, owner: str, size: int, keep: str) -> None:
+    def charge(self, connection: Connection, owner: str, size: int, keep: str) -> None:
         """Note `size` more bytes. If the owner exceeds the quota, delete its least recently used
         holders, but not `keep`."""
         self._added[owner] += size
@@ -69,8 +69,8 @@ class ResponseQuota:
         sizes = select(both.c.id, total.label("total")).subquery()
         beyond = select(sizes.c.id).where(sizes.c.total > self._quota, sizes.c.id != keep)
         if gone := connection.execute(beyond).scalars().all():
-            discard_holders(connection, RESPONSES, gone)
-            discard_holders(connection, CONVERSATIONS, gone)
+            delete_holders(connection, RESPONSES, gone)
+            delete_holders(connection, CONVERSATIONS, gone)
 
 
 class ConversationRepository:
@@ -106,7 +106,7 @@ class ConversationRepository:
         def work(connection: Connection) -> None:
             connection.execute(insert(CONVERSATIONS), row)
             size = append_to_conversation(connection, owner, made.id, begins_with)
-            self._quota.take(connection, owner, OWN_BYTES + size, made.id)
+            self._quota.charge(connection, owner, OWN_BYTES + size, made.id)
 
         await self._database.write(work)
         return made
@@ -144,12 +144,12 @@ class ConversationRepository:
 
         def work(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
-            discard_holders(connection, CONVERSATIONS, found)
+            delete_holders(connection, CONVERSATIONS, found)
             return bool(found)
 
         return await self._database.write(work)
 
-    async def said(self, owner: str, conversation_id: str) -> tuple[list[Item], int] | None:
+    async def all_items(self, owner: str, conversation_id: str) -> tuple[list[Item], int] | None:
         """Return all items and the `seq` of the last; None if there is no such conversation."""
         query = select(CONVERSATIONS.c.id).where(self._the(owner, conversation_id))
         last_seq = select(func.coalesce(func.max(ITEMS.c.seq), 0)).where(
@@ -174,18 +174,18 @@ class ConversationRepository:
             if not connection.execute(used).rowcount:
                 return False
             size = append_to_conversation(connection, owner, conversation_id, new)
-            self._quota.take(connection, owner, size, conversation_id)
+            self._quota.charge(connection, owner, size, conversation_id)
             return True
 
         return await self._database.write(work)
 
-    async def page(self, owner: str, conversation_id: str, asked: Page) -> Slice[Item]:
+    async def page(self, owner: str, conversation_id: str, asked: PageRequest) -> Page[Item]:
         """Return a page of a conversation's items. Raises BadRequestError."""
         mine = (ITEMS.c.owner == owner) & (ITEMS.c.holder == conversation_id)
 
-        def work(connection: Connection) -> Slice[Item]:
-            rows, more = rows_of(connection, ITEMS, asked, mine=mine, wanted=_ITEM_KEPT)
-            return Slice(tuple(map(_item_of, rows)), more)
+        def work(connection: Connection) -> Page[Item]:
+            rows, more = fetch_page(connection, ITEMS, asked, mine=mine, wanted=_ITEM_KEPT)
+            return Page(tuple(map(_item_of, rows)), more)
 
         return await self._database.read(work)
 
@@ -218,8 +218,8 @@ class ConversationRepository:
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired conversations, and the rows of items deleted long ago. See Shelf."""
         is_more = expire_holders(connection, CONVERSATIONS, now)
-        long_ago = oldest(ITEMS, ITEMS.c.deleted_at < forget_before)
-        return is_full(connection, delete(ITEMS).where(ITEMS.c.seq.in_(long_ago))) or is_more
+        long_ago = oldest_rows(ITEMS, ITEMS.c.deleted_at < forget_before)
+        return sweep_batch(connection, delete(ITEMS).where(ITEMS.c.seq.in_(long_ago))) or is_more
 
     def _the(self, owner: str, conversation_id: str) -> ColumnElement[bool]:
         mine = (CONVERSATIONS.c.owner == owner) & (CONVERSATIONS.c.id == conversation_id)
@@ -299,7 +299,7 @@ def get_items(connection: Connection, owner: str, ids: Sequence[str]) -> dict[st
     return found
 
 
-def discard_holders(connection: Connection, table: Table, ids: Sequence[str]) -> None:
+def delete_holders(connection: Connection, table: Table, ids: Sequence[str]) -> None:
     """Delete holders with their items and streams."""
     for some in _parts(ids):
         connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(some)))
@@ -309,10 +309,10 @@ def discard_holders(connection: Connection, table: Table, ids: Sequence[str]) ->
 
 def expire_holders(connection: Connection, table: Table, now: int) -> bool:
     """Delete some expired holders; return True if there may be more."""
-    past = select(table.c.id).where(table.c.expires_at <= now).limit(EXPIRED_AT_ONCE)
+    past = select(table.c.id).where(table.c.expires_at <= now).limit(EXPIRE_BATCH)
     ids = connection.execute(past).scalars().all()
-    discard_holders(connection, table, ids)
-    return len(ids) == EXPIRED_AT_ONCE
+    delete_holders(connection, table, ids)
+    return len(ids) == EXPIRE_BATCH
 
 
 def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:

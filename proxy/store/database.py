@@ -32,7 +32,7 @@ from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import BadRequestError, QuotaError, StoreError
 from proxy.store.migrations import migrate
-from proxy.store.records import Page, Slice
+from proxy.store.records import Page, PageRequest
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS, FILES
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Database:
         """Run `work` in a transaction that is committed as a whole or not at all."""
         return await self._run(self._writing, work)
 
-    async def read_aside(self, work: Callable[[Connection], T]) -> T:
+    async def read_concurrently(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, a long read, beside the transactions of the store's thread."""
         return await asyncio.to_thread(_in_transaction, self._engine, work)
 
@@ -87,13 +87,13 @@ class Database:
         self._engine.dispose()
 
 
-def oldest(table: Table, where: ColumnElement[bool]) -> Select[int]:
+def oldest_rows(table: Table, where: ColumnElement[bool]) -> Select[int]:
     """Select the `seq` of the oldest rows, as many as a sweep changes in one transaction."""
     return select(table.c.seq).where(where).order_by(table.c.seq).limit(SWEEP_ROWS)
 
 
-def is_full(connection: Connection, *changes: Delete | Update) -> bool:
-    """Execute changes to `oldest` rows; return True if one of them may have left some."""
+def sweep_batch(connection: Connection, *changes: Delete | Update) -> bool:
+    """Execute changes to `oldest_rows` rows; return True if one of them may have left some."""
     counts = [connection.execute(change).rowcount for change in changes]
     return max(counts) >= SWEEP_ROWS
 
@@ -124,10 +124,10 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def rows_of(
+def fetch_page(
     connection: Connection,
     table: Table,
-    page: Page,
+    page: PageRequest,
     *,
     mine: ColumnElement[bool],
     wanted: ColumnElement[bool],
@@ -149,7 +149,7 @@ def rows_of(
     return rows[: page.limit], len(rows) > page.limit
 
 
-def part(items: Sequence[Mapping[str, Any]], page: Page) -> Slice[Mapping[str, Any]]:
+def page_of_list(items: Sequence[Mapping[str, Any]], page: PageRequest) -> Page[Mapping[str, Any]]:
     """Return a page of a list in memory, which is oldest first. Raises BadRequestError."""
     ordered = list(reversed(items)) if page.newest_first else list(items)
     if page.after is not None:
@@ -157,7 +157,7 @@ def part(items: Sequence[Mapping[str, Any]], page: Page) -> Slice[Mapping[str, A
         if place is None:
             raise _not_in_list(page.after)
         ordered = ordered[place + 1 :]
-    return Slice(tuple(ordered[: page.limit]), len(ordered) > page.limit)
+    return Page(tuple(ordered[: page.limit]), len(ordered) > page.limit)
 
 
 def _not_in_list(after: str) -> BadRequestError:
@@ -165,7 +165,7 @@ def _not_in_list(after: str) -> BadRequestError:
     return BadRequestError(message, param="after", code="invalid_value")
 
 
-def require_room(connection: Connection, owner: str, size: int, quota: int, now: float) -> None:
+def require_quota(connection: Connection, owner: str, size: int, quota: int, now: float) -> None:
     """Raise QuotaError if one more file, or `size` more bytes, exceed the owner's quota."""
     sums = (_uploaded(owner, now), _put_into_containers(owner, now))
     found = [connection.execute(each).one() for each in sums]
@@ -196,7 +196,7 @@ def _put_into_containers(owner: str, now: float) -> Select[int, int]:
     )
 
 
-def oldest_beyond(table: Table, owner: str, *, max_rows: int, max_bytes: int) -> Delete:
+def delete_beyond(table: Table, owner: str, *, max_rows: int, max_bytes: int) -> Delete:
     """Return the statement that deletes an owner's oldest rows beyond `max_rows` or `max_bytes`.
     Rows without an expiry stay, and so does the newest, whatever its size."""
     newest_first = table.c.seq.desc()

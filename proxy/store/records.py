@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageRequest:
     """The part of a list that a client asks for."""
 
     limit: int = 20
@@ -19,7 +19,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice(Generic[T]):
+class Page(Generic[T]):
     """A part of a list."""
 
     items: tuple[T, ...]
@@ -93,15 +93,15 @@ class Upload:
     path: Path
 
 
-class Uploads(Protocol):
+class UploadLookup(Protocol):
     """Finds the uploads that requests name."""
 
     async def find(self, owner: str, file_id: str) -> Upload | None:
         """Return the owner's upload of that id, or None."""
 
 
-class NoUploads:
-    """`Uploads` of a server without a store: finds nothing."""
+class EmptyUploadLookup:
+    """`UploadLookup` of a server without a store: finds nothing."""
 
     async def find(self, owner: str, file_id: str) -> Upload | None:
         return None
@@ -131,7 +131,7 @@ class Container:
     last_active_at: int
 
 
-Maker = Literal["user", "assistant"]
+FileSource = Literal["user", "assistant"]
 """Who put a file into a container: the client or a run."""
 
 
@@ -146,7 +146,7 @@ class ContainerFile:
     bytes: int
     sha256: str
     blob: str
-    source: Maker
+    source: FileSource
     created_at: int
 
     @property

@@ -22,22 +22,22 @@ from proxy.store.conversations import (
     ResponseQuota,
     add_items,
     append_to_conversation,
-    discard_holders,
+    delete_holders,
     expire_holders,
     get_items,
     items_by_holder,
     list_items,
 )
-from proxy.store.database import Database, is_full, oldest
+from proxy.store.database import Database, oldest_rows, sweep_batch
 from proxy.store.records import ResponseChain, StoredResponse
 from proxy.store.tables import BACKEND_RESPONSES, CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 MAX_CHAIN = 1000
 """The most responses before one, linked by `previous_response_id`."""
-MAX_BACKENDS = 10_000
+MAX_BACKEND_RESPONSES = 10_000
 """The most responses kept by the backend that are noted for one owner; beyond that the oldest
 goes."""
-NO_MATTER_S = 60
+EXPIRY_SLACK_S = 60
 """An expiry that is this little earlier is not worth a write."""
 
 
@@ -80,9 +80,9 @@ class ResponseRepository:
             connection.execute(insert(RESPONSES), {**row, "bytes": size})
             for table, ids in before:
                 used = update(table).where(table.c.id.in_(ids), table.c.owner == owner)
-                used = used.where(table.c.expires_at < until - NO_MATTER_S)
+                used = used.where(table.c.expires_at < until - EXPIRY_SLACK_S)
                 connection.execute(used.values(expires_at=until))
-            self._quota.take(connection, owner, size, response.id)
+            self._quota.charge(connection, owner, size, response.id)
 
         await self._database.write(work)
 
@@ -110,7 +110,7 @@ class ResponseRepository:
             if row.conversation_id and record["status"] in ("completed", "incomplete"):
                 said = list_items(connection, response_id)
                 size += append_to_conversation(connection, owner, row.conversation_id, said)
-            self._quota.take(connection, owner, size, response_id)
+            self._quota.charge(connection, owner, size, response_id)
 
         await self._database.write(work)
 
@@ -169,17 +169,17 @@ class ResponseRepository:
 
         def work(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
-            discard_holders(connection, RESPONSES, found)
+            delete_holders(connection, RESPONSES, found)
             return bool(found)
 
         return await self._database.write(work)
 
-    async def note_the_backends(self, owner: str, response_id: str) -> None:
+    async def add_backend_response(self, owner: str, response_id: str) -> None:
         """Note that a response that the backend keeps belongs to the owner."""
         table, until = BACKEND_RESPONSES, self.settings.expiry(int(self._now()))
         row = {"owner": owner, "id": response_id, "expires_at": until}
         last = select(table.c.seq).where(table.c.owner == owner).order_by(table.c.seq.desc())
-        beyond = last.limit(1).offset(MAX_BACKENDS).scalar_subquery()
+        beyond = last.limit(1).offset(MAX_BACKEND_RESPONSES).scalar_subquery()
 
         def work(connection: Connection) -> None:
             connection.execute(insert(table).prefix_with("OR REPLACE"), row)
@@ -187,7 +187,7 @@ class ResponseRepository:
 
         await self._database.write(work)
 
-    async def is_the_backends(self, owner: str, response_id: str) -> bool:
+    async def is_backend_response(self, owner: str, response_id: str) -> bool:
         """Return True if the backend keeps a response of that id for the owner."""
         table = BACKEND_RESPONSES.c
         mine = (table.owner == owner) & (table.id == response_id) & (table.expires_at > self._now())
@@ -198,9 +198,9 @@ class ResponseRepository:
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired responses. See Shelf."""
-        past = oldest(BACKEND_RESPONSES, BACKEND_RESPONSES.c.expires_at <= now)
+        past = oldest_rows(BACKEND_RESPONSES, BACKEND_RESPONSES.c.expires_at <= now)
         forgotten = delete(BACKEND_RESPONSES).where(BACKEND_RESPONSES.c.seq.in_(past))
-        is_more = is_full(connection, forgotten)
+        is_more = sweep_batch(connection, forgotten)
         return expire_holders(connection, RESPONSES, now) or is_more
 
     def _mine(self, owner: str) -> ColumnElement[bool]:

@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from proxy.agent.suspension import SuspendedRun
-from proxy.store.database import Database, is_full, oldest, oldest_beyond
+from proxy.store.database import Database, delete_beyond, oldest_rows, sweep_batch
 from proxy.store.records import StoredRun
 from proxy.store.tables import PARKED_RUNS, RUN_SUMMARIES, RUNS
 from sandbox_runtime.ownership import Owner
@@ -38,7 +38,7 @@ MAX_SUMMARIES = 4096
 """The most summaries of one owner; beyond that the oldest goes."""
 MAX_ALL_SUMMARIES = 100_000
 """The most summaries of all owners together that outlive a sweep."""
-PARKED_KEEP_S = 7 * 24 * 3600
+SUSPENDED_KEEP_S = 7 * 24 * 3600
 """How long a client may take to run its tools."""
 
 
@@ -55,7 +55,7 @@ class RunRepository:
         instead."""
 
         def work(connection: Connection) -> StoredRun | None:
-            if run.key and (found := self._first(connection, self._named(run.owner, run.key))):
+            if run.key and (found := self._first(connection, self._joinable(run.owner, run.key))):
                 return found
             connection.execute(insert(RUNS), self._row(run))
             return None
@@ -75,7 +75,7 @@ class RunRepository:
             connection.execute(delete(RUNS).where(RUNS.c.id == run.id))
             connection.execute(insert(RUNS), row)
             connection.execute(
-                oldest_beyond(RUNS, run.owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
+                delete_beyond(RUNS, run.owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
             )
 
         await self._database.write(work)
@@ -90,14 +90,14 @@ class RunRepository:
 
         return await self._database.read(work)
 
-    async def named(self, owner: str, key: str) -> StoredRun | None:
+    async def find_by_key(self, owner: str, key: str) -> StoredRun | None:
         """Return the run of an Idempotency-Key, completed or running in another process, or
         None."""
-        query = self._named(owner, key)
+        query = self._joinable(owner, key)
         return await self._database.read(lambda connection: self._first(connection, query))
 
-    async def take(
-        self, owner: str, fingerprint: str, besides: Collection[str]
+    async def take_for_retry(
+        self, owner: str, fingerprint: str, excluding: Collection[str]
     ) -> StoredRun | None:
         """Return a result that was kept for a retry of this request, or None. The caller has it to
         itself."""
@@ -105,7 +105,7 @@ class RunRepository:
             RUNS.c.owner == owner,
             RUNS.c.fingerprint == fingerprint,
             RUNS.c.for_retry,
-            RUNS.c.id.not_in(list(besides)),
+            RUNS.c.id.not_in(list(excluding)),
             self._kept(),
         )
         first = waiting.order_by(RUNS.c.seq).limit(1).scalar_subquery()
@@ -117,17 +117,17 @@ class RunRepository:
 
         return await self._database.write(work)
 
-    async def give_back(self, run_id: str) -> None:
+    async def return_for_retry(self, run_id: str) -> None:
         """Keep a result for a retry again: the client that took it has not got it."""
         waits = update(RUNS).where(RUNS.c.id == run_id).values(for_retry=True)
         await self._database.write(lambda connection: connection.execute(waits))
 
-    async def forget(self, run_id: str) -> None:
+    async def delete(self, run_id: str) -> None:
         """Delete a run. Safe to call twice."""
         gone = delete(RUNS).where(RUNS.c.id == run_id)
         await self._database.write(lambda connection: connection.execute(gone))
 
-    async def drop(self, owner: str, run_id: str) -> None:
+    async def delete_ended(self, owner: str, run_id: str) -> None:
         """Delete the result of the owner's run; a running one stays."""
         this = (RUNS.c.owner == owner) & (RUNS.c.id == run_id)
         gone = delete(RUNS).where(this, RUNS.c.status != "running")
@@ -164,10 +164,10 @@ class RunRepository:
         dead = list(filter(self._process.is_dead, connection.execute(at_work).scalars()))
         lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
         connection.execute(lost.values(status="lost", expires_at=now + LOST_S))
-        past, told = oldest(RUNS, RUNS.c.expires_at <= now), RUN_SUMMARIES.c
+        past, told = oldest_rows(RUNS, RUNS.c.expires_at <= now), RUN_SUMMARIES.c
         too_many = told.seq <= _newest_beyond(true(), MAX_ALL_SUMMARIES)
-        unneeded = oldest(RUN_SUMMARIES, (told.expires_at <= now) | too_many)
-        return is_full(
+        unneeded = oldest_rows(RUN_SUMMARIES, (told.expires_at <= now) | too_many)
+        return sweep_batch(
             connection,
             delete(RUNS).where(RUNS.c.seq.in_(past)),
             delete(RUN_SUMMARIES).where(told.seq.in_(unneeded)),
@@ -176,7 +176,7 @@ class RunRepository:
     def _kept(self) -> ColumnElement[bool]:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
 
-    def _named(self, owner: str, key: str) -> Select[tuple[object, ...]]:
+    def _joinable(self, owner: str, key: str) -> Select[tuple[object, ...]]:
         # The caller knows the runs of this process.
         elsewhere = (RUNS.c.status == "running") & (RUNS.c.process != self._process.id)
         joinable = elsewhere | (RUNS.c.status == "completed")
@@ -217,7 +217,7 @@ class SuspendedRunRepository:
             "name": parked.name,
             "record": record,
             "bytes": len(record),
-            "expires_at": int(self._now()) + PARKED_KEEP_S,
+            "expires_at": int(self._now()) + SUSPENDED_KEEP_S,
         }
 
         same = (PARKED_RUNS.c.owner == owner) & (PARKED_RUNS.c.name == parked.name)
@@ -226,7 +226,7 @@ class SuspendedRunRepository:
             connection.execute(delete(PARKED_RUNS).where(same))
             connection.execute(insert(PARKED_RUNS), row)
             connection.execute(
-                oldest_beyond(PARKED_RUNS, owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
+                delete_beyond(PARKED_RUNS, owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
             )
 
         await self._database.write(work)
@@ -242,8 +242,8 @@ class SuspendedRunRepository:
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired runs. See Shelf."""
-        past = oldest(PARKED_RUNS, PARKED_RUNS.c.expires_at <= now)
-        return is_full(connection, delete(PARKED_RUNS).where(PARKED_RUNS.c.seq.in_(past)))
+        past = oldest_rows(PARKED_RUNS, PARKED_RUNS.c.expires_at <= now)
+        return sweep_batch(connection, delete(PARKED_RUNS).where(PARKED_RUNS.c.seq.in_(past)))
 
 
 def _newest_beyond(of: ColumnElement[bool], count: int) -> ScalarSelect[int]:

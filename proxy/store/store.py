@@ -16,10 +16,10 @@ from sqlalchemy import Connection
 
 from policies.sessions import ResponseSettings, SessionSettings
 from proxy.errors import StoreError
-from proxy.store.blobs import Blobs
+from proxy.store.blobs import BlobStore
 from proxy.store.containers import ContainerFileRepository, ContainerRepository
 from proxy.store.conversations import ConversationRepository, ResponseQuota
-from proxy.store.database import SWEEP_ROWS, Database, require_room
+from proxy.store.database import SWEEP_ROWS, Database, require_quota
 from proxy.store.responses import ResponseRepository
 from proxy.store.runs import RunRepository, SuspendedRunRepository
 from proxy.store.spending import SpendingRepository
@@ -49,7 +49,7 @@ class BlobRepository(Repository, Protocol):
     def blobs(self, connection: Connection) -> dict[str, int]:
         """Return the blobs in use and their sizes."""
 
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+    def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         """Delete the things whose blobs are missing."""
 
 
@@ -69,13 +69,13 @@ class Store:
         self.directory = directory
         self.now = now
         self._ends = ExitStack()
-        self.blobs = Blobs(directory / "blobs")
+        self.blobs = BlobStore(directory / "blobs")
         self._database = Database(directory / "store.sqlite3")
         self.uploads = UploadRepository(self._database, self.blobs, now)
         self.containers = ContainerRepository(self._database, self.blobs, now)
         self.container_files = ContainerFileRepository(self._database, self.blobs, now)
         self.workspaces = WorkspaceRepository(self._database, self.blobs, now, sessions)
-        self.parked = SuspendedRunRepository(self._database, now)
+        self.suspended_runs = SuspendedRunRepository(self._database, now)
         self.spending = SpendingRepository(self._database, now)
         self.tool_verdicts = ToolVerdictRepository(self._database, now)
         quota = ResponseQuota(responses.quota_mib << 20)
@@ -91,7 +91,7 @@ class Store:
         )
         self._shelves: tuple[Repository, ...] = (
             *self._with_blobs,
-            self.parked,
+            self.suspended_runs,
             self.responses,
             self.conversations,
             self.runs,
@@ -99,10 +99,10 @@ class Store:
             self.tool_verdicts,
         )
 
-    async def require_room(self, owner: str, size: int, quota: int) -> None:
+    async def require_quota(self, owner: str, size: int, quota: int) -> None:
         """Raise QuotaError if a file of that size would exceed the owner's quota."""
         await self._database.read(
-            lambda connection: require_room(connection, owner, size, quota, self.now())
+            lambda connection: require_quota(connection, owner, size, quota, self.now())
         )
 
     async def sweep(self) -> None:
@@ -112,14 +112,14 @@ class Store:
             expire = partial(shelf.expire, now=now, forget_before=now - FORGET_AFTER_S)
             while await self._database.write(expire):
                 pass  # requests' transactions run in between
-        known = await self._database.read_aside(self._known)
+        known = await self._database.read_concurrently(self._known)
         missing = await asyncio.to_thread(self.blobs.sweep, known, now)
         while missing:
             some = {missing.pop() for _ in range(min(len(missing), SWEEP_ROWS))}
             await self._database.write(partial(self._lose, blobs=some, now=now))
         await asyncio.to_thread(self.worker.forget_dead)
 
-    async def keep_swept(self) -> None:
+    async def sweep_forever(self) -> None:
         """Sweep at once and every few minutes, until cancelled."""
         while True:
             try:
@@ -149,4 +149,4 @@ class Store:
 
     def _lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         for shelf in self._with_blobs:
-            shelf.lose(connection, blobs, now)
+            shelf.mark_missing(connection, blobs, now)

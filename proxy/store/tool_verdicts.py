@@ -46,7 +46,7 @@ class ToolVerdictRepository:
         saved = new.on_conflict_do_update(index_elements=["backend", "model"], set_=row)
         await self._database.write(lambda connection: connection.execute(saved))
 
-    async def forget(self, backend: str, model: str) -> None:
+    async def delete(self, backend: str, model: str) -> None:
         """Delete the verdict on a model, if there is one."""
         table = TOOL_VERDICTS.c
         query = delete(TOOL_VERDICTS).where(table.backend == backend, table.model == model)

@@ -5,16 +5,16 @@ from collections.abc import Callable, Collection
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
-from proxy.store.blobs import Blob, Blobs
-from proxy.store.database import Database, is_full, oldest, require_room, rows_of
-from proxy.store.records import Page, Slice, StoredUpload, Upload
+from proxy.store.blobs import Blob, BlobStore
+from proxy.store.database import Database, fetch_page, oldest_rows, require_quota, sweep_batch
+from proxy.store.records import Page, PageRequest, StoredUpload, Upload
 from proxy.store.tables import FILES
 
 
 class UploadRepository:
     """The uploads of all owners; each owner sees its own only."""
 
-    def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now
@@ -45,10 +45,10 @@ class UploadRepository:
         )
 
         def work(connection: Connection) -> None:
-            require_room(connection, owner, blob.bytes, quota, now)
+            require_quota(connection, owner, blob.bytes, quota, now)
             connection.execute(insert(FILES), {"owner": owner, **_values(upload)})
 
-        async with self._blobs.claimed(blob):
+        async with self._blobs.removed_on_error(blob):
             await self._database.write(work)
         return upload
 
@@ -58,7 +58,7 @@ class UploadRepository:
 
         def work(connection: Connection) -> StoredUpload | None:
             row = connection.execute(query).mappings().one_or_none()
-            if row is None or not self._blobs.is_whole(row["blob"], row["bytes"]):
+            if row is None or not self._blobs.is_intact(row["blob"], row["bytes"]):
                 return None
             return _upload(row)
 
@@ -72,15 +72,15 @@ class UploadRepository:
         path = self._blobs.path(upload.blob)
         return Upload(upload.id, upload.filename, upload.bytes, upload.mime_type, path)
 
-    async def page(self, owner: str, asked: Page, purpose: str | None) -> Slice[StoredUpload]:
+    async def page(self, owner: str, asked: PageRequest, purpose: str | None) -> Page[StoredUpload]:
         """Return a page of the owner's uploads. Raises BadRequestError."""
         wanted = self._live()
         if purpose is not None:
             wanted &= FILES.c.purpose == purpose
 
-        def work(connection: Connection) -> Slice[StoredUpload]:
-            rows, more = rows_of(connection, FILES, asked, mine=self._mine(owner), wanted=wanted)
-            return Slice(tuple(map(_upload, rows)), more)
+        def work(connection: Connection) -> Page[StoredUpload]:
+            rows, more = fetch_page(connection, FILES, asked, mine=self._mine(owner), wanted=wanted)
+            return Page(tuple(map(_upload, rows)), more)
 
         return await self._database.read(work)
 
@@ -98,9 +98,9 @@ class UploadRepository:
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired uploads, and the rows of those deleted long ago. See Shelf."""
-        past = oldest(FILES, (FILES.c.expires_at <= now) & _KEPT)
-        long_ago = oldest(FILES, FILES.c.deleted_at < forget_before)
-        return is_full(
+        past = oldest_rows(FILES, (FILES.c.expires_at <= now) & _KEPT)
+        long_ago = oldest_rows(FILES, FILES.c.deleted_at < forget_before)
+        return sweep_batch(
             connection,
             update(FILES).where(FILES.c.seq.in_(past)).values(_gone(now)),
             delete(FILES).where(FILES.c.seq.in_(long_ago)),
@@ -111,7 +111,7 @@ class UploadRepository:
         rows = connection.execute(select(FILES.c.blob, FILES.c.bytes).where(_KEPT))
         return {row.blob: row.bytes for row in rows}
 
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+    def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         """Mark the uploads of missing blobs as deleted."""
         for blob in blobs:
             connection.execute(update(FILES).where(FILES.c.blob == blob, _KEPT).values(_gone(now)))

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, select
 
 from policies.sessions import Session, SessionSettings, State
-from proxy.store.blobs import Blob, Blobs
-from proxy.store.database import Database, is_full, oldest
+from proxy.store.blobs import Blob, BlobStore
+from proxy.store.database import Database, oldest_rows, sweep_batch
 from proxy.store.tables import WORKSPACES
 from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
@@ -21,7 +21,7 @@ class WorkspaceRepository:
     def __init__(
         self,
         database: Database,
-        blobs: Blobs,
+        blobs: BlobStore,
         now: Callable[[], float],
         settings: SessionSettings,
     ) -> None:
@@ -32,8 +32,8 @@ class WorkspaceRepository:
 
     async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
         async with self._blobs.new() as writer:
-            await write(writer.take)
-            blob = await writer.keep()
+            await write(writer.write)
+            blob = await writer.commit()
         await self._keep(state, blob)
 
     async def alias(self, state: State, of: State) -> None:
@@ -67,15 +67,15 @@ class WorkspaceRepository:
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
         """Delete expired snapshots; the sweep removes their blobs. See Shelf."""
-        past = oldest(WORKSPACES, WORKSPACES.c.expires_at <= now)
-        return is_full(connection, delete(WORKSPACES).where(WORKSPACES.c.seq.in_(past)))
+        past = oldest_rows(WORKSPACES, WORKSPACES.c.expires_at <= now)
+        return sweep_batch(connection, delete(WORKSPACES).where(WORKSPACES.c.seq.in_(past)))
 
     def blobs(self, connection: Connection) -> dict[str, int]:
         """Return the blobs in use and their sizes."""
         rows = connection.execute(select(WORKSPACES.c.blob, WORKSPACES.c.bytes))
         return {row.blob: row.bytes for row in rows}
 
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+    def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         """Delete the snapshots of missing blobs."""
         for blob in blobs:
             connection.execute(delete(WORKSPACES).where(WORKSPACES.c.blob == blob))
@@ -87,7 +87,7 @@ class WorkspaceRepository:
 
         def work(connection: Connection) -> Blob | None:
             row = connection.execute(query).one_or_none()
-            if row is None or not self._blobs.is_whole(row.blob, row.bytes):
+            if row is None or not self._blobs.is_intact(row.blob, row.bytes):
                 return None
             return Blob(row.blob, row.bytes, row.sha256)
 
@@ -111,7 +111,7 @@ class WorkspaceRepository:
             connection.execute(insert(WORKSPACES), row)
             return gone + self._make_room(connection, state.session)
 
-        async with self._blobs.claimed(blob):
+        async with self._blobs.removed_on_error(blob):
             gone = await self._database.write(work)
         await self._blobs.remove(gone)
 

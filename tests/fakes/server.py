@@ -178,7 +178,7 @@ def join(
     make_runs = make_runs or partial(RunManager, tool_verdicts=verdicts, metrics=metrics)
     services = Services(
         model=model,
-        runs=make_runs(agent, store.parked, store.runs),
+        runs=make_runs(agent, store.suspended_runs, store.runs),
         workspaces=workspaces,
         files=files,
         file_limits=FileLimits(),

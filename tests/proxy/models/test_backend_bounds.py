@@ -12,12 +12,12 @@ import pytest
 
 from proxy.agent.model import MAX_CALLS
 from proxy.errors import BackendError
-from proxy.models.assembly import MAX_ARGUMENTS_CHARS, MAX_FIELD_CHARS, Assembly
+from proxy.models.completion_builder import MAX_ARGUMENTS_CHARS, MAX_FIELD_CHARS, CompletionBuilder
 from proxy.models.openai_http import OpenAIHTTPModel
-from proxy.models.streamed_reply import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
+from proxy.models.streaming import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
 from tests.fakes.backend import Frames, Item, Raw, chunk, frames, scripted_backend
 from tests.proxy.agent.runs import USER
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 BODY = {"model": "m", "messages": [USER]}
 MIB = 1 << 20
@@ -53,7 +53,7 @@ async def refused(item: Item, *, is_streamed: bool = True) -> str:
     async with scripted_backend([item]) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=30)
         with anyio.fail_after(60), pytest.raises(BackendError) as raised:
-            await model.complete(BODY, Heard() if is_streamed else None)
+            await model.complete(BODY, DeltaRecorder() if is_streamed else None)
         await model.aclose()
     assert (raised.value.status, raised.value.code) == (502, "backend_bad_response")
     return raised.value.message
@@ -87,14 +87,14 @@ async def test_the_arguments_of_calls_have_a_bound() -> None:
 
 
 def test_a_field_that_nobody_knows_has_a_bound() -> None:
-    assembly = Assembly()
+    assembly = CompletionBuilder()
     assembly.add(chunk({}, unknown="x" * MAX_FIELD_CHARS))
     with pytest.raises(BackendError):
         assembly.add(chunk({}, unknown="x"))
 
 
 def test_no_more_calls_are_kept_than_one_too_many() -> None:
-    assembly = Assembly()
+    assembly = CompletionBuilder()
     for index in range(1000):
         assembly.add(chunk({"tool_calls": [called(index)]}))
     assert len(assembly.reply().message["tool_calls"]) == MAX_CALLS + 1
@@ -134,7 +134,7 @@ LONG = "x" * MIB
     ],
 )
 def test_every_part_of_a_reply_has_a_bound(delta: dict[str, Any]) -> None:
-    assembly = Assembly()
+    assembly = CompletionBuilder()
     with pytest.raises(BackendError):
         deque((assembly.add(chunk(delta)) for _ in range(100)), maxlen=0)
 

@@ -28,7 +28,7 @@ from tests.fakes.backend import (
     frames,
     scripted_backend,
 )
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 # litellm's own: pydantic warns of one of its types and of how it copies streamed chunks.
 pytestmark = [
@@ -52,7 +52,7 @@ def door(backend: Backend) -> aclosing[LiteLLMModel]:
     return aclosing(LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5))
 
 
-async def fails_with(item: Item, heard: Heard | None = None) -> BackendError:
+async def fails_with(item: Item, heard: DeltaRecorder | None = None) -> BackendError:
     """What the door raises when the backend answers so."""
     async with scripted_backend([item]) as backend, door(backend) as model:
         with anyio.fail_after(20), pytest.raises(BackendError) as raised:
@@ -73,7 +73,7 @@ async def test_tools_work_although_mcp_is_not_installed(provider: str) -> None:
             body = {"model": name, "messages": ASKED, "tools": TOOLS}
             with anyio.fail_after(20):
                 whole = await model.complete(body, None)
-                streamed = await model.complete(body, Heard())
+                streamed = await model.complete(body, DeltaRecorder())
     assert [seen.body["tools"] for seen in backend.requests] == [TOOLS, TOOLS]
     function = {"name": "bash", "arguments": '{"command": "ls"}'}
     assert whole.message["tool_calls"][0]["function"] == function
@@ -106,7 +106,7 @@ async def test_a_model_that_is_not_configured_does_not_exist() -> None:
     model = LiteLLMModel(["openai/a"], timeout_s=5)
     for attempt in (
         model.complete({"model": "anthropic/b", "messages": ASKED}, None),
-        model.complete({"model": "anthropic/b", "messages": ASKED}, Heard()),
+        model.complete({"model": "anthropic/b", "messages": ASKED}, DeltaRecorder()),
     ):
         with pytest.raises(BackendError, match="'anthropic/b' does not exist") as raised:
             await attempt
@@ -167,7 +167,7 @@ def test_what_litellm_reads_again_from_its_own_field_stays_there() -> None:
 
 async def test_an_error_inside_the_stream_comes_after_what_was_said() -> None:
     error = {"message": "out of memory", "type": "InternalServerError", "code": 500}
-    heard = Heard()
+    heard = DeltaRecorder()
     raised = await fails_with(Frames(frames(chunk({"content": "4"}), {"error": error})), heard)
     assert heard == [TextDelta("4")]
     assert raised.status == 500
@@ -175,7 +175,7 @@ async def test_an_error_inside_the_stream_comes_after_what_was_said() -> None:
 
 
 async def test_a_stream_that_breaks_off_is_an_error() -> None:
-    heard = Heard()
+    heard = DeltaRecorder()
     raised = await fails_with(Frames(frames(chunk({"content": "4"})), cut=True), heard)
     assert heard == [TextDelta("4")]
     assert (raised.status, raised.code) == (502, "backend_unreachable")
@@ -195,7 +195,7 @@ async def test_a_backend_that_is_not_there_is_unreachable() -> None:
         with anyio.fail_after(20):
             for attempt in (
                 model.complete(BODY, None),
-                model.complete(BODY, Heard()),
+                model.complete(BODY, DeltaRecorder()),
                 model.relay(BODY, {}),
                 model.relay({**BODY, "stream": True}, {}),
             ):
@@ -348,7 +348,7 @@ SIGNED_THINKING_AND_A_CALL = [
 
 
 async def test_anthropics_signed_thinking_goes_there_and_back_also_without_tools() -> None:
-    name, heard = "anthropic/claude-sonnet-4-5", Heard()
+    name, heard = "anthropic/claude-sonnet-4-5", DeltaRecorder()
     async with anthropic(SIGNED_THINKING_AND_A_CALL) as (address, requests):
         model = LiteLLMModel([name], api_key=KEY, api_base=address, timeout_s=5)
         async with aclosing(model):

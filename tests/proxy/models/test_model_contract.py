@@ -17,7 +17,7 @@ from proxy.models.litellm_model import LiteLLMModel
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
 from tests.fakes.backend import scripted_backend
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 # litellm's own: pydantic warns of one of its types and of how it copies streamed chunks.
 pytestmark = [
@@ -118,7 +118,7 @@ async def test_a_whole_reply_has_message_finish_reason_and_usage(door: Opened) -
 
 async def test_a_streamed_reply_comes_in_pieces_that_make_the_same_message(door: Opened) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-    heard = Heard()
+    heard = DeltaRecorder()
     async with door([{**text_reply("The answer is forty-two."), "usage": usage}]) as opened:
         with anyio.fail_after(PATIENCE_S):
             reply = await opened.model.complete({"model": opened.name, "messages": ASKED}, heard)
@@ -130,7 +130,7 @@ async def test_a_streamed_reply_comes_in_pieces_that_make_the_same_message(door:
 
 
 async def test_a_reply_that_its_listener_stops_is_known_as_far_as_it_came(door: Opened) -> None:
-    heard = Heard()
+    heard = DeltaRecorder()
 
     async def stop_at_once(delta: ModelDelta) -> None:
         await heard(delta)
@@ -141,14 +141,14 @@ async def test_a_reply_that_its_listener_stops_is_known_as_far_as_it_came(door: 
         body = {"model": opened.name, "messages": ASKED}
         with anyio.fail_after(PATIENCE_S), pytest.raises(CompletionStopped) as stopped:
             await opened.model.complete(body, stop_at_once)
-    sent = stopped.value.reply
+    sent = stopped.value.partial
     assert sent is not None
     assert (sent.message["content"], bool(sent.response)) == (heard.text, True)
 
 
 async def test_a_streamed_call_tells_that_it_was_accepted(door: Opened) -> None:
     refusal = {"error": {"status": 400, "message": "no"}}
-    accepted, refused = Heard(), Heard()
+    accepted, refused = DeltaRecorder(), DeltaRecorder()
     async with door([refusal, text_reply("42")]) as opened:
         body = {"model": opened.name, "messages": ASKED}
         with anyio.fail_after(PATIENCE_S):
@@ -171,7 +171,7 @@ async def test_tools_reach_the_model_and_its_calls_come_back(door: Opened) -> No
 
 
 async def test_streamed_tool_calls_come_back_as_the_same_message(door: Opened) -> None:
-    heard = Heard()
+    heard = DeltaRecorder()
     async with door([TWO_CALLS]) as opened:
         body = {"model": opened.name, "messages": ASKED, "tools": TOOLS}
         with anyio.fail_after(PATIENCE_S):
@@ -192,14 +192,14 @@ async def test_the_content_of_a_reply_that_only_calls_tools_is_null(door: Opened
         body = {"model": opened.name, "messages": ASKED, "tools": TOOLS}
         with anyio.fail_after(PATIENCE_S):
             whole = await opened.model.complete(body, None)
-            streamed = await opened.model.complete(body, Heard())
+            streamed = await opened.model.complete(body, DeltaRecorder())
     assert whole.message["content"] is None
     assert streamed.message["content"] is None
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_reasoning_is_heard_and_kept(door: Opened, streamed: bool) -> None:
-    heard = Heard()
+    heard = DeltaRecorder()
     async with door([{"content": "42", "reasoning": "six sevens are..."}]) as opened:
         body = {"model": opened.name, "messages": ASKED}
         with anyio.fail_after(PATIENCE_S):
@@ -232,14 +232,16 @@ async def test_the_history_can_be_sent_back_as_it_was_received(door: Opened) -> 
     async with door([TWO_CALLS, text_reply("It is 42.")]) as opened:
         body: dict[str, Any] = {"model": opened.name, "messages": ASKED, "tools": TOOLS}
         with anyio.fail_after(PATIENCE_S):
-            first = await opened.model.complete(body, Heard())
+            first = await opened.model.complete(body, DeltaRecorder())
             results = [
                 {"role": "tool", "tool_call_id": tool_call["id"], "content": "ok"}
                 for tool_call in first.message["tool_calls"]
             ]
             history = [*ASKED, first.message, *results]
             # The last call of a run withdraws the tools although the history has calls.
-            last = await opened.model.complete({"model": opened.name, "messages": history}, Heard())
+            last = await opened.model.complete(
+                {"model": opened.name, "messages": history}, DeltaRecorder()
+            )
         received = opened.received()[1]
     assert received["messages"] == history
     assert last.message["content"] == "It is 42."
@@ -262,7 +264,7 @@ async def test_a_conversation_that_is_too_long_is_told_apart(door: Opened, strea
     async with door([{"error": {"status": 400, "message": message}}]) as opened:
         body = {"model": opened.name, "messages": ASKED}
         with anyio.fail_after(PATIENCE_S), pytest.raises(ContextOverflowError) as raised:
-            await opened.model.complete(body, Heard() if streamed else None)
+            await opened.model.complete(body, DeltaRecorder() if streamed else None)
     assert raised.value.status == 400
     assert raised.value.code == "context_length_exceeded"
     assert message in raised.value.message
@@ -276,7 +278,7 @@ async def test_a_refusal_of_tools_is_told_from_other_refusals(door: Opened, stre
     async with door([{"error": {"status": 400, "message": message}}]) as opened:
         body = {"model": opened.name, "messages": ASKED, "tools": TOOLS}
         with anyio.fail_after(PATIENCE_S), pytest.raises(ToolsRefusedError) as raised:
-            await opened.model.complete(body, Heard() if streamed else None)
+            await opened.model.complete(body, DeltaRecorder() if streamed else None)
     assert raised.value.status == 400
     assert message in raised.value.message
 

@@ -23,7 +23,7 @@ from tests.fakes.backend import (
     frames,
     scripted_backend,
 )
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "What is 6 times 7?"}]}
 KEY = "sk-very-secret-key"
@@ -51,7 +51,7 @@ async def test_a_streamed_reply_is_asked_for_with_its_usage() -> None:
     body = {**BODY, "stream_options": {"continuous_usage_stats": True}}
     async with scripted_backend([text_reply("42")]) as backend, door(backend) as model:
         with anyio.fail_after(5):
-            await model.complete(body, Heard())
+            await model.complete(body, DeltaRecorder())
     options = {"continuous_usage_stats": True, "include_usage": True}
     assert backend.requests[0].body == {**BODY, "stream": True, "stream_options": options}
 
@@ -158,7 +158,7 @@ async def test_streamed_and_whole_replies_are_the_same_value() -> None:
     async with scripted_backend([reply, reply]) as backend, door(backend) as model:
         with anyio.fail_after(5):
             whole = await model.complete(BODY, None)
-            streamed = await model.complete(BODY, Heard())
+            streamed = await model.complete(BODY, DeltaRecorder())
     ids = [f"call_{number}_{index}" for number in (0, 1) for index in (0, 1)]
     said = [tool_call.pop("id") for r in (whole, streamed) for tool_call in r.message["tool_calls"]]
     assert said == ids
@@ -173,7 +173,7 @@ async def test_streamed_and_whole_replies_are_the_same_value() -> None:
 )
 async def test_reasoning_keeps_the_name_the_backend_gives_it(style: Any, field: str) -> None:
     reply = {"content": "42", "reasoning": "six sevens"}
-    heard = Heard()
+    heard = DeltaRecorder()
     async with scripted_backend([reply], style=style) as backend, door(backend) as model:
         with anyio.fail_after(5):
             streamed = await model.complete(BODY, heard)
@@ -190,7 +190,7 @@ async def test_log_probabilities_come_with_their_piece_and_in_the_reply() -> Non
         chunk({}, "stop", stop_reason=128001),
         "[DONE]",
     )
-    heard = Heard()
+    heard = DeltaRecorder()
     async with scripted_backend([Frames(pieces)]) as backend, door(backend) as model:
         with anyio.fail_after(5):
             reply = await model.complete(BODY, heard)
@@ -209,7 +209,7 @@ async def test_json_in_answer_to_a_streamed_request_is_a_whole_reply() -> None:
         "usage": {"total_tokens": 10},
     }
     item = Raw(200, json.dumps(completion).encode(), {"content-type": "application/json"})
-    heard = Heard()
+    heard = DeltaRecorder()
     async with scripted_backend([item]) as backend, door(backend) as model:
         with anyio.fail_after(5):
             reply = await model.complete(BODY, heard)
@@ -222,7 +222,7 @@ async def test_a_stream_without_done_is_complete_once_it_has_a_finish_reason() -
     pieces = frames(chunk({"content": "42"}), chunk({}, "length"))
     async with scripted_backend([Frames(pieces)]) as backend, door(backend) as model:
         with anyio.fail_after(5):
-            reply = await model.complete(BODY, Heard())
+            reply = await model.complete(BODY, DeltaRecorder())
     assert reply.finish_reason == "length"
 
 
@@ -230,7 +230,7 @@ async def test_a_stream_with_done_is_complete_without_a_finish_reason() -> None:
     pieces = frames(chunk({"content": "42"}), "[DONE]")
     async with scripted_backend([Frames(pieces)]) as backend, door(backend) as model:
         with anyio.fail_after(5):
-            reply = await model.complete(BODY, Heard())
+            reply = await model.complete(BODY, DeltaRecorder())
     assert reply.finish_reason == "stop"
 
 
@@ -239,7 +239,7 @@ async def test_a_backend_that_stays_on_the_line_after_done_is_not_waited_for() -
     held = Held(Frames(pieces), until=asyncio.Event(), after_pieces=2)
     async with scripted_backend([held]) as backend, door(backend) as model:
         with anyio.fail_after(5):
-            reply = await model.complete(BODY, Heard())
+            reply = await model.complete(BODY, DeltaRecorder())
     assert reply.message["content"] == "42"
 
 

@@ -22,7 +22,7 @@ from tests.fakes.backend import (
     frames,
     scripted_backend,
 )
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "What is 6 times 7?"}]}
 KEY = "sk-very-secret-key"
@@ -36,7 +36,7 @@ def impatient(backend: Backend) -> aclosing[OpenAIHTTPModel]:
     return aclosing(OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=0.05))
 
 
-async def fails_with(item: Item, heard: Heard | None = None) -> BackendError:
+async def fails_with(item: Item, heard: DeltaRecorder | None = None) -> BackendError:
     """What the door raises when the backend answers so."""
     async with scripted_backend([item]) as backend, door(backend) as model:
         with anyio.fail_after(5), pytest.raises(BackendError) as raised:
@@ -46,7 +46,7 @@ async def fails_with(item: Item, heard: Heard | None = None) -> BackendError:
 
 async def test_an_error_inside_the_stream_keeps_its_code_and_comes_after_what_was_said() -> None:
     error = {"message": "out of memory", "type": "InternalServerError", "code": 503}
-    heard = Heard()
+    heard = DeltaRecorder()
     raised = await fails_with(Frames(frames(chunk({"content": "4"}), {"error": error})), heard)
     assert heard == [TextDelta("4")]
     assert (raised.status, raised.message) == (503, "out of memory")
@@ -55,19 +55,19 @@ async def test_an_error_inside_the_stream_keeps_its_code_and_comes_after_what_wa
 
 async def test_a_flat_error_inside_the_stream_is_read_too() -> None:
     error = {"object": "error", "message": "out of memory", "type": "InternalError", "code": 500}
-    raised = await fails_with(Frames(frames(error)), Heard())
+    raised = await fails_with(Frames(frames(error)), DeltaRecorder())
     assert (raised.status, raised.message) == (500, "out of memory")
 
 
 async def test_an_overflow_told_inside_the_stream_is_told_apart() -> None:
     error = {"message": "The input is longer than the context length.", "code": 400}
-    raised = await fails_with(Frames(frames({"error": error}, "[DONE]")), Heard())
+    raised = await fails_with(Frames(frames({"error": error}, "[DONE]")), DeltaRecorder())
     assert isinstance(raised, ContextOverflowError)
 
 
 @pytest.mark.parametrize("cut", [True, False])
 async def test_a_stream_that_breaks_off_is_an_error(cut: bool) -> None:
-    heard = Heard()
+    heard = DeltaRecorder()
     raised = await fails_with(Frames(frames(chunk({"content": "4"})), cut=cut), heard)
     assert heard == [TextDelta("4")]
     assert (raised.status, raised.code) == (502, "backend_unreachable")
@@ -111,7 +111,7 @@ async def test_an_answer_that_is_no_completion_is_an_error(body: bytes) -> None:
 
 @pytest.mark.parametrize("event", [b"data: {\n\n", b"data: 7\n\n"])
 async def test_a_chunk_that_is_no_json_object_is_an_error(event: bytes) -> None:
-    raised = await fails_with(Frames([event]), Heard())
+    raised = await fails_with(Frames([event]), DeltaRecorder())
     assert (raised.status, raised.code) == (502, "backend_bad_response")
 
 
@@ -152,7 +152,7 @@ async def test_a_backend_that_is_not_there_is_unreachable() -> None:
         with anyio.fail_after(5):
             for attempt in (
                 model.complete(BODY, None),
-                model.complete(BODY, Heard()),
+                model.complete(BODY, DeltaRecorder()),
                 model.relay(BODY, {}),
                 model.models(),
             ):

@@ -21,7 +21,7 @@ from tests.fakes.backend import (
     frames,
     scripted_backend,
 )
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "What is 6 times 7?"}]}
 KEY = "sk-very-secret-key"
@@ -93,7 +93,7 @@ async def test_a_run_that_is_cancelled_ends_the_backends_work() -> None:
     held = Held(text_reply("It is 42."), until=asyncio.Event(), after_pieces=1)
     async with scripted_backend([held]) as backend, door(backend) as model:
         with anyio.fail_after(5):
-            run = asyncio.create_task(model.complete(BODY, Heard()))
+            run = asyncio.create_task(model.complete(BODY, DeltaRecorder()))
             seen = await backend.arrived(1)
             run.cancel()
             await seen.gone.wait()
@@ -136,14 +136,14 @@ async def test_replies_one_after_another_share_a_connection() -> None:
     ]
     async with scripted_backend(script) as backend, door(backend) as model:
         with anyio.fail_after(5):
-            await model.complete(BODY, Heard())
+            await model.complete(BODY, DeltaRecorder())
             await model.complete(BODY, None)
             with pytest.raises(BackendError):
                 await model.complete(BODY, None)
             relayed = await model.relay({**BODY, "stream": True}, {})
             async for _ in relayed.body:
                 pass
-            await model.complete(BODY, Heard())
+            await model.complete(BODY, DeltaRecorder())
     assert len({seen.peer for seen in backend.requests}) == 1
 
 
@@ -152,7 +152,9 @@ async def test_many_requests_are_in_flight_at_once() -> None:
     script = [Held(text_reply("42"), until=release)] * count
     async with scripted_backend(script) as backend, door(backend) as model:
         with anyio.fail_after(20):
-            runs = [asyncio.create_task(model.complete(BODY, Heard())) for _ in range(count)]
+            runs = [
+                asyncio.create_task(model.complete(BODY, DeltaRecorder())) for _ in range(count)
+            ]
             await backend.arrived(count)  # none is answered before all have arrived
             release.set()
             replies = await asyncio.gather(*runs)

@@ -6,7 +6,7 @@ import pytest
 
 from policies.context import ContextSizes
 from proxy.errors import ContextOverflowError
-from proxy.models.backend_errors import backend_error, sizes_in
+from proxy.models.backend_errors import backend_error, parse_context_sizes
 
 NONE = ContextSizes()
 LLAMA_CPP = {
@@ -169,4 +169,4 @@ def test_llama_cpp_tells_them_in_fields(payload: Any) -> None:
 
 @pytest.mark.parametrize("value", [True, -1, "4096", None, 1.5, []])
 def test_fields_of_another_type_are_none(value: object) -> None:
-    assert sizes_in("too long", {"n_ctx": value, "n_prompt_tokens": value}) == NONE
+    assert parse_context_sizes("too long", {"n_ctx": value, "n_prompt_tokens": value}) == NONE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.prices import Price, Tariff, cost_usd, counted
-from proxy.models.litellm_model import _imported
+from proxy.models.litellm_model import load_litellm
 from proxy.models.prices import Prices, read_tariffs
 
 OWN = Price(1.0, 2.0)
@@ -20,13 +20,13 @@ def tariffs() -> dict[str, Tariff]:
 
 @pytest.fixture(scope="module")
 def litellm() -> Any:
-    return _imported()
+    return load_litellm()
 
 
 async def test_the_operators_prices_go_before_the_table() -> None:
     prices = Prices({"gpt-4o": OWN})
-    assert prices.own("gpt-4o") == await prices.find("gpt-4o") == ((0, OWN),)
-    assert prices.own("gpt-4o-mini") is None
+    assert prices.configured("gpt-4o") == await prices.find("gpt-4o") == ((0, OWN),)
+    assert prices.configured("gpt-4o-mini") is None
     assert await prices.find("gpt-4o-mini") is not None
 
 

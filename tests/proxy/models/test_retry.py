@@ -10,7 +10,7 @@ from proxy.agent.model import Completion, StopRetryingError, UpstreamResponse
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 from proxy.models.retry import RetryingModel
 from proxy.models.scripted import ScriptedModel, text_reply
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 BODY = {"messages": [{"role": "user", "content": "What is 6 times 7?"}]}
 
@@ -144,14 +144,14 @@ class AcceptsThenFails(ScriptedModel):
 
 
 async def test_an_accepted_call_that_fails_before_its_first_piece_is_made_again() -> None:
-    heard, model = Heard(), AcceptsThenFails([text_reply("42")])
+    heard, model = DeltaRecorder(), AcceptsThenFails([text_reply("42")])
     reply = await RetryingModel(model, sleep=Waits()).complete(BODY, heard)
     assert (reply.message["content"], heard.text) == ("42", "42")
 
 
 async def test_the_listener_hears_of_each_failed_attempt_before_the_pause() -> None:
     errors = [{"status": 503, "message": "busy"}, {"status": 429, "message": "slow down"}]
-    heard, waits = Heard(), Waits()
+    heard, waits = DeltaRecorder(), Waits()
     await RetryingModel(failing(*errors), sleep=waits).complete(BODY, heard)
     failed = [CallFailed(503, waits[0]), CallFailed(429, waits[1])]
     assert heard.progress == [*failed, CallAccepted()]

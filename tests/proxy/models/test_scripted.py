@@ -9,7 +9,7 @@ import pytest
 from proxy.agent.events import ReasoningDelta, TextDelta, ToolCallDelta
 from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 
 def after(*said: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ async def test_an_overflow_can_be_scripted() -> None:
 
 
 async def test_pieces_are_small() -> None:
-    heard = Heard()
+    heard = DeltaRecorder()
     reply = {
         **tool_reply(call("bash", command="ls -l"), content="Looking."),
         "reasoning": "Hm, look",

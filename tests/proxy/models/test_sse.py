@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.models.streamed_reply import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
+from proxy.models.streaming import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
 
 LINES = st.sampled_from([b"data", b"data:", b"data: ", b"data:  ", b"dat", b": ", b"event: ", b""])
 ENDS = st.sampled_from([b"\n", b"\r\n"])

@@ -7,14 +7,14 @@ from proxy.agent.budget import MeteredModel, RunBudget
 from proxy.agent.events import ModelDelta, TextDelta, TokenCount
 from proxy.agent.model import CompletionStopped
 from proxy.errors import BackendError
-from proxy.models.assembly import COUNT_EVERY, Assembly
+from proxy.models.completion_builder import COUNT_EVERY, CompletionBuilder
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import text_reply
-from proxy.models.streamed_reply import StreamSupport, refuses_streams
+from proxy.models.streaming import StreamSupport, refuses_streams
 from tests.fakes.backend import Refusal, chunk, scripted_backend
 from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import USER, MemoryArtifactStore
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 BODY = {"model": "m", "messages": [USER]}
 
@@ -24,7 +24,7 @@ async def test_model_that_is_not_streamed_is_asked_for_the_whole_from_then_on() 
     script = [refusal, text_reply("42"), text_reply("43"), text_reply("44")]
     async with scripted_backend(script) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5)
-        heard = Heard()
+        heard = DeltaRecorder()
         with anyio.fail_after(5):
             await model.complete(BODY, heard)
             await model.complete(BODY, heard)
@@ -39,7 +39,7 @@ async def test_refusal_for_another_parameter_is_not_remembered() -> None:
     script = [refusal, text_reply("42"), text_reply("43")]
     async with scripted_backend(script) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5)
-        heard = Heard()
+        heard = DeltaRecorder()
         with anyio.fail_after(5):
             await model.complete({**BODY, "use_beam_search": True}, heard)
             await model.complete(BODY, heard)
@@ -97,7 +97,7 @@ TIMINGS = {"prompt_n": 5, "cache_n": 2, "predicted_n": 21}
 
 @pytest.mark.parametrize("counted", [{"usage": USAGE}, {"timings": TIMINGS}])
 def test_running_count_is_passed_on_now_and_then(counted: dict[str, object]) -> None:
-    assembly = Assembly()
+    assembly = CompletionBuilder()
     deltas: list[ModelDelta] = []
     for _ in range(COUNT_EVERY * 2):
         deltas += assembly.add({**chunk({"content": "a"}), **counted})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.prices import Counted, counted
-from proxy.models.streamed_reply import MAX_USAGE_BYTES, UsageReader
+from proxy.models.streaming import MAX_USAGE_BYTES, UsageReader
 
 JSON, EVENTS = "application/json; charset=utf-8", "text/event-stream"
 

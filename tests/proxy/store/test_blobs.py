@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.store.blobs import PART, Blob, Blobs
+from proxy.store.blobs import PART, Blob, BlobStore
 from proxy.store.store import Store
 
 DISK_EVENTS = frozenset({"open", "os.rename", "os.remove", "os.link", "os.scandir"})
@@ -30,19 +30,19 @@ def hook() -> None:
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> Iterator[Blobs]:
+def blobs(tmp_path: Path) -> Iterator[BlobStore]:
     with closing(Store(tmp_path)) as store:
         yield store.blobs
 
 
-async def kept(blobs: Blobs, data: bytes) -> Blob:
+async def kept(blobs: BlobStore, data: bytes) -> Blob:
     async with blobs.new() as writer:
-        await writer.take(data)
-        return await writer.keep()
+        await writer.write(data)
+        return await writer.commit()
 
 
 async def test_no_work_on_contents_is_done_in_the_loops_thread(
-    blobs: Blobs, tmp_path: Path
+    blobs: BlobStore, tmp_path: Path
 ) -> None:
     _seen.clear()
     blob = await kept(blobs, b"x" * 3_000_000)
@@ -50,7 +50,7 @@ async def test_no_work_on_contents_is_done_in_the_loops_thread(
     assert [piece async for piece in blobs.read(copy.name)]
     await blobs.remove([blob.name, copy.name])
     async with blobs.new() as writer:
-        await writer.take(b"y" * 2_000_000)
+        await writer.write(b"y" * 2_000_000)
     here = [each for each in _seen if each[1].startswith(str(tmp_path / "blobs"))]
     assert {event for event, _, _ in here} >= {"open", "os.rename", "os.link", "os.remove"}
     assert threading.get_ident() not in {thread for _, _, thread in here}
@@ -59,7 +59,7 @@ async def test_no_work_on_contents_is_done_in_the_loops_thread(
 
 @pytest.mark.parametrize("size", [1, 3_000_000])
 async def test_a_content_whose_writer_is_cancelled_leaves_nothing(
-    size: int, blobs: Blobs, tmp_path: Path
+    size: int, blobs: BlobStore, tmp_path: Path
 ) -> None:
     for turns in range(6):
         keeping = asyncio.create_task(kept(blobs, b"x" * size))
@@ -73,8 +73,8 @@ async def test_a_content_whose_writer_is_cancelled_leaves_nothing(
             await blobs.remove([keeping.result().name])
 
 
-async def test_an_empty_content_is_kept_too(blobs: Blobs, tmp_path: Path) -> None:
+async def test_an_empty_content_is_kept_too(blobs: BlobStore, tmp_path: Path) -> None:
     async with blobs.new() as writer:
-        blob = await writer.keep()
-    assert (blob.bytes, blobs.is_whole(blob.name, 0)) == (0, True)
+        blob = await writer.commit()
+    assert (blob.bytes, blobs.is_intact(blob.name, 0)) == (0, True)
     assert not list((tmp_path / "blobs").glob(f"*{PART}"))

@@ -10,7 +10,7 @@ import pytest
 from policies.sessions import ResponseSettings
 from proxy.errors import BadRequestError
 from proxy.store.conversations import OWN_BYTES
-from proxy.store.records import Conversation, Page, StoredResponse
+from proxy.store.records import Conversation, PageRequest, StoredResponse
 from proxy.store.responses import MAX_CHAIN
 from proxy.store.store import Store
 from tests.fakes.manual_clock import ManualClock
@@ -53,7 +53,7 @@ async def begin(
 ) -> None:
     """A response to one message of its own."""
     chain = await store.responses.chain(MINE, previous) if previous else None
-    stands = await store.conversations.said(MINE, conversation) if conversation else None
+    stands = await store.conversations.all_items(MINE, conversation) if conversation else None
     response = StoredResponse(
         id=id,
         session="cntr_2" if id == "resp_2" else "cntr_1",
@@ -84,7 +84,9 @@ async def inputs(store: Store, id: str) -> list[str] | None:
 
 
 async def items(store: Store, conversation: Conversation) -> list[str]:
-    page = await store.conversations.page(MINE, conversation.id, Page(100, newest_first=False))
+    page = await store.conversations.page(
+        MINE, conversation.id, PageRequest(100, newest_first=False)
+    )
     return [item["id"] for item in page.items]
 
 
@@ -216,7 +218,7 @@ async def test_a_conversation_that_is_deleted_while_a_response_is_made_stays_so(
     await begin(store, "resp_1", conversation=conversation.id)
     assert await store.conversations.delete(MINE, conversation.id)
     await end(store, "resp_1")
-    assert await store.conversations.said(MINE, conversation.id) is None
+    assert await store.conversations.all_items(MINE, conversation.id) is None
     assert await inputs(store, "resp_1") == ["in_resp_1"]
     assert await store.responses.items(MINE, ["item_1"]) == {}
 
@@ -246,18 +248,18 @@ async def test_a_list_of_items_goes_on_after_one_that_was_deleted(store: Store) 
     conversation = await store.conversations.create(MINE, {}, three)
     assert await store.conversations.delete_item(MINE, conversation.id, "item_1")
     assert not await store.conversations.delete_item(MINE, conversation.id, "item_1")
-    page = Page(10, newest_first=False, after="item_1")
+    page = PageRequest(10, newest_first=False, after="item_1")
     found = await store.conversations.page(MINE, conversation.id, page)
     assert [item["id"] for item in found.items] == ["item_2"]
     with pytest.raises(BadRequestError, match="there is no 'item_9' in this list"):
-        await store.conversations.page(MINE, conversation.id, Page(after="item_9"))
+        await store.conversations.page(MINE, conversation.id, PageRequest(after="item_9"))
 
 
 async def test_a_conversation_is_its_owner_s(store: Store) -> None:
     one = (await store.conversations.create(MINE, {"a": "b"}, [said("item_1")])).id
     assert await store.conversations.get(YOURS, one) is None
     assert await store.conversations.update(YOURS, one, {}) is None
-    assert await store.conversations.said(YOURS, one) is None
+    assert await store.conversations.all_items(YOURS, one) is None
     assert await store.conversations.item(YOURS, one, "item_1") is None
     assert not await store.conversations.add(YOURS, one, [said("item_2")])
     assert not await store.conversations.delete_item(YOURS, one, "item_1")

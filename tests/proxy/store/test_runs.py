@@ -46,10 +46,10 @@ async def test_a_run_is_found_at_work_and_for_a_while_after_its_end(
     assert await store.runs.find("somebody else", "r1") is None
     await end(store, ENDED)
     clock.advance(KEEP_S - 1)
-    assert await store.runs.find(OWNER, "r1") == await store.runs.named(OWNER, "key") == ENDED
+    assert await store.runs.find(OWNER, "r1") == await store.runs.find_by_key(OWNER, "key") == ENDED
     clock.advance(1)
     assert await store.runs.find(OWNER, "r1") is None
-    assert await store.runs.named(OWNER, "key") is None
+    assert await store.runs.find_by_key(OWNER, "key") is None
 
 
 async def test_a_key_has_one_run_in_all_processes(tmp_path: Path, store: Store) -> None:
@@ -67,7 +67,7 @@ async def test_a_run_whose_process_is_gone_is_lost(
     other = Store(tmp_path, now=clock.time)
     await other.runs.begin(RUN)
     other.close()
-    assert await store.runs.named(OWNER, "key") is None
+    assert await store.runs.find_by_key(OWNER, "key") is None
     for _ in range(2):
         found = await store.runs.find(OWNER, "r1")
         assert found
@@ -81,11 +81,11 @@ async def test_a_run_whose_process_is_gone_is_lost(
 async def test_what_waits_for_a_retry_is_given_to_one(store: Store) -> None:
     kept = replace(ENDED, key=None)
     await end(store, kept, for_retry=True)
-    assert await store.runs.take(OWNER, "f1", besides=["r1"]) is None
-    assert await store.runs.take(OWNER, "f1", besides=[]) == kept
-    assert await store.runs.take(OWNER, "f1", besides=[]) is None
-    await store.runs.give_back("r1")
-    assert await store.runs.take(OWNER, "f1", besides=[]) == kept
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=["r1"]) is None
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == kept
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) is None
+    await store.runs.return_for_retry("r1")
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == kept
 
 
 @pytest.mark.parametrize(("runs", "chars"), [(MAX_RUNS + 1, 1), (3, MAX_BYTES // 2)])
@@ -112,8 +112,10 @@ async def test_the_oldest_runs_that_wait_go_where_they_are_too_large(store: Stor
     said = {"role": "user", "content": "x" * (MAX_BYTES * 2 // 5)}
     for name in ("1", "2", "3"):
         calls = [(f"call_{name}_1", "c", "weather")]
-        await store.parked.save(OWNER, SuspendedRun([said], 0, calls, as_text=False, goes_on=None))
-    found = [await store.parked.find(OWNER, name) for name in ("1", "2", "3")]
+        await store.suspended_runs.save(
+            OWNER, SuspendedRun([said], 0, calls, as_text=False, goes_on=None)
+        )
+    found = [await store.suspended_runs.find(OWNER, name) for name in ("1", "2", "3")]
     assert [each is not None for each in found] == [False, True, True]
 
 
@@ -127,7 +129,7 @@ async def test_runs_that_wait_outlive_a_change_of_their_table(tmp_path: Path) ->
         before.execute("PRAGMA user_version = 3")
         before.commit()
     with closing(Store(tmp_path, now=lambda: 0)) as store:
-        assert await store.parked.find(OWNER, "r1") == SuspendedRun(
+        assert await store.suspended_runs.find(OWNER, "r1") == SuspendedRun(
             [], 0, [], as_text=False, goes_on=None
         )
 

@@ -19,7 +19,7 @@ from proxy.errors import QuotaError, StoreError
 from proxy.store.blobs import GRACE_S, Blob
 from proxy.store.database import MAX_FILES
 from proxy.store.migrations import STEPS
-from proxy.store.records import NewContainer, Page, StoredUpload
+from proxy.store.records import NewContainer, PageRequest, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
 from tests.fakes.manual_clock import ManualClock
@@ -54,8 +54,8 @@ def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
 async def kept(store: Store, data: bytes) -> Blob:
     """A content without a row."""
     async with store.blobs.new() as writer:
-        await writer.take(data)
-        return await writer.keep()
+        await writer.write(data)
+        return await writer.commit()
 
 
 async def uploaded(store: Store, data: bytes, name: str = "a.txt") -> StoredUpload:
@@ -76,7 +76,7 @@ def contents(directory: Path) -> list[bytes]:
 
 async def names(store: Store) -> list[str]:
     """What a list tells of, newest first."""
-    page = await store.uploads.page(OWNER, Page(limit=100), None)
+    page = await store.uploads.page(OWNER, PageRequest(limit=100), None)
     return [upload.filename for upload in page.items]
 
 
@@ -187,7 +187,7 @@ async def test_a_list_goes_on_after_what_was_deleted_for_a_while(
     uploads = [await uploaded(store, b"a", name) for name in "abc"]
     await store.uploads.delete(OWNER, uploads[1].id)
     await store.sweep()
-    page = await store.uploads.page(OWNER, Page(limit=1, after=uploads[1].id), None)
+    page = await store.uploads.page(OWNER, PageRequest(limit=1, after=uploads[1].id), None)
     assert [upload.filename for upload in page.items] == ["a"]
 
 
@@ -198,8 +198,8 @@ async def test_who_is_interrupted_leaves_a_file_whole_or_none(store: Store) -> N
                 tasks.start_soon(uploaded, store, b"x")
                 await anyio.lowlevel.checkpoint()
                 scope.cancel()
-    for upload in (await store.uploads.page(OWNER, Page(limit=100), None)).items:
-        assert store.blobs.is_whole(upload.blob, 1)
+    for upload in (await store.uploads.page(OWNER, PageRequest(limit=100), None)).items:
+        assert store.blobs.is_intact(upload.blob, 1)
 
 
 WRITER = """
@@ -212,8 +212,8 @@ async def main():
     print("open", flush=True)
     for number in range(int(sys.argv[2])):
         async with store.blobs.new() as writer:
-            await writer.take(b"x")
-            blob = await writer.keep()
+            await writer.write(b"x")
+            blob = await writer.commit()
         await store.uploads.add(
             "somebody", blob, filename=str(number), purpose="user_data",
             mime_type="text/plain", expires_at=lambda at: at + 3600, quota=10**9,
@@ -256,9 +256,9 @@ async def test_a_process_that_is_killed_leaves_a_store_that_is_whole(
     with opened(tmp_path, clock) as store:
         clock.advance(HOUR_S - 60)
         await store.sweep()
-        page = await store.uploads.page(OWNER, Page(limit=10_000), None)
+        page = await store.uploads.page(OWNER, PageRequest(limit=10_000), None)
         assert len(page.items) >= 4
-        assert all(store.blobs.is_whole(upload.blob, 1) for upload in page.items)
+        assert all(store.blobs.is_intact(upload.blob, 1) for upload in page.items)
 
 
 # The database's own form
@@ -322,11 +322,11 @@ def test_a_place_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
 
 async def test_a_content_that_comes_slowly_is_not_swept(store: Store, clock: ManualClock) -> None:
     async with store.blobs.new() as writer:
-        await writer.take(b"a")
+        await writer.write(b"a")
         clock.advance(2 * GRACE_S)
         await store.sweep()
-        blob = await writer.keep()
-    assert store.blobs.is_whole(blob.name, 1)
+        blob = await writer.commit()
+    assert store.blobs.is_intact(blob.name, 1)
 
 
 async def test_empty_files_count_too(tmp_path: Path, store: Store) -> None:
@@ -342,4 +342,4 @@ async def test_empty_files_count_too(tmp_path: Path, store: Store) -> None:
     await uploaded(store, b"")
     with pytest.raises(QuotaError, match="10000 files"):
         await uploaded(store, b"")
-    await store.require_room("somebody else", 1, 1)
+    await store.require_quota("somebody else", 1, 1)

@@ -16,8 +16,14 @@ from policies.prices import CHARS_PER_TOKEN, expected_tokens
 from proxy.agent.events import ModelDelta
 from proxy.agent.model import Completion
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly
-from proxy.models.backend_errors import backend_error, bad_response, cut_off, is_error, parsed
+from proxy.models.backend_errors import (
+    backend_error,
+    bad_response,
+    connection_lost,
+    is_error,
+    parse_json,
+)
+from proxy.models.completion_builder import CompletionBuilder
 
 _DONE = b"[DONE]"
 MAX_REPLY_BYTES = 512 << 20
@@ -104,7 +110,7 @@ class CompletionStream:
         """True once the backend has sent [DONE]; anything after it is ignored."""
         self._decoder = SSEDecoder()
         self._bytes = 0
-        self._assembly = Assembly()
+        self._assembly = CompletionBuilder()
         self._secret = secret
 
     def feed(self, piece: bytes) -> Iterator[ModelDelta]:
@@ -124,7 +130,7 @@ class CompletionStream:
         is not complete."""
         yield from self._deltas(self._decoder.flush())
         if not self.done and self._assembly.finish_reason is None:
-            raise cut_off()
+            raise connection_lost()
 
     def reply(self) -> Completion:
         """Return the whole reply, once the stream has ended."""
@@ -144,7 +150,7 @@ class CompletionStream:
                 JSONBounds().check(event)
             except TooMuchJSONError as error:
                 raise bad_response(f"an event has more than {error}") from error
-        chunk = parsed(event)
+        chunk = parse_json(event)
         if is_error(chunk):
             raise backend_error(chunk, status=None, secret=self._secret)
         return chunk

@@ -11,7 +11,7 @@ from proxy.agent.events import (
 )
 
 
-class Heard(list[ModelDelta]):
+class DeltaRecorder(list[ModelDelta]):
     """What a model passed on of its reply, piece by piece."""
 
     def __init__(self) -> None:

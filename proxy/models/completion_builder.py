@@ -31,7 +31,7 @@ REPLACED = frozenset({"id", "index", "object", "role", "type", "format"})
 """Fields that every chunk repeats: a new value replaces the old one."""
 
 
-def reply_of(completion: Any) -> Completion:
+def parse_completion(completion: Any) -> Completion:
     """Return the reply in a chat completion that came whole. Raises BackendError."""
     choices = completion.get("choices") if isinstance(completion, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -49,7 +49,7 @@ def reply_of(completion: Any) -> Completion:
     )
 
 
-def deltas_of(reply: Completion) -> list[ModelDelta]:
+def completion_deltas(reply: Completion) -> list[ModelDelta]:
     """Return a whole reply as deltas, for a caller that asked for a stream."""
     message = reply.message
     deltas: list[ModelDelta] = [ReasoningDelta(thought) for thought in thoughts_in(message)]
@@ -67,16 +67,16 @@ def deltas_of(reply: Completion) -> list[ModelDelta]:
 
 
 @contextmanager
-def reply_when_stopped(reply: Callable[[], Completion]) -> Iterator[None]:
+def attach_partial(reply: Callable[[], Completion]) -> Iterator[None]:
     """Put the `reply` so far into a CompletionStopped that passes through."""
     try:
         yield
     except CompletionStopped as stopped:
-        stopped.reply = reply()
+        stopped.partial = reply()
         raise
 
 
-class Assembly:
+class CompletionBuilder:
     """Assembles one reply from its streamed chunks."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Assembly:
         """The pieces of each thinking block's text."""
         self._chars = 0
         """The characters in `_texts` and `_thoughts`."""
-        self._calls = ToolCallAssembly()
+        self._calls = ToolCallBuilder()
         self._choice: dict[str, Any] = {}
         self._response: dict[str, Any] = {}
         self._usage: Mapping[str, Any] = {}
@@ -189,7 +189,7 @@ class Assembly:
         return text
 
 
-class ToolCallAssembly:
+class ToolCallBuilder:
     """Assembles the tool calls of one reply, however the backend numbers their pieces."""
 
     def __init__(self) -> None:

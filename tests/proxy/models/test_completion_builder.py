@@ -7,12 +7,12 @@ import pytest
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, ToolCallDelta
 from proxy.agent.model import Completion
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly, deltas_of, reply_of
+from proxy.models.completion_builder import CompletionBuilder, completion_deltas, parse_completion
 
 
 def assembled(*deltas: dict[str, Any]) -> tuple[list[ModelDelta], Completion]:
     """What a stream of these deltas gives on the way and in the end."""
-    assembly = Assembly()
+    assembly = CompletionBuilder()
     heard = [
         event
         for delta in deltas
@@ -174,7 +174,7 @@ def test_signed_thinking_is_put_together_block_by_block() -> None:
 
 def test_log_probabilities_of_half_a_character_are_heard_with_an_empty_text() -> None:
     logprobs = {"content": [{"token": "\\xe2", "logprob": -1.0}]}
-    assembly = Assembly()
+    assembly = CompletionBuilder()
     heard = assembly.add({"choices": [{"delta": {"content": ""}, "logprobs": logprobs}]})
     assert heard == [TextDelta("", logprobs)]
 
@@ -182,14 +182,14 @@ def test_log_probabilities_of_half_a_character_are_heard_with_an_empty_text() ->
 def test_a_chunk_is_not_changed_by_what_comes_after_it() -> None:
     first = {"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [1]}}]}
     second = {"choices": [{"delta": {"content": "b"}, "logprobs": {"content": [2]}}]}
-    assembly = Assembly()
+    assembly = CompletionBuilder()
     heard = [*assembly.add(first), *assembly.add(second)]
     assert heard == [TextDelta("a", {"content": [1]}), TextDelta("b", {"content": [2]})]
     assert assembly.reply().choice == {"logprobs": {"content": [1, 2]}}
 
 
 def test_usage_and_the_responses_fields_are_the_last_seen() -> None:
-    assembly = Assembly()
+    assembly = CompletionBuilder()
     assembly.add({"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": None})
     assembly.add({"id": "x", "choices": [], "usage": {"total_tokens": 1}})
     assembly.add({"id": "x", "model": "m", "usage": {"total_tokens": 2}})
@@ -199,7 +199,7 @@ def test_usage_and_the_responses_fields_are_the_last_seen() -> None:
 
 
 def test_only_the_first_choice_is_the_reply() -> None:
-    assembly = Assembly()
+    assembly = CompletionBuilder()
     first = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
     other = {"index": 1, "delta": {"content": "b"}, "finish_reason": "length"}
     assert assembly.add({"choices": [other, first]}) == [TextDelta("a")]
@@ -210,7 +210,7 @@ def test_a_whole_reply_is_taken_apart_into_the_same_pieces() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": "hi", "reasoning": "hm", "tool_calls": [call, call]}
     choice = {"index": 0, "message": message, "logprobs": {"content": []}}
-    assert deltas_of(reply_of({"choices": [choice]})) == [
+    assert completion_deltas(parse_completion({"choices": [choice]})) == [
         ReasoningDelta("hm"),
         TextDelta("hi", {"content": []}),
         ToolCallDelta(0, "f", "{}"),
@@ -221,4 +221,4 @@ def test_a_whole_reply_is_taken_apart_into_the_same_pieces() -> None:
 @pytest.mark.parametrize("chunk", [None, [], "text", 7])
 def test_a_chunk_that_is_no_object_is_an_error(chunk: Any) -> None:
     with pytest.raises(BackendError):
-        Assembly().add(chunk)
+        CompletionBuilder().add(chunk)
