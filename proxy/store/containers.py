@@ -1,18 +1,25 @@
-"""Containers and their files: what runs produce and clients upload, with an expiry.
-
-Each owner sees its own only.
-"""
+"""Containers, as OpenAI's API has them, and their files, which runs and clients add."""
 
 import json
 import uuid
 from collections.abc import Callable, Collection
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    delete,
+    func,
+    insert,
+    select,
+    true,
+    update,
+)
 
 from policies.sessions import container_id as new_id
 from policies.workspace import input_path
 from proxy.store.blobs import Blob, BlobStore
-from proxy.store.database import Database, fetch_page, oldest_rows, require_quota, sweep_batch
+from proxy.store.database import Database, oldest, require_quota, sweep_batch
 from proxy.store.records import (
     Container,
     ContainerFile,
@@ -23,11 +30,11 @@ from proxy.store.records import (
 )
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS
 
-_FILE_KEPT = CONTAINER_FILES.c.deleted_at.is_(None)
+_FILE_NOT_DELETED = CONTAINER_FILES.c.deleted_at.is_(None)
 
 
 class ContainerRepository:
-    """The containers of all owners."""
+    """The containers of all owners. Each owner sees only its own."""
 
     def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database
@@ -35,16 +42,16 @@ class ContainerRepository:
         self._now = now
 
     async def create(
-        self, owner: str, wish: NewContainer, container_id: str | None = None
+        self, owner: str, new: NewContainer, container_id: str | None = None
     ) -> Container:
-        """Create a container and return it, or the live one that has that id already. A dead one is
-        replaced."""
+        """Create a container and return it. If a live container has that id, return it instead; an
+        expired container with that id is replaced."""
         container = Container(
             id=container_id or new_id(owner, uuid.uuid4().hex),
-            name=wish.name,
-            minutes=wish.minutes,
-            memory_limit=wish.memory_limit,
-            network_policy=wish.network_policy,
+            name=new.name,
+            minutes=new.minutes,
+            memory_limit=new.memory_limit,
+            network_policy=new.network_policy,
             created_at=int(self._now()),
             last_active_at=int(self._now()),
         )
@@ -60,50 +67,38 @@ class ContainerRepository:
         return await self._database.write(work)
 
     async def use(self, owner: str, container_id: str) -> Container | None:
-        """Return the owner's container, or None, and extend its life."""
+        """Postpone the expiry of the owner's container and return the container, or None."""
         now = int(self._now())
         change = (
             update(CONTAINERS)
-            .where(_mine(owner), CONTAINERS.c.id == container_id, _is_live(now))
+            .where(_is_container(container_id, owner, now))
             .values(last_active_at=now, expires_at=now + CONTAINERS.c.minutes * 60)
             .returning(*CONTAINERS.c)
         )
+        return await self._database.write_one(change, _container)
 
-        def work(connection: Connection) -> Container | None:
-            row = connection.execute(change).mappings().one_or_none()
-            return _container(row) if row else None
-
-        return await self._database.write(work)
-
-    async def page(self, owner: str, asked: PageRequest, name: str | None) -> Page[Container]:
+    async def page(self, owner: str, request: PageRequest, name: str | None) -> Page[Container]:
         """Return a page of the owner's containers. Raises BadRequestError."""
-        wanted = _is_live(self._now())
+        visible = _is_live(self._now())
         if name is not None:
-            wanted &= CONTAINERS.c.name == name
-
-        def work(connection: Connection) -> Page[Container]:
-            rows, more = fetch_page(connection, CONTAINERS, asked, mine=_mine(owner), wanted=wanted)
-            return Page(tuple(map(_container, rows)), more)
-
-        return await self._database.read(work)
+            visible &= CONTAINERS.c.name == name
+        return await self._database.read_page(
+            CONTAINERS, request, _container, scope=CONTAINERS.c.owner == owner, visible=visible
+        )
 
     async def delete(self, owner: str, container_id: str) -> bool:
-        """Delete a container and its files; return True if there was one."""
+        """Delete a container and its files. Return False if there is no such container."""
         now = int(self._now())
-        gone = (
-            update(CONTAINERS)
-            .where(_mine(owner), CONTAINERS.c.id == container_id, _is_live(now))
-            .values(deleted_at=now)
-        )
+        container = update(CONTAINERS).where(_is_container(container_id, owner, now))
         files = (
             update(CONTAINER_FILES)
-            .where(CONTAINER_FILES.c.container_id == container_id, _FILE_KEPT)
+            .where(CONTAINER_FILES.c.container_id == container_id, _FILE_NOT_DELETED)
             .values(deleted_at=now)
             .returning(CONTAINER_FILES.c.blob)
         )
 
         def work(connection: Connection) -> Collection[str] | None:
-            found = connection.execute(gone).rowcount
+            found = connection.execute(container.values(deleted_at=now)).rowcount
             return connection.execute(files).scalars().all() if found else None
 
         blobs = await self._database.write(work)
@@ -111,37 +106,38 @@ class ContainerRepository:
         return blobs is not None
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired containers, and the rows of those deleted long ago. See Shelf."""
-        kept = CONTAINERS.c.deleted_at.is_(None)
-        past = oldest_rows(CONTAINERS, (CONTAINERS.c.expires_at <= now) & kept)
-        dead = select(CONTAINERS.c.id).where(CONTAINERS.c.deleted_at.is_not(None))
-        files = oldest_rows(CONTAINER_FILES, CONTAINER_FILES.c.container_id.in_(dead) & _FILE_KEPT)
+        """Delete expired containers. See Repository."""
+        is_expired = (CONTAINERS.c.expires_at <= now) & CONTAINERS.c.deleted_at.is_(None)
+        deleted = select(CONTAINERS.c.id).where(CONTAINERS.c.deleted_at.is_not(None))
+        orphans = CONTAINER_FILES.c.container_id.in_(deleted) & _FILE_NOT_DELETED
         # A container's row stays until its files are marked: they are found through it.
-        with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_KEPT)
-        empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
-        long_ago = oldest_rows(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
+        with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_NOT_DELETED)
+        is_empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
+        old_files = oldest(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
         return sweep_batch(
             connection,
-            update(CONTAINERS).where(CONTAINERS.c.seq.in_(past)).values(deleted_at=now),
-            update(CONTAINER_FILES).where(CONTAINER_FILES.c.seq.in_(files)).values(deleted_at=now),
-            delete(CONTAINER_FILES).where(CONTAINER_FILES.c.seq.in_(long_ago)),
-            delete(CONTAINERS).where(CONTAINERS.c.seq.in_(oldest_rows(CONTAINERS, empty))),
+            update(CONTAINERS).where(oldest(CONTAINERS, is_expired)).values(deleted_at=now),
+            update(CONTAINER_FILES).where(oldest(CONTAINER_FILES, orphans)).values(deleted_at=now),
+            delete(CONTAINER_FILES).where(old_files),
+            delete(CONTAINERS).where(oldest(CONTAINERS, is_empty)),
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """Return the blobs in use and their sizes."""
-        files = select(CONTAINER_FILES.c.blob, CONTAINER_FILES.c.bytes).where(_FILE_KEPT)
+        """See BlobRepository."""
+        files = select(CONTAINER_FILES.c.blob, CONTAINER_FILES.c.bytes).where(_FILE_NOT_DELETED)
         return {row.blob: row.bytes for row in connection.execute(files)}
 
     def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Mark the files of missing blobs as deleted."""
+        """See BlobRepository."""
         for blob in blobs:
-            lost = update(CONTAINER_FILES).where(CONTAINER_FILES.c.blob == blob, _FILE_KEPT)
-            connection.execute(lost.values(deleted_at=now))
+            missing = update(CONTAINER_FILES).where(
+                CONTAINER_FILES.c.blob == blob, _FILE_NOT_DELETED
+            )
+            connection.execute(missing.values(deleted_at=now))
 
 
 class ContainerFileRepository:
-    """The files in containers of all owners."""
+    """The files in the containers of all owners."""
 
     def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database
@@ -151,7 +147,7 @@ class ContainerFileRepository:
     async def produce(
         self, owner: str, container_id: str, blob: Blob, *, file_id: str, path: str, mime_type: str
     ) -> None:
-        """Keep a file that a run has made, in place of the one with that id."""
+        """Store a file that a run has produced. It replaces the file with that id."""
         file = self._file(file_id, container_id, path, mime_type, blob, "assistant")
         before = delete(CONTAINER_FILES).where(
             CONTAINER_FILES.c.id == file_id, CONTAINER_FILES.c.owner == owner
@@ -176,10 +172,10 @@ class ContainerFileRepository:
         mime_type: str,
         quota: int,
     ) -> ContainerFile:
-        """Keep a client's file, under a path that is free. Raises QuotaError."""
+        """Store a client's file under a path that is not in use. Raises QuotaError."""
         file_id = f"cfile_{uuid.uuid4().hex}"
         paths = select(CONTAINER_FILES.c.path).where(
-            CONTAINER_FILES.c.container_id == container_id, _FILE_KEPT
+            CONTAINER_FILES.c.container_id == container_id, _FILE_NOT_DELETED
         )
 
         def work(connection: Connection) -> ContainerFile:
@@ -193,37 +189,35 @@ class ContainerFileRepository:
             return await self._database.write(work)
 
     async def get(self, container_id: str, file_id: str, owner: str | None) -> ContainerFile | None:
-        """Return a file, or None. Without an `owner`, any owner's file is found."""
+        """Return a file, or None. If `owner` is None, files of all owners are found."""
         query = select(CONTAINER_FILES).where(
             self._live(container_id, owner), CONTAINER_FILES.c.id == file_id
         )
 
-        def work(connection: Connection) -> ContainerFile | None:
-            row = connection.execute(query).mappings().one_or_none()
-            if row is None or not self._blobs.is_intact(row["blob"], row["bytes"]):
-                return None
-            return _container_file(row)
+        def convert(row: RowMapping) -> ContainerFile | None:
+            intact = self._blobs.is_intact(row["blob"], row["bytes"])
+            return _container_file(row) if intact else None
 
-        return await self._database.read(work)
+        return await self._database.read_one(query, convert)
 
     async def page(
-        self, owner: str, container_id: str, asked: PageRequest, under: str | None
+        self, owner: str, container_id: str, request: PageRequest, under: str | None
     ) -> Page[ContainerFile]:
         """Return a page of a container's files. Raises BadRequestError."""
-        mine = (CONTAINER_FILES.c.owner == owner) & (CONTAINER_FILES.c.container_id == container_id)
-        wanted = self._live(container_id, owner) & _below(under)
-
-        def work(connection: Connection) -> Page[ContainerFile]:
-            rows, more = fetch_page(connection, CONTAINER_FILES, asked, mine=mine, wanted=wanted)
-            return Page(tuple(map(_container_file, rows)), more)
-
-        return await self._database.read(work)
+        table = CONTAINER_FILES
+        return await self._database.read_page(
+            table,
+            request,
+            _container_file,
+            scope=(table.c.owner == owner) & (table.c.container_id == container_id),
+            visible=self._live(container_id, owner) & _below(under),
+        )
 
     async def all(
         self, container_id: str, owner: str | None, under: str | None
     ) -> list[ContainerFile] | None:
-        """Return all files of a container, in the order of their paths, or None if there is no such
-        container."""
+        """Return all files of a container, sorted by path, or None if the container does not
+        exist."""
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
         query = select(CONTAINER_FILES).where(self._live(container_id, owner), _below(under))
 
@@ -236,7 +230,7 @@ class ContainerFileRepository:
         return await self._database.read(work)
 
     async def delete(self, owner: str, container_id: str, file_id: str) -> bool:
-        """Delete a file; return True if there was one."""
+        """Delete a file. Return False if there is no such file."""
         change = (
             update(CONTAINER_FILES)
             .where(self._live(container_id, owner), CONTAINER_FILES.c.id == file_id)
@@ -249,7 +243,7 @@ class ContainerFileRepository:
 
     def _live(self, container_id: str, owner: str | None) -> ColumnElement[bool]:
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
-        return CONTAINER_FILES.c.container_id.in_(container) & _FILE_KEPT
+        return CONTAINER_FILES.c.container_id.in_(container) & _FILE_NOT_DELETED
 
     def _file(
         self,
@@ -275,10 +269,6 @@ class ContainerFileRepository:
 
 def _is_live(now: float) -> ColumnElement[bool]:
     return CONTAINERS.c.deleted_at.is_(None) & (CONTAINERS.c.expires_at > now)
-
-
-def _mine(owner: str) -> ColumnElement[bool]:
-    return CONTAINERS.c.owner == owner
 
 
 def _values(container: Container) -> dict[str, str | int | None]:
@@ -314,12 +304,12 @@ def _is_container(container_id: str, owner: str | None, now: float) -> ColumnEle
 
 
 def _below(directory: str | None) -> ColumnElement[bool]:
-    """Match the paths that are `directory` or lie below it."""
+    """Match `directory` and the paths below it, or all paths if `directory` is None."""
     if directory is None:
-        return CONTAINER_FILES.c.path.is_not(None)
-    place = directory.rstrip("/")
-    begins = func.substr(CONTAINER_FILES.c.path, 1, len(place) + 1)
-    return (CONTAINER_FILES.c.path == place) | (begins == f"{place}/")
+        return true()
+    path = CONTAINER_FILES.c.path
+    bare = directory.rstrip("/")
+    return (path == bare) | (func.substr(path, 1, len(bare) + 1) == f"{bare}/")
 
 
 def _file_values(file: ContainerFile) -> dict[str, str | int]:
