@@ -96,7 +96,7 @@ class Credentials:
 class Upstream(Protocol):
     """The paths of a backend's server beside chat completions."""
 
-    async def send(self, passing: UpstreamRequest) -> UpstreamResponse:
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request as it is, once, and return the response untouched, whatever its status.
         Raises BackendError only if there is no response."""
 

@@ -422,7 +422,9 @@ class _MeteredBody:
         tokens = counted(self._reader.usage)
         if not tokens.total and tokens.reported_usd is None:
             # Usage is missing: charge the expected prompt, and about what has passed.
-            tokens = Counted(prompt=self._receipt.expected.tokens, completion=self._reader.made)
+            tokens = Counted(
+                prompt=self._receipt.expected.tokens, completion=self._reader.estimated_tokens
+            )
         await self._account.settle(self._receipt, _expense(tokens, self._tariff))
 
 

@@ -87,17 +87,17 @@ async def test_the_arguments_of_calls_have_a_bound() -> None:
 
 
 def test_a_field_that_nobody_knows_has_a_bound() -> None:
-    assembly = CompletionBuilder()
-    assembly.add(chunk({}, unknown="x" * MAX_FIELD_CHARS))
+    builder = CompletionBuilder()
+    builder.add(chunk({}, unknown="x" * MAX_FIELD_CHARS))
     with pytest.raises(BackendError):
-        assembly.add(chunk({}, unknown="x"))
+        builder.add(chunk({}, unknown="x"))
 
 
 def test_no_more_calls_are_kept_than_one_too_many() -> None:
-    assembly = CompletionBuilder()
+    builder = CompletionBuilder()
     for index in range(1000):
-        assembly.add(chunk({"tool_calls": [called(index)]}))
-    assert len(assembly.reply().message["tool_calls"]) == MAX_CALLS + 1
+        builder.add(chunk({"tool_calls": [called(index)]}))
+    assert len(builder.build().message["tool_calls"]) == MAX_CALLS + 1
 
 
 def test_an_event_that_grows_line_by_line_has_the_same_bound() -> None:
@@ -134,9 +134,9 @@ LONG = "x" * MIB
     ],
 )
 def test_every_part_of_a_reply_has_a_bound(delta: dict[str, Any]) -> None:
-    assembly = CompletionBuilder()
+    builder = CompletionBuilder()
     with pytest.raises(BackendError):
-        deque((assembly.add(chunk(delta)) for _ in range(100)), maxlen=0)
+        deque((builder.add(chunk(delta)) for _ in range(100)), maxlen=0)
 
 
 async def test_garbage_collection_waits_while_a_large_answer_is_decoded() -> None:

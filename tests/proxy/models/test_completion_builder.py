@@ -12,13 +12,13 @@ from proxy.models.completion_builder import CompletionBuilder, completion_deltas
 
 def assembled(*deltas: dict[str, Any]) -> tuple[list[ModelDelta], Completion]:
     """What a stream of these deltas gives on the way and in the end."""
-    assembly = CompletionBuilder()
+    builder = CompletionBuilder()
     heard = [
         event
         for delta in deltas
-        for event in assembly.add({"choices": [{"index": 0, "delta": delta}]})
+        for event in builder.add({"choices": [{"index": 0, "delta": delta}]})
     ]
-    return heard, assembly.reply()
+    return heard, builder.build()
 
 
 def calls_in(*deltas: list[dict[str, Any]]) -> list[tuple[str | None, str, str]]:
@@ -174,36 +174,36 @@ def test_signed_thinking_is_put_together_block_by_block() -> None:
 
 def test_log_probabilities_of_half_a_character_are_heard_with_an_empty_text() -> None:
     logprobs = {"content": [{"token": "\\xe2", "logprob": -1.0}]}
-    assembly = CompletionBuilder()
-    heard = assembly.add({"choices": [{"delta": {"content": ""}, "logprobs": logprobs}]})
+    builder = CompletionBuilder()
+    heard = builder.add({"choices": [{"delta": {"content": ""}, "logprobs": logprobs}]})
     assert heard == [TextDelta("", logprobs)]
 
 
 def test_a_chunk_is_not_changed_by_what_comes_after_it() -> None:
     first = {"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [1]}}]}
     second = {"choices": [{"delta": {"content": "b"}, "logprobs": {"content": [2]}}]}
-    assembly = CompletionBuilder()
-    heard = [*assembly.add(first), *assembly.add(second)]
+    builder = CompletionBuilder()
+    heard = [*builder.add(first), *builder.add(second)]
     assert heard == [TextDelta("a", {"content": [1]}), TextDelta("b", {"content": [2]})]
-    assert assembly.reply().choice == {"logprobs": {"content": [1, 2]}}
+    assert builder.build().choice == {"logprobs": {"content": [1, 2]}}
 
 
 def test_usage_and_the_responses_fields_are_the_last_seen() -> None:
-    assembly = CompletionBuilder()
-    assembly.add({"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": None})
-    assembly.add({"id": "x", "choices": [], "usage": {"total_tokens": 1}})
-    assembly.add({"id": "x", "model": "m", "usage": {"total_tokens": 2}})
-    reply = assembly.reply()
+    builder = CompletionBuilder()
+    builder.add({"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": None})
+    builder.add({"id": "x", "choices": [], "usage": {"total_tokens": 1}})
+    builder.add({"id": "x", "model": "m", "usage": {"total_tokens": 2}})
+    reply = builder.build()
     assert reply.usage == {"total_tokens": 2}
     assert reply.response == {"id": "x", "object": "chat.completion", "model": "m"}
 
 
 def test_only_the_first_choice_is_the_reply() -> None:
-    assembly = CompletionBuilder()
+    builder = CompletionBuilder()
     first = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
     other = {"index": 1, "delta": {"content": "b"}, "finish_reason": "length"}
-    assert assembly.add({"choices": [other, first]}) == [TextDelta("a")]
-    assert assembly.reply().finish_reason == "stop"
+    assert builder.add({"choices": [other, first]}) == [TextDelta("a")]
+    assert builder.build().finish_reason == "stop"
 
 
 def test_a_whole_reply_is_taken_apart_into_the_same_pieces() -> None:

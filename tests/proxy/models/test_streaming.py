@@ -10,7 +10,7 @@ from proxy.errors import BackendError
 from proxy.models.completion_builder import COUNT_EVERY, CompletionBuilder
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import text_reply
-from proxy.models.streaming import StreamSupport, refuses_streams
+from proxy.models.streaming import StreamSupport, refuses_to_stream
 from tests.fakes.backend import Refusal, chunk, scripted_backend
 from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import USER, MemoryArtifactStore
@@ -70,8 +70,8 @@ def test_refusal_to_stream_holds_for_ten_minutes() -> None:
     ],
 )
 def test_refusal_to_stream_is_told_from_other_refusals(message: str, refuses: bool) -> None:
-    assert refuses_streams(BackendError(message, status=400)) is refuses
-    assert not refuses_streams(BackendError(message, status=500))
+    assert refuses_to_stream(BackendError(message, status=400)) is refuses
+    assert not refuses_to_stream(BackendError(message, status=500))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_running_counts_are_asked_for_where_the_server_has_them(
     owner: str, asked: dict[str, object]
 ) -> None:
     streaming = StreamSupport()
-    streaming.learn([{"id": "m", "owned_by": owner}])
-    assert streaming.request(BODY) == {**BODY, "stream": True, **asked}
+    streaming.note_models([{"id": "m", "owned_by": owner}])
+    assert streaming.request_body(BODY) == {**BODY, "stream": True, **asked}
 
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 21, "total_tokens": 28}
@@ -97,10 +97,10 @@ TIMINGS = {"prompt_n": 5, "cache_n": 2, "predicted_n": 21}
 
 @pytest.mark.parametrize("counted", [{"usage": USAGE}, {"timings": TIMINGS}])
 def test_running_count_is_passed_on_now_and_then(counted: dict[str, object]) -> None:
-    assembly = CompletionBuilder()
+    builder = CompletionBuilder()
     deltas: list[ModelDelta] = []
     for _ in range(COUNT_EVERY * 2):
-        deltas += assembly.add({**chunk({"content": "a"}), **counted})
+        deltas += builder.add({**chunk({"content": "a"}), **counted})
     counts = [delta for delta in deltas if isinstance(delta, TokenCount)]
     assert counts == [TokenCount(7, 21)] * 2
 

@@ -58,7 +58,7 @@ def test_a_stream_of_each_api_is_understood(stream: bytes, size: int) -> None:
 
 def test_a_stream_that_tells_no_usage_is_known_by_its_events() -> None:
     reader = read(EVENTS, events({"choices": [{}]}, {"choices": [{}]}, "[DONE]"))
-    assert (reader.usage, reader.made) == ({}, 3)
+    assert (reader.usage, reader.estimated_tokens) == ({}, 3)
 
 
 LONG = "x" * (MAX_USAGE_BYTES + 1)
@@ -85,20 +85,20 @@ def test_the_end_of_an_answer_is_read_however_long_it_is(after: Any, size: int) 
 def test_a_long_answer_whose_end_tells_no_usage_is_known_by_its_length(answer: Any) -> None:
     body = json.dumps(answer).encode()
     reader = read(JSON, body)
-    assert (reader.usage, reader.made) == ({}, len(body) // 4)
+    assert (reader.usage, reader.estimated_tokens) == ({}, len(body) // 4)
 
 
 def test_so_is_one_that_its_client_breaks_off() -> None:
     body = json.dumps({"choices": ["x" * 4000], "usage": TOLD}).encode()[:-1]
     reader = read(JSON, body)
-    assert (reader.usage, reader.made) == ({}, len(body) // 4)
+    assert (reader.usage, reader.estimated_tokens) == ({}, len(body) // 4)
 
 
 def test_an_answer_that_tells_no_usage_is_known_by_what_was_made() -> None:
     made = {"choices": [{"message": {"content": "x" * 4000}}], "model": "y" * 4000}
-    assert read(JSON, json.dumps(made).encode()).made == 1001
+    assert read(JSON, json.dumps(made).encode()).estimated_tokens == 1001
     vectors = {"data": [{"embedding": [0.1] * 4000}]}
-    assert read(JSON, json.dumps(vectors).encode()).made == 1
+    assert read(JSON, json.dumps(vectors).encode()).estimated_tokens == 1
 
 
 @pytest.mark.parametrize(
