@@ -1,4 +1,4 @@
-"""What backends say when they fail."""
+"""The translation of backends' errors."""
 
 import json
 from datetime import UTC, datetime
@@ -65,7 +65,7 @@ def said(error: BackendError) -> tuple[int, str, str, str | None, str | None]:
         ),
     ],
 )
-def test_every_known_shape_is_read(payload: Any, expected: tuple[Any, ...]) -> None:
+def test_error_body_of_each_server_is_parsed(payload: Any, expected: tuple[Any, ...]) -> None:
     assert said(backend_error(payload, status=400)) == expected
 
 
@@ -85,7 +85,7 @@ def test_every_known_shape_is_read(payload: Any, expected: tuple[Any, ...]) -> N
         "the request exceeds the available context size, try increasing it",
     ],
 )
-def test_an_overflow_is_told_by_its_words(message: str) -> None:
+def test_overflow_is_recognized_by_its_message(message: str) -> None:
     error = backend_error({"error": {"message": message, "code": 400}}, status=400)
     assert isinstance(error, ContextOverflowError)
     assert (error.status, error.code, error.message) == (400, "context_length_exceeded", message)
@@ -100,7 +100,7 @@ def test_an_overflow_is_told_by_its_words(message: str) -> None:
         (400, "max_tokens: 99999 > 8192, the maximum allowed number of output tokens"),
     ],
 )
-def test_other_refusals_are_no_overflow(status: int, message: str) -> None:
+def test_other_refusals_are_not_overflows(status: int, message: str) -> None:
     error = backend_error({"error": {"message": message}}, status=status)
     assert not isinstance(error, ContextOverflowError)
 
@@ -126,7 +126,7 @@ def test_other_refusals_are_no_overflow(status: int, message: str) -> None:
         (400, "Unrecognized request argument supplied: tools"),
     ],
 )
-def test_a_refusal_of_tools_is_told_by_its_words(status: int, message: str) -> None:
+def test_refusal_of_tools_is_recognized_by_its_message(status: int, message: str) -> None:
     error = backend_error({"error": {"message": message, "code": "c"}}, status=status)
     assert isinstance(error, ToolsRefusedError)
     assert said(error) == (status, message, "backend_error", "c", None)
@@ -149,12 +149,12 @@ def test_a_refusal_of_tools_is_told_by_its_words(status: int, message: str) -> N
         (400, "tools[0].type is not supported"),
     ],
 )
-def test_other_words_about_tools_are_no_refusal_of_all_tools(status: int, message: str) -> None:
+def test_other_errors_about_tools_are_not_refusals_of_all_tools(status: int, message: str) -> None:
     error = backend_error({"error": {"message": message}}, status=status)
     assert not isinstance(error, ToolsRefusedError)
 
 
-def test_an_overflow_is_told_by_its_code_too() -> None:
+def test_overflow_is_recognized_by_its_code() -> None:
     payload = {"error": {"message": "no", "code": "context_length_exceeded"}}
     assert isinstance(backend_error(payload, status=None), ContextOverflowError)
     assert backend_error(payload, status=None).status == 400
@@ -162,17 +162,17 @@ def test_an_overflow_is_told_by_its_code_too() -> None:
 
 
 @pytest.mark.parametrize(("code", "status"), [(503, 503), ("429", 429), ("c", 502), (None, 502)])
-def test_inside_a_stream_the_code_is_the_status_where_it_is_one(code: Any, status: int) -> None:
+def test_code_of_an_error_in_a_stream_becomes_its_status(code: Any, status: int) -> None:
     assert backend_error({"error": {"message": "no", "code": code}}, status=None).status == status
 
 
-def test_a_secret_does_not_get_into_the_message() -> None:
+def test_secret_is_removed_from_the_message() -> None:
     payload = {"error": {"message": "wrong key sk-12345678."}}
     error = backend_error(payload, status=401, secret="sk-12345678")
     assert error.message == "wrong key [key]."
 
 
-def test_a_placeholder_is_no_secret() -> None:
+def test_placeholder_key_is_not_redacted() -> None:
     error = backend_error({"error": {"message": "EMPTY input"}}, status=400, secret="EMPTY")
     assert error.message == "EMPTY input"
 
@@ -191,13 +191,13 @@ def test_a_placeholder_is_no_secret() -> None:
         ({"retry-after": "2", "retry-after-ms": "1500"}, 1.5),
     ],
 )
-def test_retry_after_is_read_as_seconds_or_date(
+def test_retry_after_is_parsed_as_seconds_or_date(
     headers: dict[str, str], expected: float | None
 ) -> None:
     assert retry_after_s(headers, NOW) == expected
 
 
-def test_an_http_error_has_its_headers_and_its_body_read() -> None:
+def test_http_error_is_built_from_headers_and_body() -> None:
     body = json.dumps({"error": {"message": "slow down", "code": "rate_limited"}}).encode()
     error = backend_error_from_response(429, {"retry-after": "2"}, body, now=NOW)
     assert said(error) == (429, "slow down", "backend_error", "rate_limited", None)

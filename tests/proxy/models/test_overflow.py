@@ -1,4 +1,4 @@
-"""The sizes that backends tell when a conversation is too long for them."""
+"""The sizes in a backend's error when a conversation is too long."""
 
 from typing import Any
 
@@ -132,7 +132,7 @@ LLAMA_CPP = {
         ("Maximum context length is 131,072 tokens; input (140,000 tokens)", 131072, 140000, None),
     ],
 )
-def test_words_that_tell_sizes(
+def test_sizes_are_parsed_from_the_message(
     words: str, window: int, prompt: int | None, answer: int | None
 ) -> None:
     error = backend_error({"error": {"message": words, "code": 400}}, status=400)
@@ -152,21 +152,21 @@ def test_words_that_tell_sizes(
         " tokens.",
         "maximum context length is \N{ARABIC-INDIC DIGIT FOUR} tokens",
     ],
-    ids=["none", "none either", "a word", "too small", "too large", "they fit", "other digits"],
+    ids=["none", "none either", "a word", "too small", "too large", "prompt fits", "other digits"],
 )
-def test_words_that_tell_nothing(words: str) -> None:
+def test_message_without_plausible_sizes_yields_none(words: str) -> None:
     error = backend_error({"error": {"message": words}}, status=400)
     assert isinstance(error, ContextOverflowError)
     assert error.sizes == NONE
 
 
 @pytest.mark.parametrize("payload", [{"error": LLAMA_CPP}, LLAMA_CPP])
-def test_llama_cpp_tells_them_in_fields(payload: Any) -> None:
+def test_sizes_are_parsed_from_the_fields_of_llama_cpp(payload: Any) -> None:
     error = backend_error(payload, status=500)
     assert isinstance(error, ContextOverflowError)
     assert error.sizes == ContextSizes(256, 1407)
 
 
 @pytest.mark.parametrize("value", [True, -1, "4096", None, 1.5, []])
-def test_fields_of_another_type_are_none(value: object) -> None:
+def test_size_fields_of_another_type_are_ignored(value: object) -> None:
     assert parse_context_sizes("too long", {"n_ctx": value, "n_prompt_tokens": value}) == NONE
