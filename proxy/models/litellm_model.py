@@ -9,7 +9,7 @@ import copy
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -68,7 +68,7 @@ class _Library:
 
 
 class LiteLLMModel:
-    """Models by their litellm names, such as "anthropic/claude-sonnet-4-5".
+    """A `Model` by litellm names, such as "anthropic/claude-sonnet-4-5".
 
     Without `api_key` and `api_base`, litellm takes them from the provider's environment variables.
     litellm has one connection pool per process: `aclose` closes the connections of all models. It
@@ -92,7 +92,6 @@ class LiteLLMModel:
         self._library = _Library()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Model."""
         if on_delta is None:
             return parse_completion(await self._complete(body))
         options = {**(body.get("stream_options") or {}), "include_usage": True}
@@ -123,13 +122,11 @@ class LiteLLMModel:
             return error_response(error)
 
     def for_client(self, credentials: Credentials) -> "LiteLLMModel":
-        """See Model."""
         other = copy.copy(self)
         other._api_key = credentials.key  # noqa: SLF001 - an instance of the same class
         return other
 
     def with_timeout(self, timeout_s: float) -> "LiteLLMModel":
-        """See Model."""
         other = copy.copy(self)
         other._timeout_s = timeout_s  # noqa: SLF001 - an instance of the same class
         return other
@@ -160,7 +157,6 @@ class LiteLLMModel:
         ]
 
     async def aclose(self) -> None:
-        """See Model."""
         litellm = self._library.litellm
         if litellm is not None:
             await litellm.close_litellm_async_clients()
@@ -285,33 +281,25 @@ class _SSEBody:
     """Chunks encoded as server-sent events. An error in the stream becomes an event."""
 
     def __init__(self, first: dict[str, Any] | None, chunks: _ChunkStream) -> None:
-        self._first = first
         self._chunks = chunks
-        self._has_ended = first is None
-        self._is_done_sent = False
+        self._events = self._encode(first)
 
-    def __aiter__(self) -> "_SSEBody":
-        return self
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._events
 
-    async def __anext__(self) -> bytes:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return _event(first)
-        if not self._has_ended:
-            try:
-                return _event(await anext(self._chunks))
-            except StopAsyncIteration:
-                self._has_ended = True
-            except BackendError as error:
-                self._has_ended = True
-                return _event(error.body())
-        if self._is_done_sent:
-            raise StopAsyncIteration
-        self._is_done_sent = True
-        return b"data: [DONE]\n\n"
+    async def _encode(self, first: dict[str, Any] | None) -> AsyncGenerator[bytes, None]:
+        try:
+            if first is not None:
+                yield _event(first)
+                async for chunk in self._chunks:
+                    yield _event(chunk)
+        except BackendError as error:
+            yield _event(error.body())
+        yield b"data: [DONE]\n\n"
 
     async def aclose(self) -> None:
         """End the stream. Safe to call twice."""
+        await self._events.aclose()
         await self._chunks.aclose()
 
 

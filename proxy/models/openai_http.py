@@ -131,7 +131,6 @@ class OpenAIHTTPModel:
             return await self._read_stream(response, on_delta)
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
-        """See Model."""
         response = await self._post_completion(body, completion_request_headers(headers))
         selected = completion_response_headers(response.headers)
         return UpstreamResponse(response.status, selected, response)
@@ -175,7 +174,6 @@ class OpenAIHTTPModel:
 
     @property
     def upstream(self) -> "OpenAIHTTPModel":
-        """See Model."""
         return self
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
@@ -213,7 +211,6 @@ class OpenAIHTTPModel:
                 pass
 
     async def models(self) -> list[dict[str, Any]]:
-        """See Model."""
         response = await self._send("GET", _MODELS, headers={})
         async with aclosing(response):
             await response.raise_for_error(self._api_key)

@@ -41,7 +41,6 @@ class RetryingModel(ModelWrapper):
         self._sleep = sleep
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Model."""
         attempt = 1
         while True:
             try:

@@ -121,7 +121,6 @@ class ScriptedModel:
         return cls(replies, cycle=True, name=script.model)
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Model."""
         payload, streams = self._next(body)
         if on_delta is None:
             return parse_completion(payload)
@@ -140,7 +139,6 @@ class ScriptedModel:
         return builder.build()
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
-        """See Model."""
         try:
             completion, _ = self._next(body)
         except BackendError as error:
@@ -168,7 +166,6 @@ class ScriptedModel:
         return nullcontext()
 
     async def models(self) -> list[dict[str, Any]]:
-        """See Model."""
         return [{"id": self._name, "object": "model", "created": 0, "owned_by": "script"}]
 
     async def aclose(self) -> None:

@@ -437,7 +437,6 @@ class WatchedModel(ModelWrapper):
         self._metrics = metrics
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Model."""
         try:
             return await self._metrics.model_call(self._model.complete, body, on_delta)
         except ToolsRefusedError as error:

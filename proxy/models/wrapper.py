@@ -10,46 +10,37 @@ from proxy.agent.model import Completion, Credentials, Model, Upstream, Upstream
 
 
 class ModelWrapper:
-    """A model that passes every call on to another model. Subclasses override `complete`."""
+    """A `Model` that forwards all calls to another model. Subclasses override `complete`."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Model."""
         return await self._model.complete(body, on_delta)
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
-        """See Model."""
         return await self._model.relay(body, headers)
 
     def for_client(self, credentials: Credentials) -> Self:
-        """See Model."""
         return self._wrapping(self._model.for_client(credentials))
 
     def with_timeout(self, timeout_s: float) -> Self:
-        """See Model."""
         return self._wrapping(self._model.with_timeout(timeout_s))
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model."""
         return await self._model.count_tokens(model, text)
 
     @property
     def upstream(self) -> Upstream | None:
-        """See Model."""
         return self._model.upstream
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
-        """See Model."""
         return self._model.keep_warm()
 
     async def models(self) -> list[dict[str, Any]]:
-        """See Model."""
         return await self._model.models()
 
     async def aclose(self) -> None:
-        """See Model."""
         await self._model.aclose()
 
     def _wrapping(self, model: Model) -> Self:

@@ -2,7 +2,8 @@
 
 import json
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -123,12 +124,10 @@ class ContainerRepository:
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """See BlobRepository."""
         files = select(CONTAINER_FILES.c.blob, CONTAINER_FILES.c.bytes).where(_FILE_NOT_DELETED)
         return {row.blob: row.bytes for row in connection.execute(files)}
 
     def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """See BlobRepository."""
         for blob in blobs:
             missing = update(CONTAINER_FILES).where(
                 CONTAINER_FILES.c.blob == blob, _FILE_NOT_DELETED
@@ -148,14 +147,14 @@ class ContainerFileRepository:
         self, owner: str, container_id: str, blob: Blob, *, file_id: str, path: str, mime_type: str
     ) -> None:
         """Store a file that a run has produced. It replaces the file with that id."""
-        file = self._file(file_id, container_id, path, mime_type, blob, "assistant")
-        before = delete(CONTAINER_FILES).where(
+        same = delete(CONTAINER_FILES).where(
             CONTAINER_FILES.c.id == file_id, CONTAINER_FILES.c.owner == owner
         )
 
         def work(connection: Connection) -> list[str]:
-            blobs = connection.execute(before.returning(CONTAINER_FILES.c.blob)).scalars().all()
-            connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_file_values(file)})
+            blobs = connection.execute(same.returning(CONTAINER_FILES.c.blob)).scalars().all()
+            fields = {"id": file_id, "container_id": container_id, "path": path}
+            self._insert(connection, owner, blob, **fields, mime_type=mime_type, source="assistant")
             return list(blobs)
 
         async with self._blobs.removed_on_error(blob):
@@ -181,9 +180,10 @@ class ContainerFileRepository:
         def work(connection: Connection) -> ContainerFile:
             require_quota(connection, owner, blob.bytes, quota, self._now())
             path = input_path(filename, set(connection.execute(paths).scalars()))
-            file = self._file(file_id, container_id, path, mime_type, blob, "user")
-            connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_file_values(file)})
-            return file
+            fields = {"id": file_id, "container_id": container_id, "path": path}
+            return self._insert(
+                connection, owner, blob, **fields, mime_type=mime_type, source="user"
+            )
 
         async with self._blobs.removed_on_error(blob):
             return await self._database.write(work)
@@ -245,26 +245,19 @@ class ContainerFileRepository:
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
         return CONTAINER_FILES.c.container_id.in_(container) & _FILE_NOT_DELETED
 
-    def _file(
-        self,
-        file_id: str,
-        container_id: str,
-        path: str,
-        mime_type: str,
-        blob: Blob,
-        source: FileSource,
+    def _insert(
+        self, connection: Connection, owner: str, blob: Blob, *, source: FileSource, **fields: str
     ) -> ContainerFile:
-        return ContainerFile(
-            id=file_id,
-            container_id=container_id,
-            path=path,
-            mime_type=mime_type,
-            bytes=blob.bytes,
-            sha256=blob.sha256,
-            blob=blob.name,
-            source=source,
-            created_at=int(self._now()),
-        )
+        row = {
+            **fields,
+            "bytes": blob.bytes,
+            "sha256": blob.sha256,
+            "blob": blob.name,
+            "source": source,
+            "created_at": int(self._now()),
+        }
+        connection.execute(insert(CONTAINER_FILES), {"owner": owner, **row})
+        return _container_file(row)
 
 
 def _is_live(now: float) -> ColumnElement[bool]:
@@ -274,28 +267,16 @@ def _is_live(now: float) -> ColumnElement[bool]:
 def _values(container: Container) -> dict[str, str | int | None]:
     policy = container.network_policy
     return {
-        "id": container.id,
-        "name": container.name,
-        "minutes": container.minutes,
-        "memory_limit": container.memory_limit,
+        **{name: getattr(container, name) for name in Container.__slots__},
         "network_policy": json.dumps(policy) if policy else None,
-        "created_at": container.created_at,
-        "last_active_at": container.last_active_at,
         "expires_at": container.last_active_at + container.minutes * 60,
     }
 
 
 def _container(row: RowMapping) -> Container:
-    policy = row["network_policy"]
-    return Container(
-        id=row["id"],
-        name=row["name"],
-        minutes=row["minutes"],
-        memory_limit=row["memory_limit"],
-        network_policy=json.loads(policy) if policy else None,
-        created_at=row["created_at"],
-        last_active_at=row["last_active_at"],
-    )
+    fields = {name: row[name] for name in Container.__slots__}
+    policy = fields["network_policy"]
+    return Container(**{**fields, "network_policy": json.loads(policy) if policy else None})
 
 
 def _is_container(container_id: str, owner: str | None, now: float) -> ColumnElement[bool]:
@@ -312,9 +293,5 @@ def _below(directory: str | None) -> ColumnElement[bool]:
     return (path == bare) | (func.substr(path, 1, len(bare) + 1) == f"{bare}/")
 
 
-def _file_values(file: ContainerFile) -> dict[str, str | int]:
-    return {name: getattr(file, name) for name in ContainerFile.__slots__}
-
-
-def _container_file(row: RowMapping) -> ContainerFile:
+def _container_file(row: Mapping[Any, Any]) -> ContainerFile:
     return ContainerFile(**{name: row[name] for name in ContainerFile.__slots__})

@@ -68,7 +68,6 @@ class UploadRepository:
         return await self._database.read_one(query, convert)
 
     async def find(self, owner: str, file_id: str) -> Upload | None:
-        """See UploadLookup."""
         upload = await self.get(owner, file_id)
         if upload is None:
             return None
@@ -108,12 +107,10 @@ class UploadRepository:
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """See BlobRepository."""
         rows = connection.execute(select(FILES.c.blob, FILES.c.bytes).where(_NOT_DELETED))
         return {row.blob: row.bytes for row in rows}
 
     def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """See BlobRepository."""
         for blob in blobs:
             missing = update(FILES).where(FILES.c.blob == blob, _NOT_DELETED)
             connection.execute(missing.values(deleted_at=now))

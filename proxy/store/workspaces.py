@@ -71,12 +71,10 @@ class WorkspaceRepository:
         return sweep_batch(connection, delete(WORKSPACES).where(expired))
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """See BlobRepository."""
         rows = connection.execute(select(WORKSPACES.c.blob, WORKSPACES.c.bytes))
         return {row.blob: row.bytes for row in rows}
 
     def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """See BlobRepository."""
         for blob in blobs:
             connection.execute(delete(WORKSPACES).where(WORKSPACES.c.blob == blob))
 

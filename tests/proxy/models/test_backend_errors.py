@@ -15,7 +15,7 @@ VLLM_HAS_NO_PARSER = (
 )
 
 
-def said(error: BackendError) -> tuple[int, str, str, str | None, str | None]:
+def fields_of(error: BackendError) -> tuple[int, str, str, str | None, str | None]:
     return error.status, error.message, error.type, error.code, error.param
 
 
@@ -66,7 +66,7 @@ def said(error: BackendError) -> tuple[int, str, str, str | None, str | None]:
     ],
 )
 def test_error_body_of_each_server_is_parsed(payload: Any, expected: tuple[Any, ...]) -> None:
-    assert said(backend_error(payload, status=400)) == expected
+    assert fields_of(backend_error(payload, status=400)) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_other_refusals_are_not_overflows(status: int, message: str) -> None:
 def test_refusal_of_tools_is_recognized_by_its_message(status: int, message: str) -> None:
     error = backend_error({"error": {"message": message, "code": "c"}}, status=status)
     assert isinstance(error, ToolsRefusedError)
-    assert said(error) == (status, message, "backend_error", "c", None)
+    assert fields_of(error) == (status, message, "backend_error", "c", None)
 
 
 @pytest.mark.parametrize(
@@ -200,5 +200,5 @@ def test_retry_after_is_parsed_as_seconds_or_date(
 def test_http_error_is_built_from_headers_and_body() -> None:
     body = json.dumps({"error": {"message": "slow down", "code": "rate_limited"}}).encode()
     error = backend_error_from_response(429, {"retry-after": "2"}, body, now=NOW)
-    assert said(error) == (429, "slow down", "backend_error", "rate_limited", None)
+    assert fields_of(error) == (429, "slow down", "backend_error", "rate_limited", None)
     assert (error.retry_after_s, error.headers) == (2.0, {"Retry-After": "2"})

@@ -5,7 +5,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from copy import deepcopy
 from typing import Any
@@ -48,14 +48,22 @@ TOOLS = [
 ]
 
 
-def open_model(backend: Backend) -> aclosing[LiteLLMModel]:
-    return aclosing(LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5))
+@asynccontextmanager
+async def opened(
+    script: Sequence[Item], *, timeout_s: float = 5
+) -> AsyncIterator[tuple[Backend, LiteLLMModel]]:
+    """Run a backend, and open the client for it for at most 20 seconds."""
+    async with scripted_backend(script) as backend:
+        model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=timeout_s)
+        async with aclosing(model):
+            with anyio.fail_after(20):
+                yield backend, model
 
 
 async def fails_with(item: Item, deltas: DeltaRecorder | None = None) -> BackendError:
     """Return the error of the client for a response of the backend."""
-    async with scripted_backend([item]) as backend, open_model(backend) as model:
-        with anyio.fail_after(20), pytest.raises(BackendError) as raised:
+    async with opened([item]) as (_, model):
+        with pytest.raises(BackendError) as raised:
             await model.complete(BODY, deltas)
     return raised.value
 
@@ -70,11 +78,11 @@ async def test_tools_work_without_mcp(provider: str) -> None:
         async with aclosing(model):
             body = {"model": name, "messages": MESSAGES, "tools": TOOLS}
             with anyio.fail_after(20):
-                whole = await model.complete(body, None)
+                unstreamed = await model.complete(body, None)
                 streamed = await model.complete(body, DeltaRecorder())
     assert [seen.body["tools"] for seen in backend.requests] == [TOOLS, TOOLS]
     function = {"name": "bash", "arguments": '{"command": "ls"}'}
-    assert whole.message["tool_calls"][0]["function"] == function
+    assert unstreamed.message["tool_calls"][0]["function"] == function
     assert streamed.message["tool_calls"][0]["function"] == function
 
 
@@ -92,9 +100,8 @@ def test_litellm_is_imported_at_the_first_call() -> None:
 async def test_litellm_arguments_in_the_request_are_only_sent_to_the_backend() -> None:
     elsewhere = "http://127.0.0.1:1/v1"
     fields = {"api_base": elsewhere, "base_url": elsewhere, "mock_response": "hi", "num_retries": 3}
-    async with scripted_backend([text_reply("42")]) as backend, open_model(backend) as model:
-        with anyio.fail_after(20):
-            completion = await model.complete({**BODY, **fields}, None)
+    async with opened([text_reply("42")]) as (backend, model):
+        completion = await model.complete({**BODY, **fields}, None)
     assert completion.message["content"] == "42"
     assert backend.requests[0].body == {"model": "fake-model", "messages": MESSAGES, **fields}
     assert backend.requests[0].headers["authorization"] == f"Bearer {KEY}"
@@ -144,9 +151,8 @@ def test_call_arguments_are_deep_copies() -> None:
 
 async def test_fields_unknown_to_litellm_are_preserved() -> None:
     message = {"role": "assistant", "content": "42", "odd": {"kept": True}, "reasoning": "hm"}
-    async with scripted_backend([{"message": message}]) as backend, open_model(backend) as model:
-        with anyio.fail_after(20):
-            completion = await model.complete(BODY, None)
+    async with opened([{"message": message}]) as (_, model):
+        completion = await model.complete(BODY, None)
     assert completion.message == {**message, "reasoning_content": "hm"}
 
 
@@ -156,8 +162,8 @@ def test_provider_specific_fields_stay_for_other_providers() -> None:
     fields = {"role": "assistant", "content": "hi", "thinking_blocks": blocks}
     moved = {**signatures, "thinking_blocks": blocks}
     answer = {"choices": [{"message": {**fields, "provider_specific_fields": moved}}]}
-    kept = {**fields, "provider_specific_fields": {"thought_signatures": ["abc"]}}
-    assert as_openai(answer, openai_like=False) == {"choices": [{"message": kept}]}
+    expected = {**fields, "provider_specific_fields": {"thought_signatures": ["abc"]}}
+    assert as_openai(answer, openai_like=False) == {"choices": [{"message": expected}]}
 
 
 # Failures
@@ -189,7 +195,8 @@ async def test_api_key_is_removed_from_errors() -> None:
 async def test_stopped_backend_is_unreachable() -> None:
     async with scripted_backend([]) as backend:
         pass
-    async with open_model(backend) as model:
+    model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5)
+    async with aclosing(model):
         with anyio.fail_after(20):
             for attempt in (
                 model.complete(BODY, None),
@@ -204,33 +211,28 @@ async def test_stopped_backend_is_unreachable() -> None:
 
 async def test_silent_backend_is_a_timeout() -> None:
     held = Held(text_reply("too late"), until=asyncio.Event())
-    async with scripted_backend([held]) as backend:
-        model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=0.05)
-        async with aclosing(model):
-            with anyio.fail_after(20), pytest.raises(BackendError) as raised:
-                await model.complete(BODY, None)
+    async with opened([held], timeout_s=0.05) as (_, model):
+        with pytest.raises(BackendError) as raised:
+            await model.complete(BODY, None)
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
 async def test_with_timeout_changes_the_timeout() -> None:
     held = Held(text_reply("too late"), until=asyncio.Event())
-    async with scripted_backend([held]) as backend:
-        model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=60)
-        async with aclosing(model):
-            with anyio.fail_after(20), pytest.raises(BackendError) as raised:
-                await model.with_timeout(0.05).complete(BODY, None)
+    async with opened([held], timeout_s=60) as (_, model):
+        with pytest.raises(BackendError) as raised:
+            await model.with_timeout(0.05).complete(BODY, None)
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
 async def test_error_in_a_relayed_stream_is_an_event() -> None:
     error = {"message": "out of memory", "code": 500}
     item = Frames(frames(chunk({"content": "4"}), {"error": error}))
-    async with scripted_backend([item]) as backend, open_model(backend) as model:
-        with anyio.fail_after(20):
-            relayed = await model.relay({**BODY, "stream": True}, {})
-            body = b"".join([piece async for piece in relayed.body])
-    said, failed, done = [event.removeprefix(b"data: ") for event in body.strip().split(b"\n\n")]
-    assert json.loads(said)["choices"][0]["delta"]["content"] == "4"
+    async with opened([item]) as (_, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        body = b"".join([piece async for piece in relayed.body])
+    text, failed, done = [event.removeprefix(b"data: ") for event in body.strip().split(b"\n\n")]
+    assert json.loads(text)["choices"][0]["delta"]["content"] == "4"
     assert "out of memory" in json.loads(failed)["error"]["message"]
     assert done == b"[DONE]"
 
@@ -245,29 +247,28 @@ async def test_cancelled_stream_ends_the_backends_work() -> None:
         heard_first.set()
 
     held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
-    async with scripted_backend([held]) as backend, open_model(backend) as model:
-        with anyio.fail_after(20):
-            run = asyncio.create_task(model.complete(BODY, on_delta))
-            await heard_first.wait()
-            run.cancel()
-            await backend.requests[0].gone.wait()
-            with pytest.raises(asyncio.CancelledError):
-                await run
+    async with opened([held]) as (backend, model):
+        run = asyncio.create_task(model.complete(BODY, on_delta))
+        await heard_first.wait()
+        run.cancel()
+        await backend.requests[0].gone.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await run
 
 
 async def test_closed_relayed_body_ends_the_backends_work() -> None:
     held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
-    async with scripted_backend([held]) as backend, open_model(backend) as model:
-        with anyio.fail_after(20):
-            relayed = await model.relay({**BODY, "stream": True}, {})
-            await relayed.body.aclose()
-            await backend.requests[0].gone.wait()
+    async with opened([held]) as (backend, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        await relayed.body.aclose()
+        await backend.requests[0].gone.wait()
 
 
 async def test_model_can_be_used_after_another_was_closed() -> None:
     async with scripted_backend([text_reply("1"), text_reply("2")]) as backend:
         for expected in ("1", "2"):
-            async with open_model(backend) as model:
+            model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5)
+            async with aclosing(model):
                 with anyio.fail_after(20):
                     completion = await model.complete(BODY, None)
             assert completion.message["content"] == expected

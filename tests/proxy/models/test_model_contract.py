@@ -83,7 +83,12 @@ async def scripted(replies: Sequence[Mapping[str, Any]]) -> AsyncIterator[Opened
 
 @pytest.fixture(params=[openai_http, litellm_openai, litellm_hosted_vllm, scripted])
 def open_model(request: pytest.FixtureRequest) -> OpenModel:
-    opened: OpenModel = request.param
+    @asynccontextmanager
+    async def opened(replies: Sequence[Mapping[str, Any]]) -> AsyncIterator[OpenedModel]:
+        with anyio.fail_after(TIMEOUT_S):
+            async with request.param(replies) as model:
+                yield model
+
     return opened
 
 
@@ -111,10 +116,7 @@ TWO_CALLS_MESSAGE = {
 async def test_completion_has_message_finish_reason_and_usage(open_model: OpenModel) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     async with open_model([{**text_reply("It is 42."), "usage": usage}]) as opened:
-        with anyio.fail_after(TIMEOUT_S):
-            completion = await opened.model.complete(
-                {"model": opened.name, "messages": MESSAGES}, None
-            )
+        completion = await opened.model.complete({"model": opened.name, "messages": MESSAGES}, None)
     assert completion.message == {"role": "assistant", "content": "It is 42."}
     assert completion.finish_reason == "stop"
     assert {key: completion.usage[key] for key in usage} == usage
@@ -124,10 +126,9 @@ async def test_streamed_completion_has_the_text_of_its_deltas(open_model: OpenMo
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     deltas = DeltaRecorder()
     async with open_model([{**text_reply("The answer is forty-two."), "usage": usage}]) as opened:
-        with anyio.fail_after(TIMEOUT_S):
-            completion = await opened.model.complete(
-                {"model": opened.name, "messages": MESSAGES}, deltas
-            )
+        completion = await opened.model.complete(
+            {"model": opened.name, "messages": MESSAGES}, deltas
+        )
     assert len(deltas) == 3
     assert deltas.text == "The answer is forty-two."
     assert completion.message == {"role": "assistant", "content": "The answer is forty-two."}
@@ -145,7 +146,7 @@ async def test_stopped_completion_contains_the_text_so_far(open_model: OpenModel
 
     async with open_model([text_reply("The answer is forty-two.")]) as opened:
         body = {"model": opened.name, "messages": MESSAGES}
-        with anyio.fail_after(TIMEOUT_S), pytest.raises(CompletionStopped) as stopped:
+        with pytest.raises(CompletionStopped) as stopped:
             await opened.model.complete(body, stop_at_once)
     sent = stopped.value.partial
     assert sent is not None
@@ -157,18 +158,16 @@ async def test_streamed_call_reports_that_it_was_accepted(open_model: OpenModel)
     accepted, refused = DeltaRecorder(), DeltaRecorder()
     async with open_model([refusal, text_reply("42")]) as opened:
         body = {"model": opened.name, "messages": MESSAGES}
-        with anyio.fail_after(TIMEOUT_S):
-            with pytest.raises(BackendError):
-                await opened.model.complete(body, refused)
-            await opened.model.complete(body, accepted)
+        with pytest.raises(BackendError):
+            await opened.model.complete(body, refused)
+        await opened.model.complete(body, accepted)
     assert (refused.progress, accepted.progress) == ([], [CallAccepted()])
 
 
 async def test_tools_are_sent_and_tool_calls_are_returned(open_model: OpenModel) -> None:
     async with open_model([TWO_CALLS]) as opened:
         body = {"model": opened.name, "messages": MESSAGES, "tools": TOOLS, "tool_choice": "auto"}
-        with anyio.fail_after(TIMEOUT_S):
-            completion = await opened.model.complete(body, None)
+        completion = await opened.model.complete(body, None)
         received = opened.received()
     assert received[0]["tools"] == TOOLS
     assert received[0]["tool_choice"] == "auto"
@@ -180,8 +179,7 @@ async def test_streamed_tool_calls_are_returned_as_the_same_message(open_model: 
     deltas = DeltaRecorder()
     async with open_model([TWO_CALLS]) as opened:
         body = {"model": opened.name, "messages": MESSAGES, "tools": TOOLS}
-        with anyio.fail_after(TIMEOUT_S):
-            completion = await opened.model.complete(body, deltas)
+        completion = await opened.model.complete(body, deltas)
         received = opened.received()
     assert received[0]["tools"] == TOOLS
     assert completion.message == TWO_CALLS_MESSAGE
@@ -196,10 +194,9 @@ async def test_streamed_tool_calls_are_returned_as_the_same_message(open_model: 
 async def test_content_is_null_if_only_tools_are_called(open_model: OpenModel) -> None:
     async with open_model([tool_reply(call("submit")), tool_reply(call("submit"))]) as opened:
         body = {"model": opened.name, "messages": MESSAGES, "tools": TOOLS}
-        with anyio.fail_after(TIMEOUT_S):
-            whole = await opened.model.complete(body, None)
-            streamed = await opened.model.complete(body, DeltaRecorder())
-    assert whole.message["content"] is None
+        unstreamed = await opened.model.complete(body, None)
+        streamed = await opened.model.complete(body, DeltaRecorder())
+    assert unstreamed.message["content"] is None
     assert streamed.message["content"] is None
 
 
@@ -208,10 +205,9 @@ async def test_reasoning_is_streamed_and_preserved(open_model: OpenModel, stream
     deltas = DeltaRecorder()
     async with open_model([{"content": "42", "reasoning": "six sevens are..."}]) as opened:
         body = {"model": opened.name, "messages": MESSAGES}
-        with anyio.fail_after(TIMEOUT_S):
-            completion = await opened.model.complete(body, deltas if streamed else None)
-    kept = {completion.message.get("reasoning"), completion.message.get("reasoning_content")}
-    assert kept - {None} == {"six sevens are..."}
+        completion = await opened.model.complete(body, deltas if streamed else None)
+    reasoning = {completion.message.get("reasoning"), completion.message.get("reasoning_content")}
+    assert reasoning - {None} == {"six sevens are..."}
     assert deltas.reasoning == ("six sevens are..." if streamed else "")
 
 
@@ -227,8 +223,7 @@ async def test_all_fields_of_the_request_reach_the_model(open_model: OpenModel) 
             "metadata": {"run": "1"},
         }
         before = deepcopy(body)
-        with anyio.fail_after(TIMEOUT_S):
-            await opened.model.complete(body, None)
+        await opened.model.complete(body, None)
         received = opened.received()[0]
     assert {**received, "model": opened.name} == before
     assert body == before
@@ -237,17 +232,16 @@ async def test_all_fields_of_the_request_reach_the_model(open_model: OpenModel) 
 async def test_received_message_can_be_sent_back(open_model: OpenModel) -> None:
     async with open_model([TWO_CALLS, text_reply("It is 42.")]) as opened:
         body: dict[str, Any] = {"model": opened.name, "messages": MESSAGES, "tools": TOOLS}
-        with anyio.fail_after(TIMEOUT_S):
-            first = await opened.model.complete(body, DeltaRecorder())
-            results = [
-                {"role": "tool", "tool_call_id": tool_call["id"], "content": "ok"}
-                for tool_call in first.message["tool_calls"]
-            ]
-            history = [*MESSAGES, first.message, *results]
-            # The last call of a run withdraws the tools although the history has calls.
-            last = await opened.model.complete(
-                {"model": opened.name, "messages": history}, DeltaRecorder()
-            )
+        first = await opened.model.complete(body, DeltaRecorder())
+        results = [
+            {"role": "tool", "tool_call_id": tool_call["id"], "content": "ok"}
+            for tool_call in first.message["tool_calls"]
+        ]
+        history = [*MESSAGES, first.message, *results]
+        # The last call of a run withdraws the tools although the history has calls.
+        last = await opened.model.complete(
+            {"model": opened.name, "messages": history}, DeltaRecorder()
+        )
         received = opened.received()[1]
     assert received["messages"] == history
     assert last.message["content"] == "It is 42."
@@ -257,7 +251,7 @@ async def test_error_keeps_status_and_message(open_model: OpenModel) -> None:
     error = {"status": 429, "message": "slow down", "code": "rate_limited", "retry_after_s": 7}
     async with open_model([{"error": error}]) as opened:
         body = {"model": opened.name, "messages": MESSAGES}
-        with anyio.fail_after(TIMEOUT_S), pytest.raises(BackendError, match="slow down") as raised:
+        with pytest.raises(BackendError, match="slow down") as raised:
             await opened.model.complete(body, None)
     assert raised.value.status == 429
     assert raised.value.code == "rate_limited"
@@ -269,7 +263,7 @@ async def test_context_overflow_is_recognized(open_model: OpenModel, streamed: b
     message = "This model's maximum context length is 4096 tokens, you asked for 9000."
     async with open_model([{"error": {"status": 400, "message": message}}]) as opened:
         body = {"model": opened.name, "messages": MESSAGES}
-        with anyio.fail_after(TIMEOUT_S), pytest.raises(ContextOverflowError) as raised:
+        with pytest.raises(ContextOverflowError) as raised:
             await opened.model.complete(body, DeltaRecorder() if streamed else None)
     assert raised.value.status == 400
     assert raised.value.code == "context_length_exceeded"
@@ -283,7 +277,7 @@ async def test_refusal_of_tools_is_recognized(open_model: OpenModel, streamed: b
     )
     async with open_model([{"error": {"status": 400, "message": message}}]) as opened:
         body = {"model": opened.name, "messages": MESSAGES, "tools": TOOLS}
-        with anyio.fail_after(TIMEOUT_S), pytest.raises(ToolsRefusedError) as raised:
+        with pytest.raises(ToolsRefusedError) as raised:
             await opened.model.complete(body, DeltaRecorder() if streamed else None)
     assert raised.value.status == 400
     assert message in raised.value.message
@@ -291,11 +285,10 @@ async def test_refusal_of_tools_is_recognized(open_model: OpenModel, streamed: b
 
 async def test_relayed_request_gets_the_models_response(open_model: OpenModel) -> None:
     async with open_model([TWO_CALLS]) as opened:
-        with anyio.fail_after(TIMEOUT_S):
-            relayed = await opened.model.relay(
-                {"model": opened.name, "messages": MESSAGES, "tools": TOOLS}, {}
-            )
-            completion = json.loads(b"".join([piece async for piece in relayed.body]))
+        relayed = await opened.model.relay(
+            {"model": opened.name, "messages": MESSAGES, "tools": TOOLS}, {}
+        )
+        completion = json.loads(b"".join([piece async for piece in relayed.body]))
     assert relayed.status == 200
     assert relayed.headers["content-type"].startswith("application/json")
     choice = completion["choices"][0]
@@ -304,11 +297,10 @@ async def test_relayed_request_gets_the_models_response(open_model: OpenModel) -
 
 async def test_relayed_stream_ends_with_done(open_model: OpenModel) -> None:
     async with open_model([text_reply("The answer is forty-two.")]) as opened:
-        with anyio.fail_after(TIMEOUT_S):
-            relayed = await opened.model.relay(
-                {"model": opened.name, "messages": MESSAGES, "stream": True}, {}
-            )
-            body = b"".join([piece async for piece in relayed.body])
+        relayed = await opened.model.relay(
+            {"model": opened.name, "messages": MESSAGES, "stream": True}, {}
+        )
+        body = b"".join([piece async for piece in relayed.body])
     assert relayed.status == 200
     assert relayed.headers["content-type"].startswith("text/event-stream")
     *chunks, done = [event.removeprefix(b"data: ") for event in body.strip().split(b"\n\n")]
@@ -320,9 +312,8 @@ async def test_relayed_stream_ends_with_done(open_model: OpenModel) -> None:
 async def test_relayed_error_is_a_response(open_model: OpenModel) -> None:
     error = {"status": 429, "message": "slow down", "retry_after_s": 7}
     async with open_model([{"error": error}]) as opened:
-        with anyio.fail_after(TIMEOUT_S):
-            relayed = await opened.model.relay({"model": opened.name, "messages": MESSAGES}, {})
-            body = json.loads(b"".join([piece async for piece in relayed.body]))
+        relayed = await opened.model.relay({"model": opened.name, "messages": MESSAGES}, {})
+        body = json.loads(b"".join([piece async for piece in relayed.body]))
     assert relayed.status == 429
     assert relayed.headers["retry-after"] == "7"
     assert body["error"]["message"] == "slow down"
@@ -330,32 +321,28 @@ async def test_relayed_error_is_a_response(open_model: OpenModel) -> None:
 
 async def test_unread_relayed_body_can_be_closed_twice(open_model: OpenModel) -> None:
     async with open_model([text_reply("The answer is forty-two.")]) as opened:
-        with anyio.fail_after(TIMEOUT_S):
-            relayed = await opened.model.relay(
-                {"model": opened.name, "messages": MESSAGES, "stream": True}, {}
-            )
-            await relayed.body.aclose()
-            await relayed.body.aclose()
+        relayed = await opened.model.relay(
+            {"model": opened.name, "messages": MESSAGES, "stream": True}, {}
+        )
+        await relayed.body.aclose()
+        await relayed.body.aclose()
 
 
 async def test_models_are_listed(open_model: OpenModel) -> None:
     async with open_model([]) as opened:
-        with anyio.fail_after(TIMEOUT_S):
-            models = await opened.model.models()
+        models = await opened.model.models()
     assert [model["id"] for model in models] == [opened.name]
 
 
 async def test_count_tokens_makes_no_call_of_the_model(open_model: OpenModel) -> None:
-    with anyio.fail_after(TIMEOUT_S):
-        async with open_model([]) as opened:
-            count = await opened.model.count_tokens(opened.name, "Six times seven is forty-two.")
-        assert count is None or 5 < count < 10
-        assert opened.received() == []
+    async with open_model([]) as opened:
+        count = await opened.model.count_tokens(opened.name, "Six times seven is forty-two.")
+    assert count is None or 5 < count < 10
+    assert opened.received() == []
 
 
 async def test_model_can_be_closed_twice(open_model: OpenModel) -> None:
     async with open_model([text_reply("42")]) as opened:
-        with anyio.fail_after(TIMEOUT_S):
-            await opened.model.complete({"model": opened.name, "messages": MESSAGES}, None)
-            await opened.model.aclose()
-            await opened.model.aclose()
+        await opened.model.complete({"model": opened.name, "messages": MESSAGES}, None)
+        await opened.model.aclose()
+        await opened.model.aclose()

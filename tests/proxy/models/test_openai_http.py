@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -20,6 +21,7 @@ from tests.fakes.backend import (
     Item,
     Raw,
     Refusal,
+    Style,
     chunk,
     frames,
     scripted_backend,
@@ -30,46 +32,51 @@ BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "What is
 KEY = "sk-very-secret-key"
 
 
-def open_model(backend: Backend) -> aclosing[OpenAIHTTPModel]:
-    return aclosing(OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=5))
-
-
-def open_without_key(backend: Backend) -> aclosing[OpenAIHTTPModel]:
-    return aclosing(OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5))
+@asynccontextmanager
+async def opened(
+    script: Sequence[Item],
+    *,
+    api_key: str | None = KEY,
+    timeout_s: float = 5,
+    style: Style = "vllm",
+    limit_s: float = 5,
+) -> AsyncIterator[tuple[Backend, OpenAIHTTPModel]]:
+    """Run a backend, and open the client for it for at most `limit_s` seconds."""
+    async with scripted_backend(script, style=style) as backend:
+        model = OpenAIHTTPModel(backend.base_url, api_key=api_key, timeout_s=timeout_s)
+        async with aclosing(model):
+            with anyio.fail_after(limit_s):
+                yield backend, model
 
 
 # Requests
 
 
 async def test_request_without_listener_has_no_stream_field() -> None:
-    async with scripted_backend([text_reply("42")]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            await model.complete(BODY, None)
+    async with opened([text_reply("42")]) as (backend, model):
+        await model.complete(BODY, None)
     assert backend.requests[0].body == BODY
 
 
 async def test_streamed_request_includes_usage() -> None:
     body = {**BODY, "stream_options": {"continuous_usage_stats": True}}
-    async with scripted_backend([text_reply("42")]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            await model.complete(body, DeltaRecorder())
+    async with opened([text_reply("42")]) as (backend, model):
+        await model.complete(body, DeltaRecorder())
     options = {"continuous_usage_stats": True, "include_usage": True}
     assert backend.requests[0].body == {**BODY, "stream": True, "stream_options": options}
 
 
 async def test_api_key_is_sent_as_bearer_token() -> None:
-    async with scripted_backend([text_reply("42")]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            await model.complete(BODY, None)
+    async with opened([text_reply("42")]) as (backend, model):
+        await model.complete(BODY, None)
     assert backend.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
 async def test_request_without_api_key_has_no_authorization() -> None:
-    async with scripted_backend([text_reply("42")]) as backend, open_without_key(backend) as model:
-        with anyio.fail_after(5):
-            relayed = await model.relay(BODY, {"Authorization": "Bearer client-key"})
-            async for _ in relayed.body:
-                pass
+    async with opened([text_reply("42")], api_key=None) as (backend, model):
+        relayed = await model.relay(BODY, {"Authorization": "Bearer client-key"})
+        async for _ in relayed.body:
+            pass
     assert "authorization" not in backend.requests[0].headers
 
 
@@ -84,11 +91,10 @@ async def test_relayed_request_keeps_end_to_end_headers() -> None:
         "X-Request-Id": "abc",
         "Traceparent": "00-1-2-03",
     }
-    async with scripted_backend([text_reply("42")]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            relayed = await model.relay(BODY, headers)
-            async for _ in relayed.body:
-                pass
+    async with opened([text_reply("42")]) as (backend, model):
+        relayed = await model.relay(BODY, headers)
+        async for _ in relayed.body:
+            pass
     seen = dict(backend.requests[0].headers)
     assert seen.pop("user-agent").startswith("Python")
     assert seen.pop("host") in backend.base_url
@@ -106,19 +112,17 @@ async def test_relayed_request_keeps_end_to_end_headers() -> None:
 async def test_body_of_several_megabytes_is_sent() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3_000_000}}
     body = {**BODY, "messages": [{"role": "user", "content": [image]}]}
-    async with scripted_backend([text_reply("a cat")]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            await model.complete(body, None)
+    async with opened([text_reply("a cat")]) as (backend, model):
+        await model.complete(body, None)
     assert backend.requests[0].body == body
 
 
 async def test_cookies_of_the_backend_are_ignored() -> None:
     script: list[Item] = [Raw(200, b"{}", {"Set-Cookie": "session=1"}), text_reply("42")]
-    async with scripted_backend(script) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            with pytest.raises(BackendError):
-                await model.complete(BODY, None)
+    async with opened(script) as (backend, model):
+        with pytest.raises(BackendError):
             await model.complete(BODY, None)
+        await model.complete(BODY, None)
     assert "cookie" not in backend.requests[1].headers
 
 
@@ -135,12 +139,8 @@ async def test_message_is_returned_unchanged() -> None:
         "audio": None,
         "unknown": {"kept": True},
     }
-    async with (
-        scripted_backend([{"message": message}]) as backend,
-        open_model(backend) as model,
-    ):
-        with anyio.fail_after(5):
-            completion = await model.complete(BODY, None)
+    async with opened([{"message": message}]) as (_, model):
+        completion = await model.complete(BODY, None)
     assert completion.message == message
     assert completion.finish_reason == "tool_calls"
     assert completion.choice == {"index": 0}
@@ -155,29 +155,29 @@ async def test_message_is_returned_unchanged() -> None:
 
 async def test_streamed_and_unstreamed_completions_are_equal() -> None:
     calls = tool_reply(call("bash", command="ls"), call("submit"), content="Let me look.")
-    completion = {**calls, "reasoning": "I should look first.", "usage": {"total_tokens": 10}}
-    async with scripted_backend([completion, completion]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            whole = await model.complete(BODY, None)
-            streamed = await model.complete(BODY, DeltaRecorder())
+    reply = {**calls, "reasoning": "I should look first.", "usage": {"total_tokens": 10}}
+    async with opened([reply, reply]) as (_, model):
+        unstreamed = await model.complete(BODY, None)
+        streamed = await model.complete(BODY, DeltaRecorder())
     ids = [f"call_{number}_{index}" for number in (0, 1) for index in (0, 1)]
-    said = [tool_call.pop("id") for r in (whole, streamed) for tool_call in r.message["tool_calls"]]
-    assert said == ids
-    assert {**streamed.message} == {**whole.message}
-    assert streamed.finish_reason == whole.finish_reason
-    assert streamed.usage == whole.usage
-    assert streamed.choice == whole.choice
+    found = [
+        tool_call.pop("id") for r in (unstreamed, streamed) for tool_call in r.message["tool_calls"]
+    ]
+    assert found == ids
+    assert {**streamed.message} == {**unstreamed.message}
+    assert streamed.finish_reason == unstreamed.finish_reason
+    assert streamed.usage == unstreamed.usage
+    assert streamed.choice == unstreamed.choice
 
 
 @pytest.mark.parametrize(
     ("style", "field"), [("vllm", "reasoning"), ("sglang", "reasoning_content")]
 )
 async def test_reasoning_keeps_the_backends_field_name(style: Any, field: str) -> None:
-    completion = {"content": "42", "reasoning": "six sevens"}
+    reply = {"content": "42", "reasoning": "six sevens"}
     deltas = DeltaRecorder()
-    async with scripted_backend([completion], style=style) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            streamed = await model.complete(BODY, deltas)
+    async with opened([reply], style=style) as (_, model):
+        streamed = await model.complete(BODY, deltas)
     assert streamed.message == {"role": "assistant", "content": "42", field: "six sevens"}
     assert deltas == [ReasoningDelta("six seve"), ReasoningDelta("ns"), TextDelta("42")]
 
@@ -192,9 +192,8 @@ async def test_logprobs_are_in_the_deltas_and_in_the_completion() -> None:
         "[DONE]",
     )
     deltas = DeltaRecorder()
-    async with scripted_backend([Frames(pieces)]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            completion = await model.complete(BODY, deltas)
+    async with opened([Frames(pieces)]) as (_, model):
+        completion = await model.complete(BODY, deltas)
     assert deltas == [TextDelta("4", {"content": [forty]}), TextDelta("2", {"content": [two]})]
     assert completion.choice == {
         "index": 0,
@@ -211,9 +210,8 @@ async def test_json_response_to_a_streamed_request_is_a_completion() -> None:
     }
     item = Raw(200, json.dumps(completion).encode(), {"content-type": "application/json"})
     deltas = DeltaRecorder()
-    async with scripted_backend([item]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            completion = await model.complete(BODY, deltas)
+    async with opened([item]) as (_, model):
+        completion = await model.complete(BODY, deltas)
     assert deltas == [TextDelta("It is 42.")]
     assert completion.message == {"role": "assistant", "content": "It is 42."}
     assert (completion.finish_reason, completion.usage) == ("stop", {"total_tokens": 10})
@@ -221,33 +219,29 @@ async def test_json_response_to_a_streamed_request_is_a_completion() -> None:
 
 async def test_stream_with_finish_reason_is_complete_without_done() -> None:
     pieces = frames(chunk({"content": "42"}), chunk({}, "length"))
-    async with scripted_backend([Frames(pieces)]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            completion = await model.complete(BODY, DeltaRecorder())
+    async with opened([Frames(pieces)]) as (_, model):
+        completion = await model.complete(BODY, DeltaRecorder())
     assert completion.finish_reason == "length"
 
 
 async def test_stream_with_done_is_complete_without_finish_reason() -> None:
     pieces = frames(chunk({"content": "42"}), "[DONE]")
-    async with scripted_backend([Frames(pieces)]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            completion = await model.complete(BODY, DeltaRecorder())
+    async with opened([Frames(pieces)]) as (_, model):
+        completion = await model.complete(BODY, DeltaRecorder())
     assert completion.finish_reason == "stop"
 
 
 async def test_connection_left_open_after_done_does_not_delay_the_completion() -> None:
     pieces = [*frames(chunk({"content": "42"}, "stop"), "[DONE]"), b": never sent\n\n"]
     held = Held(Frames(pieces), until=asyncio.Event(), after_pieces=2)
-    async with scripted_backend([held]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            completion = await model.complete(BODY, DeltaRecorder())
+    async with opened([held]) as (_, model):
+        completion = await model.complete(BODY, DeltaRecorder())
     assert completion.message["content"] == "42"
 
 
 async def test_models_are_listed_with_all_fields() -> None:
-    async with scripted_backend([]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            models = await model.models()
+    async with opened([]) as (_, model):
+        models = await model.models()
     assert models == [
         {
             "id": "fake-model",
@@ -262,14 +256,10 @@ async def test_models_are_listed_with_all_fields() -> None:
 # Failures
 
 
-def open_with_short_timeout(backend: Backend) -> aclosing[OpenAIHTTPModel]:
-    return aclosing(OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=0.05))
-
-
 async def fails_with(item: Item, deltas: DeltaRecorder | None = None) -> BackendError:
     """Return the error of the client for a response of the backend."""
-    async with scripted_backend([item]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5), pytest.raises(BackendError) as raised:
+    async with opened([item]) as (_, model):
+        with pytest.raises(BackendError) as raised:
             await model.complete(BODY, deltas)
     return raised.value
 
@@ -306,11 +296,8 @@ async def test_truncated_stream_is_an_error(cut: bool) -> None:
 
 async def test_flat_errors_of_sglang_are_parsed() -> None:
     item = Refusal(422, "bad tool", type="BadRequest")
-    async with (
-        scripted_backend([item], style="sglang") as backend,
-        open_model(backend) as model,
-    ):
-        with anyio.fail_after(5), pytest.raises(BackendError) as raised:
+    async with opened([item], style="sglang") as (_, model):
+        with pytest.raises(BackendError) as raised:
             await model.complete(BODY, None)
     assert (raised.value.status, raised.value.message) == (422, "bad tool")
     assert (raised.value.type, raised.value.code) == ("BadRequest", "422")
@@ -358,17 +345,17 @@ async def test_redirect_is_not_followed() -> None:
 
 async def test_silent_backend_is_a_timeout() -> None:
     held = Held(text_reply("too late"), until=asyncio.Event())
-    async with scripted_backend([held]) as backend, open_with_short_timeout(backend) as model:
-        with anyio.fail_after(5), pytest.raises(BackendError) as raised:
+    async with opened([held], timeout_s=0.05) as (_, model):
+        with pytest.raises(BackendError) as raised:
             await model.complete(BODY, None)
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
 async def test_with_timeout_keeps_the_connections() -> None:
     script = [text_reply("first"), Held(text_reply("late"), until=asyncio.Event())]
-    async with scripted_backend(script) as backend, open_model(backend) as model:
+    async with opened(script) as (backend, model):
         await model.complete(BODY, None)
-        with anyio.fail_after(5), pytest.raises(BackendError) as raised:
+        with pytest.raises(BackendError) as raised:
             await model.with_timeout(0.05).complete(BODY, None)
         first, second = (request.peer for request in backend.requests)
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
@@ -378,7 +365,8 @@ async def test_with_timeout_keeps_the_connections() -> None:
 async def test_stopped_backend_is_unreachable() -> None:
     async with scripted_backend([]) as backend:
         pass
-    async with open_model(backend) as model:
+    model = OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=5)
+    async with aclosing(model):
         with anyio.fail_after(5):
             for attempt in (
                 model.complete(BODY, None),
@@ -396,10 +384,9 @@ async def test_stopped_backend_is_unreachable() -> None:
 
 async def test_relayed_bytes_are_unchanged() -> None:
     pieces = [b'data: {"odd" :  1}\r\n', b"\r\n: comment\n\nda", b"ta: [DONE]\n\n", b"\xff\x00"]
-    async with scripted_backend([Frames(pieces)]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            relayed = await model.relay({**BODY, "stream": True}, {})
-            body = b"".join([piece async for piece in relayed.body])
+    async with opened([Frames(pieces)]) as (_, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        body = b"".join([piece async for piece in relayed.body])
     assert body == b"".join(pieces)
 
 
@@ -415,10 +402,9 @@ async def test_relayed_response_keeps_only_headers_for_the_client() -> None:
         "X-Internal-Host": "gpu-7",
     }
     item = Raw(503, b"not JSON at all", headers)
-    async with scripted_backend([item]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            relayed = await model.relay(BODY, {})
-            body = b"".join([piece async for piece in relayed.body])
+    async with opened([item]) as (_, model):
+        relayed = await model.relay(BODY, {})
+        body = b"".join([piece async for piece in relayed.body])
     assert (relayed.status, body) == (503, b"not JSON at all")
     assert relayed.headers == {
         "content-type": "application/problem+json",
@@ -433,23 +419,21 @@ async def test_relayed_response_keeps_only_headers_for_the_client() -> None:
 @pytest.mark.parametrize("pieces_read", [0, 1])
 async def test_closed_relayed_body_ends_the_backends_work(pieces_read: int) -> None:
     held = Held(text_reply("It is 42."), until=asyncio.Event(), after_pieces=1)
-    async with scripted_backend([held]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            relayed = await model.relay({**BODY, "stream": True}, {})
-            for _ in range(pieces_read):
-                await anext(aiter(relayed.body))
-            await relayed.body.aclose()
-            await backend.requests[0].gone.wait()
+    async with opened([held]) as (backend, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        for _ in range(pieces_read):
+            await anext(aiter(relayed.body))
+        await relayed.body.aclose()
+        await backend.requests[0].gone.wait()
 
 
 async def test_truncated_relayed_response_is_an_error() -> None:
     item = Frames(frames(chunk({"content": "4"})), cut=True)
-    async with scripted_backend([item]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            relayed = await model.relay({**BODY, "stream": True}, {})
-            with pytest.raises(BackendError, match="closed before the answer was complete"):
-                async for _ in relayed.body:
-                    pass
+    async with opened([item]) as (_, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        with pytest.raises(BackendError, match="closed before the answer was complete"):
+            async for _ in relayed.body:
+                pass
 
 
 # Connections
@@ -457,26 +441,24 @@ async def test_truncated_relayed_response_is_an_error() -> None:
 
 async def test_cancelled_stream_ends_the_backends_work() -> None:
     held = Held(text_reply("It is 42."), until=asyncio.Event(), after_pieces=1)
-    async with scripted_backend([held]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            run = asyncio.create_task(model.complete(BODY, DeltaRecorder()))
-            seen = await backend.arrived(1)
-            run.cancel()
-            await seen.gone.wait()
-            with pytest.raises(asyncio.CancelledError):
-                await run
+    async with opened([held]) as (backend, model):
+        run = asyncio.create_task(model.complete(BODY, DeltaRecorder()))
+        seen = await backend.arrived(1)
+        run.cancel()
+        await seen.gone.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await run
 
 
 async def test_cancelled_request_ends_the_backends_work() -> None:
     held = Held(text_reply("It is 42."), until=asyncio.Event())
-    async with scripted_backend([held]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            run = asyncio.create_task(model.complete(BODY, None))
-            seen = await backend.arrived(1)
-            run.cancel()
-            await seen.gone.wait()
-            with pytest.raises(asyncio.CancelledError):
-                await run
+    async with opened([held]) as (backend, model):
+        run = asyncio.create_task(model.complete(BODY, None))
+        seen = await backend.arrived(1)
+        run.cancel()
+        await seen.gone.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await run
 
 
 async def test_exception_of_the_listener_propagates_and_ends_the_backends_work() -> None:
@@ -485,11 +467,10 @@ async def test_exception_of_the_listener_propagates_and_ends_the_backends_work()
 
     # The listener fails at the first text, the second piece; from the third on all is held.
     held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
-    async with scripted_backend([held]) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            with pytest.raises(TimeoutError, match="the client is too slow"):
-                await model.complete(BODY, refuse)
-            await backend.requests[0].gone.wait()
+    async with opened([held]) as (backend, model):
+        with pytest.raises(TimeoutError, match="the client is too slow"):
+            await model.complete(BODY, refuse)
+        await backend.requests[0].gone.wait()
 
 
 async def test_consecutive_calls_share_a_connection() -> None:
@@ -500,28 +481,24 @@ async def test_consecutive_calls_share_a_connection() -> None:
         text_reply("3"),
         text_reply("4"),
     ]
-    async with scripted_backend(script) as backend, open_model(backend) as model:
-        with anyio.fail_after(5):
-            await model.complete(BODY, DeltaRecorder())
+    async with opened(script) as (backend, model):
+        await model.complete(BODY, DeltaRecorder())
+        await model.complete(BODY, None)
+        with pytest.raises(BackendError):
             await model.complete(BODY, None)
-            with pytest.raises(BackendError):
-                await model.complete(BODY, None)
-            relayed = await model.relay({**BODY, "stream": True}, {})
-            async for _ in relayed.body:
-                pass
-            await model.complete(BODY, DeltaRecorder())
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        async for _ in relayed.body:
+            pass
+        await model.complete(BODY, DeltaRecorder())
     assert len({seen.peer for seen in backend.requests}) == 1
 
 
 async def test_many_calls_run_concurrently() -> None:
     count, release = 150, asyncio.Event()
     script = [Held(text_reply("42"), until=release)] * count
-    async with scripted_backend(script) as backend, open_model(backend) as model:
-        with anyio.fail_after(20):
-            runs = [
-                asyncio.create_task(model.complete(BODY, DeltaRecorder())) for _ in range(count)
-            ]
-            await backend.arrived(count)  # none is answered before all have arrived
-            release.set()
-            completions = await asyncio.gather(*runs)
+    async with opened(script, limit_s=20) as (backend, model):
+        runs = [asyncio.create_task(model.complete(BODY, DeltaRecorder())) for _ in range(count)]
+        await backend.arrived(count)  # the backend answers once all requests have arrived
+        release.set()
+        completions = await asyncio.gather(*runs)
     assert [completion.message["content"] for completion in completions] == ["42"] * count

@@ -168,11 +168,11 @@ async def test_server_tunnels_tls_to_its_backend(tmp_path: Path) -> None:
     )
 
     async def backend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await reader.readuntil(b"\r\n\r\n")
-        if length := re.search(rb"content-length: (\d+)", asked.lower()):
+        head = await reader.readuntil(b"\r\n\r\n")
+        if length := re.search(rb"content-length: (\d+)", head.lower()):
             await reader.readexactly(int(length[1]))
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(completion) + completion)
+        response = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        writer.write(response + b"Content-Length: %d\r\n\r\n" % len(completion) + completion)
         writer.close()
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -33,11 +33,11 @@ async def test_concurrent_conversations_are_independent() -> None:
     model = ScriptedModel([text_reply("one"), text_reply("two"), text_reply("three")])
 
     async def converse() -> list[str]:
-        said: list[str] = []
-        while len(said) < 3:
-            said.append(await content(model, after(*said)))
+        texts: list[str] = []
+        while len(texts) < 3:
+            texts.append(await content(model, after(*texts)))
             await asyncio.sleep(0)
-        return said
+        return texts
 
     assert await asyncio.gather(*(converse() for _ in range(5))) == [["one", "two", "three"]] * 5
 

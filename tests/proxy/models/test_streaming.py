@@ -75,7 +75,7 @@ def test_refusal_to_stream_is_recognized(message: str, refuses: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "asked"),
+    ("owner", "fields"),
     [
         ("vllm", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
         ("sglang", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
@@ -84,11 +84,11 @@ def test_refusal_to_stream_is_recognized(message: str, refuses: bool) -> None:
     ],
 )
 def test_running_counts_are_requested_from_servers_that_have_them(
-    owner: str, asked: dict[str, object]
+    owner: str, fields: dict[str, object]
 ) -> None:
     streaming = StreamSupport()
     streaming.note_models([{"id": "m", "owned_by": owner}])
-    assert streaming.request_body(BODY) == {**BODY, "stream": True, **asked}
+    assert streaming.request_body(BODY) == {**BODY, "stream": True, **fields}
 
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 21, "total_tokens": 28}

@@ -51,9 +51,9 @@ async def test_files_are_not_accessed_in_the_event_loops_thread(
     await blobs.remove([blob.name, copy.name])
     async with blobs.new() as writer:
         await writer.write(b"y" * 2_000_000)
-    here = [each for each in _seen if each[1].startswith(str(tmp_path / "blobs"))]
-    assert {event for event, _, _ in here} >= {"open", "os.rename", "os.link", "os.remove"}
-    assert threading.get_ident() not in {thread for _, _, thread in here}
+    accesses = [access for access in _seen if access[1].startswith(str(tmp_path / "blobs"))]
+    assert {event for event, _, _ in accesses} >= {"open", "os.rename", "os.link", "os.remove"}
+    assert threading.get_ident() not in {thread for _, _, thread in accesses}
     assert list((tmp_path / "blobs").iterdir()) == []
 
 

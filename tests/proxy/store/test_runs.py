@@ -79,13 +79,13 @@ async def test_run_of_a_dead_process_is_lost(
 
 
 async def test_result_for_a_retry_is_taken_once(store: Store) -> None:
-    kept = replace(ENDED, key=None)
-    await end(store, kept, for_retry=True)
+    result = replace(ENDED, key=None)
+    await end(store, result, for_retry=True)
     assert await store.runs.take_for_retry(OWNER, "f1", excluding=["r1"]) is None
-    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == kept
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == result
     assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) is None
     await store.runs.return_for_retry("r1")
-    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == kept
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == result
 
 
 @pytest.mark.parametrize(("runs", "chars"), [(MAX_RUNS + 1, 1), (3, MAX_BYTES // 2)])

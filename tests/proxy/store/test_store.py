@@ -166,14 +166,14 @@ async def test_blob_without_a_row_is_swept_after_the_grace_time(
     assert contents(tmp_path) == []
 
 
-@pytest.mark.parametrize("left", [None, b"", b"hel", b"hello, hello"])
+@pytest.mark.parametrize("content", [None, b"", b"hel", b"hello, hello"])
 async def test_upload_with_an_incomplete_blob_is_not_found(
-    left: bytes | None, store: Store
+    content: bytes | None, store: Store
 ) -> None:
     upload = await uploaded(store, b"hello")
     await uploaded(store, b"other", "other.txt")
     path = store.blobs.path(upload.blob)
-    path.unlink() if left is None else path.write_bytes(left)
+    path.unlink() if content is None else path.write_bytes(content)
     assert await store.uploads.get(OWNER, upload.id) is None
     await store.sweep()
     assert await names(store) == ["other.txt"]
