@@ -167,7 +167,7 @@ class StoredRun:
     key: str | None
     """The client's Idempotency-Key."""
     fingerprint: str
-    """The hash of the request's body."""
+    """The hash of the request."""
     status: RunStatus
     model: str
     container_id: str

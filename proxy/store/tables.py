@@ -116,7 +116,7 @@ RUNS = _with_seq(
     *_text("record"),
     *_integer("bytes", "expires_at"),
 )
-# Summaries of all runs, without any text: what the runs API returns after a run has ended.
+# Summaries of all runs, without any text, for the runs API.
 RUN_SUMMARIES = _with_seq(
     "run_summaries",
     *_text("id", "owner", "status", "process", "model", "container_id"),

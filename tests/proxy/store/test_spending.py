@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from policies.budgets import DAY_S, DailyBudget, Expense
 from proxy.store.store import Store
+from tests.fakes.manual_clock import ManualClock
 
 OWNER = "somebody"
 MORNING = 20_000 * DAY_S + 3600.0
@@ -19,24 +20,16 @@ FIVE = DailyBudget(commands=5)
 ONE = Expense(commands=1)
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = MORNING
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> ManualClock:
+    clock = ManualClock()
+    clock.advance(MORNING)
+    return clock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
-    with closing(Store(tmp_path, now=clock)) as opened:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with closing(Store(tmp_path, now=clock.time)) as opened:
         yield opened
 
 
@@ -95,10 +88,10 @@ async def test_each_key_has_its_own_budget(store: Store) -> None:
 
 
 async def test_concurrent_processes_never_exceed_the_budget(
-    tmp_path: Path, store: Store, clock: Clock
+    tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     refused = 0
-    with closing(Store(tmp_path, now=clock)) as other:
+    with closing(Store(tmp_path, now=clock.time)) as other:
 
         async def take(each: Store) -> None:
             nonlocal refused
@@ -113,38 +106,40 @@ async def test_concurrent_processes_never_exceed_the_budget(
     assert (refused, (await store.spending.spent(OWNER)).commands) == (15, 5)
 
 
-async def test_spending_survives_a_restart(tmp_path: Path, clock: Clock) -> None:
-    with closing(Store(tmp_path, now=clock)) as before:
+async def test_spending_survives_a_restart(tmp_path: Path, clock: ManualClock) -> None:
+    with closing(Store(tmp_path, now=clock.time)) as before:
         await before.spending.account(OWNER, FIVE).overdraw(Expense(commands=5))
-    with closing(Store(tmp_path, now=clock)) as after:
+    with closing(Store(tmp_path, now=clock.time)) as after:
         assert (await after.spending.account(OWNER, FIVE).take(ONE)).used_up == "commands"
 
 
-async def test_budgets_are_reset_at_midnight(store: Store, clock: Clock) -> None:
+async def test_budgets_are_reset_at_midnight(store: Store, clock: ManualClock) -> None:
     account = store.spending.account(OWNER, FIVE)
     await account.overdraw(Expense(commands=5))
-    clock.now += store.spending.until_midnight_s() - 1
+    clock.advance(store.spending.until_midnight_s() - 1)
     assert (await account.take(ONE)).used_up == "commands"
-    clock.now += 1
+    clock.advance(1)
     assert (await account.take(ONE)).spent == ONE
 
 
-async def test_expense_counts_on_the_day_on_which_it_was_taken(store: Store, clock: Clock) -> None:
+async def test_expense_counts_on_the_day_on_which_it_was_taken(
+    store: Store, clock: ManualClock
+) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     receipt = await account.take(Expense(tokens=50))
-    clock.now += store.spending.until_midnight_s()
+    clock.advance(store.spending.until_midnight_s())
     await store.sweep()
     await account.settle(receipt, Expense(tokens=80))
     assert await store.spending.spent(OWNER) == Expense()
-    clock.now -= DAY_S
+    clock.advance(-DAY_S)
     assert await store.spending.spent(OWNER) == Expense(tokens=80)
 
 
-async def test_past_days_are_deleted(store: Store, clock: Clock) -> None:
+async def test_past_days_are_deleted(store: Store, clock: ManualClock) -> None:
     await store.spending.account(OWNER, FIVE).overdraw(ONE)
-    clock.now += 2 * DAY_S
+    clock.advance(2 * DAY_S)
     await store.sweep()
-    clock.now -= 2 * DAY_S
+    clock.advance(-2 * DAY_S)
     assert await store.spending.spent(OWNER) == Expense()
 
 
