@@ -5,18 +5,14 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
-from proxy.agent.events import OnDelta
-from proxy.agent.model import Completion, Credentials, Model, Upstream, UpstreamResponse
+from proxy.agent.model import Credentials, Model, Upstream, UpstreamResponse
 
 
 class ModelWrapper:
-    """A `Model` that forwards all calls to another model. Subclasses override `complete`."""
+    """Forwards all calls of a `Model` except `complete`, which subclasses add."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-
-    async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        return await self._model.complete(body, on_delta)
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
         return await self._model.relay(body, headers)
