@@ -215,7 +215,7 @@ def _lifespan(
     async def lifespan(app: "FastAPI") -> AsyncIterator[None]:
         sweeping = [
             asyncio.create_task(work)
-            for work in (sweep_forever(backend, SystemClock()), services.store.keep_swept())
+            for work in (sweep_forever(backend, SystemClock()), services.store.sweep_forever())
         ]
         pool.start()
         await services.tool_verdicts.load()

@@ -25,7 +25,7 @@ from policies.workspace import INPUT_DIR, OUTPUT_DIR
 from proxy.agent.model import Message
 from proxy.agent.result import Artifact
 from proxy.agent.task import InputFile
-from proxy.store.records import Maker, NewContainer, Upload
+from proxy.store.records import FileSource, NewContainer, Upload
 from proxy.store.store import Store
 from sandbox_runtime.sandbox import Sandbox
 
@@ -80,7 +80,7 @@ class FileStore:
         return await self._files(container_id, owner, OUTPUT_DIR, "assistant")
 
     async def _files(
-        self, container_id: str, owner: str, under: str, source: Maker
+        self, container_id: str, owner: str, under: str, source: FileSource
     ) -> list[InputFile]:
         files = await self.store.container_files.all(container_id, owner, under)
         return [
@@ -188,9 +188,9 @@ class RunArtifactStore:
     async def save(self, sandbox: Sandbox, file: ProducedFile, timeout_s: float) -> Artifact:
         store = self._files.store
         async with store.blobs.new() as writer:
-            take = writer.take
-            await sandbox.get(file.path, take, max_bytes=file.bytes, timeout_s=timeout_s)
-            blob = await writer.keep()
+            write = writer.write
+            await sandbox.get(file.path, write, max_bytes=file.bytes, timeout_s=timeout_s)
+            blob = await writer.commit()
         path = os.fsencode(file.path).decode(errors="replace")
         mime_type = type_of(path)
         await self._open()

@@ -52,7 +52,7 @@ from proxy.schemas.content_parts import (
     shown_type,
     with_url,
 )
-from proxy.store.records import NoUploads, Upload, Uploads
+from proxy.store.records import EmptyUploadLookup, Upload, UploadLookup
 from sandbox_runtime.errors import SandboxFileError
 
 MAX_FETCHES = 32
@@ -117,7 +117,7 @@ class Inputs:
         *,
         max_total_mib: int = InputLimits().max_total_mib,
         modalities: tuple[Modality, ...] = ("image",),
-        uploads: Uploads | None = None,
+        uploads: UploadLookup | None = None,
         fetcher: Fetcher | None = None,
         lengths: "TextLengths | None" = None,
         window: WindowOf | None = None,
@@ -128,7 +128,7 @@ class Inputs:
         to download any URL from inside its own network."""
         self._max_total_mib = max_total_mib
         self._modalities = frozenset[Kind](modalities)
-        self._uploads = uploads or NoUploads()
+        self._uploads = uploads or EmptyUploadLookup()
         self._fetcher = fetcher
         self._lengths = lengths
         self._window = window

@@ -185,9 +185,9 @@ class ClientKeys:
 
 async def _status(model: Model, passing: UpstreamRequest) -> int:
     """Return the status of an answer that says something of the key. Raises BackendError."""
-    passage = model.passage
-    assert passage, "clients' keys are for a backend that is a server"
-    relayed = await passage.pass_on(passing)
+    upstream = model.upstream
+    assert upstream, "clients' keys are for a backend that is a server"
+    relayed = await upstream.send(passing)
     async with aclosing(relayed.body):
         if 200 <= relayed.status < 300:
             return relayed.status

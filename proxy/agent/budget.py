@@ -369,8 +369,8 @@ class PartialCompletion:
         of the time or the connection. Unfinished tool calls are left out; a reply that was ended
         for its many calls has all complete calls and one more, which tells that there were more.
         """
-        if stopped is not None and stopped.cause == "many_calls" and stopped.reply:
-            return replace(stopped.reply, usage=self._usage(), stopped="many_calls")
+        if stopped is not None and stopped.cause == "many_calls" and stopped.partial:
+            return replace(stopped.partial, usage=self._usage(), stopped="many_calls")
         thinking = "".join(self._thinking)
         text = "".join(delta.text for delta in self._text)
         if stopped is not None and stopped.stop:
@@ -379,7 +379,7 @@ class PartialCompletion:
         if thinking:
             message |= {"reasoning": thinking, "reasoning_content": thinking}
         ends_by_itself = stopped is not None and stopped.cause in ("stop", "no_call")
-        sent = stopped.reply if stopped else None
+        sent = stopped.partial if stopped else None
         return Completion(
             message=message,
             finish_reason="stop" if ends_by_itself else "length",

@@ -27,7 +27,7 @@ class CompletionStopped(Exception):
         super().__init__(cause)
         self.cause = cause
         self.stop = stop
-        self.reply: Completion | None = None
+        self.partial: Completion | None = None
         """The reply as far as the backend had sent it, if the model can tell."""
 
 
@@ -93,10 +93,10 @@ class Credentials:
     """The headers that name one of the client's organizations and projects."""
 
 
-class UpstreamPaths(Protocol):
+class Upstream(Protocol):
     """The paths of a backend's server beside chat completions."""
 
-    async def pass_on(self, passing: UpstreamRequest) -> UpstreamResponse:
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request as it is, once, and return the response untouched, whatever its status.
         Raises BackendError only if there is no response."""
 
@@ -131,7 +131,7 @@ class Model(ChatModel, Protocol):
         """Return how many tokens a text has for a model, or None if that is unknown."""
 
     @property
-    def passage(self) -> UpstreamPaths | None:
+    def upstream(self) -> Upstream | None:
         """The backend's other paths; None if it has none."""
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:

@@ -259,7 +259,7 @@ async def _from_form(
         return await store.container_files.put(
             owner,
             container_id,
-            await writer.keep(),
+            await writer.commit(),
             filename=form.filename,
             mime_type=type_of(form.filename),
             quota=limits.quota_mib << 20,

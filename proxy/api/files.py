@@ -85,7 +85,7 @@ async def create_file(request: Request, services: ServicesOf, owner: Owner) -> F
         asked_s = asked.expires_after.seconds if asked.expires_after else None
         upload = await store.uploads.add(
             owner,
-            await writer.keep(),
+            await writer.commit(),
             filename=form.filename or DEFAULT_FILENAME,
             purpose=asked.purpose,
             mime_type=type_of(form.filename),
@@ -154,7 +154,7 @@ async def read_upload(
     store, limits = services.store, services.file_limits
 
     async def admit(size: int) -> None:
-        await store.require_room(owner, size, limits.quota_mib << 20)
+        await store.require_quota(owner, size, limits.quota_mib << 20)
 
     return await _read_form(request, writer, max_mib=limits.max_file_mib, admit=admit)
 
@@ -217,7 +217,7 @@ async def _read_form(
                         f"The file is larger than {max_mib} MiB, the most that is allowed.",
                         param=FILE_FIELD,
                     )
-                await writer.take(data)
+                await writer.write(data)
     except (ProxyError, FormParserError) as error:
         await _discard(stream, max_mib << 20)
         if isinstance(error, ProxyError):

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import suited_to_messages
-from proxy.agent.model import UpstreamPaths, UpstreamRequest
+from proxy.agent.model import Upstream, UpstreamRequest
 from proxy.api.answering import streamed, whole
 from proxy.api.dependencies import (
     JSONResponse,
@@ -24,7 +24,12 @@ from proxy.api.prepare import Preparation, deadline_s, identify, start_or_join, 
 from proxy.api.routing import RoutingDecision, resolve_route
 from proxy.api.upstream_relay import forward_json
 from proxy.errors import NotFoundError, request_id
-from proxy.models.openai_http import MAX_TOKENIZED_BYTES, NOT_THERE, TOKENIZE_PATH, count_in
+from proxy.models.openai_http import (
+    MAX_TOKENIZED_BYTES,
+    NO_ENDPOINT_STATUSES,
+    TOKENIZE_PATH,
+    parse_token_count,
+)
 from proxy.models.relay import read_at_most
 from proxy.schemas.messages_request import MessagesAsChat, as_chat, as_chat_to_count, to_be_counted
 from proxy.schemas.messages_response import Shown, StreamedMessage, WholeMessage
@@ -104,34 +109,34 @@ async def count_tokens(request: Request) -> Response:
     if body["model"].endswith(PLAIN_SUFFIX):
         return await forward_json(request, body)
     asked = as_chat_to_count(body)
-    passage = model(request).passage
-    if passage is None:
+    upstream = model(request).upstream
+    if upstream is None:
         raise _not_countable()
-    return await while_connected(request, _count(passage, request, body, asked))
+    return await while_connected(request, _count(upstream, request, body, asked))
 
 
 async def _count(
-    passage: UpstreamPaths, request: Request, body: Mapping[str, Any], asked: MessagesAsChat
+    upstream: Upstream, request: Request, body: Mapping[str, Any], asked: MessagesAsChat
 ) -> Response:
-    counted = await _post(passage, request, COUNT_PATH, to_be_counted(body, asked))
-    if counted.status_code not in NOT_THERE:
+    counted = await _post(upstream, request, COUNT_PATH, to_be_counted(body, asked))
+    if counted.status_code not in NO_ENDPOINT_STATUSES:
         return counted
     words = {name: asked.chat[name] for name in ("model", "tools") if name in asked.chat}
     words["messages"] = [_without_files(message) for message in asked.chat["messages"]]
-    tokenized = await _post(passage, request, TOKENIZE_PATH, words)
-    count = count_in(bytes(tokenized.body)) if tokenized.status_code == 200 else None
+    tokenized = await _post(upstream, request, TOKENIZE_PATH, words)
+    count = parse_token_count(bytes(tokenized.body)) if tokenized.status_code == 200 else None
     if count is None:
         raise _not_countable()
     return JSONResponse({"input_tokens": count})
 
 
 async def _post(
-    passage: UpstreamPaths, request: Request, path: str, body: Mapping[str, Any]
+    upstream: Upstream, request: Request, path: str, body: Mapping[str, Any]
 ) -> Response:
     kept = {name: value for name, value in request.headers.items() if name not in _BODY_HEADERS}
     headers = {**kept, "content-type": "application/json"}
     passing = UpstreamRequest("POST", path, headers, json.dumps(body).encode())
-    answer = await passage.pass_on(passing)
+    answer = await upstream.send(passing)
     read = await read_at_most(answer.body, MAX_TOKENIZED_BYTES)
     if read is None:
         raise _not_countable()

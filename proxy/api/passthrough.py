@@ -18,7 +18,7 @@ from policies.budgets import DailyBudget
 from policies.json_bounds import decoded, encoded
 from policies.passthrough import Way, goes_on_from_responses, is_stateless, way
 from policies.routing import PLAIN_SUFFIX, plain_name
-from proxy.agent.model import UpstreamBody, UpstreamPaths, UpstreamResponse
+from proxy.agent.model import Upstream, UpstreamBody, UpstreamResponse
 from proxy.api.dependencies import (
     JSONResponse,
     authorize,
@@ -117,7 +117,7 @@ def _model(fields: Mapping[str, Any]) -> str:
     return plain_name(model) if isinstance(model, str) else ""
 
 
-def _upstream(request: Request, where: Way) -> UpstreamPaths:
+def _upstream(request: Request, where: Way) -> Upstream:
     """Return the backend's server, if this request may be passed on to it. Raises ProxyError."""
     named = f"{request.method} {request.url.path}"
     if request.method not in METHODS:
@@ -213,7 +213,7 @@ async def require_owned_by_client(request: Request, asked: Mapping[str, Any]) ->
         return  # the backend itself knows whose it is
     before = asked.get("previous_response_id")
     shelf = services(request).store.responses
-    if before and not await shelf.is_the_backends(owner(request), str(before)):
+    if before and not await shelf.is_backend_response(owner(request), str(before)):
         raise NotFoundError(
             f"Previous response with id {str(before)!r} not found.",
             param="previous_response_id",
@@ -240,7 +240,7 @@ def or_upstream(handler: Handler) -> Handler:
             return await handler(request, response_id)
         except NotFoundError:
             shelf = services(request).store.responses
-            if not await shelf.is_the_backends(owner(request), response_id):
+            if not await shelf.is_backend_response(owner(request), response_id):
                 raise
         return await forward(
             request, upstream_of(request), None, partial(wait_for_disconnect, request)
@@ -254,7 +254,9 @@ def _record_id(
 ) -> UpstreamResponse:
     if relayed.status >= 400:
         return relayed
-    return replace(relayed, body=_IdRecorder(relayed.body, partial(shelf.note_the_backends, whose)))
+    return replace(
+        relayed, body=_IdRecorder(relayed.body, partial(shelf.add_backend_response, whose))
+    )
 
 
 class _IdRecorder:

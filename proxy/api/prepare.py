@@ -421,7 +421,7 @@ async def _reserve_budget(
     prices, model = services(request).prices, asked.decision.route.model
     per_day = profile.budgets.daily if runs else profile.budgets.daily.of_model_calls
     if per_day.cost_usd is None and profile.limits.max_cost_usd is None:
-        tariff = prices.own(model)
+        tariff = prices.configured(model)
     else:
         tariff = await known_tariff(prices, model)
     if not per_day.is_set:

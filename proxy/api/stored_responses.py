@@ -36,7 +36,7 @@ from proxy.schemas.resources import (
 from proxy.schemas.responses_response import failed, response_id, run_id
 from proxy.schemas.responses_shapes import INCLUDES, item_type
 from proxy.schemas.validation import array, one_of
-from proxy.store.database import part
+from proxy.store.database import page_of_list
 from proxy.store.records import StoredResponse
 
 PATH = "/v1/responses/{response_id}"
@@ -123,7 +123,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     _check_include(request)
     chain = await services(request).store.responses.chain(owner(request), response_id)
     items = chain.inputs if chain else ()
-    few = part(items, parse(ListQuery, dict(request.query_params)).page)
+    few = page_of_list(items, parse(ListQuery, dict(request.query_params)).page)
     return JSONResponse(items_list(few.items, few.has_more))
 
 
@@ -300,7 +300,7 @@ async def is_running(request: Request, response: StoredResponse) -> bool:
 
 async def _conversation(request: Request, conversation_id: str) -> PreviousContext:
     whose = owner(request)
-    said = await services(request).store.conversations.said(whose, conversation_id)
+    said = await services(request).store.conversations.all_items(whose, conversation_id)
     if said is None:
         raise no_such_conversation(conversation_id)
     items, seq = said

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from policies.routing import PLAIN_SUFFIX
 from policies.steps import PROFILES
-from proxy.agent.model import UpstreamPaths, UpstreamRequest
+from proxy.agent.model import Upstream, UpstreamRequest
 from proxy.api.dependencies import JSONResponse, Services, model, while_connected
 from proxy.api.description import DISTRIBUTION
 from proxy.api.parameters import (
@@ -113,7 +113,7 @@ def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
         "profile": profile.name,
         "features": {
             "plain_suffix": PLAIN_SUFFIX,
-            "passthrough": parts.model.passage is not None,
+            "passthrough": parts.model.upstream is not None,
         },
     }
 
@@ -127,8 +127,8 @@ def _settings(parts: Services, profiles: Sequence[str]) -> dict[str, Any]:
 async def metrics(request: Request, services: ServicesOf) -> Response:
     """Return the backend's metrics, with the proxy's own below, in Prometheus's format."""
     wanted = _wanted_format(request.headers.get("accept", ""))
-    passage = model(request).passage
-    theirs, written = await while_connected(request, _backend_metrics(passage, wanted))
+    upstream = model(request).upstream
+    theirs, written = await while_connected(request, _backend_metrics(upstream, wanted))
     encode, media_type = choose_encoder(written)
     return Response(theirs + encode(services.runs.metrics), media_type=media_type)
 
@@ -140,20 +140,20 @@ def _wanted_format(accept: str) -> str:
     return OPENMETRICS if OPENMETRICS in named else TEXT
 
 
-async def _backend_metrics(passage: UpstreamPaths | None, wanted: str) -> tuple[bytes, str]:
+async def _backend_metrics(upstream: Upstream | None, wanted: str) -> tuple[bytes, str]:
     """Return the backend's metrics in whole lines, and their format: text where the backend has no
     OpenMetrics. Without metrics of the backend's, or none in time, it is the format wanted."""
-    if passage is None:
+    if upstream is None:
         return b"", wanted
     try:
         async with asyncio.timeout(BACKEND_TIMEOUT_S):
-            return await _read_metrics(passage, wanted)
+            return await _read_metrics(upstream, wanted)
     except (ProxyError, TimeoutError):
         return b"", wanted
 
 
-async def _read_metrics(passage: UpstreamPaths, wanted: str) -> tuple[bytes, str]:
-    relayed = await passage.pass_on(
+async def _read_metrics(upstream: Upstream, wanted: str) -> tuple[bytes, str]:
+    relayed = await upstream.send(
         UpstreamRequest("GET", "/metrics", {"accept": ACCEPT[wanted]}, None)
     )
     text = bytearray()

@@ -23,7 +23,7 @@ from policies.json_bounds import SMALL_BYTES, JSONBounds, decoded, encoded
 from policies.passthrough import URL_FIELDS, remote_urls
 from policies.prices import Counted, Tariff, cost_usd, counted, expected_tokens
 from policies.routing import plain_name
-from proxy.agent.model import UpstreamBody, UpstreamPaths, UpstreamRequest, UpstreamResponse
+from proxy.agent.model import Upstream, UpstreamBody, UpstreamRequest, UpstreamResponse
 from proxy.agent.task import BudgetAccount
 from proxy.api.dependencies import (
     Disconnect,
@@ -38,7 +38,7 @@ from proxy.api.dependencies import (
 )
 from proxy.errors import BackendError, BadRequestError, BudgetError, ProxyError
 from proxy.models.prices import Prices
-from proxy.models.streamed_reply import UsageReader
+from proxy.models.streaming import UsageReader
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ async def forward_json(
 
 async def forward(
     request: Request,
-    upstream: UpstreamPaths,
+    upstream: Upstream,
     body: "bytes | RequestBodyStream | None",
     disconnect: Disconnect,
     day: DailyBudget = DailyBudget(),
@@ -115,9 +115,9 @@ async def forward(
     return await cancel_on_disconnect(disconnect, work, look_after_s=LOOK_AFTER_S)
 
 
-def upstream_of(request: Request) -> UpstreamPaths:
+def upstream_of(request: Request) -> Upstream:
     """Return the backend's server. Raises HTTPException if the backend is none."""
-    upstream = model(request).passage
+    upstream = model(request).upstream
     if upstream is None:
         raise HTTPException(404, "Not Found, and the backend is no server to pass it on to")
     return upstream
@@ -157,7 +157,7 @@ def _without(headers: Headers, name: str) -> Headers:
 
 async def _forwarded(
     request: Request,
-    upstream: UpstreamPaths,
+    upstream: Upstream,
     passing: UpstreamRequest,
     disconnect: Disconnect,
     day: DailyBudget,
@@ -165,7 +165,7 @@ async def _forwarded(
 ) -> Response:
     body = passing.body if isinstance(passing.body, bytes) else None
     try:
-        relayed = await metered_relay(request, day, body, partial(upstream.pass_on, passing))
+        relayed = await metered_relay(request, day, body, partial(upstream.send, passing))
     except BackendError as error:
         if isinstance(passing.body, RequestBodyStream) and passing.body.rejected is not None:
             raise passing.body.rejected from error
@@ -360,7 +360,9 @@ async def metered_relay(
     asked = _read_fields(body) if isinstance(body, bytes) else body or {}
     model = str(asked.get("model", ""))
     prices = services(request).prices
-    tariff = prices.own(model) if budget.cost_usd is None else await known_tariff(prices, model)
+    tariff = (
+        prices.configured(model) if budget.cost_usd is None else await known_tariff(prices, model)
+    )
     account = daily_account(request, budget)
     prompt = Counted(prompt=expected_tokens(asked))
     receipt = await take_from(request, account, _expense(prompt, tariff))
@@ -420,7 +422,9 @@ class _MeteredBody:
         tokens = counted(self._reader.usage)
         if not tokens.total and tokens.reported_usd is None:
             # Usage is missing: charge the expected prompt, and about what has passed.
-            tokens = Counted(prompt=self._receipt.expected.tokens, completion=self._reader.made)
+            tokens = Counted(
+                prompt=self._receipt.expected.tokens, completion=self._reader.estimated_tokens
+            )
         await self._account.settle(self._receipt, _expense(tokens, self._tariff))
 
 

@@ -1,4 +1,4 @@
-"""Translates a backend's failures, in any server's format, into our errors. Pure.
+"""Translates a backend's failures, in any server's format, into BackendErrors. Pure.
 
 Open it when a backend's error gets the wrong status, type or message, or when a context overflow or
 a refusal of tools is not recognized.
@@ -19,13 +19,13 @@ from policies.context import ContextSizes
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
 
 MAX_TEXT_CHARS = 1000
-"""The most characters kept of an error that is not JSON, such as a gateway's HTML page."""
-_MUCH_BYTES = 64 << 10
-"""JSON longer than this is decoded without garbage collection."""
+"""The longest message of an error that is not JSON, such as a gateway's HTML page."""
+_LONG_JSON_BYTES = 64 << 10
+"""Garbage collection pauses while longer JSON is decoded."""
 _OVERFLOW_CODE = "context_length_exceeded"
-_LLAMA_CPPS_TYPE = "exceed_context_size_error"
+_LLAMA_CPP_OVERFLOW_TYPE = "exceed_context_size_error"
 _OVERFLOW_STATUSES = (400, 413, 422)
-_OVERFLOW_WORDS = re.compile(
+_OVERFLOW = re.compile(
     r"context[ _](length|window|size|limit)"
     r"|(prompt|inputs?|request|conversation)( \([^)]*\))? (is|are|was) (too long|longer than)"
     r"|too many (input |prompt )?tokens"
@@ -37,31 +37,31 @@ _OVERFLOW_WORDS = re.compile(
     r"|max_(completion_)?tokens=\d+ cannot be greater than max_model_len",
     re.IGNORECASE | re.DOTALL,
 )
-_NO_TOOLS_STATUSES = (400, 404, 405, 422, 500, 501)
-"""OpenRouter's refusal has 404, DeepInfra's 405, that of older llama.cpp servers 500."""
-_ANY_TOOLS = r"(?:tools|tool[- _](?:use|usage|calls|calling)|functions?(?:[- _]call(?:s|ing)?)?)"
-_WITH_TOOLS_ALONE = (
+_TOOLS_REFUSED_STATUSES = (400, 404, 405, 422, 500, 501)
+"""OpenRouter refuses with 404, DeepInfra with 405, older llama.cpp servers with 500."""
+_TOOLS = r"(?:tools|tool[- _](?:use|usage|calls|calling)|functions?(?:[- _]call(?:s|ing)?)?)"
+_NOT_COMBINED = (
     r"(?![\w\[]|\.\w)"
     r"(?!\W+(?:with|when|while|if|in|together|alongside)\b(?! (?:this|the|your) model))"
 )
-"""Excludes refusals of tools together with another parameter, and of a single tool."""
-_NO_TOOLS_WORDS = re.compile(
+"""Excludes refusals of tools in combination with another parameter, and of a single tool."""
+_TOOLS_REFUSED = re.compile(
     # vLLM; llama.cpp
     r"requires? --(?:enable-auto-tool-choice|tool-call-parser)"
     r"|\btool\S* param requires --jinja"
     # Ollama, xAI, DeepSeek; OpenRouter; litellm
-    rf"|(?:not|n't|no endpoints found that) support (?:the )?{_ANY_TOOLS}\b{_WITH_TOOLS_ALONE}"
+    rf"|(?:not|n't|no endpoints found that) support (?:the )?{_TOOLS}\b{_NOT_COMBINED}"
     r"|not support parameters: \[[^\]]*'tools'"
     # OpenAI, Groq, Azure, DeepInfra; Gemini, Mistral
-    rf"|(?<!with )(?<![\w-])['\"`]?{_ANY_TOOLS}['\"`]?"
-    rf" (?:is|are) not (?:supported|enabled)\b{_WITH_TOOLS_ALONE}"
-    # servers whose requests have no such field
+    rf"|(?<!with )(?<![\w-])['\"`]?{_TOOLS}['\"`]?"
+    rf" (?:is|are) not (?:supported|enabled)\b{_NOT_COMBINED}"
+    # servers that do not know the field
     r"|\btools: extra (?:inputs|fields) (?:are )?not permitted"
     r"|\bargument supplied: tools\b",
     re.IGNORECASE,
 )
 MIN_WINDOW, MAX_WINDOW = 256, 100_000_000
-"""The smallest and the largest context that a model can have; other numbers mean something else."""
+"""The smallest and the largest plausible context, in tokens."""
 _N = r"(\d[\d,_]*)"
 _WINDOW = (
     # OpenAI, vLLM, SGLang, DeepSeek, OpenRouter: "maximum context length is 4096 tokens"; xAI
@@ -77,7 +77,7 @@ _WINDOW = (
     # OpenAI: "limit of 272000"; Bedrock: "model maximum (4096)"
     rf"must be <= {_N}",
     rf"(?:allowed|allowed length|configured limit|max_model_len|model maximum)(?: of)? \(?{_N}",
-    # vLLM, of an answer that is longer than the window by itself
+    # vLLM, if max_tokens exceeds the context
     rf"max_model_len={_N}",
 )
 _PROMPT = (
@@ -103,14 +103,14 @@ _ANSWER = (
 
 @dataclass(frozen=True, slots=True)
 class _ErrorBody:
-    """The fields of an error's body, whatever its format."""
+    """The fields of an error's body, in whichever format it is."""
 
     message: str = ""
     type: str | None = None
     code: str | None = None
     param: str | None = None
     sizes: ContextSizes = ContextSizes()
-    beside: Mapping[str, int] = field(default_factory=dict)
+    llama_cpp_sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def backend_error(
@@ -121,33 +121,34 @@ def backend_error(
     secret: str | None = None,
     overflows: bool = False,
 ) -> BackendError:
-    """Return the error for a backend's JSON or text. Its message never contains `secret`.
+    """Return the error for a backend's decoded JSON or text. Its message never contains `secret`.
 
-    Without a `status`, inside a stream, the payload's own code serves as the status if it is one.
-    `overflows` is True if the caller knows that the conversation is too long.
+    `status` is None for an error inside a stream: the payload's code is the status if it is a
+    number from 400 to 599. `overflows` is True if the caller knows that the conversation is too
+    long.
     """
-    said = _read(payload)
+    body = _parse_error_body(payload)
     if status is None:
-        status = _status_in(said.code)
-    overflows = overflows or _tells_of_overflow(said, status)
+        status = _status_in(body.code)
+    overflows = overflows or _is_overflow(body, status)
     kind = ContextOverflowError if overflows else BackendError
-    no_tools = "" if overflows else _words_of_no_tools(said, status)
-    if no_tools:
+    tools_refusal = "" if overflows else _find_tools_refusal(body, status)
+    if tools_refusal:
         kind = ToolsRefusedError
     status = _error_status(status, overflows)
     error = kind(
-        redacted(said.message, secret) or f"the backend failed with {status} and no message",
+        redact(body.message, secret) or f"the backend failed with {status} and no message",
         status=status,
-        type=said.type or "backend_error",
-        code=_OVERFLOW_CODE if overflows else said.code,
-        param=said.param,
+        type=body.type or "backend_error",
+        code=_OVERFLOW_CODE if overflows else body.code,
+        param=body.param,
         retry_after_s=retry_after_s,
     )
     if isinstance(error, ContextOverflowError):
-        error.sizes = said.sizes
-        error.beside = dict(said.beside)
+        error.sizes = body.sizes
+        error.beside = dict(body.llama_cpp_sizes)
     if isinstance(error, ToolsRefusedError):
-        error.words = no_tools
+        error.words = tools_refusal
     return error
 
 
@@ -161,18 +162,20 @@ def backend_error_from_response(
 ) -> BackendError:
     """Return the error for a backend's HTTP response. The names in `headers` are lower case."""
     wait_s = retry_after_s(headers, now)
-    return backend_error(payload_of(body), status=status, retry_after_s=wait_s, secret=secret)
+    return backend_error(
+        decode_error_body(body), status=status, retry_after_s=wait_s, secret=secret
+    )
 
 
 def is_error(payload: Any) -> bool:
-    """Return True if what should be a completion or a chunk is an error, wrapped or flat."""
+    """Return True if the payload is an error instead of a completion or a chunk."""
     if not isinstance(payload, dict):
         return False
     return bool(payload.get("error")) or payload.get("object") == "error"
 
 
-def payload_of(body: bytes) -> Any:
-    """Decode an error's body as JSON, else return the beginning of its text."""
+def decode_error_body(body: bytes) -> Any:
+    """Return an error's body decoded as JSON, or the first `MAX_TEXT_CHARS` of its text."""
     text = body.decode("utf-8", "replace")
     try:
         return json.loads(text)
@@ -181,7 +184,7 @@ def payload_of(body: bytes) -> Any:
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds to wait, by `retry-after-ms` or `retry-after`, or None."""
+    """Return the seconds of `retry-after-ms`, else of `retry-after`, or None."""
     milliseconds = _number(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -190,27 +193,27 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     return seconds if seconds is not None else _seconds_until(value, now)
 
 
-def redacted(message: str, secret: str | None) -> str:
-    """Replace the secret in a message. Placeholders such as "EMPTY" are too short to be secrets."""
+def redact(message: str, secret: str | None) -> str:
+    """Replace the secret in a message. A shorter placeholder, such as "EMPTY", is no secret."""
     return message if secret is None or len(secret) < 8 else message.replace(secret, "[key]")
 
 
 def unreachable(reason: str) -> BackendError:
-    """Return the error for a backend that cannot be reached, or whose connection was lost."""
+    """Return the error for a backend that cannot be reached."""
     return BackendError(
         f"the backend cannot be reached: {reason}", status=502, code="backend_unreachable"
     )
 
 
 def timed_out(reason: str) -> BackendError:
-    """Return the error for a backend that was silent for too long."""
+    """Return the error for a backend that sent nothing for too long."""
     return BackendError(
         f"the backend did not answer in time: {reason}", status=504, code="backend_timeout"
     )
 
 
-def cut_off() -> BackendError:
-    """Return the error for a connection that ended in the middle of an answer."""
+def connection_lost() -> BackendError:
+    """Return the error for a connection that was closed before the end of a response."""
     return BackendError(
         "the backend's connection closed before the answer was complete",
         status=502,
@@ -218,29 +221,30 @@ def cut_off() -> BackendError:
     )
 
 
-def is_no_answer(error: BackendError) -> bool:
-    """Return True if the backend sent no answer at all."""
+def is_transport_error(error: BackendError) -> bool:
+    """Return True if the backend was unreachable, timed out or lost the connection."""
     return error.code in ("backend_unreachable", "backend_timeout")
 
 
-def parsed(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Decode a backend's JSON, with NaN and Infinity as null. Raises BackendError."""
-    # Every collection visits all values decoded so far: a large body takes five times as long.
-    waits = len(text) > _MUCH_BYTES and gc.isenabled()
-    if waits:
+    # Each garbage collection visits all decoded values: a large body would take five times as long.
+    pauses_gc = len(text) > _LONG_JSON_BYTES and gc.isenabled()
+    if pauses_gc:
         gc.disable()
     try:
         return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise bad_response("it is not JSON") from error
     finally:
-        if waits:
+        if pauses_gc:
             gc.enable()
 
 
 @contextmanager
-def expected(what: str) -> Iterator[None]:
-    """Raise BackendError if a field in `what` turns out to have the wrong type."""
+def map_type_errors(what: str) -> Iterator[None]:
+    """Raise BackendError for an exception that a field of the wrong type causes in the block.
+    `what` is the subject of the message."""
     try:
         yield
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -248,65 +252,67 @@ def expected(what: str) -> Iterator[None]:
 
 
 def bad_response(reason: str) -> BackendError:
-    """Return the error for an answer that does not follow the API."""
+    """Return the error for a response that does not follow the API."""
     return BackendError(
         f"the backend's answer cannot be read: {reason}", status=502, code="backend_bad_response"
     )
 
 
-def _read(payload: Any) -> _ErrorBody:
-    """Read OpenAI's wrapped format, SGLang's flat one, FastAPI's `detail`, or plain text."""
+def _parse_error_body(payload: Any) -> _ErrorBody:
+    """Parse OpenAI's wrapped format, SGLang's flat format, FastAPI's `detail`, or text."""
     if isinstance(payload, list) and payload and isinstance(payload[0], dict):
         payload = payload[0]  # Gemini's OpenAI endpoint wraps the error in a list
     if not isinstance(payload, dict):
-        message = _text(payload)
-        return _ErrorBody(message=message, sizes=sizes_in(message, {}))
+        message = _message(payload)
+        return _ErrorBody(message=message, sizes=parse_context_sizes(message, {}))
     fields = payload.get("error") or payload
     if not isinstance(fields, dict):
-        message = _text(fields)
-        kind = _word(payload.get("error_type"))
-        return _ErrorBody(message=message, type=kind, sizes=sizes_in(message, payload))
-    message = _text(fields.get("message") or fields.get("detail") or fields.get("error") or fields)
+        message = _message(fields)
+        kind = _optional_str(payload.get("error_type"))
+        return _ErrorBody(message=message, type=kind, sizes=parse_context_sizes(message, payload))
+    message = _message(
+        fields.get("message") or fields.get("detail") or fields.get("error") or fields
+    )
     return _ErrorBody(
         message=message,
-        type=_word(fields.get("type")),
-        code=_word(fields.get("code")),
-        param=_word(fields.get("param")),
-        sizes=sizes_in(message, fields),
-        beside=_size_fields(fields),
+        type=_optional_str(fields.get("type")),
+        code=_optional_str(fields.get("code")),
+        param=_optional_str(fields.get("param")),
+        sizes=parse_context_sizes(message, fields),
+        llama_cpp_sizes=_llama_cpp_sizes(fields),
     )
 
 
-def _tells_of_overflow(said: _ErrorBody, status: int | None) -> bool:
-    if said.code == _OVERFLOW_CODE or said.type == _LLAMA_CPPS_TYPE:
+def _is_overflow(body: _ErrorBody, status: int | None) -> bool:
+    if body.code == _OVERFLOW_CODE or body.type == _LLAMA_CPP_OVERFLOW_TYPE:
         return True
-    return status in _OVERFLOW_STATUSES and _OVERFLOW_WORDS.search(said.message) is not None
+    return status in _OVERFLOW_STATUSES and _OVERFLOW.search(body.message) is not None
 
 
-def _words_of_no_tools(said: _ErrorBody, status: int | None) -> str:
-    """Return the passage that refuses tools, or an empty text."""
-    if status is not None and status not in _NO_TOOLS_STATUSES:
+def _find_tools_refusal(body: _ErrorBody, status: int | None) -> str:
+    """Return the part of the message that refuses tools, or an empty string."""
+    if status is not None and status not in _TOOLS_REFUSED_STATUSES:
         return ""
-    found = _NO_TOOLS_WORDS.search(said.message[:MAX_TEXT_CHARS])
+    found = _TOOLS_REFUSED.search(body.message[:MAX_TEXT_CHARS])
     return found[0] if found else ""
 
 
-def _text(value: Any) -> str:
+def _message(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(_is_complaint(item) for item in value):
+    if isinstance(value, list) and value and all(_is_validation_error(item) for item in value):
         return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in value)
     return json.dumps(value)[:MAX_TEXT_CHARS]
 
 
-def _is_complaint(item: Any) -> bool:
-    """Return True for an entry of FastAPI's validation errors."""
+def _is_validation_error(item: Any) -> bool:
+    """Return True if the item is one of FastAPI's validation errors."""
     return isinstance(item, dict) and isinstance(item.get("loc"), list) and "msg" in item
 
 
-def _word(value: Any) -> str | None:
+def _optional_str(value: Any) -> str | None:
     return None if value is None or value == "" else str(value)
 
 
@@ -315,8 +321,8 @@ def _status_in(code: str | None) -> int | None:
 
 
 def _error_status(status: int | None, overflows: bool) -> int:
-    """Return the status of the error. A redirect, or a 200 with an error inside, becomes a 4xx or
-    5xx."""
+    """Return the status of the BackendError. A status below 400, of a redirect or of an error in a
+    successful response, becomes 400 or 502."""
     if status is not None and 400 <= status < 600:
         return status
     return 400 if overflows else 502
@@ -340,28 +346,28 @@ def _seconds_until(http_date: str, now: datetime) -> float | None:
     return max(0.0, (moment - now).total_seconds())
 
 
-def sizes_in(message: str, fields: Mapping[str, Any]) -> ContextSizes:
-    """Return the sizes that an error's message, and llama.cpp's fields beside it, report. Sizes by
-    which the prompt would have fitted are ignored."""
-    told, (found, words) = _count(fields.get("n_ctx")), _first(_WINDOW, message)
-    window = told or found
+def parse_context_sizes(message: str, fields: Mapping[str, Any]) -> ContextSizes:
+    """Return the sizes in an error's message, or in llama.cpp's fields. The sizes are ignored if
+    the prompt would have fit into the context."""
+    n_ctx, (in_message, words) = _count(fields.get("n_ctx")), _first(_WINDOW, message)
+    window = n_ctx or in_message
     sizes = ContextSizes(
         window=window if window is not None and MIN_WINDOW <= window <= MAX_WINDOW else None,
         prompt=_count(fields.get("n_prompt_tokens")) or _first(_PROMPT, message)[0],
         answer=_first(_ANSWER, message)[0],
-        words="" if told else words,
+        words="" if n_ctx else words,
     )
     return sizes if sizes.is_overflow else ContextSizes()
 
 
-def _size_fields(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return llama.cpp's size fields, which its clients read to shorten a conversation."""
-    found = {name: _count(fields.get(name)) for name in ("n_prompt_tokens", "n_ctx")}
-    return {name: count for name, count in found.items() if count is not None}
+def _llama_cpp_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return llama.cpp's size fields. Its clients read them to shorten a conversation."""
+    counts = {name: _count(fields.get(name)) for name in ("n_prompt_tokens", "n_ctx")}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def _first(patterns: Sequence[str], message: str) -> tuple[int | None, str]:
-    """Return the number that the first matching pattern finds, and the passage around it."""
+    """Return the number in the match of the first pattern that matches, and the match."""
     for pattern in patterns:
         if found := re.search(pattern, message, re.IGNORECASE):
             return int(re.sub("[,_]", "", found[1])[:12]), found[0]

@@ -1,7 +1,7 @@
-"""The client for every provider that litellm knows.
+"""The client for all providers that litellm supports.
 
-It contains the model, the streams of chunks and of frames, the translation between OpenAI's fields
-and litellm's, and that of litellm's exceptions into our errors.
+The module contains the model, its streams, the translation between OpenAI's fields and litellm's,
+and the translation of litellm's exceptions into BackendErrors.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import copy
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -27,24 +27,24 @@ import httpx
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly, reply_of, reply_when_stopped
 from proxy.models.backend_errors import (
     backend_error,
-    cut_off,
-    is_no_answer,
-    payload_of,
-    redacted,
+    connection_lost,
+    decode_error_body,
+    is_transport_error,
+    redact,
     retry_after_s,
     timed_out,
     unreachable,
 )
+from proxy.models.completion_builder import CompletionBuilder, attach_partial, parse_completion
 from proxy.models.operator_proxies import exempt_in_environment
-from proxy.models.relay import ready_json, refused
+from proxy.models.relay import error_response, json_response
 
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no download of prices at import
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",  # no download of headers at first use
-    "LITELLM_MODE": "PRODUCTION",  # or it reads .env files into our environment
+    "LITELLM_MODE": "PRODUCTION",  # otherwise litellm reads .env files into the environment
 }
 _ARGUMENTS = frozenset(
     {
@@ -57,25 +57,25 @@ _ARGUMENTS = frozenset(
         *("safety_identifier", "user"),
     }
 )
-"""Fields that litellm translates for each provider."""
+"""The request fields that litellm translates for each provider."""
 
 
 class _Library:
-    """The modules imported at first use, shared by a model and its copies."""
+    """The modules that the first call imports, shared by a model and its copies."""
 
     litellm: Any = None
     openai: Any = None
 
 
 class LiteLLMModel:
-    """Models by their litellm names, such as "anthropic/claude-sonnet-4-5".
+    """A `Model` by litellm names, such as "anthropic/claude-sonnet-4-5".
 
-    Without `api_key` and `api_base` litellm takes them from the provider's environment variables.
-    litellm keeps its connections in one place per process: `aclose` closes them for all models. It
-    takes proxies from the environment, except for this machine and an `api_base` in its network.
+    Without `api_key` and `api_base`, litellm takes them from the provider's environment variables.
+    litellm has one connection pool per process: `aclose` closes the connections of all models. It
+    uses the proxies of the environment, except for this machine and an exempt `api_base`.
     """
 
-    passage = None
+    upstream = None
 
     def __init__(
         self,
@@ -92,102 +92,98 @@ class LiteLLMModel:
         self._library = _Library()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Model."""
         if on_delta is None:
-            return reply_of(await self._whole(body))
+            return parse_completion(await self._complete(body))
         options = {**(body.get("stream_options") or {}), "include_usage": True}
-        assembly = Assembly()
-        chunks = await self._streamed({**body, "stream": True, "stream_options": options})
+        builder = CompletionBuilder()
+        chunks = await self._stream({**body, "stream": True, "stream_options": options})
         is_accepted = False
         async with aclosing(chunks):
-            with reply_when_stopped(assembly.reply):
+            with attach_partial(builder.build):
                 async for chunk in chunks:
-                    if not is_accepted:  # litellm asks some providers only for the first chunk
+                    if not is_accepted:  # litellm may call the provider only for the first chunk
                         is_accepted = True
                         await on_delta(CallAccepted())
-                    for delta in assembly.add(chunk):
+                    for delta in builder.add(chunk):
                         await on_delta(delta)
-        if assembly.finish_reason is None:
-            raise cut_off()
-        return assembly.reply()
+        if builder.finish_reason is None:
+            raise connection_lost()
+        return builder.build()
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
-        """See Model. No header is passed on: litellm sends its own request."""
+        """See Model. No header is relayed: litellm sends its own request."""
         try:
             if not body.get("stream"):
-                return ready_json(await self._whole(body))
-            return await self._relay_stream(await self._streamed(body))
+                return json_response(await self._complete(body))
+            return await self._relay_stream(await self._stream(body))
         except BackendError as error:
-            if is_no_answer(error):
+            if is_transport_error(error):
                 raise
-            return refused(error)
+            return error_response(error)
 
     def for_client(self, credentials: Credentials) -> "LiteLLMModel":
-        """See Model."""
         other = copy.copy(self)
-        other._api_key = credentials.key  # noqa: SLF001 - one of its own kind
+        other._api_key = credentials.key  # noqa: SLF001 - an instance of the same class
         return other
 
     def with_timeout(self, timeout_s: float) -> "LiteLLMModel":
-        """See Model."""
         other = copy.copy(self)
-        other._timeout_s = timeout_s  # noqa: SLF001 - one of its own kind
+        other._timeout_s = timeout_s  # noqa: SLF001 - an instance of the same class
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model. Counts with OpenAI's tokenizers, which litellm contains, for every
-        provider."""
+        """See Model. litellm's copy of OpenAI's tokenizers counts, for every provider."""
         await self._import_litellm()
-        bare = model.rpartition("/")[2]
-        count: int = await asyncio.to_thread(self._library.litellm.token_counter, bare, text=text)
+        name = model.rpartition("/")[2]
+        count: int = await asyncio.to_thread(self._library.litellm.token_counter, name, text=text)
         return count
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
-        """See Model. litellm keeps its own connections for two minutes."""
+        """See Model. litellm keeps unused connections open for two minutes."""
         return nullcontext()
 
     async def models(self) -> list[dict[str, Any]]:
-        """See Model. Lists the configured models, with the contexts of litellm's table once litellm
-        is imported."""
+        """See Model. The list contains the configured models. Once litellm is imported, it contains
+        the context lengths in litellm's table."""
         return [
             {
                 "id": name,
                 "object": "model",
                 "created": 0,
                 "owned_by": name.split("/")[0],
-                **self._size_of(name),
+                **self._context_length(name),
             }
             for name in self._names
         ]
 
     async def aclose(self) -> None:
-        """See Model."""
         litellm = self._library.litellm
         if litellm is not None:
             await litellm.close_litellm_async_clients()
-            litellm.in_memory_llm_clients_cache.flush_cache()  # closed ones stay in it
+            litellm.in_memory_llm_clients_cache.flush_cache()  # it still contains closed clients
 
-    async def _relay_stream(self, chunks: "_Chunks") -> UpstreamResponse:
+    async def _relay_stream(self, chunks: "_ChunkStream") -> UpstreamResponse:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(chunks.aclose)
-            # litellm asks some providers only now: until then a refusal's status is not known.
+            # litellm may call the provider only now, so that an error has its own status.
             first = await anext(chunks, None)
             stack.pop_all()
-        return UpstreamResponse(200, {"content-type": "text/event-stream"}, _Frames(first, chunks))
+        return UpstreamResponse(200, {"content-type": "text/event-stream"}, _SSEBody(first, chunks))
 
-    async def _whole(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         name = self._name_of(body)
-        answer = await self._ask(name, body)
-        return as_openai(answer.model_dump(exclude_none=True), openai_like=self._like_openai(name))
+        response = await self._call_litellm(name, body)
+        dumped = response.model_dump(exclude_none=True)
+        return as_openai(dumped, openai_like=self._is_openai_like(name))
 
-    async def _streamed(self, body: Mapping[str, Any]) -> "_Chunks":
+    async def _stream(self, body: Mapping[str, Any]) -> "_ChunkStream":
         name = self._name_of(body)
-        stream = await self._ask(name, body)
-        return _Chunks(stream, self._like_openai(name), self._translating)
+        stream = await self._call_litellm(name, body)
+        return _ChunkStream(stream, self._is_openai_like(name), self._map_errors)
 
-    async def _ask(self, name: str, body: Mapping[str, Any]) -> Any:
+    async def _call_litellm(self, name: str, body: Mapping[str, Any]) -> Any:
         await self._import_litellm()
-        with self._translating():
+        with self._map_errors():
             return await self._library.litellm.acompletion(
                 **call_arguments(body),
                 model=name,
@@ -196,13 +192,13 @@ class LiteLLMModel:
                 timeout=self._timeout_s,
                 num_retries=0,
                 max_retries=0,
-                # litellm 1.106 imports `mcp`, which it does not require, for any call with tools.
+                # For a call with tools, litellm 1.106 imports `mcp`, which may not be installed.
                 _skip_mcp_handler=True,
             )
 
     def _name_of(self, body: Mapping[str, Any]) -> str:
-        """Return the model's name. Raises BackendError for one that is not configured, which could
-        send a key of our environment to another provider."""
+        """Return the model's name. Raises BackendError if the model is not configured: its provider
+        could get a key from the proxy's environment."""
         name = body.get("model") or self._names[0]
         if name not in self._names:
             raise BackendError(
@@ -214,64 +210,65 @@ class LiteLLMModel:
             )
         return str(name)
 
-    def _size_of(self, name: str) -> dict[str, int]:
-        """Return the model's context, as vLLM lists it, if litellm's table has it."""
+    def _context_length(self, name: str) -> dict[str, int]:
+        """Return the model's context length in vLLM's format, if litellm's table contains it."""
         if self._library.litellm is None:
             return {}
         table = self._library.litellm.model_cost
-        known = table.get(name) or table.get(name.partition("/")[2]) or {}
-        tokens = known.get("max_input_tokens")
+        entry = table.get(name) or table.get(name.partition("/")[2]) or {}
+        tokens = entry.get("max_input_tokens")
         return {"max_model_len": tokens} if isinstance(tokens, int) else {}
 
-    def _like_openai(self, name: str) -> bool:
+    def _is_openai_like(self, name: str) -> bool:
         provider = self._library.litellm.get_llm_provider(model=name, api_base=self._api_base)[1]
         return provider == "openai" or provider in self._library.litellm.openai_compatible_providers
 
     @contextmanager
-    def _translating(self) -> Iterator[None]:
+    def _map_errors(self) -> Iterator[None]:
         try:
             yield
-        except self._library.openai.APIError as error:  # litellm has no base class of its own
+        except self._library.openai.APIError as error:  # the base class of litellm's exceptions
             overflows = isinstance(error, self._library.litellm.ContextWindowExceededError)
-            raise _translated(error, overflows=overflows, secret=self._api_key) from error
+            raise _backend_error(error, overflows=overflows, secret=self._api_key) from error
 
     async def _import_litellm(self) -> None:
-        """Import litellm at first use, in a thread: it takes seconds."""
+        """Import litellm in a thread, at the first call: the import takes seconds."""
         if self._library.litellm is None:
             self._library.openai = await asyncio.to_thread(importlib.import_module, "openai")
-            self._library.litellm = await asyncio.to_thread(_imported)
+            self._library.litellm = await asyncio.to_thread(load_litellm)
             exempt_in_environment(self._api_base)
 
 
-def _imported() -> Any:
+def load_litellm() -> Any:
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    os.environ["AIOHTTP_TRUST_ENV"] = "False"  # or it reads a netrc file; proxies it finds without
+    # Otherwise litellm reads a netrc file. It uses the environment's proxies all the same.
+    os.environ["AIOHTTP_TRUST_ENV"] = "False"
     litellm: Any = importlib.import_module("litellm")
     litellm.disable_hf_tokenizer_download = True
-    litellm.suppress_debug_info = True  # it prints advice to stdout on every error
+    litellm.suppress_debug_info = True  # litellm prints advice to stdout on every error
     return litellm
 
 
-class _Chunks:
-    """The chunks of one streamed answer, as OpenAI's. To close it early ends the provider's
-    work."""
+class _ChunkStream:
+    """The chunks of one streamed response, in OpenAI's format. Closing it early ends the
+    provider's work."""
 
     def __init__(
         self,
         stream: Any,
         openai_like: bool,
-        translating: Callable[[], AbstractContextManager[None]],
+        map_errors: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._stream = stream
         self._openai_like = openai_like
-        self._translating = translating
+        self._map_errors = map_errors
 
-    def __aiter__(self) -> "_Chunks":
+    def __aiter__(self) -> "_ChunkStream":
         return self
 
     async def __anext__(self) -> dict[str, Any]:
-        with self._translating():
+        with self._map_errors():
             chunk = await anext(self._stream)
         return as_openai(chunk.model_dump(exclude_none=True), openai_like=self._openai_like)
 
@@ -280,50 +277,42 @@ class _Chunks:
         await self._stream.aclose()
 
 
-class _Frames:
-    """Chunks as server-sent events. An error while streaming becomes a frame."""
+class _SSEBody:
+    """Chunks encoded as server-sent events. An error in the stream becomes an event."""
 
-    def __init__(self, first: dict[str, Any] | None, chunks: _Chunks) -> None:
-        self._first = first
+    def __init__(self, first: dict[str, Any] | None, chunks: _ChunkStream) -> None:
         self._chunks = chunks
-        self._over = first is None
-        self._said_done = False
+        self._events = self._encode(first)
 
-    def __aiter__(self) -> "_Frames":
-        return self
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._events
 
-    async def __anext__(self) -> bytes:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return _frame(first)
-        if not self._over:
-            try:
-                return _frame(await anext(self._chunks))
-            except StopAsyncIteration:
-                self._over = True
-            except BackendError as error:
-                self._over = True
-                return _frame(error.body())
-        if self._said_done:
-            raise StopAsyncIteration
-        self._said_done = True
-        return b"data: [DONE]\n\n"
+    async def _encode(self, first: dict[str, Any] | None) -> AsyncGenerator[bytes, None]:
+        try:
+            if first is not None:
+                yield _event(first)
+                async for chunk in self._chunks:
+                    yield _event(chunk)
+        except BackendError as error:
+            yield _event(error.body())
+        yield b"data: [DONE]\n\n"
 
     async def aclose(self) -> None:
         """End the stream. Safe to call twice."""
+        await self._events.aclose()
         await self._chunks.aclose()
 
 
-def _frame(value: Any) -> bytes:
+def _event(value: Any) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
 def call_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `acompletion` for a request body.
 
-    A field that litellm does not translate goes into `extra_body`. As an argument, a client's
-    `api_base` or `vertex_credentials` would send our key to a server of the client's choice.
-    The copy is deep because litellm changes tools and messages in place.
+    Fields that litellm does not translate are in `extra_body`. As arguments, a client's `api_base`
+    or `vertex_credentials` would send the proxy's key to a server of the client's choice. The copy
+    is deep because litellm modifies tools and messages in place.
     """
     fields = {key: deepcopy(value) for key, value in body.items() if key != "model"}
     arguments = {key: fields[key] for key in fields if key in _ARGUMENTS}
@@ -331,42 +320,42 @@ def call_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**arguments, "extra_body": extra} if extra else arguments
 
 
-def as_openai(answer: Mapping[str, Any], *, openai_like: bool) -> dict[str, Any]:
+def as_openai(response: Mapping[str, Any], *, openai_like: bool) -> dict[str, Any]:
     """Return a dumped completion or chunk as the provider sent it.
 
-    litellm moves the fields that it does not know to `provider_specific_fields`. For an
-    `openai_like` provider they are moved back. For others they stay, without duplicates of other
-    fields, since litellm reads some of them in the next request (Gemini's signatures).
+    litellm moves unknown fields to `provider_specific_fields`. For an `openai_like` provider this
+    function moves them back. For other providers they stay, without duplicates of other fields,
+    because litellm reads some of them in the next request (Gemini's signatures).
     """
-    choices = [_choice(choice, openai_like) for choice in answer.get("choices") or []]
-    return {**answer, "choices": choices}
+    choices = [_choice(choice, openai_like) for choice in response.get("choices") or []]
+    return {**response, "choices": choices}
 
 
 def _choice(choice: Mapping[str, Any], openai_like: bool) -> dict[str, Any]:
-    choice = _moved_back(choice, openai_like)
+    choice = _restored(choice, openai_like)
     if "delta" in choice:
-        choice["delta"] = _moved_back(choice["delta"], openai_like)
+        choice["delta"] = _restored(choice["delta"], openai_like)
     if "message" in choice:
-        choice["message"] = {"content": None, **_moved_back(choice["message"], openai_like)}
+        choice["message"] = {"content": None, **_restored(choice["message"], openai_like)}
     return choice
 
 
-def _moved_back(fields: Mapping[str, Any], openai_like: bool) -> dict[str, Any]:
-    whole = {key: value for key, value in fields.items() if key != "provider_specific_fields"}
+def _restored(fields: Mapping[str, Any], openai_like: bool) -> dict[str, Any]:
+    known = {key: value for key, value in fields.items() if key != "provider_specific_fields"}
     moved = {
         key: value
         for key, value in (fields.get("provider_specific_fields") or {}).items()
-        if value is not None and key not in whole
+        if value is not None and key not in known
     }
     if openai_like:
-        return {**whole, **moved}
-    return {**whole, "provider_specific_fields": moved} if moved else whole
+        return {**known, **moved}
+    return {**known, "provider_specific_fields": moved} if moved else known
 
 
-def _translated(error: Exception, *, overflows: bool, secret: str | None) -> BackendError:
-    """Return our error for litellm's, which hides the provider's answer in a chain of causes.
+def _backend_error(error: Exception, *, overflows: bool, secret: str | None) -> BackendError:
+    """Return the BackendError for litellm's exception. Its causes contain the provider's response.
 
-    `overflows` is True if litellm itself found the conversation too long.
+    `overflows` is True if litellm itself finds that the conversation is too long.
     """
     for cause in _causes(error):
         if isinstance(cause, httpx.TransportError):
@@ -393,15 +382,15 @@ def _connection_error(cause: httpx.TransportError, secret: str | None) -> Backen
     if isinstance(cause, httpx.TimeoutException):
         return timed_out(type(cause).__name__)
     if isinstance(cause, httpx.ReadError | httpx.RemoteProtocolError):
-        return cut_off()
-    return unreachable(redacted(str(cause), secret))
+        return connection_lost()
+    return unreachable(redact(str(cause), secret))
 
 
 def _response_error(
     response: httpx.Response, error: Exception, overflows: bool, secret: str | None
 ) -> BackendError:
     try:
-        payload = payload_of(response.content)
+        payload = decode_error_body(response.content)
     except httpx.ResponseNotRead:
         payload = None
     headers = {name.lower(): value for name, value in response.headers.items()}

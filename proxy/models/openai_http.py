@@ -1,7 +1,7 @@
 """The client for servers with OpenAI's chat completions: vLLM, SGLang, llama.cpp, OpenAI.
 
-It contains the model, the reading of a response's bytes with aiohttp's failures translated, the
-probes that keep a connection open, and the `/tokenize` endpoint that some of these servers have.
+The module contains the model, its responses, the translation of aiohttp's errors, the probes that
+keep a connection open, and the `/tokenize` endpoint of some of these servers.
 """
 
 import asyncio
@@ -21,64 +21,64 @@ from policies.json_bounds import JSONBounds, TooMuchJSONError, encoded
 from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.model import Completion, Credentials, UpstreamRequest, UpstreamResponse
 from proxy.errors import BackendError
-from proxy.models.assembly import deltas_of, reply_of, reply_when_stopped
 from proxy.models.backend_errors import (
     backend_error,
     backend_error_from_response,
     bad_response,
-    cut_off,
+    connection_lost,
     is_error,
-    parsed,
+    parse_json,
     timed_out,
     unreachable,
 )
+from proxy.models.completion_builder import attach_partial, completion_deltas, parse_completion
 from proxy.models.relay import (
+    completion_request_headers,
+    completion_response_headers,
     end_to_end_headers,
-    passed_response_headers,
     read_at_most,
-    request_headers,
-    response_headers,
+    relayed_response_headers,
 )
-from proxy.models.streamed_reply import CompletionStream, StreamSupport, refuses_streams
+from proxy.models.streaming import CompletionStream, StreamSupport, refuses_to_stream
 
 _LOG = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 10.0
 MAX_TOKENIZED_BYTES = 32 << 20
-"""The longest answer of a tokenizer, which may list every token."""
+"""The longest response of `/tokenize`, which may list all tokens."""
 KEEP_ALIVE_S = 4.0
-"""Below uvicorn's 5 s, so that no request goes out on a connection that the server is closing."""
-_PROBE_AT = 0.75
+"""Below uvicorn's 5 s, so that no request uses a connection that the server is closing."""
+_PROBE_AFTER = 0.75
 """The share of the keep-alive time after which an unused connection is probed."""
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _MODELS = "/models"
-_AT_ONCE_BYTES = 1 << 20
+_MAX_UNSPLIT_BYTES = 1 << 20
 """Longer request bodies are sent in pieces."""
 _PIECE_BYTES = 1 << 16
 _VERSION = "/v1"
-_AIOHTTPS_OWN_HEADERS = ("accept", "content-type", "user-agent")
+_SKIPPED_AUTO_HEADERS = ("accept", "content-type", "user-agent")
 MAX_ERROR_BYTES = 64 * 1024
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_VALUES = 4_000_000
-"""The most values in a completion: `prompt_logprobs` of a long prompt has millions of numbers."""
+"""The most values in a completion: `prompt_logprobs` can have millions of numbers."""
 _DRAIN_TIMEOUT_S = 0.5
-"""How long to wait for the end of a stream after its [DONE]."""
+"""The seconds to wait for the end of a stream after its [DONE]."""
 _MAX_PROBES = 100
 """The most probes in one `keep_warm` block: five minutes with the default keep-alive time."""
 _PROBE_END_S = 1.0
 TOKENIZE_PATH = "/tokenize"
-NOT_THERE = (404, 405, 501)
-"""Statuses of a server that does not have an endpoint."""
-_Dialect = Literal["prompt", "content"]
-"""The field that `/tokenize` takes the text in. With `content`, llama.cpp lists the tokens; without
-it, llama.cpp answers that there are none."""
+NO_ENDPOINT_STATUSES = (404, 405, 501)
+"""Statuses of a server that lacks an endpoint."""
+_TextField = Literal["prompt", "content"]
+"""The field of `/tokenize` that contains the text: `content` for llama.cpp, which lists the tokens,
+else `prompt`. Without `content`, llama.cpp lists no tokens."""
 
 
 class OpenAIHTTPModel:
-    """A model behind an OpenAI-compatible `base_url`, which includes the /v1 as in OpenAI's SDKs.
+    """A model behind an OpenAI-compatible `base_url`, which ends in /v1 as in OpenAI's SDKs.
 
-    `timeout_s` bounds every wait for the next byte of an answer, not the whole answer. `proxy` is
-    the URL of a forward proxy; an unused connection stays open for `keep_alive_s` seconds.
+    `timeout_s` limits each wait for the next byte of a response, not the time of a call. `proxy` is
+    the URL of a forward proxy. An unused connection stays open for `keep_alive_s` seconds.
     """
 
     def __init__(
@@ -100,170 +100,162 @@ class OpenAIHTTPModel:
         self._tokenizer = _Tokenizer()
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Model. After the server has refused to stream a model, replies are asked for whole
-        for a while."""
+        """See Model. After the server has refused to stream a model, completions of that model are
+        not streamed for some minutes."""
         model = str(body.get("model"))
         if on_delta is not None and self._streaming.is_supported(model):
             try:
                 return await self._complete_streamed(body, on_delta)
             except BackendError as error:
-                if not refuses_streams(error):
+                if not refuses_to_stream(error):
                     raise
                 self._streaming.note_refusal(model, error)
-        reply = await self._complete_whole(body)
+        response = await self._post_completion(body)
+        async with aclosing(response):
+            await response.raise_for_error(self._api_key)
+            completion = self._parse(await response.json())
         if on_delta is not None:
             await on_delta(CallAccepted())
-            await _emit_deltas(reply, on_delta)
-        return reply
+            await _emit_deltas(completion, on_delta)
+        return completion
 
     async def _complete_streamed(self, body: Mapping[str, Any], on_delta: OnDelta) -> Completion:
-        answer = await self._ask(self._streaming.request(body))
-        async with aclosing(answer):
-            await answer.raise_for_error(self._api_key)
+        response = await self._post_completion(self._streaming.request_body(body))
+        async with aclosing(response):
+            await response.raise_for_error(self._api_key)
             await on_delta(CallAccepted())
-            if answer.is_json:
-                reply = self._reply_in(await answer.json())
-                await _emit_deltas(reply, on_delta)
-                return reply
-            return await self._read_stream(answer, on_delta)
+            if response.is_json:
+                completion = self._parse(await response.json())
+                await _emit_deltas(completion, on_delta)
+                return completion
+            return await self._read_stream(response, on_delta)
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
-        """See Model."""
-        answer = await self._ask(body, request_headers(headers))
-        return UpstreamResponse(answer.status, response_headers(answer.headers), answer)
+        response = await self._post_completion(body, completion_request_headers(headers))
+        selected = completion_response_headers(response.headers)
+        return UpstreamResponse(response.status, selected, response)
 
     def for_client(self, credentials: Credentials) -> "OpenAIHTTPModel":
-        """See Model. The copy shares the connections and the knowledge of the server."""
+        """See Model. The copy shares the connections and what is known about the server."""
         other = copy.copy(self)
-        other._api_key = credentials.key  # noqa: SLF001 - one of its own kind
+        other._api_key = credentials.key  # noqa: SLF001 - an instance of the same class
         other._account_headers = credentials.headers  # noqa: SLF001 - as above
         return other
 
     def with_timeout(self, timeout_s: float) -> "OpenAIHTTPModel":
-        """See Model. The copy shares the connections and the knowledge of the server."""
+        """See Model. The copy shares the connections and what is known about the server."""
         other = copy.copy(self)
-        other._timeout = _timeout(timeout_s)  # noqa: SLF001 - one of its own kind
+        other._timeout = _timeout(timeout_s)  # noqa: SLF001 - an instance of the same class
         return other
 
     async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model. A server without /tokenize is asked only once."""
-        if not self._tokenizer.is_there:
+        """See Model. A server that lacks /tokenize gets only one such request."""
+        if not self._tokenizer.is_available:
             return None
-        dialect = self._tokenizer.dialect
-        answer = await self._tokenized(_tokenize_body(dialect, model, text))
-        if answer is not None and dialect == "prompt" and _wants_content(answer):
-            self._tokenizer.dialect = dialect = "content"
-            answer = await self._tokenized(_tokenize_body(dialect, model, text))
+        field = self._tokenizer.text_field
+        answer = await self._tokenize(_tokenize_body(field, model, text))
+        if answer is not None and field == "prompt" and _expects_content(answer):
+            self._tokenizer.text_field = field = "content"
+            answer = await self._tokenize(_tokenize_body(field, model, text))
         if answer is None:
             return None
-        return count_in(answer) if dialect == "prompt" else _tokens_in(answer)
+        return parse_token_count(answer) if field == "prompt" else _count_listed_tokens(answer)
 
-    async def _tokenized(self, asked: Mapping[str, Any]) -> bytes | None:
+    async def _tokenize(self, body: Mapping[str, Any]) -> bytes | None:
         headers = {"content-type": "application/json"}
-        passing = UpstreamRequest("POST", TOKENIZE_PATH, headers, json.dumps(asked).encode())
+        request = UpstreamRequest("POST", TOKENIZE_PATH, headers, json.dumps(body).encode())
         try:
-            relayed = await self.pass_on(passing)
-            answer = await read_at_most(relayed.body, MAX_TOKENIZED_BYTES)
+            response = await self.send(request)
+            answer = await read_at_most(response.body, MAX_TOKENIZED_BYTES)
         except BackendError:
             return None
-        self._tokenizer.is_there = relayed.status not in NOT_THERE
-        return answer if relayed.status == 200 else None
+        self._tokenizer.is_available = response.status not in NO_ENDPOINT_STATUSES
+        return answer if response.status == 200 else None
 
     @property
-    def passage(self) -> "OpenAIHTTPModel":
-        """See Model."""
+    def upstream(self) -> "OpenAIHTTPModel":
         return self
 
-    async def pass_on(self, passing: UpstreamRequest) -> UpstreamResponse:
-        """See Passage. Paths below /v1 go to `base_url`, all others to its root."""
-        is_below = passing.path.startswith((f"{_VERSION}/", f"{_VERSION}?"))
-        base = self._base_url if is_below else self._root_url
-        path = passing.path.removeprefix(_VERSION) if is_below else passing.path
-        headers = end_to_end_headers(passing.headers)
-        if isinstance(passing.body, bytes):
-            headers["content-length"] = str(len(passing.body))
-        with _MAP_CLIENT_ERRORS:
-            response = await self._connections.session().request(
-                passing.method,
-                URL(base + path, encoded=True),
-                headers=self._with_key(headers),
-                data=_sent(passing.body) if isinstance(passing.body, bytes) else passing.body,
-                allow_redirects=False,
-                timeout=self._timeout,
-                auto_decompress=False,
-                skip_auto_headers=_AIOHTTPS_OWN_HEADERS,
-            )
-        headers = passed_response_headers(response.headers, self._root_url)
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """See Upstream. Paths below /v1 are relative to `base_url`, other paths to its root."""
+        is_versioned = request.path.startswith((f"{_VERSION}/", f"{_VERSION}?"))
+        base = self._base_url if is_versioned else self._root_url
+        path = request.path.removeprefix(_VERSION) if is_versioned else request.path
+        headers = end_to_end_headers(request.headers)
+        if isinstance(request.body, bytes):
+            headers["content-length"] = str(len(request.body))
+        response = await self._request(
+            request.method,
+            URL(base + path, encoded=True),
+            headers,
+            _split(request.body) if isinstance(request.body, bytes) else request.body,
+            auto_decompress=False,
+            skip_auto_headers=_SKIPPED_AUTO_HEADERS,
+        )
+        headers = relayed_response_headers(response.headers, self._root_url)
         return UpstreamResponse(response.status, headers, BackendResponse(response))
 
     def keep_warm(self) -> AbstractAsyncContextManager[None]:
-        """See Model. A HEAD request, whatever its status, keeps the connection open on both sides
-        before it would be closed as unused."""
-        return _KeepAlive(self._connections.keep_alive_s * _PROBE_AT, self._probe)
+        """See Model. A HEAD request before the keep-alive time ends keeps the connection open on
+        both sides, whatever its status."""
+        return _KeepAlive(self._connections.keep_alive_s * _PROBE_AFTER, self._probe)
 
     async def _probe(self) -> None:
         with suppress(aiohttp.ClientError, OSError):
             async with self._connections.session().head(
                 self._base_url + _MODELS,
-                headers=self._with_key({}),
+                headers=self._with_auth({}),
                 timeout=_PROBE_TIMEOUT,
                 allow_redirects=False,
             ):
                 pass
 
     async def models(self) -> list[dict[str, Any]]:
-        """See Model."""
-        answer = await self._send("GET", _MODELS, headers={})
-        async with aclosing(answer):
-            await answer.raise_for_error(self._api_key)
-            listing = await answer.json()
-        models = listing.get("data") if isinstance(listing, dict) else None
-        if not isinstance(models, list):
+        response = await self._send("GET", _MODELS, headers={})
+        async with aclosing(response):
+            await response.raise_for_error(self._api_key)
+            listing = await response.json()
+        data = listing.get("data") if isinstance(listing, dict) else None
+        if not isinstance(data, list):
             raise bad_response("it lists no models")
-        listed = [
-            each for each in models if isinstance(each, dict) and isinstance(each.get("id"), str)
+        models = [
+            model for model in data if isinstance(model, dict) and isinstance(model.get("id"), str)
         ]
-        self._streaming.learn(listed)
-        return listed
+        self._streaming.note_models(models)
+        return models
 
     async def aclose(self) -> None:
         """See Model. A later call opens new connections."""
         await self._connections.aclose()
 
-    async def _complete_whole(self, body: Mapping[str, Any]) -> Completion:
-        answer = await self._ask(body)
-        async with aclosing(answer):
-            await answer.raise_for_error(self._api_key)
-            return self._reply_in(await answer.json())
-
-    async def _read_stream(self, answer: "BackendResponse", on_delta: OnDelta) -> Completion:
+    async def _read_stream(self, response: "BackendResponse", on_delta: OnDelta) -> Completion:
         stream = CompletionStream(secret=self._api_key)
-        with reply_when_stopped(stream.reply):
-            async for piece in answer:
+        with attach_partial(stream.build):
+            async for piece in response:
                 for delta in stream.feed(piece):
                     await on_delta(delta)
                 if stream.done:
-                    await answer.drain()
+                    await response.drain()
                     break
             for delta in stream.end():
                 await on_delta(delta)
-        return stream.reply()
+        return stream.build()
 
-    def _reply_in(self, completion: Any) -> Completion:
-        if is_error(completion):
-            raise backend_error(completion, status=None, secret=self._api_key)
-        return reply_of(completion)
+    def _parse(self, payload: Any) -> Completion:
+        if is_error(payload):
+            raise backend_error(payload, status=None, secret=self._api_key)
+        return parse_completion(payload)
 
-    async def _ask(
+    async def _post_completion(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> "BackendResponse":
-        written = encoded(body)
-        described = {"content-type": "application/json", "content-length": str(len(written))}
+        data = encoded(body)
+        added = {"content-type": "application/json", "content-length": str(len(data))}
         return await self._send(
             "POST",
             "/chat/completions",
-            headers={**(headers or {}), **described},
-            data=_sent(written),
+            headers={**(headers or {}), **added},
+            data=_split(data),
         )
 
     async def _send(
@@ -274,51 +266,59 @@ class OpenAIHTTPModel:
         headers: dict[str, str],
         data: bytes | AsyncIterator[bytes] | None = None,
     ) -> "BackendResponse":
-        with _MAP_CLIENT_ERRORS:
-            response = await self._connections.session().request(
-                method,
-                self._base_url + path,
-                headers=self._with_key(headers),
-                data=data,
-                allow_redirects=False,
-                timeout=self._timeout,
-            )
+        response = await self._request(method, self._base_url + path, headers, data)
         if not 200 <= response.status < 300 and not 400 <= response.status < 600:
             response.close()
-            where = response.headers.get("location")
+            location = response.headers.get("location")
             raise bad_response(
-                f"it redirects to {where}: correct backend.base_url"
-                if where
+                f"it redirects to {location}: correct backend.base_url"
+                if location
                 else f"its status is {response.status}"
             )
         return BackendResponse(response)
 
-    def _with_key(self, headers: dict[str, str]) -> dict[str, str]:
+    async def _request(
+        self, method: str, url: str | URL, headers: dict[str, str], data: Any, **options: Any
+    ) -> aiohttp.ClientResponse:
+        try:
+            return await self._connections.session().request(
+                method,
+                url,
+                headers=self._with_auth(headers),
+                data=data,
+                allow_redirects=False,
+                timeout=self._timeout,
+                **options,
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise _transport_error(error) from error
+
+    def _with_auth(self, headers: dict[str, str]) -> dict[str, str]:
         key = self._api_key
         if key is None:
             return headers
         return {**headers, **self._account_headers, "authorization": f"Bearer {key}"}
 
 
-def _sent(body: bytes) -> bytes | AsyncIterator[bytes]:
-    """Return the body as aiohttp is to send it; the headers have its length."""
-    return body if len(body) <= _AT_ONCE_BYTES else _pieces(body)
+def _split(body: bytes) -> bytes | AsyncIterator[bytes]:
+    """Return a long body in pieces. The caller sets the content-length."""
+    return body if len(body) <= _MAX_UNSPLIT_BYTES else _pieces(body)
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), _PIECE_BYTES):
         yield body[start : start + _PIECE_BYTES]
-        await asyncio.sleep(0)  # lets other requests run
+        await asyncio.sleep(0)  # lets other tasks run
 
 
-async def _emit_deltas(reply: Completion, on_delta: OnDelta) -> None:
-    with reply_when_stopped(lambda: reply):
-        for delta in deltas_of(reply):
+async def _emit_deltas(completion: Completion, on_delta: OnDelta) -> None:
+    with attach_partial(lambda: completion):
+        for delta in completion_deltas(completion):
             await on_delta(delta)
 
 
 class Connections:
-    """The open connections to one backend, for all keys."""
+    """The open connections to one backend, shared by all API keys."""
 
     def __init__(self, proxy: str | None, keep_alive_s: float) -> None:
         self._proxy = proxy
@@ -326,18 +326,18 @@ class Connections:
         self._session: aiohttp.ClientSession | None = None
 
     def session(self) -> aiohttp.ClientSession:
-        """Return the one session, which is created in the loop that uses it."""
+        """Return the session. The first call creates it, in the running event loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self.keep_alive_s),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                proxy=self._proxy,  # not trust_env, which reads a netrc file too
+                proxy=self._proxy,  # trust_env would also read a netrc file
                 headers={"accept-encoding": "identity"},
             )
         return self._session
 
     async def aclose(self) -> None:
-        """Close the session. The next call opens another."""
+        """Close the session. A later call opens a new one."""
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
@@ -347,32 +347,20 @@ def _timeout(timeout_s: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=None, connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s)
 
 
-class _MapClientErrors:
-    """Raises aiohttp's failures inside its block as BackendErrors."""
-
-    def __enter__(self) -> None:
-        """Do nothing: `__exit__` gets the failure."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        match error:
-            case None:
-                return
-            case aiohttp.ClientHttpProxyError(status=status, message=message):
-                # The error's own text contains the proxy's URL with its password.
-                raise unreachable(f"the proxy refused with {status} {message}") from error
-            case aiohttp.ClientPayloadError():
-                raise cut_off() from error
-            case TimeoutError():
-                raise timed_out(_reason(error)) from error
-            case aiohttp.ClientError() | OSError():
-                raise unreachable(_reason(error)) from error
-
-
-_MAP_CLIENT_ERRORS = _MapClientErrors()
+def _transport_error(error: Exception) -> BackendError:
+    """Return the BackendError for an exception of aiohttp."""
+    match error:
+        case aiohttp.ClientHttpProxyError(status=status, message=message):
+            # The text of the exception contains the proxy's URL with its password.
+            return unreachable(f"the proxy refused with {status} {message}")
+        case aiohttp.ClientPayloadError():
+            return connection_lost()
+    reason = str(error) or type(error).__name__
+    return timed_out(reason) if isinstance(error, TimeoutError) else unreachable(reason)
 
 
 class BackendResponse:
-    """The bytes of a response as they arrive. To close it early ends the backend's work."""
+    """A response whose bytes are read as they arrive. Closing it early ends the backend's work."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
@@ -384,18 +372,17 @@ class BackendResponse:
 
     async def __anext__(self) -> bytes:
         try:
-            with _MAP_CLIENT_ERRORS:
-                piece = await self._response.content.readany()
-        except BackendError:
+            piece = await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
             self._response.close()
-            raise
+            raise _transport_error(error) from error
         if not piece:
             raise StopAsyncIteration
         return piece
 
     async def aclose(self) -> None:
-        """Release the connection if the response was read to its end, else close it. Safe to call
-        twice."""
+        """Release the connection if the response was read to its end, else close the connection.
+        Safe to call twice."""
         self._response.close()
 
     @property
@@ -404,7 +391,7 @@ class BackendResponse:
         return self.headers.get("content-type", "").lower().startswith("application/json")
 
     async def json(self) -> Any:
-        """Read and decode the whole response. Raises BackendError."""
+        """Read the response to its end and decode it. Raises BackendError."""
         body, bounds = bytearray(), JSONBounds(MAX_JSON_VALUES)
         async for piece in self:
             body += piece
@@ -414,7 +401,7 @@ class BackendResponse:
                 bounds.check(piece)
             except TooMuchJSONError as error:
                 raise bad_response(f"it has more than {error}") from error
-        return parsed(bytes(body))
+        return parse_json(bytes(body))
 
     async def raise_for_error(self, secret: str | None) -> None:
         """Raise a BackendError if the status is not 2xx."""
@@ -434,19 +421,15 @@ class BackendResponse:
         )
 
     async def drain(self) -> None:
-        """Read the rest if it is there, so that the connection can be used again."""
+        """Read the rest of the response if it arrives soon: the connection can then be reused."""
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(_DRAIN_TIMEOUT_S):
                 async for _ in self:
                     pass
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
 class _KeepAlive:
-    """Calls `probe` every `every_s` seconds while its block runs. A shorter block costs one
+    """Calls `probe` every `every_s` seconds while its block runs. A shorter block costs only one
     timer."""
 
     def __init__(self, every_s: float, probe: Callable[[], Awaitable[None]]) -> None:
@@ -465,16 +448,16 @@ class _KeepAlive:
     def _start_probe(self) -> None:
         self._probes += 1
         self._probing = asyncio.ensure_future(self._probe())
-        self._probing.add_done_callback(self._done)
+        self._probing.add_done_callback(self._on_probe_done)
 
-    def _done(self, probing: asyncio.Future[None]) -> None:
+    def _on_probe_done(self, probing: asyncio.Future[None]) -> None:
         if not probing.cancelled() and (error := probing.exception()):
-            _LOG.warning("keeping the backend's connection open failed: %r", error)
+            _LOG.warning("the probe that keeps the backend's connection open failed: %r", error)
         elif self._timer is not None and self._probes < _MAX_PROBES:
             self._schedule()
 
     async def __aexit__(self, *_: object) -> None:
-        """Wait a moment for a running probe: the next call needs its connection."""
+        """Wait `_PROBE_END_S` for a running probe: the next call needs its connection."""
         assert self._timer is not None
         self._timer.cancel()
         self._timer = None
@@ -485,39 +468,39 @@ class _KeepAlive:
 
 @dataclass(slots=True)
 class _Tokenizer:
-    """How far the server's `/tokenize` is known."""
+    """What is known about the server's `/tokenize`."""
 
-    is_there: bool = True
-    dialect: _Dialect = "prompt"
+    is_available: bool = True
+    text_field: _TextField = "prompt"
 
 
-def _tokenize_body(dialect: _Dialect, model: str, text: str) -> dict[str, Any]:
-    if dialect == "content":
+def _tokenize_body(field: _TextField, model: str, text: str) -> dict[str, Any]:
+    if field == "content":
         return {"model": model, "content": text, "add_special": False}
     return {"model": model, "prompt": text, "add_special_tokens": False}
 
 
-def _wants_content(answer: bytes) -> bool:
-    """Return True if the answer to a `prompt` shows a server that takes `content`."""
+def _expects_content(answer: bytes) -> bool:
+    """Return True if the answer to a `prompt` is that of a server that expects `content`."""
     fields = _json_object(answer)
     return "count" not in fields and isinstance(fields.get("tokens"), list)
 
 
-def _tokens_in(answer: bytes) -> int | None:
-    """Return how many tokens llama.cpp lists, or None."""
+def _count_listed_tokens(answer: bytes) -> int | None:
+    """Return the number of tokens that llama.cpp lists, or None."""
     tokens = _json_object(answer).get("tokens")
     return len(tokens) if isinstance(tokens, list) else None
 
 
-def count_in(answer: bytes) -> int | None:
-    """Return the token count in the answer of a `/tokenize`, or None."""
+def parse_token_count(answer: bytes) -> int | None:
+    """Return the token count in a response of `/tokenize`, or None."""
     count = _json_object(answer).get("count")
     return count if isinstance(count, int) else None
 
 
 def _json_object(answer: bytes) -> Mapping[str, Any]:
     try:
-        value = parsed(answer)
+        value = parse_json(answer)
     except BackendError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -1,8 +1,8 @@
-"""Which of the operator's forward proxies a backend is reached through, if any.
+"""Selects the forward proxy of the operator through which a backend is reached, if any.
 
-`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` count, in either case, as `urllib` reads
-them. Only calls to the backend ask here: what a request has fetched, and what a sandbox reaches,
-never goes through a proxy of the environment. No credentials are taken from a netrc file.
+`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` are read from the environment, in upper or
+lower case, as `urllib` reads them. They hold only for calls to the backend, not for URLs in
+requests and not for the egress of sandboxes. Credentials in a netrc file are not used.
 """
 
 import os
@@ -12,60 +12,60 @@ from urllib.request import getproxies_environment
 
 from policies.hosts import address, is_public
 
-_SERVED = ("http", "https")
-_PORTS = {"http": 80, "https": 443}
+_SUPPORTED_SCHEMES = ("http", "https")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def proxy_for(url: str, proxies: Mapping[str, str] | None = None) -> str | None:
-    """Return the URL of the proxy for a backend's URL, or None where it is reached directly.
+    """Return the URL of the proxy for a backend's URL, or None for a direct connection.
 
-    `proxies` are the environment's, by scheme, with "no" for the exceptions. A backend is exempt
-    whose host is an address that is not public, `localhost` or below it, or a name without a dot.
-    A longer name is not looked up: `NO_PROXY` exempts it. Raises ValueError for a proxy that
-    cannot be used.
+    `proxies` are the proxy URLs by scheme, with the value of `NO_PROXY` as "no"; by default they
+    are those of the environment. Backends that are exempt or in `NO_PROXY` are reached directly.
+    Raises ValueError for an unsupported or invalid proxy URL.
     """
-    known = dict(getproxies_environment() if proxies is None else proxies)
+    proxies = dict(getproxies_environment() if proxies is None else proxies)
     backend = urlsplit(url)
-    found = known.get(backend.scheme) or known.get("all")
-    if not found or is_exempt(url) or _is_listed(backend, known.get("no", "")):
+    proxy = proxies.get(backend.scheme) or proxies.get("all")
+    if not proxy or is_exempt(url) or _is_listed(backend, proxies.get("no", "")):
         return None
-    return _checked(found if "://" in found else f"http://{found}")
+    return _checked(proxy if "://" in proxy else f"http://{proxy}")
 
 
 def is_exempt(url: str) -> bool:
-    """Return whether a URL leads to this machine or its own network, as far as its text tells."""
+    """Return True if the host of a URL is a non-public address, `localhost`, a name below it, or a
+    name without a dot. Other names are not resolved: the operator lists them in `NO_PROXY`."""
     host = (urlsplit(url).hostname or "").removesuffix(".")
-    if found := address(host):
-        return not is_public(found)
+    if ip := address(host):
+        return not is_public(ip)
     return "." not in host or host.endswith(".localhost")
 
 
 def proxy_urls() -> list[str]:
     """Return the URLs of all proxies that the environment names."""
-    found = (value for scheme, value in getproxies_environment().items() if scheme != "no")
-    return [value if "://" in value else f"http://{value}" for value in found]
+    urls = (url for scheme, url in getproxies_environment().items() if scheme != "no")
+    return [url if "://" in url else f"http://{url}" for url in urls]
 
 
 def exempt_in_environment(url: str | None) -> None:
-    """Add this machine, and a URL that is exempt, to the process's `no_proxy`.
+    """Add this machine, and the host of `url` if it is exempt, to the environment's `no_proxy`.
 
-    It is for a library that reads the environment itself.
+    litellm reads the environment itself.
     """
-    own = ["localhost", "127.0.0.1", "::1"]
+    exempt = ["localhost", "127.0.0.1", "::1"]
     if url and is_exempt(url) and (host := urlsplit(url).hostname):
-        own.append(host)
-    given = getproxies_environment().get("no", "")
-    listed = [each.strip() for each in given.split(",") if each.strip()]
+        exempt.append(host)
+    entries = [entry.strip() for entry in getproxies_environment().get("no", "").split(",")]
+    listed = [entry for entry in entries if entry]
     if "*" not in listed:
-        os.environ["no_proxy"] = ",".join(dict.fromkeys([*listed, *own]))
+        os.environ["no_proxy"] = ",".join(dict.fromkeys([*listed, *exempt]))
 
 
 def _is_listed(backend: SplitResult, no_proxy: str) -> bool:
-    """Return whether `NO_PROXY` names the backend: itself or a domain above it, with its port or
-    without; `*` stands for all."""
+    """Return True if `NO_PROXY` contains the backend's host or a parent domain, with or without the
+    port, or `*`."""
     host = (backend.hostname or "").removesuffix(".")
-    port = backend.port or _PORTS.get(backend.scheme, 80)
-    for entry in (each.strip().lower().lstrip(".") for each in no_proxy.split(",")):
+    port = backend.port or _DEFAULT_PORTS.get(backend.scheme, 80)
+    for entry in (item.strip().lower().lstrip(".") for item in no_proxy.split(",")):
         if entry == "*":
             return True
         if entry and any(f".{name}".endswith(f".{entry}") for name in (host, f"{host}:{port}")):
@@ -75,7 +75,7 @@ def _is_listed(backend: SplitResult, no_proxy: str) -> bool:
 
 def _checked(proxy: str) -> str:
     split = urlsplit(proxy)
-    if split.scheme not in _SERVED:
+    if split.scheme not in _SUPPORTED_SCHEMES:
         raise ValueError(
             f"the proxy that the environment names is a {split.scheme} proxy: http and https"
             " proxies are supported; set NO_PROXY to reach the backend directly"

@@ -1,5 +1,7 @@
-"""Looks up what models cost: in the configuration, else in litellm's table, which is read from its
-file, since importing litellm takes seconds."""
+"""The prices of models: from the configuration, else from litellm's table.
+
+The table is read from its file, because importing litellm takes seconds.
+"""
 
 import asyncio
 import importlib.util
@@ -18,19 +20,20 @@ _ABOVE = "input_cost_per_token_above_"
 class Prices:
     """The prices of models. litellm's table is read once, for the first model that needs it."""
 
-    def __init__(self, own: Mapping[str, Price] | None = None) -> None:
-        self._own: dict[str, Tariff] = {name: ((0, price),) for name, price in (own or {}).items()}
+    def __init__(self, configured: Mapping[str, Price] | None = None) -> None:
+        prices = configured or {}
+        self._configured: dict[str, Tariff] = {name: ((0, prices[name]),) for name in prices}
         self._table: dict[str, Tariff] | None = None
         self._reading = asyncio.Lock()
 
-    def own(self, model: str) -> Tariff | None:
+    def configured(self, model: str) -> Tariff | None:
         """Return the configured price of a model, or None."""
-        return self._own.get(model)
+        return self._configured.get(model)
 
     async def find(self, model: str) -> Tariff | None:
-        """Return the configured price of a model, else that of litellm's table, or None."""
-        if own := self._own.get(model):
-            return own
+        """Return the configured price of a model, else the price in litellm's table, or None."""
+        if tariff := self._configured.get(model):
+            return tariff
         async with self._reading:
             if self._table is None:
                 self._table = await asyncio.to_thread(read_tariffs)
@@ -38,11 +41,12 @@ class Prices:
 
 
 def read_tariffs() -> dict[str, Tariff]:
-    """Return the tariffs of all models with a price by the token, by name and by provider/name."""
-    found = importlib.util.find_spec("litellm")
-    assert found  # litellm is a dependency
-    assert found.origin
-    table = json.loads(Path(found.origin).with_name(_FILE).read_text(encoding="utf-8"))
+    """Return litellm's tariffs of all models with a price per token, by name and by
+    provider/name."""
+    spec = importlib.util.find_spec("litellm")
+    assert spec  # litellm is a dependency
+    assert spec.origin
+    table = json.loads(Path(spec.origin).with_name(_FILE).read_text(encoding="utf-8"))
     tariffs = {name: tariff for name, entry in table.items() if (tariff := _tariff(entry))}
     for name, tariff in list(tariffs.items()):
         tariffs.setdefault(f"{table[name].get('litellm_provider')}/{name}", tariff)
@@ -50,13 +54,14 @@ def read_tariffs() -> dict[str, Tariff]:
 
 
 def _tariff(entry: Mapping[str, Any]) -> Tariff | None:
-    usual = _price(entry, "")
-    if usual is None or entry.get("litellm_provider", "").startswith("one of"):  # the sample entry
+    base = _price(entry, "")
+    if base is None or entry.get("litellm_provider", "").startswith("one of"):  # the sample entry
         return None
-    return ((0, usual), *sorted(_above(entry), key=lambda each: each[0]))
+    return ((0, base), *sorted(_long_prompt_prices(entry), key=lambda tier: tier[0]))
 
 
-def _above(entry: Mapping[str, Any]) -> Iterator[tuple[int, Price]]:
+def _long_prompt_prices(entry: Mapping[str, Any]) -> Iterator[tuple[int, Price]]:
+    """Yield the prices for prompts above a number of tokens."""
     for key in entry:
         size = key.removeprefix(_ABOVE).removesuffix("k_tokens")
         if not key.startswith(_ABOVE) or not size.isdecimal():
@@ -66,19 +71,19 @@ def _above(entry: Mapping[str, Any]) -> Iterator[tuple[int, Price]]:
 
 
 def _price(entry: Mapping[str, Any], suffix: str) -> Price | None:
-    def of(*names: str) -> float | None:
+    def per_mtok(*names: str) -> float | None:
         keys = [*(name + suffix for name in names), *names]
         costs = (entry.get(key) for key in keys)
-        cost = next((each for each in costs if isinstance(each, int | float)), None)
+        cost = next((cost for cost in costs if isinstance(cost, int | float)), None)
         return None if cost is None else cost * _MILLION
 
-    given, made = of("input_cost_per_token"), of("output_cost_per_token")
-    if given is None or made is None:
+    input_cost, output_cost = per_mtok("input_cost_per_token"), per_mtok("output_cost_per_token")
+    if input_cost is None or output_cost is None:
         return None
     return Price(
-        input_per_mtok=given,
-        output_per_mtok=made,
-        cached_per_mtok=of("cache_read_input_token_cost", "input_cost_per_token_cache_hit"),
-        cache_write_per_mtok=of("cache_creation_input_token_cost"),
-        reasoning_per_mtok=of("output_cost_per_reasoning_token"),
+        input_per_mtok=input_cost,
+        output_per_mtok=output_cost,
+        cached_per_mtok=per_mtok("cache_read_input_token_cost", "input_cost_per_token_cache_hit"),
+        cache_write_per_mtok=per_mtok("cache_creation_input_token_cost"),
+        reasoning_per_mtok=per_mtok("output_cost_per_reasoning_token"),
     )

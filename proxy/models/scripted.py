@@ -1,6 +1,7 @@
 """A model that plays a script of replies, for tests and demonstrations.
 
-It contains the model, the script's format, and what a server that plays a script would send.
+The module contains the model, the script's format, and the completions and chunks of a server that
+plays a script.
 """
 
 import asyncio
@@ -18,12 +19,17 @@ from proxy.agent.events import CallAccepted, OnDelta
 from proxy.agent.history import REASONING_FIELDS
 from proxy.agent.model import Completion, Credentials, UpstreamResponse
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly, deltas_of, reply_of, reply_when_stopped
 from proxy.models.backend_errors import backend_error
-from proxy.models.relay import ReadyBody, ready_json, refused
+from proxy.models.completion_builder import (
+    CompletionBuilder,
+    attach_partial,
+    completion_deltas,
+    parse_completion,
+)
+from proxy.models.relay import BufferedBody, error_response, json_response
 
 PIECE_CHARS = 8
-"""The characters in one streamed piece."""
+"""The length of one streamed piece."""
 
 
 class _Part(BaseModel):
@@ -35,12 +41,12 @@ class ScriptedCall(_Part):
 
     name: str
     arguments: dict[str, Any] | str = {}
-    """A mapping, or the raw text a model would write."""
+    """An object, or the text that a model would write."""
     id: str | None = None
 
 
 class ScriptedError(_Part):
-    """An error in place of a reply."""
+    """An error of the backend."""
 
     message: str
     status: int = 500
@@ -50,7 +56,7 @@ class ScriptedError(_Part):
 
 
 class ScriptedReply(_Part):
-    """One reply of a script, or an error."""
+    """One reply of a script, or one error."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -59,19 +65,19 @@ class ScriptedReply(_Part):
     usage: dict[str, Any] | None = None
     error: ScriptedError | None = None
     message: dict[str, Any] | None = None
-    """The assistant message itself, used unchanged."""
+    """The assistant message, which is sent unchanged and not streamed."""
 
 
 class Script(_Part):
-    """A whole script."""
+    """A script."""
 
     model: str = "script"
-    """Its name in the list of models."""
+    """The model's name in `GET /v1/models`."""
     replies: list[ScriptedReply]
 
 
 def read_script(data: Any, source: str) -> Script:
-    """Validate a script. Raises ValueError with one line that names the faulty field."""
+    """Validate a script. Raises ValueError with one line that names the invalid field."""
     try:
         return Script.model_validate(data)
     except ValidationError as error:
@@ -83,20 +89,20 @@ def read_script(data: Any, source: str) -> Script:
 class ScriptedModel:
     """Plays a script of replies.
 
-    A request with k assistant messages in its history gets the reply number k (from 0), so every
-    conversation plays the script from its start. After the last reply a model with `cycle` starts
-    over, and one without fails. An error in the script precedes the reply it delays: each model
-    raises it once and then skips it.
+    A request with k assistant messages gets reply number k, counted from 0, so that every
+    conversation plays the script from the beginning. After the last reply the model starts again if
+    `cycle` is True, else it fails. An error in the script delays the next reply: the model raises
+    each error once and then skips it.
     """
 
-    passage = None
+    upstream = None
 
     def __init__(
         self, replies: Sequence[Mapping[str, Any]], *, cycle: bool = False, name: str = "script"
     ) -> None:
         script = read_script({"model": name, "replies": list(replies)}, "script")
         self.requests: list[dict[str, Any]] = []
-        """Copies of the request bodies it got."""
+        """Copies of all request bodies."""
         self._name = script.model
         self._replies = script.replies
         self._cycle = cycle
@@ -104,7 +110,8 @@ class ScriptedModel:
 
     @classmethod
     def from_yaml(cls, path: Path) -> "ScriptedModel":
-        """Play a file in a cycle. Raises ValueError with one line that says what is wrong."""
+        """Return a model that plays a file in a cycle. Raises ValueError with a one-line
+        message."""
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
@@ -114,38 +121,36 @@ class ScriptedModel:
         return cls(replies, cycle=True, name=script.model)
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Model."""
-        completion, streams = self._next(body)
+        payload, streams = self._next(body)
         if on_delta is None:
-            return reply_of(completion)
+            return parse_completion(payload)
         await on_delta(CallAccepted())
         if not streams:
-            reply = reply_of(completion)
-            for delta in deltas_of(reply):
+            completion = parse_completion(payload)
+            for delta in completion_deltas(completion):
                 await on_delta(delta)
-            return reply
-        assembly = Assembly()
-        with reply_when_stopped(assembly.reply):
-            for chunk in chunks_of(completion, include_usage=True):
-                for delta in assembly.add(chunk):
+            return completion
+        builder = CompletionBuilder()
+        with attach_partial(builder.build):
+            for chunk in completion_chunks(payload, include_usage=True):
+                for delta in builder.add(chunk):
                     await on_delta(delta)
-                await asyncio.sleep(0)  # other tasks run between a backend's pieces
-        return assembly.reply()
+                await asyncio.sleep(0)  # as with a backend, other tasks run between two pieces
+        return builder.build()
 
     async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
-        """See Model."""
         try:
             completion, _ = self._next(body)
         except BackendError as error:
-            return refused(error)
+            return error_response(error)
         if not body.get("stream"):
-            return ready_json(completion)
+            return json_response(completion)
         include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        frames = sse(chunks_of(completion, include_usage=include_usage))
-        return UpstreamResponse(200, {"content-type": "text/event-stream"}, ReadyBody(frames))
+        frames = encode_sse(completion_chunks(completion, include_usage=include_usage))
+        return UpstreamResponse(200, {"content-type": "text/event-stream"}, BufferedBody(frames))
 
     def for_client(self, credentials: Credentials) -> "ScriptedModel":
-        """See Model. A script has no keys."""
+        """See Model. A script needs no key."""
         return self
 
     def with_timeout(self, timeout_s: float) -> "ScriptedModel":
@@ -161,29 +166,29 @@ class ScriptedModel:
         return nullcontext()
 
     async def models(self) -> list[dict[str, Any]]:
-        """See Model."""
         return [{"id": self._name, "object": "model", "created": 0, "owned_by": "script"}]
 
     async def aclose(self) -> None:
-        """See Model. Nothing is held."""
+        """See Model. A script has no connection."""
 
     def _next(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Return the next completion, and whether to stream it. A reply with a `message` is sent
-        whole, as by a server that does not stream when asked to."""
+        """Return the next completion, and True if it can be streamed. A reply with a `message` is
+        not streamed, as by a server that ignores `stream`."""
         self.requests.append(deepcopy(dict(body)))
         position = sum(message.get("role") == "assistant" for message in body["messages"])
-        spoken = sum(reply.error is None for reply in self._replies)
-        wanted = position % spoken if self._cycle and spoken else position
+        count = sum(reply.error is None for reply in self._replies)
+        to_skip = position % count if self._cycle and count else position
         for number, reply in enumerate(self._replies):
             if reply.error is not None:
-                if wanted == 0 and number not in self._raised:
+                if to_skip == 0 and number not in self._raised:
                     self._raised.add(number)
                     raise _backend_error(reply.error)
-                continue
-            if wanted == 0:
+            elif to_skip == 0:
                 model = body.get("model") or self._name
-                return completion_of(reply, model=model, position=position), reply.message is None
-            wanted -= 1
+                completion = build_completion(reply, model=model, position=position)
+                return completion, reply.message is None
+            else:
+                to_skip -= 1
         raise BackendError("the script has no more replies", status=500, code="script_ended")
 
 
@@ -210,7 +215,7 @@ def _backend_error(error: ScriptedError) -> BackendError:
     )
 
 
-def completion_of(
+def build_completion(
     reply: ScriptedReply, *, model: str, position: int, reasoning_field: str = "reasoning_content"
 ) -> dict[str, Any]:
     """Return the chat completion for a reply. Its ids contain `position`."""
@@ -229,23 +234,25 @@ def completion_of(
     return completion
 
 
-def chunks_of(completion: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:
-    """Yield a completion as a backend streams it, in small pieces."""
-    frame = {key: completion[key] for key in completion if key not in ("choices", "usage")}
-    frame["object"] = "chat.completion.chunk"
+def completion_chunks(
+    completion: Mapping[str, Any], *, include_usage: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the chunks of a completion, as a backend streams them, in small pieces."""
+    common = {key: completion[key] for key in completion if key not in ("choices", "usage")}
+    common["object"] = "chat.completion.chunk"
     choice = completion["choices"][0]
     for delta in _deltas(choice["message"]):
-        yield {**frame, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        yield {**common, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
     end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
-    yield {**frame, "choices": [end]}
+    yield {**common, "choices": [end]}
     if include_usage and "usage" in completion:
-        yield {**frame, "choices": [], "usage": completion["usage"]}
+        yield {**common, "choices": [], "usage": completion["usage"]}
 
 
-def sse(frames: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-    """Yield the frames as server-sent events, with [DONE] at the end."""
-    for frame in frames:
-        yield b"data: " + json.dumps(frame).encode() + b"\n\n"
+def encode_sse(chunks: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+    """Yield the chunks as server-sent events, and [DONE] at the end."""
+    for chunk in chunks:
+        yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
     yield b"data: [DONE]\n\n"
 
 
@@ -270,10 +277,10 @@ def _text(arguments: Mapping[str, Any] | str) -> str:
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    pieced = ("content", *REASONING_FIELDS)
-    first = {key: message[key] for key in message if key not in (*pieced, "tool_calls")}
+    split = ("content", *REASONING_FIELDS)
+    first = {key: message[key] for key in message if key not in (*split, "tool_calls")}
     yield {**first, "content": None if message.get("content") is None else ""}
-    for field in reversed(pieced):
+    for field in reversed(split):
         for piece in _pieces(message.get(field) or ""):
             yield {field: piece}
     yield from _call_deltas(message.get("tool_calls") or [])

@@ -1,7 +1,7 @@
-"""Decides which models are given tools.
+"""Decides which models get tools, and so a sandbox.
 
 Verdicts come from the settings, from probes in the background, from refusals of the backend and
-from runs. Open it when a model gets no sandbox although it should, or the other way round.
+from runs. Open it when a model wrongly gets a sandbox, or wrongly gets none.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -32,40 +31,34 @@ from policies.tool_support import (
     refused,
 )
 from proxy.agent.events import OnDelta
-from proxy.agent.model import (
-    Completion,
-    Credentials,
-    Model,
-    UpstreamPaths,
-    UpstreamRequest,
-    UpstreamResponse,
-)
+from proxy.agent.model import Completion, Model, Upstream, UpstreamRequest
 from proxy.agent.result import Result, tokens
 from proxy.errors import BackendError, ToolsRefusedError
 from proxy.metrics import Metrics
-from proxy.models.backend_errors import parsed
+from proxy.models.backend_errors import parse_json
 from proxy.models.relay import read_at_most
+from proxy.models.wrapper import ModelWrapper
 from proxy.store.tool_verdicts import ToolVerdictRepository
 
 log = logging.getLogger(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
 PROBE_S = 120.0
-"""The most seconds that one probe takes: a busy engine answers late."""
-DOUBTED_AFTER_S = 60.0
-"""Seconds until the next probe, after a refusal that contradicts a verdict or a probe that
-failed."""
+"""The timeout of one probe. It is long because a busy engine answers late."""
+REPROBE_AFTER_S = 60.0
+"""The seconds until the next probe after a probe has failed, or after a refusal that contradicts a
+verdict."""
 MAX_PROBES = 4
-"""The most probes at one time; a later request starts the others."""
+"""The most concurrent probes. Later requests start the other probes."""
 MAX_MODELS = 1024
-"""The most names that each table keeps: clients can make up names of models."""
+"""The most models in each table: clients can invent names of models."""
 _TOKENIZE = "/tokenize"
 _APPLY_TEMPLATE = "/apply-template"
-MAX_ANSWER_BYTES = 4 << 20
-"""The longest answer of the server. llama.cpp's properties contain a whole chat template."""
+MAX_RESPONSE_BYTES = 4 << 20
+"""The longest response to a probe. llama.cpp's properties contain the chat template."""
 MAX_VERSION_CHARS = 200
 MAX_TOKENS = 1
-"""The tokens that each of at most two completions of a probe may generate."""
+"""The most tokens in a completion of a probe, which makes at most two."""
 _TOOL = {
     "type": "function",
     "function": {
@@ -85,30 +78,30 @@ _VERSIONS: Sequence[tuple[str, Sequence[str]]] = (
     ("/get_server_info", ("version", "tool_call_parser", "chat_template")),  # SGLang
     ("/api/version", ("version",)),  # Ollama
 )
-"""Endpoints that report the engine, with the fields that make up its version. The first field must
-be there."""
+"""Endpoints that report the engine, with the fields that make up its version. A response without
+the first field is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSettings:
-    """The setting `backend.tool_support` and its exceptions by model."""
+    """The setting `backend.tool_support` and its overrides by model."""
 
-    usual: ToolSupport = "always"
+    default: ToolSupport = "always"
     by_model: Sequence[tuple[str, ToolSupport]] = ()
-    """Names of models, or patterns (`*`), with their settings; the first match holds."""
+    """Names of models, or patterns with `*`, and their settings. The first match counts."""
 
     def for_model(self, model: str) -> ToolSupport:
         """Return the setting for a model."""
         matching = (setting for pattern, setting in self.by_model if fnmatchcase(model, pattern))
-        return next(matching, self.usual)
+        return next(matching, self.default)
 
 
 class ToolProbe:
-    """Asks a backend's server whether a model's chat template passes tools on. A probe costs one or
+    """Tests whether a model's chat template contains the tools of a request. A probe costs at most
     two generated tokens.
 
-    `is_local` is True if the server's prompt counts are trusted even if it does not report its
-    engine.
+    `is_local` is True if prompt token counts of a server that does not report its engine can be
+    trusted.
     """
 
     def __init__(self, model: Model, *, is_local: bool = True) -> None:
@@ -116,34 +109,35 @@ class ToolProbe:
         self._is_local = is_local
 
     async def models(self) -> list[str]:
-        """Return the names of the models that the backend lists. Raises BackendError."""
-        return [str(each.get("id")) for each in await self._model.models()]
+        """Return the names of the backend's models. Raises BackendError."""
+        return [str(model.get("id")) for model in await self._model.models()]
 
     async def version(self) -> str | None:
-        """Return the engine's version, with the other fields that affect tools, or None if the
-        server reports none. Raises BackendError."""
-        passage = self._model.passage
-        if passage is None:
+        """Return the engine's version and the other fields that affect tools, or None if the server
+        does not report them. Raises BackendError."""
+        upstream = self._model.upstream
+        if upstream is None:
             return None
         for path, fields in _VERSIONS:
-            told = await _fetch_json(passage, "GET", path)
-            if isinstance(told, dict) and isinstance(told.get(fields[0]), str):
-                written = " ".join(_short(told.get(field)) for field in fields)
-                return f"{path} {written}"[:MAX_VERSION_CHARS]
+            report = await _fetch_json(upstream, "GET", path)
+            if isinstance(report, dict) and isinstance(report.get(fields[0]), str):
+                version = " ".join(_short(report.get(field)) for field in fields)
+                return f"{path} {version}"[:MAX_VERSION_CHARS]
         return None
 
     async def verdict(self, name: str, version: str | None) -> ToolVerdict | None:
-        """Return the verdict on a model, or None if it cannot be found out. Raises BackendError."""
-        passage = self._model.passage
-        if passage is None or (version is None and not self._is_local):
+        """Return the verdict on a model, or None if the probe is inconclusive. Raises
+        BackendError."""
+        upstream = self._model.upstream
+        if upstream is None or (version is None and not self._is_local):
             return None
         messages = _greeting()
-        passed_on = await _template_passes_tools(passage, name, messages)
+        has_tools = await _template_contains_tools(upstream, name, messages)
         try:
             with_tools = await self._prompt_tokens(name, messages, [_TOOL])
         except ToolsRefusedError as error:
             return refused(name, error.message)
-        if passed_on:
+        if has_tools:
             return SUPPORTED
         without = await self._prompt_tokens(name, messages, [])
         if not with_tools or not without:
@@ -151,7 +145,7 @@ class ToolProbe:
         return SUPPORTED if with_tools > without else ignored(name)
 
     async def refusal(self, name: str) -> ToolVerdict | None:
-        """Return the verdict against a model whose backend refuses a request with a harmless tool,
+        """Return the verdict against a model if the backend refuses a request with a harmless tool,
         else None. Raises BackendError."""
         try:
             await self._prompt_tokens(name, _greeting(), [_TOOL])
@@ -165,12 +159,12 @@ class ToolProbe:
         body = {"model": name, "messages": messages, "max_tokens": MAX_TOKENS}
         if tools:
             body["tools"] = tools
-        reply = await self._model.complete(body, None)
-        return tokens(reply.usage, "prompt_tokens")
+        completion = await self._model.complete(body, None)
+        return tokens(completion.usage, "prompt_tokens")
 
 
 def _greeting() -> list[dict[str, Any]]:
-    """Return messages that are in no cache."""
+    """Return messages that no prefix cache contains."""
     return [{"role": "user", "content": f"Hi {secrets.token_hex(3)}"}]
 
 
@@ -179,221 +173,224 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
-async def _template_passes_tools(
-    passage: UpstreamPaths, name: str, messages: Sequence[Mapping[str, Any]]
+async def _template_contains_tools(
+    upstream: Upstream, name: str, messages: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Return True if the server's tokenizer or template shows that a tool makes the prompt longer.
-    False decides nothing: older vLLMs ignore the tools here."""
+    """Return True if a tool makes the prompt longer, according to the server's tokenizer or
+    template. False proves nothing: these endpoints of older vLLMs ignore tools."""
     for path in (_TOKENIZE, _APPLY_TEMPLATE):
         body: dict[str, Any] = {"model": name, "messages": messages}
-        without = _size(await _fetch_json(passage, "POST", path, body))
+        without = _size(await _fetch_json(upstream, "POST", path, body))
         if without:
             body["tools"] = [_TOOL]
-            return _size(await _fetch_json(passage, "POST", path, body)) > without
+            return _size(await _fetch_json(upstream, "POST", path, body)) > without
     return False
 
 
-def _size(told: Any) -> int:
-    """Return a prompt's size: in tokens if vLLM counts it, in characters if llama.cpp renders
-    it."""
-    if not isinstance(told, dict):
+def _size(response: Any) -> int:
+    """Return the prompt's size: vLLM counts tokens, llama.cpp renders the text."""
+    if not isinstance(response, dict):
         return 0
-    count, prompt = told.get("count"), told.get("prompt")
+    count, prompt = response.get("count"), response.get("prompt")
     if isinstance(count, int):
         return count
     return len(prompt) if isinstance(prompt, str) else 0
 
 
 async def _fetch_json(
-    passage: UpstreamPaths, method: str, path: str, body: Mapping[str, Any] | None = None
+    upstream: Upstream, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return the JSON at a path of the server, or None. Raises BackendError if there is no
-    answer."""
-    written = None if body is None else json.dumps(body).encode()
+    """Return the JSON at a path of the server, or None if the status is not 200 or the body is not
+    JSON. Raises BackendError if there is no response."""
+    data = None if body is None else json.dumps(body).encode()
     headers = {"accept": "application/json"}
-    if written is not None:
+    if data is not None:
         headers["content-type"] = "application/json"
-    relayed = await passage.pass_on(UpstreamRequest(method, path, headers, written))
-    if relayed.status != 200:
-        await relayed.body.aclose()
+    response = await upstream.send(UpstreamRequest(method, path, headers, data))
+    if response.status != 200:
+        await response.body.aclose()
         return None
-    read = await read_at_most(relayed.body, MAX_ANSWER_BYTES)
+    content = await read_at_most(response.body, MAX_RESPONSE_BYTES)
     try:
-        return None if read is None else parsed(read)
+        return None if content is None else parse_json(content)
     except BackendError:
         return None
 
 
 class ToolVerdicts:
-    """Keeps the verdicts on the models of one backend.
+    """The verdicts on the models of one backend.
 
-    Without a probe, verdicts come from the settings and runs alone. Without a shelf, they last as
-    long as the process.
+    Without a probe, verdicts come only from the settings and from runs. Without a repository, they
+    are lost when the process ends.
     """
 
     def __init__(
         self,
         settings: ToolSettings = ToolSettings(),
         probe: ToolProbe | None = None,
-        shelf: ToolVerdictRepository | None = None,
+        repository: ToolVerdictRepository | None = None,
         backend: str = "",
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._probe = probe
-        self._shelf = shelf
+        self._repository = repository
         self._backend = backend
         self._now = now
         self._known: dict[str, KnownVerdict] = {}
         self._check_at: dict[str, float] = {}
-        """The time from which on a model may be probed again."""
+        """The earliest time of the next probe of a model."""
         self._doubted: set[str] = set()
-        """Models that a probe found to use tools, and that have been refused tools since."""
+        """Models that support tools according to a probe, but were refused tools since."""
         self._evidence: dict[tuple[str, str], tuple[float, ToolVerdict]] = {}
-        """By key and model: the verdict from the key's runs, and until when it holds."""
-        self._work: dict[str, asyncio.Task[None]] = {}
+        """The verdict from the runs of an owner with a model, and the time of its expiry."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def load(self) -> None:
-        """Load the verdicts of earlier processes."""
-        if self._shelf is None:
+        """Load the stored verdicts."""
+        if self._repository is None:
             return
-        self._known = await self._shelf.all(self._backend)
+        self._known = await self._repository.all(self._backend)
         for model, known in self._known.items():
             if self._settings.for_model(model) == "probe":
                 _warn(known.verdict)
 
     def verdict_for(self, owner: str, model: str) -> ToolVerdict:
-        """Return the verdict for a request of this key, without waiting. A model without a verdict
-        is given tools, and a probe of it starts in the background."""
+        """Return the verdict on a model for a request of this owner, without waiting. A model
+        without a verdict gets tools, and a probe starts in the background."""
         setting = self._settings.for_model(model)
         if setting != "probe":
             return SUPPORTED if setting == "always" else never(model)
-        self._look_at(model)
+        self._probe_if_due(model)
         known = self._known.get(model)
         if known is not None and known.verdict.reason:
             return known.verdict
         until, verdict = self._evidence.get((owner, model), (0.0, SUPPORTED))
         return verdict if self._now() < until else SUPPORTED
 
-    def note_refusal(self, model: str, said: str) -> ToolVerdict:
-        """Note that the backend refused a request for its tools, with these words; return the
-        verdict on this request. It holds for others once the backend has refused the probe's own
-        request as well: the words may be the client's. Where a probe found that the model uses
-        tools, its verdict stays until the next probe, which is soon."""
+    def note_refusal(self, model: str, message: str) -> ToolVerdict:
+        """Note that the backend refused a request because of its tools, and return the verdict on
+        this request.
+
+        The message may quote the client's text. So the verdict holds for other requests only after
+        the backend has refused a probe, too. If a probe has found that the model supports tools,
+        that verdict stays until the next probe, after `REPROBE_AFTER_S`.
+        """
         if self._settings.for_model(model) != "probe":
             return SUPPORTED
-        known, work = self._known.get(model), f"refusal {model}"
+        known = self._known.get(model)
         if known is None:
-            if self._probe is not None and work not in self._work and len(self._work) < MAX_PROBES:
-                self._do(work, partial(self._confirm, self._probe, model))
+            if self._probe is not None:
+                confirm = partial(self._confirm_refusal, self._probe, model)
+                self._start(f"refusal {model}", confirm)
         elif known.verdict.reason is None and model not in self._doubted:
             self._doubted.add(model)
-            _put(self._check_at, model, self._now() + DOUBTED_AFTER_S)
-        return refused(model, said)
+            _put(self._check_at, model, self._now() + REPROBE_AFTER_S)
+        return refused(model, message)
 
     def note_run(self, owner: str, result: Result) -> None:
-        """Note the trouble that a run had with tools; it counts for the key of the run only."""
+        """Note the trouble that a run had with tools. It counts only for the owner of the run."""
         if self._settings.for_model(model := result.model) != "probe":
             return
         runs = (result, *result.others)
-        trouble = {word for each in runs for word in each.tool_trouble}
-        # Calls of unknown tools count as commands, but take no memory.
-        ran = any(each.stats.peak_mem_bytes or each.stats.cpu_ms for each in runs)
+        trouble = {word for run in runs for word in run.tool_trouble}
+        # Calls of unknown tools count as commands, but use no memory and no CPU time.
+        ran = any(run.stats.peak_mem_bytes or run.stats.cpu_ms for run in runs)
         if not is_evidence(trouble, has_run_commands=ran):
             return
         verdict = failed(model, trouble)
-        log.warning("run %s: no tools for its key now: %s", result.run_id, verdict.words)
+        log.warning("run %s: its key gets no tools for now: %s", result.run_id, verdict.words)
         _put(self._evidence, (owner, model), (self._now() + EVIDENCE_HOLDS_S, verdict))
 
     async def wait_idle(self) -> None:
-        """Wait until no probe runs and everything is saved."""
-        while self._work:
-            await asyncio.wait(list(self._work.values()))
-            await asyncio.sleep(0)  # for the callbacks that remove them from the table
+        """Wait until no probe runs and all verdicts are stored."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+            await asyncio.sleep(0)  # the callbacks remove the finished tasks
 
     async def aclose(self) -> None:
-        """Cancel the probes that run. Safe to call twice."""
-        for work in self._work.values():
-            work.cancel()
+        """Cancel the running probes. Safe to call twice."""
+        for task in self._tasks.values():
+            task.cancel()
         await self.wait_idle()
 
-    # In the background
-
-    def _look_at(self, model: str) -> None:
-        if self._probe is None or model in self._work or len(self._work) >= MAX_PROBES:
+    def _probe_if_due(self, model: str) -> None:
+        if self._probe is None or self._now() < self._check_at.get(model, 0.0):
             return
-        if self._now() >= self._check_at.get(model, 0.0):
+        if self._start(model, partial(self._probe_model, self._probe, model)):
             _put(self._check_at, model, self._now() + CHECK_EVERY_S)
-            self._do(model, partial(self._find_out, self._probe, model))
 
-    def _do(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        async def done() -> None:
+    def _start(self, name: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Start a task unless a task with that name or `MAX_PROBES` tasks run. Return True if the
+        task was started."""
+        if name in self._tasks or len(self._tasks) >= MAX_PROBES:
+            return False
+
+        async def run() -> None:
             try:
                 await work()
             except Exception:
-                log.exception("a verdict on a model's tool support could not be saved")
+                log.exception("a verdict on a model's tool support could not be stored")
 
-        self._work[name] = asyncio.create_task(done())
-        self._work[name].add_done_callback(lambda _: self._work.pop(name, None))
+        self._tasks[name] = asyncio.create_task(run())
+        self._tasks[name].add_done_callback(lambda _: self._tasks.pop(name, None))
+        return True
 
-    async def _find_out(self, probe: ToolProbe, model: str) -> None:
+    async def _probe_model(self, probe: ToolProbe, model: str) -> None:
         known = self._known.get(model)
         try:
             async with asyncio.timeout(PROBE_S):
                 is_listed = model in await probe.models()
                 version = await probe.version() if is_listed else None
-                verdict = await self._probed(probe, model, version) if is_listed else None
+                verdict = await self._new_verdict(probe, model, version) if is_listed else None
         except (BackendError, TimeoutError) as error:
-            log.debug("whether the model %r uses tools could not be found out: %s", model, error)
-            _put(self._check_at, model, self._now() + DOUBTED_AFTER_S)
+            log.debug("the tool support of the model %r could not be probed: %s", model, error)
+            _put(self._check_at, model, self._now() + REPROBE_AFTER_S)
             version, verdict = known.version if known else None, None
         if verdict is not None:
             self._doubted.discard(model)
-            found = KnownVerdict(verdict, version, self._now())
-            self._know(model, found)
-            await self._save(model, found)
+            await self._store(model, KnownVerdict(verdict, version, self._now()))
         elif known is not None and known.is_outdated(version, self._now()):
             await self._forget(model)
 
-    async def _confirm(self, probe: ToolProbe, model: str) -> None:
+    async def _confirm_refusal(self, probe: ToolProbe, model: str) -> None:
         try:
             async with asyncio.timeout(PROBE_S):
                 verdict = await probe.refusal(model)
         except (BackendError, TimeoutError) as error:
-            log.debug("whether the model %r is refused tools was not told: %s", model, error)
+            log.debug("the refusal of tools for %r could not be confirmed: %s", model, error)
             return
         if verdict is not None and model not in self._known:
             self._check_at.pop(model, None)
-            found = KnownVerdict(verdict, None, self._now())
-            self._know(model, found)
-            await self._save(model, found)
+            await self._store(model, KnownVerdict(verdict, None, self._now()))
 
-    async def _probed(
+    async def _new_verdict(
         self, probe: ToolProbe, model: str, version: str | None
     ) -> ToolVerdict | None:
-        """Return a new verdict, or None where the known one still holds. A verdict against tools is
-        checked each time: an operator who follows its advice restarts the same engine version."""
+        """Return a new verdict, or None if the known verdict still holds.
+
+        A verdict against tools is checked each time: an operator who follows its advice restarts
+        the same engine version.
+        """
         known = self._known.get(model)
         if known is None or known.verdict.reason or model in self._doubted:
             return await probe.verdict(model, version)
         outdated = known.is_outdated(version, self._now())
         return await probe.verdict(model, version) if outdated else None
 
-    def _know(self, model: str, found: KnownVerdict) -> None:
+    async def _store(self, model: str, known: KnownVerdict) -> None:
         before = self._known.get(model)
-        _put(self._known, model, found)
-        if before is None or before.verdict != found.verdict:
-            _warn(found.verdict)
-
-    async def _save(self, model: str, known: KnownVerdict) -> None:
-        if self._shelf is not None:
-            await self._shelf.save(self._backend, model, known)
+        _put(self._known, model, known)
+        if before is None or before.verdict != known.verdict:
+            _warn(known.verdict)
+        if self._repository is not None:
+            await self._repository.save(self._backend, model, known)
 
     async def _forget(self, model: str) -> None:
         self._known.pop(model, None)
-        if self._shelf is not None:
-            await self._shelf.forget(self._backend, model)
+        if self._repository is not None:
+            await self._repository.delete(self._backend, model)
 
 
 def _warn(verdict: ToolVerdict) -> None:
@@ -402,8 +399,8 @@ def _warn(verdict: ToolVerdict) -> None:
 
 
 def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendError:
-    """Return the error that the loop gets for a refusal. With `tool_support: always` it is a
-    failure like any other, and no reason to answer without tools."""
+    """Return the error that the agent loop gets for a refusal of tools. With `tool_support: always`
+    it is a BackendError, so that the loop does not answer without tools."""
     if verdict.reason:
         return no_tools_error(verdict)
     return BackendError(
@@ -412,7 +409,7 @@ def _error_for_loop(verdict: ToolVerdict, error: ToolsRefusedError) -> BackendEr
 
 
 def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
-    """Return the error for a request that needs tools, with a verdict against them."""
+    """Return the error for a request that needs tools, when the verdict is against tools."""
     return ToolsRefusedError(
         verdict.words,
         status=400,
@@ -422,62 +419,28 @@ def no_tools_error(verdict: ToolVerdict) -> ToolsRefusedError:
     )
 
 
-def _put(kept: dict[K, V], key: K, value: V) -> None:
-    """Put a value in, and take the oldest out above `MAX_MODELS`."""
-    kept.pop(key, None)
-    kept[key] = value
-    if len(kept) > MAX_MODELS:
-        kept.pop(next(iter(kept)))
+def _put(table: dict[K, V], key: K, value: V) -> None:
+    """Put a value into a table, and remove the oldest value beyond `MAX_MODELS`."""
+    table.pop(key, None)
+    table[key] = value
+    if len(table) > MAX_MODELS:
+        table.pop(next(iter(table)))
 
 
-class WatchedModel:
-    """Measures the model calls of runs. Notes the refusals of tools of a model's backend, and
-    raises them in the words of the verdict."""
+class WatchedModel(ModelWrapper):
+    """Measures the model calls of runs. Notes the backend's refusals of tools, and raises them with
+    the text of the verdict."""
 
     def __init__(self, model: Model, verdicts: ToolVerdicts, metrics: Metrics) -> None:
-        self._model = model
+        super().__init__(model)
         self._verdicts = verdicts
         self._metrics = metrics
 
     async def complete(self, body: Mapping[str, Any], on_delta: OnDelta | None) -> Completion:
-        """See Model."""
         try:
             return await self._metrics.model_call(self._model.complete, body, on_delta)
         except ToolsRefusedError as error:
             if is_quoted(error.words, body):
-                raise  # the client's own words decide nothing for others
+                raise  # a quotation of the client's own text proves nothing
             verdict = self._verdicts.note_refusal(str(body.get("model")), error.message)
             raise _error_for_loop(verdict, error) from error
-
-    async def relay(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> UpstreamResponse:
-        """See Model."""
-        return await self._model.relay(body, headers)
-
-    def for_client(self, credentials: Credentials) -> "WatchedModel":
-        """See Model."""
-        return WatchedModel(self._model.for_client(credentials), self._verdicts, self._metrics)
-
-    def with_timeout(self, timeout_s: float) -> "WatchedModel":
-        """See Model."""
-        return WatchedModel(self._model.with_timeout(timeout_s), self._verdicts, self._metrics)
-
-    async def count_tokens(self, model: str, text: str) -> int | None:
-        """See Model."""
-        return await self._model.count_tokens(model, text)
-
-    @property
-    def passage(self) -> UpstreamPaths | None:
-        """See Model."""
-        return self._model.passage
-
-    def keep_warm(self) -> AbstractAsyncContextManager[None]:
-        """See Model."""
-        return self._model.keep_warm()
-
-    async def models(self) -> list[dict[str, Any]]:
-        """See Model."""
-        return await self._model.models()
-
-    async def aclose(self) -> None:
-        """See Model."""
-        await self._model.aclose()

@@ -83,22 +83,22 @@ class RunArchive:
 
     def forget(self, run_id: str) -> None:
         """Remove a run from the store."""
-        self._start(self._repository.forget(run_id))
+        self._start(self._repository.delete(run_id))
 
     async def drop(self, owner: str, run_id: str) -> None:
         """Remove the outcome of the owner's run, if the run has ended."""
-        await self._repository.drop(owner, run_id)
+        await self._repository.delete_ended(owner, run_id)
 
     async def find_by_key(self, identity: RequestIdentity) -> Run | None:
         """Return the run with the request's key, or None. Raises IdempotencyError."""
         assert identity.key is not None
-        found = await self._repository.named(identity.owner, identity.key)
+        found = await self._repository.find_by_key(identity.owner, identity.key)
         return self._replay(found, identity) if found else None
 
     async def find_retried(self, identity: RequestIdentity, besides: Collection[str]) -> Run | None:
         """Return a run whose client disconnected before it had read the result, or None. `besides`
         are the ids of runs that are not considered."""
-        found = await self._repository.take(identity.owner, identity.fingerprint, besides)
+        found = await self._repository.take_for_retry(identity.owner, identity.fingerprint, besides)
         return self._replay(found, identity) if found else None
 
     async def find(self, owner: str, run_id: str) -> tuple[RunMetadata, Record] | None:
@@ -142,7 +142,7 @@ class RunArchive:
         if not run.has_ended:
             run.cancel("the client disconnected")
         elif run.identity.key is None and not run.is_fully_read:
-            self._start(self._repository.give_back(run.id))
+            self._start(self._repository.return_for_retry(run.id))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

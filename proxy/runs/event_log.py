@@ -162,8 +162,8 @@ def _chars(event: Event) -> int:
 _EVENTS: Mapping[str, Any] = {
     **{kind.__name__: kind for kind in ALL_EVENTS},
     # Runs that the last release stored have the names that these events had there.
-    "OfChoice": ChoiceEvent,
-    "RuleMet": RuleMatched,
+    "ChoiceEvent": ChoiceEvent,
+    "RuleMatched": RuleMatched,
 }
 _OLD_FIELDS = {
     "tally": "stats",

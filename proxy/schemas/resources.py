@@ -38,9 +38,9 @@ from proxy.store.records import (
     Container,
     ContainerFile,
     Conversation,
-    Maker,
+    FileSource,
     NewContainer,
-    Page,
+    PageRequest,
     StoredUpload,
 )
 
@@ -160,9 +160,9 @@ class ListQuery(BaseModel):
     after: str | None = Field(None, description="The id of the last object of the part before.")
 
     @property
-    def page(self) -> Page:
+    def page(self) -> PageRequest:
         """Return the part as the store knows it."""
-        return Page(self.limit, self.order == "desc", self.after or None)
+        return PageRequest(self.limit, self.order == "desc", self.after or None)
 
 
 class _Identified(_Answer):
@@ -413,7 +413,7 @@ class ContainerFileObject(_Identified):
     created_at: int
     bytes: int
     path: Text
-    source: Maker
+    source: FileSource
     url: Text
 
 

@@ -1,4 +1,4 @@
-"""Blobs: contents kept as files with random names in one directory, each whole or not at all."""
+"""Blobs: files with random names in one directory. Each blob exists completely or not at all."""
 
 import asyncio
 import fcntl
@@ -20,19 +20,19 @@ WRITE_BYTES = 1 << 20
 READ_BYTES = 256 << 10
 PART = ".part"
 GRACE_S = 3600
-"""How long a file without a row stays: its row may still be written."""
+"""The seconds that a file without a row stays: its row may still be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A kept content."""
+    """A committed blob."""
 
     name: str
     bytes: int
     sha256: str
 
 
-class Blobs:
+class BlobStore:
     """A directory of blobs."""
 
     def __init__(self, directory: Path) -> None:
@@ -47,7 +47,7 @@ class Blobs:
         """Return the path of a blob."""
         return self._directory / name
 
-    def is_whole(self, name: str, size: int) -> bool:
+    def is_intact(self, name: str, size: int) -> bool:
         """Return True if a blob exists and has this size."""
         try:
             return self.path(name).stat().st_size == size
@@ -59,15 +59,15 @@ class Blobs:
         try:
             source = await asyncio.to_thread(self.path(name).open, "rb")
         except FileNotFoundError as error:
-            raise FileMissingError(f"the content {name} is kept no more") from error
+            raise FileMissingError(f"the blob {name} no longer exists") from error
         with source:
             while piece := await asyncio.to_thread(source.read, READ_BYTES):
                 yield piece
 
     @asynccontextmanager
     async def new(self) -> AsyncGenerator["BlobWriter", None]:
-        """Open a blob to write. Unless the writer keeps it, nothing of it is left after the
-        block."""
+        """Open a new blob for writing. It is removed at the end of the block unless the writer
+        commits it."""
         name = uuid.uuid4().hex
         writer = BlobWriter(self.path(name + PART), self.path(name))
         try:
@@ -77,15 +77,17 @@ class Blobs:
                 await writer.discard()
 
     async def copy(self, blob: Blob) -> Blob:
-        """Link a blob under another name and return that one. Raises FileNotFoundError."""
+        """Link a blob under another name and return the copy. Raises FileNotFoundError."""
         name = uuid.uuid4().hex
         await asyncio.to_thread(self.path(name).hardlink_to, self.path(blob.name))
         return replace(blob, name=name)
 
     @asynccontextmanager
-    async def claimed(self, blob: Blob) -> AsyncGenerator[None, None]:
-        """Write the row of a kept blob in this block; the blob is removed if that fails. After a
-        cancellation the row may exist: the blob stays, and the sweep decides."""
+    async def removed_on_error(self, blob: Blob) -> AsyncGenerator[None, None]:
+        """Remove the blob if the block, which writes the blob's row, raises an exception.
+
+        After a cancellation the blob stays, because its row may exist: the sweep decides.
+        """
         try:
             yield
         except Exception:
@@ -93,7 +95,7 @@ class Blobs:
             raise
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Remove blobs. Readers of a removed blob can read it to its end."""
+        """Remove blobs. A reader that has opened a removed blob can still read to its end."""
         if names:
             await asyncio.to_thread(self._unlink, names)
 
@@ -102,27 +104,27 @@ class Blobs:
             self.path(name).unlink(missing_ok=True)
 
     def sweep(self, known: Mapping[str, int], now: float) -> set[str]:
-        """Remove the files that are not in `known`, by name and size, and return the known names
-        that are missing.
+        """Remove the files whose name and size are not in `known`. Return the names in `known` that
+        are missing in the directory.
 
-        `known` must be read from the database before: a blob is written before its row.
+        `known` must be read from the database before the call: a blob is written before its row.
         """
         missing = set(known)
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 try:
-                    facts = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # another sweep was faster
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # another process sweeps, too
                     continue
-                if known.get(entry.name) == facts.st_size:
+                if known.get(entry.name) == status.st_size:
                     missing.discard(entry.name)
-                elif facts.st_ctime < now - GRACE_S and not _is_being_written(entry):
+                elif status.st_ctime < now - GRACE_S and not _is_being_written(entry):
                     Path(entry.path).unlink(missing_ok=True)
         return missing
 
 
 def _is_being_written(entry: "os.DirEntry[str]") -> bool:
-    """Return True if a process has the file open to write."""
+    """Return True if a process has the file open for writing."""
     try:
         fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # gone, or not a file
@@ -137,65 +139,65 @@ def _is_being_written(entry: "os.DirEntry[str]") -> bool:
 
 
 class BlobWriter:
-    """Writes one blob, in a thread. Small pieces are gathered into larger writes."""
+    """Writes one blob in a thread. Small pieces are collected into larger writes."""
 
     def __init__(self, part: Path, path: Path) -> None:
         self._part = part
         self._path = path
         self._target: IO[bytes] | None = None
-        """The file, from the first write until it is kept."""
+        """The file, once the first piece is written to it."""
         self._working: asyncio.Future[None] | None = None
-        self._is_kept = False
+        self._is_committed = False
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
         self._bytes = 0
 
-    async def take(self, piece: bytes) -> None:
+    async def write(self, piece: bytes) -> None:
         """Write a piece."""
         self._buffer += piece
         self._bytes += len(piece)
         if len(self._buffer) >= WRITE_BYTES:
-            await self._work(self._write, self._taken())
+            await self._work(self._append, self._flush_buffer())
 
-    async def keep(self) -> Blob:
-        """Finish the blob, which stays from now on."""
-        await self._work(self._finish, self._taken())
-        self._is_kept = True
+    async def commit(self) -> Blob:
+        """Complete the blob and return it."""
+        await self._work(self._finish, self._flush_buffer())
+        self._is_committed = True
         return Blob(self._path.name, self._bytes, self._digest.hexdigest())
 
     async def discard(self) -> None:
-        """Remove the blob unless it was kept."""
-        if self._is_kept or self._working is None:
+        """Remove the blob unless it is committed."""
+        if self._is_committed or self._working is None:
             return
-        await asyncio.wait({self._working})  # it may have been interrupted
+        await asyncio.wait({self._working})  # a cancelled `write` may have left it running
         await asyncio.to_thread(self._remove)
 
     async def _work(self, work: Callable[[bytes], None], data: bytes) -> None:
         self._working = asyncio.ensure_future(asyncio.to_thread(work, data))
         await asyncio.shield(self._working)
 
-    def _taken(self) -> bytes:
+    def _flush_buffer(self) -> bytes:
         data, self._buffer = bytes(self._buffer), bytearray()
         return data
 
-    def _write(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         if self._target is None:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
             self._target = os.fdopen(os.open(self._part, flags, 0o600), "wb")
-            # The lock lasts as long as the file is open, and keeps sweeps off.
+            # The lock, which the file holds while it is open, makes sweeps skip the file.
             fcntl.flock(self._target, fcntl.LOCK_EX)
         self._digest.update(data)
         self._target.write(data)
 
     def _finish(self, data: bytes) -> None:
-        self._write(data)
+        self._append(data)
         assert self._target
         self._target.close()
         self._part.rename(self._path)
 
     def _remove(self) -> None:
         if self._target:
-            with suppress(OSError):  # the disk may be full for what is buffered
+            with suppress(OSError):  # the disk may be too full to flush the buffer
                 self._target.close()
         self._part.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)

@@ -1,43 +1,58 @@
-"""Containers and their files: what runs produce and clients upload, with an expiry.
-
-Each owner sees its own only.
-"""
+"""Containers, as OpenAI's API has them, and their files, which runs and clients add."""
 
 import json
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    delete,
+    func,
+    insert,
+    select,
+    true,
+    update,
+)
 
 from policies.sessions import container_id as new_id
 from policies.workspace import input_path
-from proxy.store.blobs import Blob, Blobs
-from proxy.store.database import Database, is_full, oldest, require_room, rows_of
-from proxy.store.records import Container, ContainerFile, Maker, NewContainer, Page, Slice
+from proxy.store.blobs import Blob, BlobStore
+from proxy.store.database import Database, oldest, require_quota, sweep_batch
+from proxy.store.records import (
+    Container,
+    ContainerFile,
+    FileSource,
+    NewContainer,
+    Page,
+    PageRequest,
+)
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS
 
-_FILE_KEPT = CONTAINER_FILES.c.deleted_at.is_(None)
+_FILE_NOT_DELETED = CONTAINER_FILES.c.deleted_at.is_(None)
 
 
 class ContainerRepository:
-    """The containers of all owners."""
+    """The containers of all owners. Each owner sees only its own."""
 
-    def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now
 
     async def create(
-        self, owner: str, wish: NewContainer, container_id: str | None = None
+        self, owner: str, new: NewContainer, container_id: str | None = None
     ) -> Container:
-        """Create a container and return it, or the live one that has that id already. A dead one is
-        replaced."""
+        """Create a container and return it. If a live container has that id, return it instead; an
+        expired container with that id is replaced."""
         container = Container(
             id=container_id or new_id(owner, uuid.uuid4().hex),
-            name=wish.name,
-            minutes=wish.minutes,
-            memory_limit=wish.memory_limit,
-            network_policy=wish.network_policy,
+            name=new.name,
+            minutes=new.minutes,
+            memory_limit=new.memory_limit,
+            network_policy=new.network_policy,
             created_at=int(self._now()),
             last_active_at=int(self._now()),
         )
@@ -53,50 +68,38 @@ class ContainerRepository:
         return await self._database.write(work)
 
     async def use(self, owner: str, container_id: str) -> Container | None:
-        """Return the owner's container, or None, and extend its life."""
+        """Postpone the expiry of the owner's container and return the container, or None."""
         now = int(self._now())
         change = (
             update(CONTAINERS)
-            .where(_mine(owner), CONTAINERS.c.id == container_id, _is_live(now))
+            .where(_is_container(container_id, owner, now))
             .values(last_active_at=now, expires_at=now + CONTAINERS.c.minutes * 60)
             .returning(*CONTAINERS.c)
         )
+        return await self._database.write_one(change, _container)
 
-        def work(connection: Connection) -> Container | None:
-            row = connection.execute(change).mappings().one_or_none()
-            return _container(row) if row else None
-
-        return await self._database.write(work)
-
-    async def page(self, owner: str, asked: Page, name: str | None) -> Slice[Container]:
+    async def page(self, owner: str, request: PageRequest, name: str | None) -> Page[Container]:
         """Return a page of the owner's containers. Raises BadRequestError."""
-        wanted = _is_live(self._now())
+        visible = _is_live(self._now())
         if name is not None:
-            wanted &= CONTAINERS.c.name == name
-
-        def work(connection: Connection) -> Slice[Container]:
-            rows, more = rows_of(connection, CONTAINERS, asked, mine=_mine(owner), wanted=wanted)
-            return Slice(tuple(map(_container, rows)), more)
-
-        return await self._database.read(work)
+            visible &= CONTAINERS.c.name == name
+        return await self._database.read_page(
+            CONTAINERS, request, _container, scope=CONTAINERS.c.owner == owner, visible=visible
+        )
 
     async def delete(self, owner: str, container_id: str) -> bool:
-        """Delete a container and its files; return True if there was one."""
+        """Delete a container and its files. Return False if there is no such container."""
         now = int(self._now())
-        gone = (
-            update(CONTAINERS)
-            .where(_mine(owner), CONTAINERS.c.id == container_id, _is_live(now))
-            .values(deleted_at=now)
-        )
+        container = update(CONTAINERS).where(_is_container(container_id, owner, now))
         files = (
             update(CONTAINER_FILES)
-            .where(CONTAINER_FILES.c.container_id == container_id, _FILE_KEPT)
+            .where(CONTAINER_FILES.c.container_id == container_id, _FILE_NOT_DELETED)
             .values(deleted_at=now)
             .returning(CONTAINER_FILES.c.blob)
         )
 
         def work(connection: Connection) -> Collection[str] | None:
-            found = connection.execute(gone).rowcount
+            found = connection.execute(container.values(deleted_at=now)).rowcount
             return connection.execute(files).scalars().all() if found else None
 
         blobs = await self._database.write(work)
@@ -104,39 +107,38 @@ class ContainerRepository:
         return blobs is not None
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired containers, and the rows of those deleted long ago. See Shelf."""
-        kept = CONTAINERS.c.deleted_at.is_(None)
-        past = oldest(CONTAINERS, (CONTAINERS.c.expires_at <= now) & kept)
-        dead = select(CONTAINERS.c.id).where(CONTAINERS.c.deleted_at.is_not(None))
-        files = oldest(CONTAINER_FILES, CONTAINER_FILES.c.container_id.in_(dead) & _FILE_KEPT)
+        """Delete expired containers. See Repository."""
+        is_expired = (CONTAINERS.c.expires_at <= now) & CONTAINERS.c.deleted_at.is_(None)
+        deleted = select(CONTAINERS.c.id).where(CONTAINERS.c.deleted_at.is_not(None))
+        orphans = CONTAINER_FILES.c.container_id.in_(deleted) & _FILE_NOT_DELETED
         # A container's row stays until its files are marked: they are found through it.
-        with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_KEPT)
-        empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
-        long_ago = oldest(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
-        return is_full(
+        with_files = select(CONTAINER_FILES.c.container_id).where(_FILE_NOT_DELETED)
+        is_empty = CONTAINERS.c.id.not_in(with_files) & (CONTAINERS.c.deleted_at < forget_before)
+        old_files = oldest(CONTAINER_FILES, CONTAINER_FILES.c.deleted_at < forget_before)
+        return sweep_batch(
             connection,
-            update(CONTAINERS).where(CONTAINERS.c.seq.in_(past)).values(deleted_at=now),
-            update(CONTAINER_FILES).where(CONTAINER_FILES.c.seq.in_(files)).values(deleted_at=now),
-            delete(CONTAINER_FILES).where(CONTAINER_FILES.c.seq.in_(long_ago)),
-            delete(CONTAINERS).where(CONTAINERS.c.seq.in_(oldest(CONTAINERS, empty))),
+            update(CONTAINERS).where(oldest(CONTAINERS, is_expired)).values(deleted_at=now),
+            update(CONTAINER_FILES).where(oldest(CONTAINER_FILES, orphans)).values(deleted_at=now),
+            delete(CONTAINER_FILES).where(old_files),
+            delete(CONTAINERS).where(oldest(CONTAINERS, is_empty)),
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """Return the blobs in use and their sizes."""
-        files = select(CONTAINER_FILES.c.blob, CONTAINER_FILES.c.bytes).where(_FILE_KEPT)
+        files = select(CONTAINER_FILES.c.blob, CONTAINER_FILES.c.bytes).where(_FILE_NOT_DELETED)
         return {row.blob: row.bytes for row in connection.execute(files)}
 
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Mark the files of missing blobs as deleted."""
+    def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         for blob in blobs:
-            lost = update(CONTAINER_FILES).where(CONTAINER_FILES.c.blob == blob, _FILE_KEPT)
-            connection.execute(lost.values(deleted_at=now))
+            missing = update(CONTAINER_FILES).where(
+                CONTAINER_FILES.c.blob == blob, _FILE_NOT_DELETED
+            )
+            connection.execute(missing.values(deleted_at=now))
 
 
 class ContainerFileRepository:
-    """The files in containers of all owners."""
+    """The files in the containers of all owners."""
 
-    def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now
@@ -144,18 +146,18 @@ class ContainerFileRepository:
     async def produce(
         self, owner: str, container_id: str, blob: Blob, *, file_id: str, path: str, mime_type: str
     ) -> None:
-        """Keep a file that a run has made, in place of the one with that id."""
-        file = self._file(file_id, container_id, path, mime_type, blob, "assistant")
-        before = delete(CONTAINER_FILES).where(
+        """Store a file that a run has produced. It replaces the file with that id."""
+        same = delete(CONTAINER_FILES).where(
             CONTAINER_FILES.c.id == file_id, CONTAINER_FILES.c.owner == owner
         )
 
         def work(connection: Connection) -> list[str]:
-            blobs = connection.execute(before.returning(CONTAINER_FILES.c.blob)).scalars().all()
-            connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_file_values(file)})
+            blobs = connection.execute(same.returning(CONTAINER_FILES.c.blob)).scalars().all()
+            fields = {"id": file_id, "container_id": container_id, "path": path}
+            self._insert(connection, owner, blob, **fields, mime_type=mime_type, source="assistant")
             return list(blobs)
 
-        async with self._blobs.claimed(blob):
+        async with self._blobs.removed_on_error(blob):
             replaced = await self._database.write(work)
         await self._blobs.remove(replaced)
 
@@ -169,54 +171,53 @@ class ContainerFileRepository:
         mime_type: str,
         quota: int,
     ) -> ContainerFile:
-        """Keep a client's file, under a path that is free. Raises QuotaError."""
+        """Store a client's file under a path that is not in use. Raises QuotaError."""
         file_id = f"cfile_{uuid.uuid4().hex}"
         paths = select(CONTAINER_FILES.c.path).where(
-            CONTAINER_FILES.c.container_id == container_id, _FILE_KEPT
+            CONTAINER_FILES.c.container_id == container_id, _FILE_NOT_DELETED
         )
 
         def work(connection: Connection) -> ContainerFile:
-            require_room(connection, owner, blob.bytes, quota, self._now())
+            require_quota(connection, owner, blob.bytes, quota, self._now())
             path = input_path(filename, set(connection.execute(paths).scalars()))
-            file = self._file(file_id, container_id, path, mime_type, blob, "user")
-            connection.execute(insert(CONTAINER_FILES), {"owner": owner, **_file_values(file)})
-            return file
+            fields = {"id": file_id, "container_id": container_id, "path": path}
+            return self._insert(
+                connection, owner, blob, **fields, mime_type=mime_type, source="user"
+            )
 
-        async with self._blobs.claimed(blob):
+        async with self._blobs.removed_on_error(blob):
             return await self._database.write(work)
 
     async def get(self, container_id: str, file_id: str, owner: str | None) -> ContainerFile | None:
-        """Return a file, or None. Without an `owner`, any owner's file is found."""
+        """Return a file, or None. If `owner` is None, files of all owners are found."""
         query = select(CONTAINER_FILES).where(
             self._live(container_id, owner), CONTAINER_FILES.c.id == file_id
         )
 
-        def work(connection: Connection) -> ContainerFile | None:
-            row = connection.execute(query).mappings().one_or_none()
-            if row is None or not self._blobs.is_whole(row["blob"], row["bytes"]):
-                return None
-            return _container_file(row)
+        def convert(row: RowMapping) -> ContainerFile | None:
+            intact = self._blobs.is_intact(row["blob"], row["bytes"])
+            return _container_file(row) if intact else None
 
-        return await self._database.read(work)
+        return await self._database.read_one(query, convert)
 
     async def page(
-        self, owner: str, container_id: str, asked: Page, under: str | None
-    ) -> Slice[ContainerFile]:
+        self, owner: str, container_id: str, request: PageRequest, under: str | None
+    ) -> Page[ContainerFile]:
         """Return a page of a container's files. Raises BadRequestError."""
-        mine = (CONTAINER_FILES.c.owner == owner) & (CONTAINER_FILES.c.container_id == container_id)
-        wanted = self._live(container_id, owner) & _below(under)
-
-        def work(connection: Connection) -> Slice[ContainerFile]:
-            rows, more = rows_of(connection, CONTAINER_FILES, asked, mine=mine, wanted=wanted)
-            return Slice(tuple(map(_container_file, rows)), more)
-
-        return await self._database.read(work)
+        table = CONTAINER_FILES
+        return await self._database.read_page(
+            table,
+            request,
+            _container_file,
+            scope=(table.c.owner == owner) & (table.c.container_id == container_id),
+            visible=self._live(container_id, owner) & _below(under),
+        )
 
     async def all(
         self, container_id: str, owner: str | None, under: str | None
     ) -> list[ContainerFile] | None:
-        """Return all files of a container, in the order of their paths, or None if there is no such
-        container."""
+        """Return all files of a container, sorted by path, or None if the container does not
+        exist."""
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
         query = select(CONTAINER_FILES).where(self._live(container_id, owner), _below(under))
 
@@ -229,7 +230,7 @@ class ContainerFileRepository:
         return await self._database.read(work)
 
     async def delete(self, owner: str, container_id: str, file_id: str) -> bool:
-        """Delete a file; return True if there was one."""
+        """Delete a file. Return False if there is no such file."""
         change = (
             update(CONTAINER_FILES)
             .where(self._live(container_id, owner), CONTAINER_FILES.c.id == file_id)
@@ -242,63 +243,40 @@ class ContainerFileRepository:
 
     def _live(self, container_id: str, owner: str | None) -> ColumnElement[bool]:
         container = select(CONTAINERS.c.id).where(_is_container(container_id, owner, self._now()))
-        return CONTAINER_FILES.c.container_id.in_(container) & _FILE_KEPT
+        return CONTAINER_FILES.c.container_id.in_(container) & _FILE_NOT_DELETED
 
-    def _file(
-        self,
-        file_id: str,
-        container_id: str,
-        path: str,
-        mime_type: str,
-        blob: Blob,
-        source: Maker,
+    def _insert(
+        self, connection: Connection, owner: str, blob: Blob, *, source: FileSource, **fields: str
     ) -> ContainerFile:
-        return ContainerFile(
-            id=file_id,
-            container_id=container_id,
-            path=path,
-            mime_type=mime_type,
-            bytes=blob.bytes,
-            sha256=blob.sha256,
-            blob=blob.name,
-            source=source,
-            created_at=int(self._now()),
-        )
+        row = {
+            **fields,
+            "bytes": blob.bytes,
+            "sha256": blob.sha256,
+            "blob": blob.name,
+            "source": source,
+            "created_at": int(self._now()),
+        }
+        connection.execute(insert(CONTAINER_FILES), {"owner": owner, **row})
+        return _container_file(row)
 
 
 def _is_live(now: float) -> ColumnElement[bool]:
     return CONTAINERS.c.deleted_at.is_(None) & (CONTAINERS.c.expires_at > now)
 
 
-def _mine(owner: str) -> ColumnElement[bool]:
-    return CONTAINERS.c.owner == owner
-
-
 def _values(container: Container) -> dict[str, str | int | None]:
     policy = container.network_policy
     return {
-        "id": container.id,
-        "name": container.name,
-        "minutes": container.minutes,
-        "memory_limit": container.memory_limit,
+        **{name: getattr(container, name) for name in Container.__slots__},
         "network_policy": json.dumps(policy) if policy else None,
-        "created_at": container.created_at,
-        "last_active_at": container.last_active_at,
         "expires_at": container.last_active_at + container.minutes * 60,
     }
 
 
 def _container(row: RowMapping) -> Container:
-    policy = row["network_policy"]
-    return Container(
-        id=row["id"],
-        name=row["name"],
-        minutes=row["minutes"],
-        memory_limit=row["memory_limit"],
-        network_policy=json.loads(policy) if policy else None,
-        created_at=row["created_at"],
-        last_active_at=row["last_active_at"],
-    )
+    fields = {name: row[name] for name in Container.__slots__}
+    policy = fields["network_policy"]
+    return Container(**{**fields, "network_policy": json.loads(policy) if policy else None})
 
 
 def _is_container(container_id: str, owner: str | None, now: float) -> ColumnElement[bool]:
@@ -307,17 +285,13 @@ def _is_container(container_id: str, owner: str | None, now: float) -> ColumnEle
 
 
 def _below(directory: str | None) -> ColumnElement[bool]:
-    """Match the paths that are `directory` or lie below it."""
+    """Match `directory` and the paths below it, or all paths if `directory` is None."""
     if directory is None:
-        return CONTAINER_FILES.c.path.is_not(None)
-    place = directory.rstrip("/")
-    begins = func.substr(CONTAINER_FILES.c.path, 1, len(place) + 1)
-    return (CONTAINER_FILES.c.path == place) | (begins == f"{place}/")
+        return true()
+    path = CONTAINER_FILES.c.path
+    bare = directory.rstrip("/")
+    return (path == bare) | (func.substr(path, 1, len(bare) + 1) == f"{bare}/")
 
 
-def _file_values(file: ContainerFile) -> dict[str, str | int]:
-    return {name: getattr(file, name) for name in ContainerFile.__slots__}
-
-
-def _container_file(row: RowMapping) -> ContainerFile:
+def _container_file(row: Mapping[Any, Any]) -> ContainerFile:
     return ContainerFile(**{name: row[name] for name in ContainerFile.__slots__})

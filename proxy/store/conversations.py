@@ -1,6 +1,6 @@
 """Conversations, the items of conversations and responses, and the quota that both share.
 
-An item belongs to a holder: a conversation or a response.
+Each item belongs to a holder, which is a conversation or a response.
 """
 
 import json
@@ -23,35 +23,35 @@ from sqlalchemy import (
 )
 
 from policies.sessions import ResponseSettings
-from proxy.store.database import Database, is_full, oldest, rows_of
-from proxy.store.records import Conversation, Page, Slice
+from proxy.store.database import Database, oldest, sweep_batch
+from proxy.store.records import Conversation, Page, PageRequest
 from proxy.store.tables import CONVERSATIONS, ITEMS, RESPONSES, STREAMS
 
 OWN_BYTES = 10_000
-"""The bytes that a conversation counts for without its items, whatever its metadata."""
+"""The bytes that an empty conversation counts for, whatever its metadata."""
 Item = Mapping[str, Any]
 _Source = Literal["input", "output"]
-EXPIRED_AT_ONCE = 50
-"""The holders that a sweep deletes in one transaction, each with all its items."""
+EXPIRE_BATCH = 50
+"""The most holders that a sweep deletes, with their items, in one transaction."""
 _MAX_IDS = 1000
-"""The most ids in one statement: SQLite bounds its parameters."""
+"""The most ids in one statement: SQLite limits the number of parameters."""
 _QUOTA_STEPS = 16
-"""An owner's bytes are counted whenever a 16th of the quota was added: counting takes time."""
+"""An owner's bytes are counted whenever a 16th of the quota was added: counting is slow."""
 
-_ITEM_KEPT = ITEMS.c.deleted_at.is_(None)
+_NOT_DELETED = ITEMS.c.deleted_at.is_(None)
 
 
 class ResponseQuota:
-    """Bounds the bytes of each owner's responses and conversations together."""
+    """Limits the total size of each owner's responses and conversations, in bytes."""
 
     def __init__(self, quota: int) -> None:
         self._quota = quota
         self._added = defaultdict[str, int](lambda: quota)
-        """Bytes added by owner since the last count."""
+        """The bytes that each owner has added since the last count."""
 
-    def take(self, connection: Connection, owner: str, size: int, keep: str) -> None:
-        """Note `size` more bytes. If the owner exceeds the quota, delete its least recently used
-        holders, but not `keep`."""
+    def charge(self, connection: Connection, owner: str, size: int, keep: str) -> None:
+        """Count `size` more bytes. If the owner exceeds the quota, delete the holders that expire
+        first, except `keep`."""
         self._added[owner] += size
         if self._added[owner] < self._quota // _QUOTA_STEPS:
             return
@@ -68,13 +68,13 @@ class ResponseQuota:
         total = func.sum(both.c.bytes).over(order_by=latest)
         sizes = select(both.c.id, total.label("total")).subquery()
         beyond = select(sizes.c.id).where(sizes.c.total > self._quota, sizes.c.id != keep)
-        if gone := connection.execute(beyond).scalars().all():
-            discard_holders(connection, RESPONSES, gone)
-            discard_holders(connection, CONVERSATIONS, gone)
+        if ids := connection.execute(beyond).scalars().all():
+            delete_holders(connection, RESPONSES, ids)
+            delete_holders(connection, CONVERSATIONS, ids)
 
 
 class ConversationRepository:
-    """The conversations of all owners; each owner sees its own only."""
+    """The conversations of all owners. Each owner sees only its own."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class ConversationRepository:
         self._quota = quota
 
     async def create(
-        self, owner: str, metadata: Mapping[str, str], begins_with: Sequence[Item]
+        self, owner: str, metadata: Mapping[str, str], items: Sequence[Item]
     ) -> Conversation:
         """Create a conversation with its first items."""
         now = int(self._now())
-        made = Conversation(f"conv_{uuid.uuid4().hex}", now, metadata)
+        conversation = Conversation(f"conv_{uuid.uuid4().hex}", now, metadata)
         row = {
-            "id": made.id,
+            "id": conversation.id,
             "owner": owner,
             "metadata": json.dumps(metadata),
             "bytes": OWN_BYTES,
@@ -105,53 +105,44 @@ class ConversationRepository:
 
         def work(connection: Connection) -> None:
             connection.execute(insert(CONVERSATIONS), row)
-            size = append_to_conversation(connection, owner, made.id, begins_with)
-            self._quota.take(connection, owner, OWN_BYTES + size, made.id)
+            size = append_to_conversation(connection, owner, conversation.id, items)
+            self._quota.charge(connection, owner, OWN_BYTES + size, conversation.id)
 
         await self._database.write(work)
-        return made
+        return conversation
 
     async def get(self, owner: str, conversation_id: str) -> Conversation | None:
         """Return the owner's conversation, or None."""
-        query = select(CONVERSATIONS).where(self._the(owner, conversation_id))
-
-        def work(connection: Connection) -> Conversation | None:
-            row = connection.execute(query).mappings().one_or_none()
-            return _conversation(row) if row else None
-
-        return await self._database.read(work)
+        query = select(CONVERSATIONS).where(self._is_conversation(owner, conversation_id))
+        return await self._database.read_one(query, _conversation)
 
     async def update(
         self, owner: str, conversation_id: str, metadata: Mapping[str, str]
     ) -> Conversation | None:
-        """Replace the metadata of the owner's conversation; None if there is no such one."""
+        """Replace the metadata of the owner's conversation and return it, or None if there is no
+        such conversation."""
         change = (
             update(CONVERSATIONS)
-            .where(self._the(owner, conversation_id))
+            .where(self._is_conversation(owner, conversation_id))
             .values(metadata=json.dumps(metadata))
             .returning(*CONVERSATIONS.c)
         )
-
-        def work(connection: Connection) -> Conversation | None:
-            row = connection.execute(change).mappings().one_or_none()
-            return _conversation(row) if row else None
-
-        return await self._database.write(work)
+        return await self._database.write_one(change, _conversation)
 
     async def delete(self, owner: str, conversation_id: str) -> bool:
-        """Delete a conversation and its items; return True if there was one."""
-        query = select(CONVERSATIONS.c.id).where(self._the(owner, conversation_id))
+        """Delete a conversation and its items. Return False if there is no such conversation."""
+        query = select(CONVERSATIONS.c.id).where(self._is_conversation(owner, conversation_id))
 
         def work(connection: Connection) -> bool:
             found = connection.execute(query).scalars().all()
-            discard_holders(connection, CONVERSATIONS, found)
+            delete_holders(connection, CONVERSATIONS, found)
             return bool(found)
 
         return await self._database.write(work)
 
-    async def said(self, owner: str, conversation_id: str) -> tuple[list[Item], int] | None:
-        """Return all items and the `seq` of the last; None if there is no such conversation."""
-        query = select(CONVERSATIONS.c.id).where(self._the(owner, conversation_id))
+    async def all_items(self, owner: str, conversation_id: str) -> tuple[list[Item], int] | None:
+        """Return all items and the `seq` of the last, or None if there is no such conversation."""
+        query = select(CONVERSATIONS.c.id).where(self._is_conversation(owner, conversation_id))
         last_seq = select(func.coalesce(func.max(ITEMS.c.seq), 0)).where(
             ITEMS.c.holder == conversation_id
         )
@@ -165,43 +156,35 @@ class ConversationRepository:
         return await self._database.read(work)
 
     async def add(self, owner: str, conversation_id: str, new: Sequence[Item]) -> bool:
-        """Append items to the owner's conversation; return True if there is one."""
-        now = int(self._now())
-        used = update(CONVERSATIONS).where(self._the(owner, conversation_id))
-        used = used.values(expires_at=self._settings.expiry(now))
+        """Append items to the owner's conversation and postpone its expiry. Return False if there
+        is no such conversation."""
+        change = update(CONVERSATIONS).where(self._is_conversation(owner, conversation_id))
+        change = change.values(expires_at=self._settings.expiry(int(self._now())))
 
         def work(connection: Connection) -> bool:
-            if not connection.execute(used).rowcount:
+            if not connection.execute(change).rowcount:
                 return False
             size = append_to_conversation(connection, owner, conversation_id, new)
-            self._quota.take(connection, owner, size, conversation_id)
+            self._quota.charge(connection, owner, size, conversation_id)
             return True
 
         return await self._database.write(work)
 
-    async def page(self, owner: str, conversation_id: str, asked: Page) -> Slice[Item]:
+    async def page(self, owner: str, conversation_id: str, request: PageRequest) -> Page[Item]:
         """Return a page of a conversation's items. Raises BadRequestError."""
-        mine = (ITEMS.c.owner == owner) & (ITEMS.c.holder == conversation_id)
-
-        def work(connection: Connection) -> Slice[Item]:
-            rows, more = rows_of(connection, ITEMS, asked, mine=mine, wanted=_ITEM_KEPT)
-            return Slice(tuple(map(_item_of, rows)), more)
-
-        return await self._database.read(work)
+        scope = (ITEMS.c.owner == owner) & (ITEMS.c.holder == conversation_id)
+        return await self._database.read_page(
+            ITEMS, request, _item, scope=scope, visible=_NOT_DELETED
+        )
 
     async def item(self, owner: str, conversation_id: str, item_id: str) -> Item | None:
         """Return an item of a conversation, or None."""
         query = select(ITEMS).where(_is_item(owner, conversation_id, item_id))
-
-        def work(connection: Connection) -> Item | None:
-            row = connection.execute(query).mappings().one_or_none()
-            return _item_of(row) if row else None
-
-        return await self._database.read(work)
+        return await self._database.read_one(query, _item)
 
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
-        """Delete an item of a conversation; return True if there was one."""
-        gone = (
+        """Delete an item of a conversation. Return False if there is no such item."""
+        change = (
             update(ITEMS)
             .where(_is_item(owner, conversation_id, item_id))
             .values(deleted_at=int(self._now()), body="")
@@ -209,47 +192,47 @@ class ConversationRepository:
         )
 
         def work(connection: Connection) -> bool:
-            size = connection.execute(gone).scalar_one_or_none()
-            _grow(connection, conversation_id, -(size or 0))
+            size = connection.execute(change).scalar_one_or_none()
+            _add_bytes(connection, conversation_id, -(size or 0))
             return size is not None
 
         return await self._database.write(work)
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired conversations, and the rows of items deleted long ago. See Shelf."""
+        """Delete expired conversations. See Repository."""
         is_more = expire_holders(connection, CONVERSATIONS, now)
-        long_ago = oldest(ITEMS, ITEMS.c.deleted_at < forget_before)
-        return is_full(connection, delete(ITEMS).where(ITEMS.c.seq.in_(long_ago))) or is_more
+        deleted_items = oldest(ITEMS, ITEMS.c.deleted_at < forget_before)
+        return sweep_batch(connection, delete(ITEMS).where(deleted_items)) or is_more
 
-    def _the(self, owner: str, conversation_id: str) -> ColumnElement[bool]:
-        mine = (CONVERSATIONS.c.owner == owner) & (CONVERSATIONS.c.id == conversation_id)
-        return mine & (CONVERSATIONS.c.expires_at > self._now())
+    def _is_conversation(self, owner: str, conversation_id: str) -> ColumnElement[bool]:
+        named = (CONVERSATIONS.c.owner == owner) & (CONVERSATIONS.c.id == conversation_id)
+        return named & (CONVERSATIONS.c.expires_at > self._now())
 
 
 def append_to_conversation(
     connection: Connection, owner: str, conversation_id: str, new: Sequence[Item]
 ) -> int:
-    """Append items to a conversation if it still exists; return how many bytes were added."""
-    there = select(CONVERSATIONS.c.id).where(
+    """Append items to a conversation if it still exists. Return the number of added bytes."""
+    conversation = select(CONVERSATIONS.c.id).where(
         CONVERSATIONS.c.id == conversation_id, CONVERSATIONS.c.owner == owner
     )
-    if connection.execute(there).one_or_none() is None:
+    if connection.execute(conversation).one_or_none() is None:
         return 0
     ids = select(ITEMS.c.id).where(ITEMS.c.holder == conversation_id)  # of deleted items too
-    held = set(connection.execute(ids).scalars())
-    size = add_items(connection, owner, conversation_id, new, held=held)
-    _grow(connection, conversation_id, size)
+    existing = set(connection.execute(ids).scalars())
+    size = add_items(connection, owner, conversation_id, new, existing=existing)
+    _add_bytes(connection, conversation_id, size)
     return size
 
 
-def _grow(connection: Connection, conversation_id: str, size: int) -> None:
-    grown = update(CONVERSATIONS).where(CONVERSATIONS.c.id == conversation_id)
-    connection.execute(grown.values(bytes=CONVERSATIONS.c.bytes + size))
+def _add_bytes(connection: Connection, conversation_id: str, size: int) -> None:
+    change = update(CONVERSATIONS).where(CONVERSATIONS.c.id == conversation_id)
+    connection.execute(change.values(bytes=CONVERSATIONS.c.bytes + size))
 
 
 def _is_item(owner: str, conversation_id: str, item_id: str) -> ColumnElement[bool]:
-    place = (ITEMS.c.owner == owner) & (ITEMS.c.holder == conversation_id)
-    return place & (ITEMS.c.id == item_id) & _ITEM_KEPT
+    in_conversation = (ITEMS.c.owner == owner) & (ITEMS.c.holder == conversation_id)
+    return in_conversation & (ITEMS.c.id == item_id) & _NOT_DELETED
 
 
 def _conversation(row: RowMapping) -> Conversation:
@@ -262,64 +245,65 @@ def add_items(
     holder: str,
     items: Iterable[Item],
     source: _Source = "input",
-    held: Collection[str] = (),
+    existing: Collection[str] = (),
 ) -> int:
-    """Append items to a holder, each id once and none of those in `held`; return the bytes
-    added."""
-    new = {item["id"]: json.dumps(item) for item in items if item["id"] not in held}
-    place = {"owner": owner, "holder": holder, "source": source}
-    rows = [{"id": id, **place, "body": body, "bytes": len(body)} for id, body in new.items()]
+    """Append items to a holder, each id once and no id in `existing`. Return the number of added
+    bytes."""
+    new = {item["id"]: json.dumps(item) for item in items if item["id"] not in existing}
+    common = {"owner": owner, "holder": holder, "source": source}
+    rows = [{"id": id, **common, "body": body, "bytes": len(body)} for id, body in new.items()]
     if rows:
         connection.execute(insert(ITEMS), rows)
     return sum(map(len, new.values()))
 
 
-def list_items(connection: Connection, holder: str, *which: ColumnElement[bool]) -> list[Item]:
-    """Return a holder's items in order, or those that match `which`."""
-    query = select(ITEMS).where(ITEMS.c.holder == holder, _ITEM_KEPT, *which).order_by(ITEMS.c.seq)
-    return [_item_of(row) for row in connection.execute(query).mappings()]
+def list_items(connection: Connection, holder: str, *where: ColumnElement[bool]) -> list[Item]:
+    """Return the items of a holder that match `where`, in order."""
+    query = select(ITEMS).where(ITEMS.c.holder == holder, _NOT_DELETED, *where)
+    query = query.order_by(ITEMS.c.seq)
+    return [_item(row) for row in connection.execute(query).mappings()]
 
 
 def items_by_holder(connection: Connection, holders: Collection[str]) -> dict[str, list[Item]]:
     """Return the items of several holders, each in order."""
-    query = select(ITEMS).where(ITEMS.c.holder.in_(holders), _ITEM_KEPT).order_by(ITEMS.c.seq)
+    query = select(ITEMS).where(ITEMS.c.holder.in_(holders), _NOT_DELETED).order_by(ITEMS.c.seq)
     found: dict[str, list[Item]] = {holder: [] for holder in holders}
     for row in connection.execute(query).mappings():
-        found[row["holder"]].append(_item_of(row))
+        found[row["holder"]].append(_item(row))
     return found
 
 
 def get_items(connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, Item]:
-    """Return the owner's items with these ids, of whatever holder."""
+    """Return the owner's items with these ids, whichever holder they belong to."""
     found: dict[str, Item] = {}
-    for some in _parts(ids):
-        query = select(ITEMS).where(ITEMS.c.owner == owner, ITEMS.c.id.in_(some), _ITEM_KEPT)
+    for batch in _batches(ids):
+        query = select(ITEMS).where(ITEMS.c.owner == owner, ITEMS.c.id.in_(batch), _NOT_DELETED)
         rows = connection.execute(query.order_by(ITEMS.c.seq)).mappings()
-        found |= {row["id"]: _item_of(row) for row in rows}
+        found |= {row["id"]: _item(row) for row in rows}
     return found
 
 
-def discard_holders(connection: Connection, table: Table, ids: Sequence[str]) -> None:
+def delete_holders(connection: Connection, table: Table, ids: Sequence[str]) -> None:
     """Delete holders with their items and streams."""
-    for some in _parts(ids):
-        connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(some)))
-        connection.execute(delete(STREAMS).where(STREAMS.c.response_id.in_(some)))
-        connection.execute(delete(table).where(table.c.id.in_(some)))
+    for batch in _batches(ids):
+        connection.execute(delete(ITEMS).where(ITEMS.c.holder.in_(batch)))
+        connection.execute(delete(STREAMS).where(STREAMS.c.response_id.in_(batch)))
+        connection.execute(delete(table).where(table.c.id.in_(batch)))
 
 
 def expire_holders(connection: Connection, table: Table, now: int) -> bool:
-    """Delete some expired holders; return True if there may be more."""
-    past = select(table.c.id).where(table.c.expires_at <= now).limit(EXPIRED_AT_ONCE)
-    ids = connection.execute(past).scalars().all()
-    discard_holders(connection, table, ids)
-    return len(ids) == EXPIRED_AT_ONCE
+    """Delete up to `EXPIRE_BATCH` expired holders. Return True if more may remain."""
+    expired = select(table.c.id).where(table.c.expires_at <= now).limit(EXPIRE_BATCH)
+    ids = connection.execute(expired).scalars().all()
+    delete_holders(connection, table, ids)
+    return len(ids) == EXPIRE_BATCH
 
 
-def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    for first in range(0, len(names), _MAX_IDS):
-        yield names[first : first + _MAX_IDS]
+def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(ids), _MAX_IDS):
+        yield ids[first : first + _MAX_IDS]
 
 
-def _item_of(row: RowMapping) -> Item:
-    found: Item = json.loads(row["body"])
-    return found
+def _item(row: RowMapping) -> Item:
+    item: Item = json.loads(row["body"])
+    return item

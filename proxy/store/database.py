@@ -1,8 +1,5 @@
-"""The database: one SQLite file, one thread, whole transactions.
-
-It also contains the queries that several tables share: pages of a list, quotas, and the rows that a
-sweep removes.
-"""
+"""The SQLite database, which runs each transaction in one thread, and the queries that several
+tables share: pages of a list, quotas, and the rows that a sweep removes."""
 
 import asyncio
 import os
@@ -18,6 +15,7 @@ from sqlalchemy import (
     Connection,
     Delete,
     Engine,
+    Executable,
     RowMapping,
     Select,
     Table,
@@ -32,28 +30,28 @@ from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import BadRequestError, QuotaError, StoreError
 from proxy.store.migrations import migrate
-from proxy.store.records import Page, Slice
+from proxy.store.records import Page, PageRequest
 from proxy.store.tables import CONTAINER_FILES, CONTAINERS, FILES
 
 T = TypeVar("T")
 BUSY_MS = 10_000
-"""The milliseconds that a transaction waits for one of another process."""
+"""The longest wait for another process's transaction, in milliseconds."""
 SWEEP_ROWS = 500
-"""The rows of a table that a sweep changes in one transaction, while requests wait."""
+"""The most rows of a table that a sweep changes in one transaction: requests wait meanwhile."""
 PRAGMAS = (
     f"busy_timeout = {BUSY_MS}",  # first, because the next one may have to wait
     "journal_mode = WAL",
     "synchronous = NORMAL",
 )
 MAX_FILES = 10_000
-"""The most files that a key may upload, whatever their size."""
+"""The most files that an owner may upload, whatever their size."""
 
 
 class Database:
-    """An SQLite database, which several processes may have open."""
+    """An SQLite database. Several processes may have it open."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and create its tables or migrate them. Raises StoreError."""
+        """Open the file, and create or migrate its tables. Raises StoreError."""
         try:
             self._engine = _engine(path)
             self._writing = self._engine.execution_options(writes=True)
@@ -65,16 +63,58 @@ class Database:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction that only reads."""
+        """Run `work` in a read-only transaction, in the store's thread."""
         return await self._run(self._engine, work)
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction that is committed as a whole or not at all."""
+        """Run `work` in a transaction that can write, in the store's thread."""
         return await self._run(self._writing, work)
 
-    async def read_aside(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, a long read, beside the transactions of the store's thread."""
+    async def read_concurrently(self, work: Callable[[Connection], T]) -> T:
+        """Run a long read in another thread, so that it does not delay other transactions."""
         return await asyncio.to_thread(_in_transaction, self._engine, work)
+
+    async def read_one(
+        self, query: Executable, convert: Callable[[RowMapping], T | None]
+    ) -> T | None:
+        """Return the row that a query selects, converted in the store's thread, or None."""
+        return await self.read(lambda connection: _one(connection, query, convert))
+
+    async def write_one(
+        self, change: Executable, convert: Callable[[RowMapping], T | None]
+    ) -> T | None:
+        """Execute a change that returns at most one row, and return the row, converted, or None."""
+        return await self.write(lambda connection: _one(connection, change, convert))
+
+    async def read_page(
+        self,
+        table: Table,
+        request: PageRequest,
+        convert: Callable[[RowMapping], T],
+        *,
+        scope: ColumnElement[bool],
+        visible: ColumnElement[bool],
+    ) -> Page[T]:
+        """Return a page of the visible rows in `scope`. Raises BadRequestError.
+
+        `request.after` may name any row in `scope`: a client can continue after a deleted row.
+        """
+
+        def work(connection: Connection) -> Page[T]:
+            query = select(table).where(scope, visible).limit(request.limit + 1)
+            order = table.c.seq.desc() if request.newest_first else table.c.seq.asc()
+            if request.after is not None:
+                position = connection.execute(
+                    select(table.c.seq).where(scope, table.c.id == request.after)
+                ).scalar_one_or_none()
+                if position is None:
+                    raise _not_in_list(request.after)
+                is_older = table.c.seq < position
+                query = query.where(is_older if request.newest_first else table.c.seq > position)
+            rows = connection.execute(query.order_by(order)).mappings().all()
+            return Page(tuple(map(convert, rows[: request.limit])), len(rows) > request.limit)
+
+        return await self.read(work)
 
     async def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(
@@ -82,20 +122,27 @@ class Database:
         )
 
     def close(self) -> None:
-        """Finish the transactions begun and close the file. Safe to call twice."""
+        """Finish the running transactions and close the file. Safe to call twice."""
         self._thread.shutdown()
         self._engine.dispose()
 
 
-def oldest(table: Table, where: ColumnElement[bool]) -> Select[int]:
-    """Select the `seq` of the oldest rows, as many as a sweep changes in one transaction."""
-    return select(table.c.seq).where(where).order_by(table.c.seq).limit(SWEEP_ROWS)
+def oldest(table: Table, where: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Match the oldest `SWEEP_ROWS` of the rows that match `where`."""
+    return table.c.seq.in_(select(table.c.seq).where(where).order_by(table.c.seq).limit(SWEEP_ROWS))
 
 
-def is_full(connection: Connection, *changes: Delete | Update) -> bool:
-    """Execute changes to `oldest` rows; return True if one of them may have left some."""
+def sweep_batch(connection: Connection, *changes: Delete | Update) -> bool:
+    """Execute changes to `oldest` rows. Return True if more rows may remain to be changed."""
     counts = [connection.execute(change).rowcount for change in changes]
     return max(counts) >= SWEEP_ROWS
+
+
+def _one(
+    connection: Connection, statement: Executable, convert: Callable[[RowMapping], T | None]
+) -> T | None:
+    row = connection.execute(statement).mappings().one_or_none()
+    return convert(row) if row else None
 
 
 def _in_transaction(engine: Engine, work: Callable[[Connection], T]) -> T:
@@ -113,7 +160,7 @@ def _engine(path: Path) -> Engine:
 
 
 def _prepare(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # `_begin` does it: sqlite3 would begin too late
+    connection.isolation_level = None  # `_begin` begins transactions: sqlite3 would begin too late
     for pragma in PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
 
@@ -124,40 +171,17 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def rows_of(
-    connection: Connection,
-    table: Table,
-    page: Page,
-    *,
-    mine: ColumnElement[bool],
-    wanted: ColumnElement[bool],
-) -> tuple[Sequence[RowMapping], bool]:
-    """Return the rows of a page, and whether more follow. Raises BadRequestError.
-
-    `page.after` may name any row of `mine`, even one that is no longer `wanted`.
-    """
-    query = select(table).where(mine, wanted).limit(page.limit + 1)
-    order = table.c.seq.desc() if page.newest_first else table.c.seq.asc()
-    if page.after is not None:
-        place = connection.execute(
-            select(table.c.seq).where(mine, table.c.id == page.after)
-        ).scalar_one_or_none()
-        if place is None:
-            raise _not_in_list(page.after)
-        query = query.where(table.c.seq < place if page.newest_first else table.c.seq > place)
-    rows = connection.execute(query.order_by(order)).mappings().all()
-    return rows[: page.limit], len(rows) > page.limit
-
-
-def part(items: Sequence[Mapping[str, Any]], page: Page) -> Slice[Mapping[str, Any]]:
-    """Return a page of a list in memory, which is oldest first. Raises BadRequestError."""
-    ordered = list(reversed(items)) if page.newest_first else list(items)
-    if page.after is not None:
-        place = next((n for n, item in enumerate(ordered) if item["id"] == page.after), None)
-        if place is None:
-            raise _not_in_list(page.after)
-        ordered = ordered[place + 1 :]
-    return Slice(tuple(ordered[: page.limit]), len(ordered) > page.limit)
+def page_of_list(
+    items: Sequence[Mapping[str, Any]], request: PageRequest
+) -> Page[Mapping[str, Any]]:
+    """Return a page of a list that is in memory, oldest item first. Raises BadRequestError."""
+    ordered = list(reversed(items)) if request.newest_first else list(items)
+    if request.after is not None:
+        ids = [item["id"] for item in ordered]
+        if request.after not in ids:
+            raise _not_in_list(request.after)
+        ordered = ordered[ids.index(request.after) + 1 :]
+    return Page(tuple(ordered[: request.limit]), len(ordered) > request.limit)
 
 
 def _not_in_list(after: str) -> BadRequestError:
@@ -165,24 +189,26 @@ def _not_in_list(after: str) -> BadRequestError:
     return BadRequestError(message, param="after", code="invalid_value")
 
 
-def require_room(connection: Connection, owner: str, size: int, quota: int, now: float) -> None:
+def require_quota(connection: Connection, owner: str, size: int, quota: int, now: float) -> None:
     """Raise QuotaError if one more file, or `size` more bytes, exceed the owner's quota."""
-    sums = (_uploaded(owner, now), _put_into_containers(owner, now))
-    found = [connection.execute(each).one() for each in sums]
-    files, used = (sum(each) for each in zip(*found, strict=True))
+    queries = (_uploaded(owner, now), _put_into_containers(owner, now))
+    sums = [connection.execute(query).one() for query in queries]
+    files, used = (sum(column) for column in zip(*sums, strict=True))
     if files >= MAX_FILES:
-        raise QuotaError(f"{files} files, the most that are allowed, are there")
+        raise QuotaError(f"the limit of {MAX_FILES} files is reached")
     if used + size > quota:
         raise QuotaError(f"{used} of {quota} bytes are used")
 
 
 def _uploaded(owner: str, now: float) -> Select[int, int]:
+    """Select the number and the bytes of the owner's uploads."""
     return select(func.count(), func.coalesce(func.sum(FILES.c.bytes), 0)).where(
         FILES.c.owner == owner, FILES.c.deleted_at.is_(None), FILES.c.expires_at > now
     )
 
 
 def _put_into_containers(owner: str, now: float) -> Select[int, int]:
+    """Select the number and the bytes of the files that the owner put into containers."""
     files = CONTAINER_FILES.join(CONTAINERS, CONTAINERS.c.id == CONTAINER_FILES.c.container_id)
     return (
         select(func.count(), func.coalesce(func.sum(CONTAINER_FILES.c.bytes), 0))
@@ -196,9 +222,11 @@ def _put_into_containers(owner: str, now: float) -> Select[int, int]:
     )
 
 
-def oldest_beyond(table: Table, owner: str, *, max_rows: int, max_bytes: int) -> Delete:
+def delete_beyond(table: Table, owner: str, *, max_rows: int, max_bytes: int) -> Delete:
     """Return the statement that deletes an owner's oldest rows beyond `max_rows` or `max_bytes`.
-    Rows without an expiry stay, and so does the newest, whatever its size."""
+
+    It never deletes rows without an expiry, nor the newest row.
+    """
     newest_first = table.c.seq.desc()
     counted = (
         select(

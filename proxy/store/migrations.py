@@ -1,4 +1,4 @@
-"""The steps that bring a database to its present form. A released step is never changed."""
+"""The migration steps of the database's schema. A released step never changes."""
 
 from sqlalchemy import Connection
 
@@ -208,7 +208,7 @@ STEPS = (
 
 
 def migrate(connection: Connection) -> None:
-    """Take the steps that are missing, inside the caller's transaction. Raises StoreError."""
+    """Apply the missing migration steps in the caller's transaction. Raises StoreError."""
     done = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
     if done > len(STEPS):
         raise StoreError("it was written by a newer version of this proxy")

@@ -1,4 +1,4 @@
-"""The values that the store keeps and returns, and parts of lists of them."""
+"""The values that the store takes and returns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """The part of a list that a client asks for."""
+class PageRequest:
+    """Which page of a list a client requests."""
 
     limit: int = 20
     newest_first: bool = True
     after: str | None = None
-    """The id of the last item of the part before."""
+    """The id of the last item of the previous page."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slice(Generic[T]):
-    """A part of a list."""
+class Page(Generic[T]):
+    """A page of a list."""
 
     items: tuple[T, ...]
     has_more: bool
@@ -32,35 +32,35 @@ class StoredResponse:
 
     id: str
     session: str
-    """The container of its run."""
+    """The id of the run's container."""
     state: str
-    """The name of the snapshot of its files."""
+    """The name of the snapshot of the run's files."""
     record: Mapping[str, Any]
-    """OpenAI's object; while the run is running, as it was at the beginning."""
+    """OpenAI's response object. Until the run ends, the object as it was at the beginning."""
     previous_id: str | None = None
     conversation_id: str | None = None
     seen_seq: int | None = None
     """The `seq` of the conversation's last item when the response began."""
     worker: str | None = None
-    """The process that runs it; None once it has ended."""
+    """The id of the process that runs it; None once the run has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseChain:
-    """A response with all responses before it."""
+    """A response and its predecessors."""
 
     latest: StoredResponse
     ids: tuple[str, ...]
-    """The ids of all these responses, latest first."""
+    """The ids of all responses of the chain, latest first."""
     states: tuple[str, ...]
-    """The snapshots of the latest response's container, latest first."""
+    """The snapshots of those responses that share the latest response's container, latest first."""
     inputs: tuple[Mapping[str, Any], ...]
-    """All items before the latest response's output, in order, its own request included."""
+    """All items before the output of the latest response, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation, to which responses can add their items."""
+    """A conversation of OpenAI's API. Responses can append their items."""
 
     id: str
     created_at: int
@@ -69,7 +69,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class StoredUpload:
-    """A file that a client has uploaded, as the store keeps it."""
+    """The row of a file that a client has uploaded."""
 
     id: str
     filename: str
@@ -84,7 +84,7 @@ class StoredUpload:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An uploaded file that a request names."""
+    """An uploaded file that a request refers to."""
 
     file_id: str
     filename: str
@@ -93,15 +93,15 @@ class Upload:
     path: Path
 
 
-class Uploads(Protocol):
-    """Finds the uploads that requests name."""
+class UploadLookup(Protocol):
+    """Finds the uploads that requests refer to."""
 
     async def find(self, owner: str, file_id: str) -> Upload | None:
-        """Return the owner's upload of that id, or None."""
+        """Return the owner's upload with that id, or None."""
 
 
-class NoUploads:
-    """`Uploads` of a server without a store: finds nothing."""
+class EmptyUploadLookup:
+    """The `UploadLookup` of a server without a store."""
 
     async def find(self, owner: str, file_id: str) -> Upload | None:
         return None
@@ -109,18 +109,18 @@ class NoUploads:
 
 @dataclass(frozen=True, slots=True)
 class NewContainer:
-    """A container that a client asks for."""
+    """The fields of a container that a client creates."""
 
     name: str
     minutes: int
-    """How long it lives unused."""
+    """The minutes without use after which it expires."""
     memory_limit: str | None = None
     network_policy: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container of files that runs and clients put into it."""
+    """A container of OpenAI's API: files that runs and clients add."""
 
     id: str
     name: str
@@ -131,8 +131,8 @@ class Container:
     last_active_at: int
 
 
-Maker = Literal["user", "assistant"]
-"""Who put a file into a container: the client or a run."""
+FileSource = Literal["user", "assistant"]
+"""Who added a file to a container: the client or a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class ContainerFile:
     bytes: int
     sha256: str
     blob: str
-    source: Maker
+    source: FileSource
     created_at: int
 
     @property
@@ -155,12 +155,12 @@ class ContainerFile:
 
 
 RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
-"""lost: its server died before the run had ended."""
+"""lost: the server process died before the run ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run with its result."""
+    """A run, with its result once it has ended."""
 
     id: str
     owner: str

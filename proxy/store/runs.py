@@ -1,6 +1,6 @@
-"""Runs: those that are running, the results of those that have ended, and suspended ones.
+"""Running runs, the results and summaries of ended runs, and suspended runs.
 
-A client finds them by id, by its Idempotency-Key or by repeating its request.
+A client finds a run by its id, by its Idempotency-Key, or by repeating the request.
 """
 
 import json
@@ -12,7 +12,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     ScalarSelect,
-    Select,
+    Table,
     delete,
     insert,
     select,
@@ -21,29 +21,29 @@ from sqlalchemy import (
 )
 
 from proxy.agent.suspension import SuspendedRun
-from proxy.store.database import Database, is_full, oldest, oldest_beyond
+from proxy.store.database import Database, delete_beyond, oldest, sweep_batch
 from proxy.store.records import StoredRun
 from proxy.store.tables import RUN_SUMMARIES, RUNS, SUSPENDED_RUNS
 from sandbox_runtime.ownership import Owner
 
 MAX_RUNS = 256
 MAX_BYTES = 64_000_000
-"""The most runs of one owner, and the most bytes, that are kept; beyond that the oldest goes.
-Suspended runs have as much again."""
+"""The most results of one owner, and their most bytes. Beyond that the oldest are deleted.
+The limits hold for suspended runs separately."""
 LOST_S = 600
-"""How long a run is kept whose server has died."""
+"""The seconds that a lost run is kept."""
 SUMMARY_KEEP_S = 24 * 3600
-"""How long a run's summary is kept."""
+"""The seconds that a run's summary is kept."""
 MAX_SUMMARIES = 4096
-"""The most summaries of one owner; beyond that the oldest goes."""
+"""The most summaries of one owner. Beyond that the oldest are deleted."""
 MAX_ALL_SUMMARIES = 100_000
-"""The most summaries of all owners together that outlive a sweep."""
-PARKED_KEEP_S = 7 * 24 * 3600
-"""How long a client may take to run its tools."""
+"""The most summaries of all owners together. A sweep deletes the oldest beyond that."""
+SUSPENDED_KEEP_S = 7 * 24 * 3600
+"""The seconds that a client may take to run its tools."""
 
 
 class RunRepository:
-    """The runs of all owners; each owner sees its own only."""
+    """The runs of all owners. Each owner sees only its own."""
 
     def __init__(self, database: Database, now: Callable[[], float], process: Owner) -> None:
         self._database = database
@@ -51,11 +51,11 @@ class RunRepository:
         self._process = process
 
     async def begin(self, run: StoredRun) -> StoredRun | None:
-        """Note a run that begins. If its key has one already that can be joined, return that one
-        instead."""
+        """Store a run that begins and return None. If another run with the same Idempotency-Key can
+        be joined, return that run instead."""
 
         def work(connection: Connection) -> StoredRun | None:
-            if run.key and (found := self._first(connection, self._named(run.owner, run.key))):
+            if run.key and (found := self._joinable(connection, run.owner, run.key)):
                 return found
             connection.execute(insert(RUNS), self._row(run))
             return None
@@ -63,131 +63,116 @@ class RunRepository:
         return await self._database.write(work)
 
     async def end(self, run: StoredRun, *, keep_s: float, for_retry: bool) -> None:
-        """Keep the result of a run for `keep_s` seconds. With `for_retry`, its client has not got
-        the result and may repeat the request."""
-        row = {
-            **self._row(run),
-            "for_retry": for_retry,
-            "expires_at": int(self._now() + keep_s),
-        }
+        """Store the result of a run for `keep_s` seconds.
 
-        def work(connection: Connection) -> None:
-            connection.execute(delete(RUNS).where(RUNS.c.id == run.id))
-            connection.execute(insert(RUNS), row)
-            connection.execute(
-                oldest_beyond(RUNS, run.owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
-            )
-
-        await self._database.write(work)
+        `for_retry` is True if the client has not received the result and may repeat its request.
+        """
+        expires_at = int(self._now() + keep_s)
+        row = {**self._row(run), "for_retry": for_retry, "expires_at": expires_at}
+        await self._database.write(
+            lambda connection: _replace(connection, RUNS, RUNS.c.id == run.id, row)
+        )
 
     async def find(self, owner: str, run_id: str) -> StoredRun | None:
-        """Return the owner's run of that id if it is running or kept, or None."""
-        query = select(RUNS).where(RUNS.c.owner == owner, RUNS.c.id == run_id, self._kept())
+        """Return the owner's run with that id, or None."""
+        query = select(RUNS).where(RUNS.c.owner == owner, RUNS.c.id == run_id, self._is_live())
+        return await self._database.read_one(query, self._run)
 
-        def work(connection: Connection) -> StoredRun | None:
-            row = connection.execute(query).mappings().one_or_none()
-            return self._seen(row) if row else None
+    async def find_by_key(self, owner: str, key: str) -> StoredRun | None:
+        """Return the completed run with an Idempotency-Key, or the one that runs in another
+        process, or None."""
+        return await self._database.read(lambda c: self._joinable(c, owner, key))
 
-        return await self._database.read(work)
-
-    async def named(self, owner: str, key: str) -> StoredRun | None:
-        """Return the run of an Idempotency-Key, completed or running in another process, or
-        None."""
-        query = self._named(owner, key)
-        return await self._database.read(lambda connection: self._first(connection, query))
-
-    async def take(
-        self, owner: str, fingerprint: str, besides: Collection[str]
+    async def take_for_retry(
+        self, owner: str, fingerprint: str, excluding: Collection[str]
     ) -> StoredRun | None:
-        """Return a result that was kept for a retry of this request, or None. The caller has it to
-        itself."""
+        """Return a result that waits for a retry of this request, or None.
+
+        No other caller gets that result until `return_for_retry`.
+        """
         waiting = select(RUNS.c.seq).where(
             RUNS.c.owner == owner,
             RUNS.c.fingerprint == fingerprint,
             RUNS.c.for_retry,
-            RUNS.c.id.not_in(list(besides)),
-            self._kept(),
+            RUNS.c.id.not_in(list(excluding)),
+            self._is_live(),
         )
         first = waiting.order_by(RUNS.c.seq).limit(1).scalar_subquery()
         taken = update(RUNS).where(RUNS.c.seq == first).values(for_retry=False).returning(*RUNS.c)
+        return await self._database.write_one(taken, _stored)
 
-        def work(connection: Connection) -> StoredRun | None:
-            row = connection.execute(taken).mappings().one_or_none()
-            return _stored(row) if row else None
+    async def return_for_retry(self, run_id: str) -> None:
+        """Make a taken result available for a retry again: the client did not receive it."""
+        change = update(RUNS).where(RUNS.c.id == run_id).values(for_retry=True)
+        await self._database.write(lambda connection: connection.execute(change))
 
-        return await self._database.write(work)
-
-    async def give_back(self, run_id: str) -> None:
-        """Keep a result for a retry again: the client that took it has not got it."""
-        waits = update(RUNS).where(RUNS.c.id == run_id).values(for_retry=True)
-        await self._database.write(lambda connection: connection.execute(waits))
-
-    async def forget(self, run_id: str) -> None:
+    async def delete(self, run_id: str) -> None:
         """Delete a run. Safe to call twice."""
-        gone = delete(RUNS).where(RUNS.c.id == run_id)
-        await self._database.write(lambda connection: connection.execute(gone))
+        change = delete(RUNS).where(RUNS.c.id == run_id)
+        await self._database.write(lambda connection: connection.execute(change))
 
-    async def drop(self, owner: str, run_id: str) -> None:
-        """Delete the result of the owner's run; a running one stays."""
-        this = (RUNS.c.owner == owner) & (RUNS.c.id == run_id)
-        gone = delete(RUNS).where(this, RUNS.c.status != "running")
-        await self._database.write(lambda connection: connection.execute(gone))
+    async def delete_ended(self, owner: str, run_id: str) -> None:
+        """Delete the owner's run unless it is running."""
+        named = (RUNS.c.owner == owner) & (RUNS.c.id == run_id)
+        change = delete(RUNS).where(named, RUNS.c.status != "running")
+        await self._database.write(lambda connection: connection.execute(change))
 
     async def summarize(self, runs: Callable[[], Sequence[StoredRun]]) -> None:
-        """Keep the summaries of these runs, each in place of an earlier one of the same run. `runs`
-        is called in the store's thread."""
+        """Store summaries of runs, each in place of an earlier summary of the same run. `runs` is
+        called in the store's thread."""
 
         def work(connection: Connection) -> None:
             rows = [self._summary(run) for run in runs()]
             connection.execute(insert(RUN_SUMMARIES).prefix_with("OR REPLACE"), rows)
             for owner in {run["owner"] for run in rows}:
-                mine = RUN_SUMMARIES.c.owner == owner
-                too_many = RUN_SUMMARIES.c.seq <= _newest_beyond(mine, MAX_SUMMARIES)
-                connection.execute(delete(RUN_SUMMARIES).where(mine, too_many))
+                of_owner = RUN_SUMMARIES.c.owner == owner
+                too_many = RUN_SUMMARIES.c.seq <= _newest_beyond(of_owner, MAX_SUMMARIES)
+                connection.execute(delete(RUN_SUMMARIES).where(of_owner, too_many))
 
         await self._database.write(work)
 
     async def summary(self, owner: str, run_id: str) -> StoredRun | None:
-        """Return the summary of the owner's run of that id, or None."""
+        """Return the summary of the owner's run with that id, or None."""
         table = RUN_SUMMARIES.c
-        mine = (table.owner == owner) & (table.id == run_id) & (table.expires_at > self._now())
-
-        def work(connection: Connection) -> StoredRun | None:
-            row = connection.execute(select(RUN_SUMMARIES).where(mine)).mappings().one_or_none()
-            return self._seen({**row, "key": None, "fingerprint": ""}) if row else None
-
-        return await self._database.read(work)
-
-    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired runs, and mark the runs of dead servers as lost. See Shelf."""
-        at_work = select(RUNS.c.process).where(RUNS.c.status == "running").distinct()
-        dead = list(filter(self._process.is_dead, connection.execute(at_work).scalars()))
-        lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
-        connection.execute(lost.values(status="lost", expires_at=now + LOST_S))
-        past, told = oldest(RUNS, RUNS.c.expires_at <= now), RUN_SUMMARIES.c
-        too_many = told.seq <= _newest_beyond(true(), MAX_ALL_SUMMARIES)
-        unneeded = oldest(RUN_SUMMARIES, (told.expires_at <= now) | too_many)
-        return is_full(
-            connection,
-            delete(RUNS).where(RUNS.c.seq.in_(past)),
-            delete(RUN_SUMMARIES).where(told.seq.in_(unneeded)),
+        query = select(RUN_SUMMARIES).where(
+            table.owner == owner, table.id == run_id, table.expires_at > self._now()
+        )
+        return await self._database.read_one(
+            query, lambda row: self._run({**row, "key": None, "fingerprint": ""})
         )
 
-    def _kept(self) -> ColumnElement[bool]:
+    def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
+        """Delete expired runs, and mark the runs of dead processes as lost. See Repository."""
+        running = select(RUNS.c.process).where(RUNS.c.status == "running").distinct()
+        dead = list(filter(self._process.is_dead, connection.execute(running).scalars()))
+        lost = update(RUNS).where(RUNS.c.status == "running", RUNS.c.process.in_(dead))
+        connection.execute(lost.values(status="lost", expires_at=now + LOST_S))
+        summaries = RUN_SUMMARIES.c
+        too_many = summaries.seq <= _newest_beyond(true(), MAX_ALL_SUMMARIES)
+        return sweep_batch(
+            connection,
+            delete(RUNS).where(oldest(RUNS, RUNS.c.expires_at <= now)),
+            delete(RUN_SUMMARIES).where(
+                oldest(RUN_SUMMARIES, (summaries.expires_at <= now) | too_many)
+            ),
+        )
+
+    def _is_live(self) -> ColumnElement[bool]:
         return RUNS.c.expires_at.is_(None) | (RUNS.c.expires_at > self._now())
 
-    def _named(self, owner: str, key: str) -> Select[tuple[object, ...]]:
-        # The caller knows the runs of this process.
+    def _joinable(self, connection: Connection, owner: str, key: str) -> StoredRun | None:
+        """Return the newest run with a key that is completed or runs in another process, or None.
+        The caller knows the runs of this process."""
         elsewhere = (RUNS.c.status == "running") & (RUNS.c.process != self._process.id)
-        joinable = elsewhere | (RUNS.c.status == "completed")
-        mine = (RUNS.c.owner == owner) & (RUNS.c.key == key)
-        return select(RUNS).where(mine, joinable, self._kept()).order_by(RUNS.c.seq.desc())
+        is_joinable = elsewhere | (RUNS.c.status == "completed")
+        query = select(RUNS).where(
+            RUNS.c.owner == owner, RUNS.c.key == key, is_joinable, self._is_live()
+        )
+        rows = connection.execute(query.order_by(RUNS.c.seq.desc())).mappings()
+        return next((run for run in map(self._run, rows) if run.status != "lost"), None)
 
-    def _first(self, connection: Connection, query: Select[tuple[object, ...]]) -> StoredRun | None:
-        seen = (self._seen(row) for row in connection.execute(query).mappings())
-        return next((run for run in seen if run.status != "lost"), None)
-
-    def _seen(self, row: Mapping[Any, Any]) -> StoredRun:
+    def _run(self, row: Mapping[Any, Any]) -> StoredRun:
+        """Return the run of a row. A run whose process is dead is lost."""
         run = _stored(row)
         lost = run.status == "running" and self._process.is_dead(row["process"])
         return replace(run, status="lost") if lost else run
@@ -217,19 +202,12 @@ class SuspendedRunRepository:
             "name": suspended_run.name,
             "record": record,
             "bytes": len(record),
-            "expires_at": int(self._now()) + PARKED_KEEP_S,
+            "expires_at": int(self._now()) + SUSPENDED_KEEP_S,
         }
-
         same = (SUSPENDED_RUNS.c.owner == owner) & (SUSPENDED_RUNS.c.name == suspended_run.name)
-
-        def work(connection: Connection) -> None:
-            connection.execute(delete(SUSPENDED_RUNS).where(same))
-            connection.execute(insert(SUSPENDED_RUNS), row)
-            connection.execute(
-                oldest_beyond(SUSPENDED_RUNS, owner, max_rows=MAX_RUNS, max_bytes=MAX_BYTES)
-            )
-
-        await self._database.write(work)
+        await self._database.write(
+            lambda connection: _replace(connection, SUSPENDED_RUNS, same, row)
+        )
 
     async def find(self, owner: str, name: str) -> SuspendedRun | None:
         query = select(SUSPENDED_RUNS.c.record).where(
@@ -237,19 +215,30 @@ class SuspendedRunRepository:
             SUSPENDED_RUNS.c.name == name,
             SUSPENDED_RUNS.c.expires_at > self._now(),
         )
-        record = await self._database.read(lambda c: c.execute(query).scalar_one_or_none())
-        return SuspendedRun.from_json(json.loads(record)) if record else None
+        return await self._database.read_one(
+            query, lambda row: SuspendedRun.from_json(json.loads(row["record"]))
+        )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired runs. See Shelf."""
-        past = oldest(SUSPENDED_RUNS, SUSPENDED_RUNS.c.expires_at <= now)
-        return is_full(connection, delete(SUSPENDED_RUNS).where(SUSPENDED_RUNS.c.seq.in_(past)))
+        """Delete expired runs. See Repository."""
+        expired = oldest(SUSPENDED_RUNS, SUSPENDED_RUNS.c.expires_at <= now)
+        return sweep_batch(connection, delete(SUSPENDED_RUNS).where(expired))
 
 
-def _newest_beyond(of: ColumnElement[bool], count: int) -> ScalarSelect[int]:
-    """Select the newest of these summaries beyond the last `count`."""
+def _replace(
+    connection: Connection, table: Table, same: ColumnElement[bool], row: Mapping[str, Any]
+) -> None:
+    """Insert a row in place of the `same` row, and delete the owner's oldest rows beyond the
+    limits."""
+    connection.execute(delete(table).where(same))
+    connection.execute(insert(table), row)
+    connection.execute(delete_beyond(table, row["owner"], max_rows=MAX_RUNS, max_bytes=MAX_BYTES))
+
+
+def _newest_beyond(where: ColumnElement[bool], count: int) -> ScalarSelect[int]:
+    """Select the `seq` of the newest matching summary that is not among the last `count`."""
     seq = RUN_SUMMARIES.c.seq
-    return select(seq).where(of).order_by(seq.desc()).limit(1).offset(count).scalar_subquery()
+    return select(seq).where(where).order_by(seq.desc()).limit(1).offset(count).scalar_subquery()
 
 
 def _stored(row: Mapping[Any, Any]) -> StoredRun:

@@ -1,4 +1,4 @@
-"""The spending of each key on each day, against its daily budget."""
+"""What each key spends a day, for daily budgets."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from proxy.store.tables import SPENDING
 
 _AMOUNTS = [SPENDING.c[kind] for kind in KINDS]
 KEEP_DAYS = 1
-"""How long the row of a day is kept: runs begun before midnight are settled after it."""
+"""The days that a past day's row is kept: runs may begin before midnight and settle after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBudgetAccount:
     """The account of one key. See `BudgetAccount`."""
 
-    shelf: "SpendingRepository"
+    repository: "SpendingRepository"
     owner: str
     budget: DailyBudget
 
@@ -33,7 +33,7 @@ class StoredBudgetAccount:
 
     async def settle(self, receipt: Receipt, actual: Expense) -> None:
         adding = asyncio.ensure_future(self._add(receipt, actual))
-        with anyio.CancelScope(shield=True):  # a client that disconnects now has spent it too
+        with anyio.CancelScope(shield=True):  # the expense counts even if the client disconnects
             try:
                 await asyncio.shield(adding)
             except asyncio.CancelledError:
@@ -41,22 +41,25 @@ class StoredBudgetAccount:
                 raise
 
     async def _take(self, budget: DailyBudget, expected: Expense) -> Receipt:
-        taking = asyncio.ensure_future(self.shelf.take(self.owner, budget, expected))
+        taking = asyncio.ensure_future(self.repository.take(self.owner, budget, expected))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            # The store may have counted it already, and nobody gets the receipt.
+            # The store may have counted the expense, but no caller gets the receipt.
             with anyio.CancelScope(shield=True):
                 await self._add(await taking, Expense())
             raise
 
     async def _add(self, receipt: Receipt, actual: Expense) -> None:
-        await self.shelf.add(self.owner, receipt.day, actual - receipt.expected)
+        await self.repository.add(self.owner, receipt.day, actual - receipt.expected)
 
 
 class SpendingRepository:
-    """Keeps a row for each key and day. The check and the expense are one transaction, so that
-    concurrent requests, of several processes too, cannot exceed a budget together."""
+    """The spending of all keys, one row per key and day.
+
+    A check and its expense are one transaction, so that concurrent requests, even in several
+    processes, cannot exceed a budget together.
+    """
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database
@@ -67,11 +70,11 @@ class SpendingRepository:
         return StoredBudgetAccount(self, owner, budget)
 
     def until_midnight_s(self) -> float:
-        """Return the seconds until all budgets begin anew."""
+        """Return the seconds until midnight UTC, when all budgets are reset."""
         return until_midnight_s(self._now())
 
     async def take(self, owner: str, budget: DailyBudget, expected: Expense) -> Receipt:
-        """Count an expense unless the budget is used up."""
+        """Count an expense, unless the budget is used up; the receipt tells which."""
 
         def work(connection: Connection) -> Receipt:
             day = day_of(self._now())
@@ -94,9 +97,9 @@ class SpendingRepository:
         )
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete the rows of past days. See Shelf."""
+        """Delete the rows of past days. See Repository."""
         connection.execute(delete(SPENDING).where(SPENDING.c.day < day_of(now) - KEEP_DAYS))
-        return False  # a row for each key and day
+        return False
 
 
 def _spent(connection: Connection, owner: str, day: int) -> Expense:

@@ -1,6 +1,6 @@
-"""The store: everything that outlives a request, under one directory.
+"""The store: all data that outlives a request, in one directory.
 
-Each kind of thing has a shelf with its queries. `Store` builds the shelves and sweeps them.
+Each repository contains the queries of one kind of record. `Store` builds and sweeps them.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from sqlalchemy import Connection
 
 from policies.sessions import ResponseSettings, SessionSettings
 from proxy.errors import StoreError
-from proxy.store.blobs import Blobs
+from proxy.store.blobs import BlobStore
 from proxy.store.containers import ContainerFileRepository, ContainerRepository
 from proxy.store.conversations import ConversationRepository, ResponseQuota
-from proxy.store.database import SWEEP_ROWS, Database, require_room
+from proxy.store.database import SWEEP_ROWS, Database, require_quota
 from proxy.store.responses import ResponseRepository
 from proxy.store.runs import RunRepository, SuspendedRunRepository
 from proxy.store.spending import SpendingRepository
@@ -32,30 +32,29 @@ log = logging.getLogger(__name__)
 
 SWEEP_EVERY_S = 300
 FORGET_AFTER_S = 3600
-"""How long a deleted row stays, so that a client can continue a list after it."""
+"""The seconds that a deleted row stays, so that a client can continue a list after it."""
 
 
 class Repository(Protocol):
-    """Things of one kind that expire."""
+    """Records of one kind that expire."""
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete some of the expired things, and some rows that were deleted before
-        `forget_before`. Return True if there may be more."""
+        """Delete a batch of expired records, and a batch of rows that were marked as deleted before
+        `forget_before`. Return True if more may remain."""
 
 
 class BlobRepository(Repository, Protocol):
-    """Things whose contents are files beside the database."""
+    """Records whose contents are blobs."""
 
     def blobs(self, connection: Connection) -> dict[str, int]:
         """Return the blobs in use and their sizes."""
 
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Delete the things whose blobs are missing."""
+    def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+        """Delete the records of these missing blobs."""
 
 
 class Store:
-    """Uploads, containers, workspaces, responses, runs, spending and tool verdicts. Several
-    processes may share one directory."""
+    """All repositories. Several processes may share one directory."""
 
     def __init__(
         self,
@@ -68,8 +67,8 @@ class Store:
         """Open the store in a directory, or create it. Raises StoreError."""
         self.directory = directory
         self.now = now
-        self._ends = ExitStack()
-        self.blobs = Blobs(directory / "blobs")
+        self._exit_stack = ExitStack()
+        self.blobs = BlobStore(directory / "blobs")
         self._database = Database(directory / "store.sqlite3")
         self.uploads = UploadRepository(self._database, self.blobs, now)
         self.containers = ContainerRepository(self._database, self.blobs, now)
@@ -81,15 +80,15 @@ class Store:
         quota = ResponseQuota(responses.quota_mib << 20)
         self.responses = ResponseRepository(self._database, now, responses, quota)
         self.conversations = ConversationRepository(self._database, now, responses, quota)
-        self.worker = self._begin_work()
-        """This process, as other processes see whether it is alive."""
+        self.worker = self._own_directory()
+        """This process. Other processes can tell whether it is alive."""
         self.runs = RunRepository(self._database, now, self.worker)
         self._with_blobs: tuple[BlobRepository, ...] = (
             self.uploads,
             self.containers,
             self.workspaces,
         )
-        self._shelves: tuple[Repository, ...] = (
+        self._repositories: tuple[Repository, ...] = (
             *self._with_blobs,
             self.suspended_runs,
             self.responses,
@@ -99,28 +98,28 @@ class Store:
             self.tool_verdicts,
         )
 
-    async def require_room(self, owner: str, size: int, quota: int) -> None:
+    async def require_quota(self, owner: str, size: int, quota: int) -> None:
         """Raise QuotaError if a file of that size would exceed the owner's quota."""
         await self._database.read(
-            lambda connection: require_room(connection, owner, size, quota, self.now())
+            lambda connection: require_quota(connection, owner, size, quota, self.now())
         )
 
     async def sweep(self) -> None:
-        """Remove expired things, blobs without a row and rows without their blob."""
+        """Delete expired records, blobs without a record and records without a blob."""
         now = int(self.now())
-        for shelf in self._shelves:
-            expire = partial(shelf.expire, now=now, forget_before=now - FORGET_AFTER_S)
+        for repository in self._repositories:
+            expire = partial(repository.expire, now=now, forget_before=now - FORGET_AFTER_S)
             while await self._database.write(expire):
-                pass  # requests' transactions run in between
-        known = await self._database.read_aside(self._known)
+                pass  # transactions of requests run between two batches
+        known = await self._database.read_concurrently(self._known_blobs)
         missing = await asyncio.to_thread(self.blobs.sweep, known, now)
         while missing:
-            some = {missing.pop() for _ in range(min(len(missing), SWEEP_ROWS))}
-            await self._database.write(partial(self._lose, blobs=some, now=now))
+            batch = {missing.pop() for _ in range(min(len(missing), SWEEP_ROWS))}
+            await self._database.write(partial(self._mark_missing, blobs=batch, now=now))
         await asyncio.to_thread(self.worker.forget_dead)
 
-    async def keep_swept(self) -> None:
-        """Sweep at once and every few minutes, until cancelled."""
+    async def sweep_forever(self) -> None:
+        """Sweep now and every `SWEEP_EVERY_S` seconds, until cancelled."""
         while True:
             try:
                 await self.sweep()
@@ -129,24 +128,24 @@ class Store:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     def close(self) -> None:
-        """Finish the transactions begun and close the files. Safe to call twice."""
+        """Finish the running transactions and close the files. Safe to call twice."""
         self._database.close()
-        self._ends.close()
+        self._exit_stack.close()
 
-    def _begin_work(self) -> Owner:
+    def _own_directory(self) -> Owner:
         try:
             worker = Owner(self.directory)
         except OSError as error:
             raise StoreError(str(error)) from error
-        self._ends.callback(worker.release)
+        self._exit_stack.callback(worker.release)
         return worker
 
-    def _known(self, connection: Connection) -> dict[str, int]:
+    def _known_blobs(self, connection: Connection) -> dict[str, int]:
         known: dict[str, int] = {}
-        for shelf in self._with_blobs:
-            known |= shelf.blobs(connection)
+        for repository in self._with_blobs:
+            known |= repository.blobs(connection)
         return known
 
-    def _lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        for shelf in self._with_blobs:
-            shelf.lose(connection, blobs, now)
+    def _mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
+        for repository in self._with_blobs:
+            repository.mark_missing(connection, blobs, now)

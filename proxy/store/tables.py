@@ -1,4 +1,6 @@
-"""The tables, for queries. `migrations` creates them."""
+"""The tables, for queries. `migrations` creates them, with their keys and constraints."""
+
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -14,8 +16,8 @@ from sqlalchemy import (
 
 
 class Text(types.TypeDecorator[str]):
-    """Text of clients. Half a surrogate pair, which JSON can contain but no database stores,
-    becomes a question mark."""
+    """Text that may come from clients. An unpaired surrogate, which JSON can contain but SQLite
+    cannot store, becomes a question mark."""
 
     impl = types.Text
     cache_ok = True
@@ -28,189 +30,121 @@ class Text(types.TypeDecorator[str]):
 
 METADATA = MetaData()
 
-# `seq` is the order of creation. A deleted row stays for a while, so that a client that deletes
-# while it pages through a list can continue after the deleted row.
-FILES = Table(
+
+def _with_seq(name: str, *columns: Column[Any]) -> Table:
+    """Return a table with a `seq` column, which numbers the rows in the order of creation."""
+    return Table(name, METADATA, Column("seq", Integer, primary_key=True), *columns)
+
+
+def _text(*names: str) -> list[Column[str]]:
+    return [Column(name, Text) for name in names]
+
+
+def _integer(*names: str) -> list[Column[int]]:
+    return [Column(name, BigInteger) for name in names]
+
+
+def _float(*names: str) -> list[Column[float]]:
+    return [Column(name, Float) for name in names]
+
+
+# A row with `deleted_at` stays for a while, so that a client that deletes items while it lists them
+# can continue after a deleted item.
+FILES = _with_seq(
     "files",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("filename", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("mime_type", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Column("blob", Text, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
-    Column("deleted_at", BigInteger),
+    *_text("id", "owner", "filename", "purpose", "mime_type"),
+    *_integer("bytes"),
+    *_text("sha256", "blob"),
+    *_integer("created_at", "expires_at", "deleted_at"),
 )
-CONTAINERS = Table(
+CONTAINERS = _with_seq(
     "containers",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("minutes", BigInteger, nullable=False),
-    Column("memory_limit", Text),
-    Column("network_policy", Text),
-    Column("created_at", BigInteger, nullable=False),
-    Column("last_active_at", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
-    Column("deleted_at", BigInteger),
+    *_text("id", "owner", "name"),
+    *_integer("minutes"),
+    *_text("memory_limit", "network_policy"),
+    *_integer("created_at", "last_active_at", "expires_at", "deleted_at"),
 )
-CONTAINER_FILES = Table(
+CONTAINER_FILES = _with_seq(
     "container_files",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("container_id", Text, nullable=False),
-    Column("path", Text, nullable=False),
-    Column("mime_type", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Column("blob", Text, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("deleted_at", BigInteger),
+    *_text("id", "owner", "container_id", "path", "mime_type"),
+    *_integer("bytes"),
+    *_text("sha256", "blob", "source"),
+    *_integer("created_at", "deleted_at"),
 )
-WORKSPACES = Table(
+WORKSPACES = _with_seq(
     "workspaces",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("session", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Column("blob", Text, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
+    *_text("owner", "session", "state"),
+    *_integer("bytes"),
+    *_text("sha256", "blob"),
+    *_integer("expires_at"),
 )
-RESPONSES = Table(
+RESPONSES = _with_seq(
     "responses",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("session", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("record", Text, nullable=False),
-    Column("previous_id", Text),
-    Column("conversation_id", Text),
-    Column("seen_seq", BigInteger),
-    Column("worker", Text),
-    Column("bytes", BigInteger, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
+    *_text("id", "owner", "session", "state", "record", "previous_id", "conversation_id"),
+    *_integer("seen_seq"),
+    *_text("worker"),
+    *_integer("bytes", "created_at", "expires_at"),
 )
-# A table of its own: streams are long, and SQLite rewrites a whole row.
+# A separate table: streams are long, and SQLite rewrites the whole row on an update.
 STREAMS = Table(
     "streams",
     METADATA,
-    Column("response_id", Text, primary_key=True),
-    Column("frames", Text, nullable=False),
+    *_text("response_id", "frames"),
 )
-CONVERSATIONS = Table(
+CONVERSATIONS = _with_seq(
     "conversations",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("metadata", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
+    *_text("id", "owner", "metadata"),
+    *_integer("bytes", "created_at", "expires_at"),
 )
-# The items of responses and conversations, in order; `holder` is the id of either.
-ITEMS = Table(
+# `holder` is the id of the response or the conversation that an item belongs to.
+ITEMS = _with_seq(
     "items",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("id", Text, nullable=False),
-    Column("owner", Text, nullable=False),
-    Column("holder", Text, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("body", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("deleted_at", BigInteger),
+    *_text("id", "owner", "holder", "source", "body"),
+    *_integer("bytes", "deleted_at"),
 )
-SUSPENDED_RUNS = Table(
+SUSPENDED_RUNS = _with_seq(
     "parked_runs",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("record", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
+    *_text("owner", "name", "record"),
+    *_integer("bytes", "expires_at"),
 )
-RUNS = Table(
+RUNS = _with_seq(
     "runs",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("key", Text),
-    Column("fingerprint", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("process", Text, nullable=False),
-    Column("for_retry", Boolean, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("container_id", Text, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("record", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("expires_at", BigInteger),
+    *_text("id", "owner", "key", "fingerprint", "status", "process"),
+    Column("for_retry", Boolean),
+    *_text("model", "container_id"),
+    *_integer("created_at"),
+    *_text("record"),
+    *_integer("bytes", "expires_at"),
 )
-# The summary of every run: what a client may ask about later, without its text.
-RUN_SUMMARIES = Table(
+# Summaries of all runs, without any text, for the runs API.
+RUN_SUMMARIES = _with_seq(
     "run_summaries",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("process", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("container_id", Text, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("record", Text, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
+    *_text("id", "owner", "status", "process", "model", "container_id"),
+    *_integer("created_at"),
+    *_text("record"),
+    *_integer("expires_at"),
 )
-# Responses of `:plain` models, which the backend keeps under its own ids.
-BACKEND_RESPONSES = Table(
+# The owners of responses that the backend stores for `:plain` models, under the backend's ids.
+BACKEND_RESPONSES = _with_seq(
     "backend_responses",
-    METADATA,
-    Column("seq", Integer, primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("id", Text, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
+    *_text("owner", "id"),
+    *_integer("expires_at"),
 )
 # Days are counted from 1970, UTC.
 SPENDING = Table(
     "spending",
     METADATA,
-    Column("owner", Text, primary_key=True),
-    Column("day", BigInteger, primary_key=True),
-    Column("runs", BigInteger, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-    Column("cost_usd", Float, nullable=False),
-    Column("commands", BigInteger, nullable=False),
-    Column("cpu_s", Float, nullable=False),
-    Column("egress_bytes", BigInteger, nullable=False),
-    Column("tool_output_chars", BigInteger, nullable=False),
+    *_text("owner"),
+    *_integer("day", "runs", "tokens"),
+    *_float("cost_usd"),
+    *_integer("commands"),
+    *_float("cpu_s"),
+    *_integer("egress_bytes", "tool_output_chars"),
 )
-# `reason` is why a model is given no tools; null if it is given tools.
+# `reason` is why a model gets no tools; null if it gets tools.
 TOOL_VERDICTS = Table(
     "tool_verdicts",
     METADATA,
-    Column("backend", Text, primary_key=True),
-    Column("model", Text, primary_key=True),
-    Column("reason", Text),
-    Column("words", Text, nullable=False),
-    Column("version", Text),
-    Column("found_at", Float, nullable=False),
+    *_text("backend", "model", "reason", "words", "version"),
+    *_float("found_at"),
 )

@@ -1,4 +1,4 @@
-"""Verdicts on the tool support of models, kept across restarts."""
+"""Verdicts on the tool support of models, which outlast restarts."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,17 +15,17 @@ MAX_MODELS = 1024
 
 
 class ToolVerdictRepository:
-    """Keeps a verdict for each model of each backend, which is named by its address."""
+    """One verdict per backend and model. The address of a backend is its name."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database
         self._now = now
 
     async def all(self, backend: str) -> dict[str, KnownVerdict]:
-        """Return the verdicts on a backend's models, by name."""
+        """Return the verdicts on a backend's models, by model."""
         table = TOOL_VERDICTS.c
-        newest_first = select(TOOL_VERDICTS).where(table.backend == backend)
-        query = newest_first.order_by(table.found_at.desc()).limit(MAX_MODELS)
+        query = select(TOOL_VERDICTS).where(table.backend == backend)
+        query = query.order_by(table.found_at.desc()).limit(MAX_MODELS)
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         return {
             row.model: KnownVerdict(ToolVerdict(row.reason, row.words), row.version, row.found_at)
@@ -33,7 +33,7 @@ class ToolVerdictRepository:
         }
 
     async def save(self, backend: str, model: str, known: KnownVerdict) -> None:
-        """Keep a verdict in place of an older one."""
+        """Store a verdict in place of an older verdict on the same model."""
         row: Mapping[str, object] = {
             "backend": backend,
             "model": model,
@@ -42,17 +42,17 @@ class ToolVerdictRepository:
             "version": known.version,
             "found_at": known.found_at,
         }
-        new = insert(TOOL_VERDICTS).values(row)
-        saved = new.on_conflict_do_update(index_elements=["backend", "model"], set_=row)
-        await self._database.write(lambda connection: connection.execute(saved))
+        change = insert(TOOL_VERDICTS).values(row)
+        change = change.on_conflict_do_update(index_elements=["backend", "model"], set_=row)
+        await self._database.write(lambda connection: connection.execute(change))
 
-    async def forget(self, backend: str, model: str) -> None:
+    async def delete(self, backend: str, model: str) -> None:
         """Delete the verdict on a model, if there is one."""
         table = TOOL_VERDICTS.c
-        query = delete(TOOL_VERDICTS).where(table.backend == backend, table.model == model)
-        await self._database.write(lambda connection: connection.execute(query))
+        change = delete(TOOL_VERDICTS).where(table.backend == backend, table.model == model)
+        await self._database.write(lambda connection: connection.execute(change))
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete verdicts that no probe has confirmed for long. See Shelf."""
+        """Delete verdicts that no probe has confirmed for `KEEP_S` seconds. See Repository."""
         connection.execute(delete(TOOL_VERDICTS).where(TOOL_VERDICTS.c.found_at < now - KEEP_S))
-        return False  # a row for each model
+        return False

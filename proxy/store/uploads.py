@@ -5,16 +5,18 @@ from collections.abc import Callable, Collection
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
 
-from proxy.store.blobs import Blob, Blobs
-from proxy.store.database import Database, is_full, oldest, require_room, rows_of
-from proxy.store.records import Page, Slice, StoredUpload, Upload
+from proxy.store.blobs import Blob, BlobStore
+from proxy.store.database import Database, oldest, require_quota, sweep_batch
+from proxy.store.records import Page, PageRequest, StoredUpload, Upload
 from proxy.store.tables import FILES
+
+_NOT_DELETED = FILES.c.deleted_at.is_(None)
 
 
 class UploadRepository:
-    """The uploads of all owners; each owner sees its own only."""
+    """The uploads of all owners. Each owner sees only its own."""
 
-    def __init__(self, database: Database, blobs: Blobs, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, blobs: BlobStore, now: Callable[[], float]) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now
@@ -30,7 +32,10 @@ class UploadRepository:
         expires_at: Callable[[int], int],
         quota: int,
     ) -> StoredUpload:
-        """Keep an upload. `expires_at` computes its expiry from its creation. Raises QuotaError."""
+        """Store an upload. Raises QuotaError.
+
+        `expires_at` computes the expiry from the time of creation; `quota` is in bytes.
+        """
         now = int(self._now())
         upload = StoredUpload(
             id=f"file-{uuid.uuid4().hex}",
@@ -43,52 +48,48 @@ class UploadRepository:
             created_at=now,
             expires_at=expires_at(now),
         )
+        row = {name: getattr(upload, name) for name in StoredUpload.__slots__}
 
         def work(connection: Connection) -> None:
-            require_room(connection, owner, blob.bytes, quota, now)
-            connection.execute(insert(FILES), {"owner": owner, **_values(upload)})
+            require_quota(connection, owner, blob.bytes, quota, now)
+            connection.execute(insert(FILES), {"owner": owner, **row})
 
-        async with self._blobs.claimed(blob):
+        async with self._blobs.removed_on_error(blob):
             await self._database.write(work)
         return upload
 
     async def get(self, owner: str, file_id: str) -> StoredUpload | None:
         """Return the owner's upload, or None."""
-        query = select(FILES).where(self._mine(owner), FILES.c.id == file_id, self._live())
+        query = select(FILES).where(FILES.c.owner == owner, FILES.c.id == file_id, self._live())
 
-        def work(connection: Connection) -> StoredUpload | None:
-            row = connection.execute(query).mappings().one_or_none()
-            if row is None or not self._blobs.is_whole(row["blob"], row["bytes"]):
-                return None
-            return _upload(row)
+        def convert(row: RowMapping) -> StoredUpload | None:
+            return _upload(row) if self._blobs.is_intact(row["blob"], row["bytes"]) else None
 
-        return await self._database.read(work)
+        return await self._database.read_one(query, convert)
 
     async def find(self, owner: str, file_id: str) -> Upload | None:
-        """See Uploads."""
         upload = await self.get(owner, file_id)
         if upload is None:
             return None
         path = self._blobs.path(upload.blob)
         return Upload(upload.id, upload.filename, upload.bytes, upload.mime_type, path)
 
-    async def page(self, owner: str, asked: Page, purpose: str | None) -> Slice[StoredUpload]:
+    async def page(
+        self, owner: str, request: PageRequest, purpose: str | None
+    ) -> Page[StoredUpload]:
         """Return a page of the owner's uploads. Raises BadRequestError."""
-        wanted = self._live()
+        visible = self._live()
         if purpose is not None:
-            wanted &= FILES.c.purpose == purpose
-
-        def work(connection: Connection) -> Slice[StoredUpload]:
-            rows, more = rows_of(connection, FILES, asked, mine=self._mine(owner), wanted=wanted)
-            return Slice(tuple(map(_upload, rows)), more)
-
-        return await self._database.read(work)
+            visible &= FILES.c.purpose == purpose
+        return await self._database.read_page(
+            FILES, request, _upload, scope=FILES.c.owner == owner, visible=visible
+        )
 
     async def delete(self, owner: str, file_id: str) -> bool:
-        """Delete the owner's upload; return True if there was one."""
+        """Delete the owner's upload. Return False if there is none."""
         change = (
             update(FILES)
-            .where(self._mine(owner), FILES.c.id == file_id, self._live())
+            .where(FILES.c.owner == owner, FILES.c.id == file_id, self._live())
             .values(deleted_at=int(self._now()))
             .returning(FILES.c.blob)
         )
@@ -97,41 +98,25 @@ class UploadRepository:
         return bool(blobs)
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired uploads, and the rows of those deleted long ago. See Shelf."""
-        past = oldest(FILES, (FILES.c.expires_at <= now) & _KEPT)
-        long_ago = oldest(FILES, FILES.c.deleted_at < forget_before)
-        return is_full(
+        """Delete expired uploads. See Repository."""
+        expired = oldest(FILES, (FILES.c.expires_at <= now) & _NOT_DELETED)
+        return sweep_batch(
             connection,
-            update(FILES).where(FILES.c.seq.in_(past)).values(_gone(now)),
-            delete(FILES).where(FILES.c.seq.in_(long_ago)),
+            update(FILES).where(expired).values(deleted_at=now),
+            delete(FILES).where(oldest(FILES, FILES.c.deleted_at < forget_before)),
         )
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """Return the blobs in use and their sizes."""
-        rows = connection.execute(select(FILES.c.blob, FILES.c.bytes).where(_KEPT))
+        rows = connection.execute(select(FILES.c.blob, FILES.c.bytes).where(_NOT_DELETED))
         return {row.blob: row.bytes for row in rows}
 
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Mark the uploads of missing blobs as deleted."""
+    def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         for blob in blobs:
-            connection.execute(update(FILES).where(FILES.c.blob == blob, _KEPT).values(_gone(now)))
-
-    def _mine(self, owner: str) -> ColumnElement[bool]:
-        return FILES.c.owner == owner
+            missing = update(FILES).where(FILES.c.blob == blob, _NOT_DELETED)
+            connection.execute(missing.values(deleted_at=now))
 
     def _live(self) -> ColumnElement[bool]:
-        return _KEPT & (FILES.c.expires_at > self._now())
-
-
-_KEPT = FILES.c.deleted_at.is_(None)
-
-
-def _gone(now: int) -> dict[str, int]:
-    return {"deleted_at": now}
-
-
-def _values(upload: StoredUpload) -> dict[str, str | int]:
-    return {name: getattr(upload, name) for name in StoredUpload.__slots__}
+        return _NOT_DELETED & (FILES.c.expires_at > self._now())
 
 
 def _upload(row: RowMapping) -> StoredUpload:

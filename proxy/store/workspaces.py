@@ -1,18 +1,18 @@
-"""Snapshots of the files of conversations, one for each state that a run has left."""
+"""Snapshots of the files of sessions."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
-from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, case, delete, func, insert, select
 
 from policies.sessions import Session, SessionSettings, State
-from proxy.store.blobs import Blob, Blobs
-from proxy.store.database import Database, is_full, oldest
+from proxy.store.blobs import Blob, BlobStore
+from proxy.store.database import Database, oldest, sweep_batch
 from proxy.store.tables import WORKSPACES
 from sandbox_runtime.errors import FileMissingError
 from sandbox_runtime.sandbox import Sink
 
 MAX_STATES = 8
-"""The most states of one conversation, which can branch so far back."""
+"""The most snapshots of one session: a conversation can continue from each of them."""
 
 
 class WorkspaceRepository:
@@ -21,7 +21,7 @@ class WorkspaceRepository:
     def __init__(
         self,
         database: Database,
-        blobs: Blobs,
+        blobs: BlobStore,
         now: Callable[[], float],
         settings: SessionSettings,
     ) -> None:
@@ -32,14 +32,14 @@ class WorkspaceRepository:
 
     async def save(self, state: State, write: Callable[[Sink], Awaitable[int]]) -> None:
         async with self._blobs.new() as writer:
-            await write(writer.take)
-            blob = await writer.keep()
-        await self._keep(state, blob)
+            await write(writer.write)
+            blob = await writer.commit()
+        await self._add(state, blob)
 
     async def alias(self, state: State, of: State) -> None:
         blob = await self._blob(of)
         if blob and state != of:
-            await self._keep(state, await self._blobs.copy(blob))
+            await self._add(state, await self._blobs.copy(blob))
 
     async def newest(self, session: Session) -> str | None:
         newest = select(WORKSPACES.c.state).where(_of(session), self._live()).order_by(_LATEST)
@@ -56,27 +56,25 @@ class WorkspaceRepository:
     async def read(self, state: State) -> AsyncIterator[bytes]:
         blob = await self._blob(state)
         if blob is None:
-            raise FileMissingError(f"the files of {state.session.name} are kept no more")
+            raise FileMissingError(f"the snapshot of {state.session.name} no longer exists")
         async for piece in self._blobs.read(blob.name):
             yield piece
 
     async def discard(self, session: Session) -> None:
-        gone = delete(WORKSPACES).where(_of(session)).returning(WORKSPACES.c.blob)
-        blobs = await self._database.write(lambda c: c.execute(gone).scalars().all())
+        rows = delete(WORKSPACES).where(_of(session)).returning(WORKSPACES.c.blob)
+        blobs = await self._database.write(lambda c: c.execute(rows).scalars().all())
         await self._blobs.remove(blobs)
 
     def expire(self, connection: Connection, now: int, forget_before: int) -> bool:
-        """Delete expired snapshots; the sweep removes their blobs. See Shelf."""
-        past = oldest(WORKSPACES, WORKSPACES.c.expires_at <= now)
-        return is_full(connection, delete(WORKSPACES).where(WORKSPACES.c.seq.in_(past)))
+        """Delete expired snapshots. See Repository."""
+        expired = oldest(WORKSPACES, WORKSPACES.c.expires_at <= now)
+        return sweep_batch(connection, delete(WORKSPACES).where(expired))
 
     def blobs(self, connection: Connection) -> dict[str, int]:
-        """Return the blobs in use and their sizes."""
         rows = connection.execute(select(WORKSPACES.c.blob, WORKSPACES.c.bytes))
         return {row.blob: row.bytes for row in rows}
 
-    def lose(self, connection: Connection, blobs: Collection[str], now: int) -> None:
-        """Delete the snapshots of missing blobs."""
+    def mark_missing(self, connection: Connection, blobs: Collection[str], now: int) -> None:
         for blob in blobs:
             connection.execute(delete(WORKSPACES).where(WORKSPACES.c.blob == blob))
 
@@ -85,15 +83,13 @@ class WorkspaceRepository:
             _of(state.session), WORKSPACES.c.state == state.name, self._live()
         )
 
-        def work(connection: Connection) -> Blob | None:
-            row = connection.execute(query).one_or_none()
-            if row is None or not self._blobs.is_whole(row.blob, row.bytes):
-                return None
-            return Blob(row.blob, row.bytes, row.sha256)
+        def convert(row: RowMapping) -> Blob | None:
+            blob = Blob(row["blob"], row["bytes"], row["sha256"])
+            return blob if self._blobs.is_intact(blob.name, blob.bytes) else None
 
-        return await self._database.read(work)
+        return await self._database.read_one(query, convert)
 
-    async def _keep(self, state: State, blob: Blob) -> None:
+    async def _add(self, state: State, blob: Blob) -> None:
         now = int(self._now())
         row = {
             "owner": state.session.owner,
@@ -106,34 +102,34 @@ class WorkspaceRepository:
         }
 
         def work(connection: Connection) -> list[str]:
-            before = delete(WORKSPACES).where(_of(state.session), WORKSPACES.c.state == state.name)
-            gone = list(connection.execute(before.returning(WORKSPACES.c.blob)).scalars())
+            same = delete(WORKSPACES).where(_of(state.session), WORKSPACES.c.state == state.name)
+            replaced = list(connection.execute(same.returning(WORKSPACES.c.blob)).scalars())
             connection.execute(insert(WORKSPACES), row)
-            return gone + self._make_room(connection, state.session)
+            return replaced + self._evict(connection, state.session)
 
-        async with self._blobs.claimed(blob):
-            gone = await self._database.write(work)
-        await self._blobs.remove(gone)
+        async with self._blobs.removed_on_error(blob):
+            unused = await self._database.write(work)
+        await self._blobs.remove(unused)
 
-    def _make_room(self, connection: Connection, session: Session) -> list[str]:
-        """Delete the oldest states beyond the bounds of a conversation and of its owner; return
-        their blobs."""
-        older = select(WORKSPACES.c.seq).where(_of(session)).order_by(_LATEST).offset(MAX_STATES)
-        # The newest is kept whatever its size. A content with several names counts once, since it
-        # is on the disk once.
-        again = func.row_number().over(partition_by=WORKSPACES.c.sha256, order_by=_LATEST)
-        once = (
-            select(WORKSPACES.c.seq, case((again == 1, WORKSPACES.c.bytes), else_=0).label("bytes"))
+    def _evict(self, connection: Connection, session: Session) -> list[str]:
+        """Delete the oldest snapshots beyond `MAX_STATES` of the session and beyond the owner's
+        quota. Return their blobs."""
+        too_many = select(WORKSPACES.c.seq).where(_of(session)).order_by(_LATEST).offset(MAX_STATES)
+        # The newest snapshot stays, whatever its size. Snapshots with the same content count once:
+        # they are links to one file.
+        copy = func.row_number().over(partition_by=WORKSPACES.c.sha256, order_by=_LATEST)
+        counted = (
+            select(WORKSPACES.c.seq, case((copy == 1, WORKSPACES.c.bytes), else_=0).label("bytes"))
             .where(WORKSPACES.c.owner == session.owner)
             .subquery()
         )
-        total = func.sum(once.c.bytes).over(order_by=once.c.seq.desc())
-        sizes = select(once.c.seq, once.c.bytes, total.label("total")).subquery()
+        total = func.sum(counted.c.bytes).over(order_by=counted.c.seq.desc())
+        sizes = select(counted.c.seq, counted.c.bytes, total.label("total")).subquery()
         quota = self._settings.quota_mib << 20
-        beyond = select(sizes.c.seq).where(sizes.c.total > quota, sizes.c.total > sizes.c.bytes)
-        many = WORKSPACES.c.seq.in_(older) | WORKSPACES.c.seq.in_(beyond)
-        gone = delete(WORKSPACES).where(many).returning(WORKSPACES.c.blob)
-        return list(connection.execute(gone).scalars())
+        too_large = select(sizes.c.seq).where(sizes.c.total > quota, sizes.c.total > sizes.c.bytes)
+        beyond = WORKSPACES.c.seq.in_(too_many) | WORKSPACES.c.seq.in_(too_large)
+        evicted = delete(WORKSPACES).where(beyond).returning(WORKSPACES.c.blob)
+        return list(connection.execute(evicted).scalars())
 
     def _live(self) -> ColumnElement[bool]:
         return WORKSPACES.c.expires_at > self._now()

@@ -15,7 +15,7 @@ from policies.artifacts import ArtifactLimits
 from policies.sessions import SessionSettings
 from proxy.files import FileStore
 from proxy.models.scripted import call, text_reply, tool_reply
-from proxy.store.runs import PARKED_KEEP_S
+from proxy.store.runs import SUSPENDED_KEEP_S
 from proxy.store.store import Store
 from tests.fakes.backend import Backend, scripted_backend
 from tests.fakes.server import EachKey, Kind, house
@@ -184,7 +184,7 @@ async def test_a_run_that_waited_too_long_is_made_again_of_messages_and_files(
         now = FileStore(Store(tmp_path, sessions), limits=ArtifactLimits())
         async with talking(backend, "memory", tmp_path, files=now) as client:
             first = await ask(client, FIRST, tools=[WEATHER])
-        store = Store(tmp_path, sessions, now=lambda: time.time() + PARKED_KEEP_S + 1)
+        store = Store(tmp_path, sessions, now=lambda: time.time() + SUSPENDED_KEEP_S + 1)
         later = FileStore(store, limits=ArtifactLimits())
         async with talking(backend, "memory", tmp_path, files=later) as client:
             (made,) = message(first)["tool_calls"]

@@ -18,7 +18,13 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from proxy.models.scripted import ScriptedError, ScriptedReply, chunks_of, completion_of, sse
+from proxy.models.scripted import (
+    ScriptedError,
+    ScriptedReply,
+    build_completion,
+    completion_chunks,
+    encode_sse,
+)
 
 Style = Literal["vllm", "sglang", "llama.cpp"]
 
@@ -256,10 +262,10 @@ class _Exchange:
             return item.pieces
         include_usage = bool((self._body.get("stream_options") or {}).get("include_usage"))
         completion = self._completion(ScriptedReply.model_validate(item))
-        return sse(chunks_of(completion, include_usage=include_usage))
+        return encode_sse(completion_chunks(completion, include_usage=include_usage))
 
     def _completion(self, reply: ScriptedReply) -> dict[str, Any]:
-        return completion_of(
+        return build_completion(
             reply,
             model=self._body.get("model", self._backend.model),
             position=self._number,

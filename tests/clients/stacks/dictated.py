@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.models.scripted import sse
+from proxy.models.scripted import encode_sse
 from tests.fakes.backend import Held, Item, Raw, Refusal
 
 JSON = {"content-type": "application/json"}
@@ -115,7 +115,7 @@ def _went_on(body: Mapping[str, Any]) -> web.Response:
     if not body.get("stream"):
         return web.json_response(_completion(body, "".join(pieces), "stop"))
     chunks = [_completion(body, piece, None) for piece in pieces]
-    told = b"".join(sse(iter([*chunks, _completion(body, "", "stop")])))
+    told = b"".join(encode_sse(iter([*chunks, _completion(body, "", "stop")])))
     return web.Response(body=told, content_type="text/event-stream")
 
 

@@ -1,4 +1,4 @@
-"""A backend that sends without end loses its answer, and costs a bounded amount of memory."""
+"""A response that exceeds a limit is rejected, and uses a limited amount of memory."""
 
 import gc
 import json
@@ -12,19 +12,19 @@ import pytest
 
 from proxy.agent.model import MAX_CALLS
 from proxy.errors import BackendError
-from proxy.models.assembly import MAX_ARGUMENTS_CHARS, MAX_FIELD_CHARS, Assembly
+from proxy.models.completion_builder import MAX_ARGUMENTS_CHARS, MAX_FIELD_CHARS, CompletionBuilder
 from proxy.models.openai_http import OpenAIHTTPModel
-from proxy.models.streamed_reply import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
+from proxy.models.streaming import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
 from tests.fakes.backend import Frames, Item, Raw, chunk, frames, scripted_backend
 from tests.proxy.agent.runs import USER
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 BODY = {"model": "m", "messages": [USER]}
 MIB = 1 << 20
 
 
 class Endless(Sequence[bytes]):
-    """Pieces that are made as they are sent."""
+    """Pieces that are generated while they are sent."""
 
     def __init__(self, first: bytes, piece: bytes, count: int) -> None:
         self._first, self._piece, self._count = first, piece, count
@@ -48,21 +48,21 @@ def called(index: int, arguments: str = "{}") -> dict[str, Any]:
     return {"index": index, "id": f"c{index}", "type": "function", "function": function}
 
 
-async def refused(item: Item, *, is_streamed: bool = True) -> str:
-    """What is said of an answer that is too much."""
+async def rejection(item: Item, *, is_streamed: bool = True) -> str:
+    """Return the message of the error that rejects a response."""
     async with scripted_backend([item]) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=30)
         with anyio.fail_after(60), pytest.raises(BackendError) as raised:
-            await model.complete(BODY, Heard() if is_streamed else None)
+            await model.complete(BODY, DeltaRecorder() if is_streamed else None)
         await model.aclose()
     assert (raised.value.status, raised.value.code) == (502, "backend_bad_response")
     return raised.value.message
 
 
-async def test_a_line_without_end_is_given_up() -> None:
-    """As it was seen: such a line took the proxy to 18.9 GB."""
+async def test_endless_line_is_rejected() -> None:
+    """Without the limit, such a line made the proxy use 18.9 GB."""
     endless = Endless(b"data: ", b"x" * MIB, 1 << 10)
-    words = await refused(Frames(endless))
+    words = await rejection(Frames(endless))
     assert "32 MiB" in words
     assert endless.sent < 2 * MAX_EVENT_BYTES
 
@@ -70,37 +70,37 @@ async def test_a_line_without_end_is_given_up() -> None:
 @pytest.mark.parametrize(
     "body", [b"[" + b"{}," * (8 * MIB) + b"{}]", b"[" * 1000 + b"]" * 1000, b"9" * (257 * MIB)]
 )
-async def test_an_answer_in_one_piece_has_bounds(body: bytes) -> None:
-    words = await refused(Raw(200, body, {"content-type": "application/json"}), is_streamed=False)
+async def test_json_response_is_limited_in_size_and_values(body: bytes) -> None:
+    words = await rejection(Raw(200, body, {"content-type": "application/json"}), is_streamed=False)
     assert "more than" in words or "longer than" in words
 
 
-async def test_an_event_of_many_values_is_not_decoded() -> None:
+async def test_event_with_too_many_values_is_rejected() -> None:
     event = b'data: {"choices": [' + b"{}," * MIB + b"{}]}\n\n"
-    assert "200,000 values" in await refused(Frames([event]))
+    assert "200,000 values" in await rejection(Frames([event]))
 
 
-async def test_the_arguments_of_calls_have_a_bound() -> None:
+async def test_tool_call_arguments_are_limited() -> None:
     piece = frames(chunk({"tool_calls": [called(0, "x" * MIB)]}))[0]
     endless = Endless(b"", piece, 1 << 10)
-    assert str(MAX_ARGUMENTS_CHARS) in await refused(Frames(endless))
+    assert str(MAX_ARGUMENTS_CHARS) in await rejection(Frames(endless))
 
 
-def test_a_field_that_nobody_knows_has_a_bound() -> None:
-    assembly = Assembly()
-    assembly.add(chunk({}, unknown="x" * MAX_FIELD_CHARS))
+def test_unknown_field_is_limited() -> None:
+    builder = CompletionBuilder()
+    builder.add(chunk({}, unknown="x" * MAX_FIELD_CHARS))
     with pytest.raises(BackendError):
-        assembly.add(chunk({}, unknown="x"))
+        builder.add(chunk({}, unknown="x"))
 
 
-def test_no_more_calls_are_kept_than_one_too_many() -> None:
-    assembly = Assembly()
+def test_builder_stores_at_most_one_call_beyond_the_limit() -> None:
+    builder = CompletionBuilder()
     for index in range(1000):
-        assembly.add(chunk({"tool_calls": [called(index)]}))
-    assert len(assembly.reply().message["tool_calls"]) == MAX_CALLS + 1
+        builder.add(chunk({"tool_calls": [called(index)]}))
+    assert len(builder.build().message["tool_calls"]) == MAX_CALLS + 1
 
 
-def test_an_event_that_grows_line_by_line_has_the_same_bound() -> None:
+def test_event_of_many_lines_is_limited() -> None:
     decoder, line = SSEDecoder(), b"data: " + b"x" * MIB + b"\n"
     for _ in range(MAX_EVENT_BYTES // MIB - 1):
         decoder.feed(line)
@@ -108,7 +108,7 @@ def test_an_event_that_grows_line_by_line_has_the_same_bound() -> None:
         decoder.feed(line)
 
 
-def test_many_short_events_are_no_long_one() -> None:
+def test_limit_of_an_event_does_not_limit_the_stream() -> None:
     decoder, event = SSEDecoder(), b"data: " + b"x" * MIB + b"\n\n"
     tracemalloc.start()
     try:
@@ -133,14 +133,14 @@ LONG = "x" * MIB
         {"thinking_blocks": [{"type": "redacted_thinking"}] * 1000},
     ],
 )
-def test_every_part_of_a_reply_has_a_bound(delta: dict[str, Any]) -> None:
-    assembly = Assembly()
+def test_each_part_of_a_completion_is_limited(delta: dict[str, Any]) -> None:
+    builder = CompletionBuilder()
     with pytest.raises(BackendError):
-        deque((assembly.add(chunk(delta)) for _ in range(100)), maxlen=0)
+        deque((builder.add(chunk(delta)) for _ in range(100)), maxlen=0)
 
 
-async def test_garbage_collection_waits_while_a_large_answer_is_decoded() -> None:
-    """To look through what is being made again and again took five times as long as to make it."""
+async def test_garbage_collection_pauses_while_large_json_is_decoded() -> None:
+    """With garbage collection, decoding took five times as long."""
     choice = {"index": 0, "message": {"role": "assistant", "content": "Long."}}
     completion = {"choices": [choice], "prompt_logprobs": 300_000 * [[]]}
     body = json.dumps(completion).encode()
@@ -148,9 +148,9 @@ async def test_garbage_collection_waits_while_a_large_answer_is_decoded() -> Non
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=30)
         before = gc.get_stats()[0]["collections"]
         with anyio.fail_after(60):
-            reply = await model.complete(BODY, None)
+            completion = await model.complete(BODY, None)
         collections = gc.get_stats()[0]["collections"] - before
         await model.aclose()
-    assert reply.message["content"] == "Long."
+    assert completion.message["content"] == "Long."
     assert collections < 300_000 // gc.get_threshold()[0] // 4
     assert gc.isenabled()

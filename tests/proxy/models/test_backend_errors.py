@@ -1,4 +1,4 @@
-"""What backends say when they fail."""
+"""The translation of backends' errors."""
 
 import json
 from datetime import UTC, datetime
@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
+from policies.context import ContextSizes
 from proxy.errors import BackendError, ContextOverflowError, ToolsRefusedError
-from proxy.models.backend_errors import backend_error, backend_error_from_response, retry_after_s
+from proxy.models.backend_errors import (
+    backend_error,
+    backend_error_from_response,
+    parse_context_sizes,
+    retry_after_s,
+)
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 VLLM_HAS_NO_PARSER = (
@@ -15,7 +21,7 @@ VLLM_HAS_NO_PARSER = (
 )
 
 
-def said(error: BackendError) -> tuple[int, str, str, str | None, str | None]:
+def fields_of(error: BackendError) -> tuple[int, str, str, str | None, str | None]:
     return error.status, error.message, error.type, error.code, error.param
 
 
@@ -65,8 +71,8 @@ def said(error: BackendError) -> tuple[int, str, str, str | None, str | None]:
         ),
     ],
 )
-def test_every_known_shape_is_read(payload: Any, expected: tuple[Any, ...]) -> None:
-    assert said(backend_error(payload, status=400)) == expected
+def test_error_body_of_each_server_is_parsed(payload: Any, expected: tuple[Any, ...]) -> None:
+    assert fields_of(backend_error(payload, status=400)) == expected
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def test_every_known_shape_is_read(payload: Any, expected: tuple[Any, ...]) -> N
         "the request exceeds the available context size, try increasing it",
     ],
 )
-def test_an_overflow_is_told_by_its_words(message: str) -> None:
+def test_overflow_is_recognized_by_its_message(message: str) -> None:
     error = backend_error({"error": {"message": message, "code": 400}}, status=400)
     assert isinstance(error, ContextOverflowError)
     assert (error.status, error.code, error.message) == (400, "context_length_exceeded", message)
@@ -100,7 +106,7 @@ def test_an_overflow_is_told_by_its_words(message: str) -> None:
         (400, "max_tokens: 99999 > 8192, the maximum allowed number of output tokens"),
     ],
 )
-def test_other_refusals_are_no_overflow(status: int, message: str) -> None:
+def test_other_refusals_are_not_overflows(status: int, message: str) -> None:
     error = backend_error({"error": {"message": message}}, status=status)
     assert not isinstance(error, ContextOverflowError)
 
@@ -126,10 +132,10 @@ def test_other_refusals_are_no_overflow(status: int, message: str) -> None:
         (400, "Unrecognized request argument supplied: tools"),
     ],
 )
-def test_a_refusal_of_tools_is_told_by_its_words(status: int, message: str) -> None:
+def test_refusal_of_tools_is_recognized_by_its_message(status: int, message: str) -> None:
     error = backend_error({"error": {"message": message, "code": "c"}}, status=status)
     assert isinstance(error, ToolsRefusedError)
-    assert said(error) == (status, message, "backend_error", "c", None)
+    assert fields_of(error) == (status, message, "backend_error", "c", None)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +155,12 @@ def test_a_refusal_of_tools_is_told_by_its_words(status: int, message: str) -> N
         (400, "tools[0].type is not supported"),
     ],
 )
-def test_other_words_about_tools_are_no_refusal_of_all_tools(status: int, message: str) -> None:
+def test_other_errors_about_tools_are_not_refusals_of_all_tools(status: int, message: str) -> None:
     error = backend_error({"error": {"message": message}}, status=status)
     assert not isinstance(error, ToolsRefusedError)
 
 
-def test_an_overflow_is_told_by_its_code_too() -> None:
+def test_overflow_is_recognized_by_its_code() -> None:
     payload = {"error": {"message": "no", "code": "context_length_exceeded"}}
     assert isinstance(backend_error(payload, status=None), ContextOverflowError)
     assert backend_error(payload, status=None).status == 400
@@ -162,17 +168,17 @@ def test_an_overflow_is_told_by_its_code_too() -> None:
 
 
 @pytest.mark.parametrize(("code", "status"), [(503, 503), ("429", 429), ("c", 502), (None, 502)])
-def test_inside_a_stream_the_code_is_the_status_where_it_is_one(code: Any, status: int) -> None:
+def test_code_of_an_error_in_a_stream_becomes_its_status(code: Any, status: int) -> None:
     assert backend_error({"error": {"message": "no", "code": code}}, status=None).status == status
 
 
-def test_a_secret_does_not_get_into_the_message() -> None:
+def test_secret_is_removed_from_the_message() -> None:
     payload = {"error": {"message": "wrong key sk-12345678."}}
     error = backend_error(payload, status=401, secret="sk-12345678")
     assert error.message == "wrong key [key]."
 
 
-def test_a_placeholder_is_no_secret() -> None:
+def test_placeholder_key_is_not_redacted() -> None:
     error = backend_error({"error": {"message": "EMPTY input"}}, status=400, secret="EMPTY")
     assert error.message == "EMPTY input"
 
@@ -191,14 +197,183 @@ def test_a_placeholder_is_no_secret() -> None:
         ({"retry-after": "2", "retry-after-ms": "1500"}, 1.5),
     ],
 )
-def test_retry_after_is_read_as_seconds_or_date(
+def test_retry_after_is_parsed_as_seconds_or_date(
     headers: dict[str, str], expected: float | None
 ) -> None:
     assert retry_after_s(headers, NOW) == expected
 
 
-def test_an_http_error_has_its_headers_and_its_body_read() -> None:
+def test_http_error_is_built_from_headers_and_body() -> None:
     body = json.dumps({"error": {"message": "slow down", "code": "rate_limited"}}).encode()
     error = backend_error_from_response(429, {"retry-after": "2"}, body, now=NOW)
-    assert said(error) == (429, "slow down", "backend_error", "rate_limited", None)
+    assert fields_of(error) == (429, "slow down", "backend_error", "rate_limited", None)
     assert (error.retry_after_s, error.headers) == (2.0, {"Retry-After": "2"})
+
+
+# Sizes in a context overflow
+
+
+LLAMA_CPP_ERROR = {
+    "code": 500,
+    "message": "the request exceeds the available context size. try increasing the context size",
+    "type": "exceed_context_size_error",
+    "n_prompt_tokens": 1407,
+    "n_ctx": 256,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "window", "prompt", "answer"),
+    [
+        # OpenAI
+        (
+            "This model's maximum context length is 8192 tokens. However, your messages resulted in"
+            " 8202 tokens. Please reduce the length of the messages.",
+            *(8192, 8202, None),
+        ),
+        (
+            "This model's maximum context length is 4097 tokens, however you requested 4116 tokens"
+            " (3860 in your prompt; 256 for the completion). Please reduce your prompt; or"
+            " completion length.",
+            *(4097, 3860, 256),
+        ),
+        (
+            "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in"
+            " 509178 tokens. Please reduce the length of the messages.",
+            *(272000, 509178, None),
+        ),
+        # vLLM, by version
+        (
+            "This model's maximum context length is 131072 tokens. However, you requested 131134"
+            " tokens (122942 in the messages, 8192 in the completion). Please reduce the length of"
+            " the messages or completion.",
+            *(131072, 122942, 8192),
+        ),
+        (
+            "'max_tokens' or 'max_completion_tokens' is too large: 4000. This model's maximum"
+            " context length is 4096 tokens and your request has 500 input tokens (4000 > 4096 -"
+            " 500).",
+            *(4096, 500, 4000),
+        ),
+        (
+            "This model's maximum context length is 4096 tokens. However, your request has 5000"
+            " input tokens. Please reduce the length of the input messages.",
+            *(4096, 5000, None),
+        ),
+        (
+            "This model's maximum context length is 4096 tokens. However, you requested 100 output"
+            " tokens and your prompt contains at least 3997 input tokens, for a total of at least"
+            " 4097 tokens.",
+            *(4096, 3997, 100),
+        ),
+        (
+            "You passed 4097 input tokens and requested 0 output tokens. However, the model's"
+            " context length is only 4096 tokens, resulting in a maximum input length of 4096"
+            " tokens.",
+            *(4096, 4097, 0),
+        ),
+        (
+            "max_tokens=4096 cannot be greater than max_model_len=2048. Please request fewer output"
+            " tokens. (parameter=max_tokens, value=4096)",
+            *(2048, None, 4096),
+        ),
+        # SGLang
+        (
+            "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
+            *(4096, 9000, None),
+        ),
+        (
+            "Requested token count exceeds the model's maximum context length of 1000 tokens. You"
+            " requested a total of 1206 tokens: 6 tokens from the input messages and 1200 tokens"
+            " for the completion.",
+            *(1000, 6, 1200),
+        ),
+        (
+            "Input length (9000 tokens) exceeds the maximum allowed length (4096 tokens).",
+            *(4096, 9000, None),
+        ),
+        # Anthropic
+        ("prompt is too long: 207791 tokens > 200000 maximum", 200000, 207791, None),
+        (
+            "input length and `max_tokens` exceed context limit: 178959 + 64000 > 200000, decrease"
+            " input length or `max_tokens` and try again",
+            *(200000, 178959, 64000),
+        ),
+        (
+            "litellm.ContextWindowExceededError: litellm.BadRequestError: AnthropicException -"
+            ' {"type":"error","error":{"type":"invalid_request_error","message":"prompt is too'
+            ' long: 208310 tokens > 200000 maximum"}}',
+            *(200000, 208310, None),
+        ),
+        # llama.cpp, llama-cpp-python
+        (
+            "request (14429 tokens) exceeds the available context size (8192 tokens), try"
+            " increasing it",
+            *(8192, 14429, None),
+        ),
+        ("Requested tokens (2285) exceed context window of 2048", 2048, 2285, None),
+        # Gemini, xAI, Mistral, Text Generation Inference, Bedrock
+        (
+            "The input token count (1196265) exceeds the maximum number of tokens allowed"
+            " (1048575).",
+            *(1048575, 1196265, None),
+        ),
+        (
+            "This model's maximum prompt length is 131072 but the request contains 537812 tokens",
+            *(131072, 537812, None),
+        ),
+        (
+            "Prompt contains 65673 tokens and 0 draft tokens, too large for model with 32768"
+            " maximum context length",
+            *(32768, 65673, None),
+        ),
+        (
+            "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3990 `inputs` tokens and"
+            " 200 `max_new_tokens`",
+            *(4096, 3990, 200),
+        ),
+        ("prompt tokens (300000) exceed model maximum (200000)", 200000, 300000, None),
+        ("Maximum context length is 131,072 tokens; input (140,000 tokens)", 131072, 140000, None),
+    ],
+)
+def test_sizes_are_parsed_from_the_message(
+    words: str, window: int, prompt: int | None, answer: int | None
+) -> None:
+    error = backend_error({"error": {"message": words, "code": 400}}, status=400)
+    assert isinstance(error, ContextOverflowError)
+    assert error.sizes == ContextSizes(window, prompt, answer)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "the request exceeds the available context size, try increasing it",
+        "Input is too long for requested model.",
+        "This model's maximum context length is unlimited tokens.",
+        "This model's maximum context length is 7 tokens.",
+        f"This model's maximum context length is {'9' * 5000} tokens.",
+        "This model's maximum context length is 8192 tokens. However, your messages resulted in 12"
+        " tokens.",
+        "maximum context length is \N{ARABIC-INDIC DIGIT FOUR} tokens",
+    ],
+    ids=["none", "none either", "a word", "too small", "too large", "prompt fits", "other digits"],
+)
+def test_message_without_plausible_sizes_yields_none(words: str) -> None:
+    error = backend_error({"error": {"message": words}}, status=400)
+    assert isinstance(error, ContextOverflowError)
+    assert error.sizes == ContextSizes()
+
+
+@pytest.mark.parametrize("payload", [{"error": LLAMA_CPP_ERROR}, LLAMA_CPP_ERROR])
+def test_sizes_are_parsed_from_the_fields_of_llama_cpp(payload: Any) -> None:
+    error = backend_error(payload, status=500)
+    assert isinstance(error, ContextOverflowError)
+    assert error.sizes == ContextSizes(256, 1407)
+
+
+@pytest.mark.parametrize("value", [True, -1, "4096", None, 1.5, []])
+def test_size_fields_of_another_type_are_ignored(value: object) -> None:
+    assert (
+        parse_context_sizes("too long", {"n_ctx": value, "n_prompt_tokens": value})
+        == ContextSizes()
+    )

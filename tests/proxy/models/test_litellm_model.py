@@ -1,11 +1,11 @@
-"""The door through litellm, against real servers on this machine."""
+"""The litellm client, against real servers on this machine."""
 
 import asyncio
 import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from copy import deepcopy
 from typing import Any
@@ -28,9 +28,9 @@ from tests.fakes.backend import (
     frames,
     scripted_backend,
 )
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
-# litellm's own: pydantic warns of one of its types and of how it copies streamed chunks.
+# pydantic warns about litellm: about one of its types, and about copies of streamed chunks.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class:UserWarning"),
     pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning"),
@@ -38,8 +38,8 @@ pytestmark = [
 
 NAME = "hosted_vllm/fake-model"
 KEY = "sk-very-secret-key"
-ASKED = [{"role": "user", "content": "What is 6 times 7?"}]
-BODY = {"model": NAME, "messages": ASKED}
+MESSAGES = [{"role": "user", "content": "What is 6 times 7?"}]
+BODY = {"model": NAME, "messages": MESSAGES}
 TOOLS = [
     {
         "type": "function",
@@ -48,39 +48,45 @@ TOOLS = [
 ]
 
 
-def door(backend: Backend) -> aclosing[LiteLLMModel]:
-    return aclosing(LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5))
+@asynccontextmanager
+async def opened(
+    script: Sequence[Item], *, timeout_s: float = 5
+) -> AsyncIterator[tuple[Backend, LiteLLMModel]]:
+    """Run a backend, and open the client for it for at most 20 seconds."""
+    async with scripted_backend(script) as backend:
+        model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=timeout_s)
+        async with aclosing(model):
+            with anyio.fail_after(20):
+                yield backend, model
 
 
-async def fails_with(item: Item, heard: Heard | None = None) -> BackendError:
-    """What the door raises when the backend answers so."""
-    async with scripted_backend([item]) as backend, door(backend) as model:
-        with anyio.fail_after(20), pytest.raises(BackendError) as raised:
-            await model.complete(BODY, heard)
+async def fails_with(item: Item, deltas: DeltaRecorder | None = None) -> BackendError:
+    """Return the error of the client for a response of the backend."""
+    async with opened([item]) as (_, model):
+        with pytest.raises(BackendError) as raised:
+            await model.complete(BODY, deltas)
     return raised.value
 
 
-# litellm 1.106 imports `mcp`, which it does not require, for any call with tools.
-
-
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
-async def test_tools_work_although_mcp_is_not_installed(provider: str) -> None:
+async def test_tools_work_without_mcp(provider: str) -> None:
+    """For a call with tools, litellm 1.106 imports `mcp`, which is not a dependency."""
     assert importlib.util.find_spec("mcp") is None, "with mcp installed this test says nothing"
     name, reply = f"{provider}/fake-model", tool_reply(call("bash", command="ls"))
     async with scripted_backend([reply, reply]) as backend:
         model = LiteLLMModel([name], api_key=KEY, api_base=backend.base_url, timeout_s=5)
         async with aclosing(model):
-            body = {"model": name, "messages": ASKED, "tools": TOOLS}
+            body = {"model": name, "messages": MESSAGES, "tools": TOOLS}
             with anyio.fail_after(20):
-                whole = await model.complete(body, None)
-                streamed = await model.complete(body, Heard())
+                unstreamed = await model.complete(body, None)
+                streamed = await model.complete(body, DeltaRecorder())
     assert [seen.body["tools"] for seen in backend.requests] == [TOOLS, TOOLS]
     function = {"name": "bash", "arguments": '{"command": "ls"}'}
-    assert whole.message["tool_calls"][0]["function"] == function
+    assert unstreamed.message["tool_calls"][0]["function"] == function
     assert streamed.message["tool_calls"][0]["function"] == function
 
 
-def test_litellm_is_imported_only_at_first_use() -> None:
+def test_litellm_is_imported_at_the_first_call() -> None:
     program = (
         "import sys; from proxy.models.litellm_model import LiteLLMModel;"
         "LiteLLMModel(['openai/x'], timeout_s=1); sys.exit('litellm' in sys.modules)"
@@ -88,32 +94,31 @@ def test_litellm_is_imported_only_at_first_use() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 
-# What goes out
+# Requests
 
 
-async def test_a_field_that_litellm_reads_itself_is_only_a_field_for_the_backend() -> None:
+async def test_litellm_arguments_in_the_request_are_only_sent_to_the_backend() -> None:
     elsewhere = "http://127.0.0.1:1/v1"
     fields = {"api_base": elsewhere, "base_url": elsewhere, "mock_response": "hi", "num_retries": 3}
-    async with scripted_backend([text_reply("42")]) as backend, door(backend) as model:
-        with anyio.fail_after(20):
-            reply = await model.complete({**BODY, **fields}, None)
-    assert reply.message["content"] == "42"
-    assert backend.requests[0].body == {"model": "fake-model", "messages": ASKED, **fields}
+    async with opened([text_reply("42")]) as (backend, model):
+        completion = await model.complete({**BODY, **fields}, None)
+    assert completion.message["content"] == "42"
+    assert backend.requests[0].body == {"model": "fake-model", "messages": MESSAGES, **fields}
     assert backend.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
-async def test_a_model_that_is_not_configured_does_not_exist() -> None:
+async def test_model_that_is_not_configured_is_not_found() -> None:
     model = LiteLLMModel(["openai/a"], timeout_s=5)
     for attempt in (
-        model.complete({"model": "anthropic/b", "messages": ASKED}, None),
-        model.complete({"model": "anthropic/b", "messages": ASKED}, Heard()),
+        model.complete({"model": "anthropic/b", "messages": MESSAGES}, None),
+        model.complete({"model": "anthropic/b", "messages": MESSAGES}, DeltaRecorder()),
     ):
         with pytest.raises(BackendError, match="'anthropic/b' does not exist") as raised:
             await attempt
         assert (raised.value.status, raised.value.code) == (404, "model_not_found")
 
 
-async def test_the_configured_models_are_listed() -> None:
+async def test_configured_models_are_listed() -> None:
     model = LiteLLMModel(["anthropic/a", "openai/b"], timeout_s=5)
     assert await model.models() == [
         {"id": "anthropic/a", "object": "model", "created": 0, "owned_by": "anthropic"},
@@ -121,7 +126,7 @@ async def test_the_configured_models_are_listed() -> None:
     ]
 
 
-async def test_once_litellm_is_there_its_table_tells_how_much_a_model_takes() -> None:
+async def test_listed_models_have_context_lengths_once_litellm_is_imported() -> None:
     known, unknown = "openai/gpt-4o", "openai/nobody-knows-it"
     async with scripted_backend([text_reply("Hi.")]) as backend:
         model = LiteLLMModel([known, unknown], api_key=KEY, api_base=backend.base_url, timeout_s=5)
@@ -131,7 +136,7 @@ async def test_once_litellm_is_there_its_table_tells_how_much_a_model_takes() ->
     assert [each.get("max_model_len") for each in listed] == [128_000, None]
 
 
-def test_call_arguments_share_nothing_with_the_body() -> None:
+def test_call_arguments_are_deep_copies() -> None:
     body = {**BODY, "tools": deepcopy(TOOLS), "min_p": 0.1, "chat_template_kwargs": {"a": [1]}}
     before = deepcopy(body)
     arguments = call_arguments(body)
@@ -141,61 +146,61 @@ def test_call_arguments_share_nothing_with_the_body() -> None:
     assert body == before
 
 
-# What comes back
+# Responses
 
 
-async def test_fields_that_litellm_does_not_know_keep_their_places() -> None:
+async def test_fields_unknown_to_litellm_are_preserved() -> None:
     message = {"role": "assistant", "content": "42", "odd": {"kept": True}, "reasoning": "hm"}
-    async with scripted_backend([{"message": message}]) as backend, door(backend) as model:
-        with anyio.fail_after(20):
-            reply = await model.complete(BODY, None)
-    assert reply.message == {**message, "reasoning_content": "hm"}
+    async with opened([{"message": message}]) as (_, model):
+        completion = await model.complete(BODY, None)
+    assert completion.message == {**message, "reasoning_content": "hm"}
 
 
-def test_what_litellm_reads_again_from_its_own_field_stays_there() -> None:
+def test_provider_specific_fields_stay_for_other_providers() -> None:
     signatures = {"thought_signatures": ["abc"], "citations": None}
     blocks = [{"type": "thinking", "thinking": "hm", "signature": "SIG"}]
     fields = {"role": "assistant", "content": "hi", "thinking_blocks": blocks}
     moved = {**signatures, "thinking_blocks": blocks}
     answer = {"choices": [{"message": {**fields, "provider_specific_fields": moved}}]}
-    kept = {**fields, "provider_specific_fields": {"thought_signatures": ["abc"]}}
-    assert as_openai(answer, openai_like=False) == {"choices": [{"message": kept}]}
+    expected = {**fields, "provider_specific_fields": {"thought_signatures": ["abc"]}}
+    assert as_openai(answer, openai_like=False) == {"choices": [{"message": expected}]}
 
 
 # Failures
 
 
-async def test_an_error_inside_the_stream_comes_after_what_was_said() -> None:
+async def test_error_in_the_stream_follows_the_deltas() -> None:
     error = {"message": "out of memory", "type": "InternalServerError", "code": 500}
-    heard = Heard()
-    raised = await fails_with(Frames(frames(chunk({"content": "4"}), {"error": error})), heard)
-    assert heard == [TextDelta("4")]
+    deltas = DeltaRecorder()
+    raised = await fails_with(Frames(frames(chunk({"content": "4"}), {"error": error})), deltas)
+    assert deltas == [TextDelta("4")]
     assert raised.status == 500
     assert "out of memory" in raised.message
 
 
-async def test_a_stream_that_breaks_off_is_an_error() -> None:
-    heard = Heard()
-    raised = await fails_with(Frames(frames(chunk({"content": "4"})), cut=True), heard)
-    assert heard == [TextDelta("4")]
+async def test_truncated_stream_is_an_error() -> None:
+    deltas = DeltaRecorder()
+    raised = await fails_with(Frames(frames(chunk({"content": "4"})), cut=True), deltas)
+    assert deltas == [TextDelta("4")]
     assert (raised.status, raised.code) == (502, "backend_unreachable")
     assert "closed before the answer was complete" in raised.message
 
 
-async def test_our_key_is_never_told() -> None:
+async def test_api_key_is_removed_from_errors() -> None:
     raised = await fails_with(Refusal(401, f"Incorrect API key provided: {KEY}."))
     assert raised.status == 401
     assert raised.message == "Incorrect API key provided: [key]."
 
 
-async def test_a_backend_that_is_not_there_is_unreachable() -> None:
+async def test_stopped_backend_is_unreachable() -> None:
     async with scripted_backend([]) as backend:
         pass
-    async with door(backend) as model:
+    model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5)
+    async with aclosing(model):
         with anyio.fail_after(20):
             for attempt in (
                 model.complete(BODY, None),
-                model.complete(BODY, Heard()),
+                model.complete(BODY, DeltaRecorder()),
                 model.relay(BODY, {}),
                 model.relay({**BODY, "stream": True}, {}),
             ):
@@ -204,35 +209,30 @@ async def test_a_backend_that_is_not_there_is_unreachable() -> None:
                 assert (raised.value.status, raised.value.code) == (502, "backend_unreachable")
 
 
-async def test_a_silent_backend_is_a_timeout() -> None:
+async def test_silent_backend_is_a_timeout() -> None:
     held = Held(text_reply("too late"), until=asyncio.Event())
-    async with scripted_backend([held]) as backend:
-        model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=0.05)
-        async with aclosing(model):
-            with anyio.fail_after(20), pytest.raises(BackendError) as raised:
-                await model.complete(BODY, None)
+    async with opened([held], timeout_s=0.05) as (_, model):
+        with pytest.raises(BackendError) as raised:
+            await model.complete(BODY, None)
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
-async def test_another_timeout_holds() -> None:
+async def test_with_timeout_changes_the_timeout() -> None:
     held = Held(text_reply("too late"), until=asyncio.Event())
-    async with scripted_backend([held]) as backend:
-        model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=60)
-        async with aclosing(model):
-            with anyio.fail_after(20), pytest.raises(BackendError) as raised:
-                await model.with_timeout(0.05).complete(BODY, None)
+    async with opened([held], timeout_s=60) as (_, model):
+        with pytest.raises(BackendError) as raised:
+            await model.with_timeout(0.05).complete(BODY, None)
     assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
 
 
-async def test_a_relayed_stream_tells_its_error_in_a_frame() -> None:
+async def test_error_in_a_relayed_stream_is_an_event() -> None:
     error = {"message": "out of memory", "code": 500}
     item = Frames(frames(chunk({"content": "4"}), {"error": error}))
-    async with scripted_backend([item]) as backend, door(backend) as model:
-        with anyio.fail_after(20):
-            relayed = await model.relay({**BODY, "stream": True}, {})
-            body = b"".join([piece async for piece in relayed.body])
-    said, failed, done = [event.removeprefix(b"data: ") for event in body.strip().split(b"\n\n")]
-    assert json.loads(said)["choices"][0]["delta"]["content"] == "4"
+    async with opened([item]) as (_, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        body = b"".join([piece async for piece in relayed.body])
+    text, failed, done = [event.removeprefix(b"data: ") for event in body.strip().split(b"\n\n")]
+    assert json.loads(text)["choices"][0]["delta"]["content"] == "4"
     assert "out of memory" in json.loads(failed)["error"]["message"]
     assert done == b"[DONE]"
 
@@ -240,47 +240,46 @@ async def test_a_relayed_stream_tells_its_error_in_a_frame() -> None:
 # Connections
 
 
-async def test_a_run_that_is_cancelled_ends_the_backends_work() -> None:
+async def test_cancelled_stream_ends_the_backends_work() -> None:
     heard_first = asyncio.Event()
 
     async def on_delta(delta: ModelDelta) -> None:
         heard_first.set()
 
     held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
-    async with scripted_backend([held]) as backend, door(backend) as model:
-        with anyio.fail_after(20):
-            run = asyncio.create_task(model.complete(BODY, on_delta))
-            await heard_first.wait()
-            run.cancel()
-            await backend.requests[0].gone.wait()
-            with pytest.raises(asyncio.CancelledError):
-                await run
+    async with opened([held]) as (backend, model):
+        run = asyncio.create_task(model.complete(BODY, on_delta))
+        await heard_first.wait()
+        run.cancel()
+        await backend.requests[0].gone.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await run
 
 
-async def test_a_relayed_body_that_is_closed_ends_the_backends_work() -> None:
+async def test_closed_relayed_body_ends_the_backends_work() -> None:
     held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
-    async with scripted_backend([held]) as backend, door(backend) as model:
-        with anyio.fail_after(20):
-            relayed = await model.relay({**BODY, "stream": True}, {})
-            await relayed.body.aclose()
-            await backend.requests[0].gone.wait()
+    async with opened([held]) as (backend, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        await relayed.body.aclose()
+        await backend.requests[0].gone.wait()
 
 
-async def test_a_closed_door_does_not_shut_out_the_next() -> None:
+async def test_model_can_be_used_after_another_was_closed() -> None:
     async with scripted_backend([text_reply("1"), text_reply("2")]) as backend:
         for expected in ("1", "2"):
-            async with door(backend) as model:
+            model = LiteLLMModel([NAME], api_key=KEY, api_base=backend.base_url, timeout_s=5)
+            async with aclosing(model):
                 with anyio.fail_after(20):
-                    reply = await model.complete(BODY, None)
-            assert reply.message["content"] == expected
+                    completion = await model.complete(BODY, None)
+            assert completion.message["content"] == expected
 
 
-# Another provider's dialect: Anthropic's
+# Anthropic's API
 
 
 @asynccontextmanager
 async def anthropic(events: list[dict[str, Any]]) -> AsyncIterator[tuple[str, list[Any]]]:
-    """A server that streams these events to every request; gives its address and the requests."""
+    """Run a server that streams these events to each request. Yield its URL and the requests."""
     requests: list[Any] = []
 
     async def messages(request: web.Request) -> web.StreamResponse:
@@ -347,18 +346,18 @@ SIGNED_THINKING_AND_A_CALL = [
 ]
 
 
-async def test_anthropics_signed_thinking_goes_there_and_back_also_without_tools() -> None:
-    name, heard = "anthropic/claude-sonnet-4-5", Heard()
+async def test_signed_thinking_of_anthropic_is_sent_back_with_and_without_tools() -> None:
+    name, deltas = "anthropic/claude-sonnet-4-5", DeltaRecorder()
     async with anthropic(SIGNED_THINKING_AND_A_CALL) as (address, requests):
         model = LiteLLMModel([name], api_key=KEY, api_base=address, timeout_s=5)
         async with aclosing(model):
-            body: dict[str, Any] = {"model": name, "messages": ASKED, "tools": TOOLS}
+            body: dict[str, Any] = {"model": name, "messages": MESSAGES, "tools": TOOLS}
             with anyio.fail_after(20):
-                first = await model.complete(body, heard)
+                first = await model.complete(body, deltas)
                 result = {"role": "tool", "tool_call_id": "tool_1", "content": "a.txt"}
-                history = [*ASKED, first.message, result]
-                await model.complete({"model": name, "messages": history}, heard)
-    assert heard[:3] == [ReasoningDelta("let "), ReasoningDelta("me"), TextDelta("Looking.")]
+                history = [*MESSAGES, first.message, result]
+                await model.complete({"model": name, "messages": history}, deltas)
+    assert deltas[:3] == [ReasoningDelta("let "), ReasoningDelta("me"), TextDelta("Looking.")]
     assert first.message == {
         "role": "assistant",
         "content": "Looking.",

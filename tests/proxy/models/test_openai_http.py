@@ -1,16 +1,17 @@
-"""The door to OpenAI-compatible servers, against a real one."""
+"""The client for OpenAI-compatible servers, against a real server."""
 
 import asyncio
 import json
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
 from policies.json_bounds import encoded
-from proxy.agent.events import ReasoningDelta, TextDelta
-from proxy.errors import BackendError
+from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta
+from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import call, text_reply, tool_reply
 from tests.fakes.backend import (
@@ -19,60 +20,67 @@ from tests.fakes.backend import (
     Held,
     Item,
     Raw,
+    Refusal,
+    Style,
     chunk,
     frames,
     scripted_backend,
 )
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "What is 6 times 7?"}]}
 KEY = "sk-very-secret-key"
 
 
-def door(backend: Backend) -> aclosing[OpenAIHTTPModel]:
-    return aclosing(OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=5))
+@asynccontextmanager
+async def opened(
+    script: Sequence[Item],
+    *,
+    api_key: str | None = KEY,
+    timeout_s: float = 5,
+    style: Style = "vllm",
+    limit_s: float = 5,
+) -> AsyncIterator[tuple[Backend, OpenAIHTTPModel]]:
+    """Run a backend, and open the client for it for at most `limit_s` seconds."""
+    async with scripted_backend(script, style=style) as backend:
+        model = OpenAIHTTPModel(backend.base_url, api_key=api_key, timeout_s=timeout_s)
+        async with aclosing(model):
+            with anyio.fail_after(limit_s):
+                yield backend, model
 
 
-def keyless(backend: Backend) -> aclosing[OpenAIHTTPModel]:
-    return aclosing(OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5))
+# Requests
 
 
-# What goes out
-
-
-async def test_a_whole_reply_is_asked_for_without_stream() -> None:
-    async with scripted_backend([text_reply("42")]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            await model.complete(BODY, None)
+async def test_request_without_listener_has_no_stream_field() -> None:
+    async with opened([text_reply("42")]) as (backend, model):
+        await model.complete(BODY, None)
     assert backend.requests[0].body == BODY
 
 
-async def test_a_streamed_reply_is_asked_for_with_its_usage() -> None:
+async def test_streamed_request_includes_usage() -> None:
     body = {**BODY, "stream_options": {"continuous_usage_stats": True}}
-    async with scripted_backend([text_reply("42")]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            await model.complete(body, Heard())
+    async with opened([text_reply("42")]) as (backend, model):
+        await model.complete(body, DeltaRecorder())
     options = {"continuous_usage_stats": True, "include_usage": True}
     assert backend.requests[0].body == {**BODY, "stream": True, "stream_options": options}
 
 
-async def test_our_key_is_sent_as_bearer() -> None:
-    async with scripted_backend([text_reply("42")]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            await model.complete(BODY, None)
+async def test_api_key_is_sent_as_bearer_token() -> None:
+    async with opened([text_reply("42")]) as (backend, model):
+        await model.complete(BODY, None)
     assert backend.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
-async def test_without_a_key_of_ours_there_is_no_authorization() -> None:
-    async with scripted_backend([text_reply("42")]) as backend, keyless(backend) as model:
-        with anyio.fail_after(5):
-            relayed = await model.relay(BODY, {"Authorization": "Bearer client-key"})
-            async for _ in relayed.body:
-                pass
+async def test_request_without_api_key_has_no_authorization() -> None:
+    async with opened([text_reply("42")], api_key=None) as (backend, model):
+        relayed = await model.relay(BODY, {"Authorization": "Bearer client-key"})
+        async for _ in relayed.body:
+            pass
     assert "authorization" not in backend.requests[0].headers
 
 
-async def test_a_relayed_request_keeps_only_the_headers_that_are_for_the_backend() -> None:
+async def test_relayed_request_keeps_end_to_end_headers() -> None:
     headers = {
         "Host": "proxy.example",
         "Authorization": "Bearer client-key",
@@ -83,11 +91,10 @@ async def test_a_relayed_request_keeps_only_the_headers_that_are_for_the_backend
         "X-Request-Id": "abc",
         "Traceparent": "00-1-2-03",
     }
-    async with scripted_backend([text_reply("42")]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            relayed = await model.relay(BODY, headers)
-            async for _ in relayed.body:
-                pass
+    async with opened([text_reply("42")]) as (backend, model):
+        relayed = await model.relay(BODY, headers)
+        async for _ in relayed.body:
+            pass
     seen = dict(backend.requests[0].headers)
     assert seen.pop("user-agent").startswith("Python")
     assert seen.pop("host") in backend.base_url
@@ -102,29 +109,27 @@ async def test_a_relayed_request_keeps_only_the_headers_that_are_for_the_backend
     }
 
 
-async def test_a_body_of_several_megabytes_is_sent() -> None:
+async def test_body_of_several_megabytes_is_sent() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3_000_000}}
     body = {**BODY, "messages": [{"role": "user", "content": [image]}]}
-    async with scripted_backend([text_reply("a cat")]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            await model.complete(body, None)
+    async with opened([text_reply("a cat")]) as (backend, model):
+        await model.complete(body, None)
     assert backend.requests[0].body == body
 
 
-async def test_a_cookie_of_the_backend_is_forgotten() -> None:
+async def test_cookies_of_the_backend_are_ignored() -> None:
     script: list[Item] = [Raw(200, b"{}", {"Set-Cookie": "session=1"}), text_reply("42")]
-    async with scripted_backend(script) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            with pytest.raises(BackendError):
-                await model.complete(BODY, None)
+    async with opened(script) as (backend, model):
+        with pytest.raises(BackendError):
             await model.complete(BODY, None)
+        await model.complete(BODY, None)
     assert "cookie" not in backend.requests[1].headers
 
 
-# What comes back
+# Responses
 
 
-async def test_a_whole_message_is_left_as_it_was_sent() -> None:
+async def test_message_is_returned_unchanged() -> None:
     message = {
         "role": "assistant",
         "content": None,
@@ -134,16 +139,12 @@ async def test_a_whole_message_is_left_as_it_was_sent() -> None:
         "audio": None,
         "unknown": {"kept": True},
     }
-    async with (
-        scripted_backend([{"message": message}]) as backend,
-        door(backend) as model,
-    ):
-        with anyio.fail_after(5):
-            reply = await model.complete(BODY, None)
-    assert reply.message == message
-    assert reply.finish_reason == "tool_calls"
-    assert reply.choice == {"index": 0}
-    assert reply.response == {
+    async with opened([{"message": message}]) as (_, model):
+        completion = await model.complete(BODY, None)
+    assert completion.message == message
+    assert completion.finish_reason == "tool_calls"
+    assert completion.choice == {"index": 0}
+    assert completion.response == {
         "id": "chatcmpl-script-0",
         "object": "chat.completion",
         "created": 0,
@@ -152,36 +153,36 @@ async def test_a_whole_message_is_left_as_it_was_sent() -> None:
     }
 
 
-async def test_streamed_and_whole_replies_are_the_same_value() -> None:
+async def test_streamed_and_unstreamed_completions_are_equal() -> None:
     calls = tool_reply(call("bash", command="ls"), call("submit"), content="Let me look.")
     reply = {**calls, "reasoning": "I should look first.", "usage": {"total_tokens": 10}}
-    async with scripted_backend([reply, reply]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            whole = await model.complete(BODY, None)
-            streamed = await model.complete(BODY, Heard())
+    async with opened([reply, reply]) as (_, model):
+        unstreamed = await model.complete(BODY, None)
+        streamed = await model.complete(BODY, DeltaRecorder())
     ids = [f"call_{number}_{index}" for number in (0, 1) for index in (0, 1)]
-    said = [tool_call.pop("id") for r in (whole, streamed) for tool_call in r.message["tool_calls"]]
-    assert said == ids
-    assert {**streamed.message} == {**whole.message}
-    assert streamed.finish_reason == whole.finish_reason
-    assert streamed.usage == whole.usage
-    assert streamed.choice == whole.choice
+    found = [
+        tool_call.pop("id") for r in (unstreamed, streamed) for tool_call in r.message["tool_calls"]
+    ]
+    assert found == ids
+    assert {**streamed.message} == {**unstreamed.message}
+    assert streamed.finish_reason == unstreamed.finish_reason
+    assert streamed.usage == unstreamed.usage
+    assert streamed.choice == unstreamed.choice
 
 
 @pytest.mark.parametrize(
     ("style", "field"), [("vllm", "reasoning"), ("sglang", "reasoning_content")]
 )
-async def test_reasoning_keeps_the_name_the_backend_gives_it(style: Any, field: str) -> None:
+async def test_reasoning_keeps_the_backends_field_name(style: Any, field: str) -> None:
     reply = {"content": "42", "reasoning": "six sevens"}
-    heard = Heard()
-    async with scripted_backend([reply], style=style) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            streamed = await model.complete(BODY, heard)
+    deltas = DeltaRecorder()
+    async with opened([reply], style=style) as (_, model):
+        streamed = await model.complete(BODY, deltas)
     assert streamed.message == {"role": "assistant", "content": "42", field: "six sevens"}
-    assert heard == [ReasoningDelta("six seve"), ReasoningDelta("ns"), TextDelta("42")]
+    assert deltas == [ReasoningDelta("six seve"), ReasoningDelta("ns"), TextDelta("42")]
 
 
-async def test_log_probabilities_come_with_their_piece_and_in_the_reply() -> None:
+async def test_logprobs_are_in_the_deltas_and_in_the_completion() -> None:
     forty, two = {"token": "4", "logprob": -0.1}, {"token": "2", "logprob": -0.2}
     pieces = frames(
         chunk({"role": "assistant", "content": ""}, logprobs=None),
@@ -190,12 +191,11 @@ async def test_log_probabilities_come_with_their_piece_and_in_the_reply() -> Non
         chunk({}, "stop", stop_reason=128001),
         "[DONE]",
     )
-    heard = Heard()
-    async with scripted_backend([Frames(pieces)]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            reply = await model.complete(BODY, heard)
-    assert heard == [TextDelta("4", {"content": [forty]}), TextDelta("2", {"content": [two]})]
-    assert reply.choice == {
+    deltas = DeltaRecorder()
+    async with opened([Frames(pieces)]) as (_, model):
+        completion = await model.complete(BODY, deltas)
+    assert deltas == [TextDelta("4", {"content": [forty]}), TextDelta("2", {"content": [two]})]
+    assert completion.choice == {
         "index": 0,
         "logprobs": {"content": [forty, two]},
         "token_ids": [19, 17],
@@ -203,50 +203,45 @@ async def test_log_probabilities_come_with_their_piece_and_in_the_reply() -> Non
     }
 
 
-async def test_json_in_answer_to_a_streamed_request_is_a_whole_reply() -> None:
+async def test_json_response_to_a_streamed_request_is_a_completion() -> None:
     completion = {
         "choices": [{"message": {"role": "assistant", "content": "It is 42."}}],
         "usage": {"total_tokens": 10},
     }
     item = Raw(200, json.dumps(completion).encode(), {"content-type": "application/json"})
-    heard = Heard()
-    async with scripted_backend([item]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            reply = await model.complete(BODY, heard)
-    assert heard == [TextDelta("It is 42.")]
-    assert reply.message == {"role": "assistant", "content": "It is 42."}
-    assert (reply.finish_reason, reply.usage) == ("stop", {"total_tokens": 10})
+    deltas = DeltaRecorder()
+    async with opened([item]) as (_, model):
+        completion = await model.complete(BODY, deltas)
+    assert deltas == [TextDelta("It is 42.")]
+    assert completion.message == {"role": "assistant", "content": "It is 42."}
+    assert (completion.finish_reason, completion.usage) == ("stop", {"total_tokens": 10})
 
 
-async def test_a_stream_without_done_is_complete_once_it_has_a_finish_reason() -> None:
+async def test_stream_with_finish_reason_is_complete_without_done() -> None:
     pieces = frames(chunk({"content": "42"}), chunk({}, "length"))
-    async with scripted_backend([Frames(pieces)]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            reply = await model.complete(BODY, Heard())
-    assert reply.finish_reason == "length"
+    async with opened([Frames(pieces)]) as (_, model):
+        completion = await model.complete(BODY, DeltaRecorder())
+    assert completion.finish_reason == "length"
 
 
-async def test_a_stream_with_done_is_complete_without_a_finish_reason() -> None:
+async def test_stream_with_done_is_complete_without_finish_reason() -> None:
     pieces = frames(chunk({"content": "42"}), "[DONE]")
-    async with scripted_backend([Frames(pieces)]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            reply = await model.complete(BODY, Heard())
-    assert reply.finish_reason == "stop"
+    async with opened([Frames(pieces)]) as (_, model):
+        completion = await model.complete(BODY, DeltaRecorder())
+    assert completion.finish_reason == "stop"
 
 
-async def test_a_backend_that_stays_on_the_line_after_done_is_not_waited_for() -> None:
+async def test_connection_left_open_after_done_does_not_delay_the_completion() -> None:
     pieces = [*frames(chunk({"content": "42"}, "stop"), "[DONE]"), b": never sent\n\n"]
     held = Held(Frames(pieces), until=asyncio.Event(), after_pieces=2)
-    async with scripted_backend([held]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            reply = await model.complete(BODY, Heard())
-    assert reply.message["content"] == "42"
+    async with opened([held]) as (_, model):
+        completion = await model.complete(BODY, DeltaRecorder())
+    assert completion.message["content"] == "42"
 
 
-async def test_the_models_are_listed_with_all_their_fields() -> None:
-    async with scripted_backend([]) as backend, door(backend) as model:
-        with anyio.fail_after(5):
-            models = await model.models()
+async def test_models_are_listed_with_all_fields() -> None:
+    async with opened([]) as (_, model):
+        models = await model.models()
     assert models == [
         {
             "id": "fake-model",
@@ -256,3 +251,254 @@ async def test_the_models_are_listed_with_all_their_fields() -> None:
             "max_model_len": 1_000_000,
         }
     ]
+
+
+# Failures
+
+
+async def fails_with(item: Item, deltas: DeltaRecorder | None = None) -> BackendError:
+    """Return the error of the client for a response of the backend."""
+    async with opened([item]) as (_, model):
+        with pytest.raises(BackendError) as raised:
+            await model.complete(BODY, deltas)
+    return raised.value
+
+
+async def test_error_in_the_stream_keeps_its_code_and_follows_the_deltas() -> None:
+    error = {"message": "out of memory", "type": "InternalServerError", "code": 503}
+    deltas = DeltaRecorder()
+    raised = await fails_with(Frames(frames(chunk({"content": "4"}), {"error": error})), deltas)
+    assert deltas == [TextDelta("4")]
+    assert (raised.status, raised.message) == (503, "out of memory")
+    assert (raised.type, raised.code) == ("InternalServerError", "503")
+
+
+async def test_flat_error_in_the_stream_is_parsed() -> None:
+    error = {"object": "error", "message": "out of memory", "type": "InternalError", "code": 500}
+    raised = await fails_with(Frames(frames(error)), DeltaRecorder())
+    assert (raised.status, raised.message) == (500, "out of memory")
+
+
+async def test_overflow_in_the_stream_is_recognized() -> None:
+    error = {"message": "The input is longer than the context length.", "code": 400}
+    raised = await fails_with(Frames(frames({"error": error}, "[DONE]")), DeltaRecorder())
+    assert isinstance(raised, ContextOverflowError)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_truncated_stream_is_an_error(cut: bool) -> None:
+    deltas = DeltaRecorder()
+    raised = await fails_with(Frames(frames(chunk({"content": "4"})), cut=cut), deltas)
+    assert deltas == [TextDelta("4")]
+    assert (raised.status, raised.code) == (502, "backend_unreachable")
+    assert "closed before the answer was complete" in raised.message
+
+
+async def test_flat_errors_of_sglang_are_parsed() -> None:
+    item = Refusal(422, "bad tool", type="BadRequest")
+    async with opened([item], style="sglang") as (_, model):
+        with pytest.raises(BackendError) as raised:
+            await model.complete(BODY, None)
+    assert (raised.value.status, raised.value.message) == (422, "bad tool")
+    assert (raised.value.type, raised.value.code) == ("BadRequest", "422")
+
+
+async def test_long_html_error_is_truncated() -> None:
+    raised = await fails_with(Raw(500, b"<html>" + b"x" * 1_000_000))
+    assert raised.status == 500
+    assert raised.message == "<html>" + "x" * 994
+
+
+async def test_retry_after_header_is_parsed() -> None:
+    raised = await fails_with(Refusal(429, "slow down", headers={"Retry-After": "2.5"}))
+    assert (raised.status, raised.retry_after_s) == (429, 2.5)
+
+
+async def test_api_key_is_removed_from_errors() -> None:
+    message = f"Incorrect API key provided: {KEY}."
+    raised = await fails_with(Refusal(401, message))
+    assert raised.message == "Incorrect API key provided: [key]."
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"choices": []}', b'{"choices": [{}]}'])
+async def test_response_that_is_not_a_completion_is_an_error(body: bytes) -> None:
+    raised = await fails_with(Raw(200, body, {"content-type": "application/json"}))
+    assert (raised.status, raised.code) == (502, "backend_bad_response")
+
+
+@pytest.mark.parametrize("event", [b"data: {\n\n", b"data: 7\n\n"])
+async def test_chunk_that_is_not_a_json_object_is_an_error(event: bytes) -> None:
+    raised = await fails_with(Frames([event]), DeltaRecorder())
+    assert (raised.status, raised.code) == (502, "backend_bad_response")
+
+
+async def test_error_with_status_200_is_an_error() -> None:
+    body = json.dumps({"error": {"message": "upstream is down", "code": 502}}).encode()
+    raised = await fails_with(Raw(200, body, {"content-type": "application/json"}))
+    assert (raised.status, raised.message) == (502, "upstream is down")
+
+
+async def test_redirect_is_not_followed() -> None:
+    raised = await fails_with(Raw(307, b"", {"Location": "http://127.0.0.1:1/elsewhere"}))
+    assert raised.status == 502
+
+
+async def test_silent_backend_is_a_timeout() -> None:
+    held = Held(text_reply("too late"), until=asyncio.Event())
+    async with opened([held], timeout_s=0.05) as (_, model):
+        with pytest.raises(BackendError) as raised:
+            await model.complete(BODY, None)
+    assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
+
+
+async def test_with_timeout_keeps_the_connections() -> None:
+    script = [text_reply("first"), Held(text_reply("late"), until=asyncio.Event())]
+    async with opened(script) as (backend, model):
+        await model.complete(BODY, None)
+        with pytest.raises(BackendError) as raised:
+            await model.with_timeout(0.05).complete(BODY, None)
+        first, second = (request.peer for request in backend.requests)
+    assert (raised.value.status, raised.value.code) == (504, "backend_timeout")
+    assert first == second
+
+
+async def test_stopped_backend_is_unreachable() -> None:
+    async with scripted_backend([]) as backend:
+        pass
+    model = OpenAIHTTPModel(backend.base_url, api_key=KEY, timeout_s=5)
+    async with aclosing(model):
+        with anyio.fail_after(5):
+            for attempt in (
+                model.complete(BODY, None),
+                model.complete(BODY, DeltaRecorder()),
+                model.relay(BODY, {}),
+                model.models(),
+            ):
+                with pytest.raises(BackendError) as raised:
+                    await attempt
+                assert (raised.value.status, raised.value.code) == (502, "backend_unreachable")
+
+
+# Relayed responses
+
+
+async def test_relayed_bytes_are_unchanged() -> None:
+    pieces = [b'data: {"odd" :  1}\r\n', b"\r\n: comment\n\nda", b"ta: [DONE]\n\n", b"\xff\x00"]
+    async with opened([Frames(pieces)]) as (_, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        body = b"".join([piece async for piece in relayed.body])
+    assert body == b"".join(pieces)
+
+
+async def test_relayed_response_keeps_only_headers_for_the_client() -> None:
+    headers = {
+        "Content-Type": "application/problem+json",
+        "Retry-After": "3",
+        "X-Request-Id": "abc",
+        "X-RateLimit-Remaining-Tokens": "12",
+        "OpenAI-Processing-Ms": "7",
+        "X-Should-Retry": "false",
+        "Set-Cookie": "session=1",
+        "X-Internal-Host": "gpu-7",
+    }
+    item = Raw(503, b"not JSON at all", headers)
+    async with opened([item]) as (_, model):
+        relayed = await model.relay(BODY, {})
+        body = b"".join([piece async for piece in relayed.body])
+    assert (relayed.status, body) == (503, b"not JSON at all")
+    assert relayed.headers == {
+        "content-type": "application/problem+json",
+        "retry-after": "3",
+        "x-request-id": "abc",
+        "x-ratelimit-remaining-tokens": "12",
+        "openai-processing-ms": "7",
+        "x-should-retry": "false",
+    }
+
+
+@pytest.mark.parametrize("pieces_read", [0, 1])
+async def test_closed_relayed_body_ends_the_backends_work(pieces_read: int) -> None:
+    held = Held(text_reply("It is 42."), until=asyncio.Event(), after_pieces=1)
+    async with opened([held]) as (backend, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        for _ in range(pieces_read):
+            await anext(aiter(relayed.body))
+        await relayed.body.aclose()
+        await backend.requests[0].gone.wait()
+
+
+async def test_truncated_relayed_response_is_an_error() -> None:
+    item = Frames(frames(chunk({"content": "4"})), cut=True)
+    async with opened([item]) as (_, model):
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        with pytest.raises(BackendError, match="closed before the answer was complete"):
+            async for _ in relayed.body:
+                pass
+
+
+# Connections
+
+
+async def test_cancelled_stream_ends_the_backends_work() -> None:
+    held = Held(text_reply("It is 42."), until=asyncio.Event(), after_pieces=1)
+    async with opened([held]) as (backend, model):
+        run = asyncio.create_task(model.complete(BODY, DeltaRecorder()))
+        seen = await backend.arrived(1)
+        run.cancel()
+        await seen.gone.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+
+async def test_cancelled_request_ends_the_backends_work() -> None:
+    held = Held(text_reply("It is 42."), until=asyncio.Event())
+    async with opened([held]) as (backend, model):
+        run = asyncio.create_task(model.complete(BODY, None))
+        seen = await backend.arrived(1)
+        run.cancel()
+        await seen.gone.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+
+async def test_exception_of_the_listener_propagates_and_ends_the_backends_work() -> None:
+    async def refuse(delta: ModelDelta) -> None:
+        raise TimeoutError("the client is too slow")
+
+    # The listener fails at the first text, the second piece; from the third on all is held.
+    held = Held(text_reply("The answer is 42."), until=asyncio.Event(), after_pieces=2)
+    async with opened([held]) as (backend, model):
+        with pytest.raises(TimeoutError, match="the client is too slow"):
+            await model.complete(BODY, refuse)
+        await backend.requests[0].gone.wait()
+
+
+async def test_consecutive_calls_share_a_connection() -> None:
+    script: list[Item] = [
+        text_reply("1"),
+        text_reply("2"),
+        Refusal(400),
+        text_reply("3"),
+        text_reply("4"),
+    ]
+    async with opened(script) as (backend, model):
+        await model.complete(BODY, DeltaRecorder())
+        await model.complete(BODY, None)
+        with pytest.raises(BackendError):
+            await model.complete(BODY, None)
+        relayed = await model.relay({**BODY, "stream": True}, {})
+        async for _ in relayed.body:
+            pass
+        await model.complete(BODY, DeltaRecorder())
+    assert len({seen.peer for seen in backend.requests}) == 1
+
+
+async def test_many_calls_run_concurrently() -> None:
+    count, release = 150, asyncio.Event()
+    script = [Held(text_reply("42"), until=release)] * count
+    async with opened(script, limit_s=20) as (backend, model):
+        runs = [asyncio.create_task(model.complete(BODY, DeltaRecorder())) for _ in range(count)]
+        await backend.arrived(count)  # the backend answers once all requests have arrived
+        release.set()
+        completions = await asyncio.gather(*runs)
+    assert [completion.message["content"] for completion in completions] == ["42"] * count

@@ -1,4 +1,4 @@
-"""Backends are reached through the operator's forward proxies; nothing else goes through them."""
+"""The operator's forward proxies, which only calls to the backend use."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ NETRC = "machine backend.example login netrc-user password netrc-password\n"
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
-# The choice
+# Selection of a proxy
 
 
 @pytest.mark.parametrize(
@@ -75,30 +75,30 @@ def test_backend_on_loopback_or_in_a_private_network_is_exempt(host: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("proxy", "said"),
+    ("proxy", "message"),
     [
         ("socks5://p.example:1080", "is a socks5 proxy"),
         ("http://", "has no host and port"),
         ("http://p.example:port", "has no host and port"),
     ],
 )
-def test_proxy_that_cannot_be_used_is_a_mistake_in_the_configuration(
-    proxy: str, said: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_proxy_is_a_configuration_error(
+    proxy: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("https_proxy", proxy)
     config = parse({"backend": {"base_url": "https://backend.example/v1"}}, "c.yaml")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         build_model(config)
 
 
-# On the wire
+# Requests through a proxy
 
 
 @asynccontextmanager
 async def behind_proxy(
     monkeypatch: pytest.MonkeyPatch, *, refusal: bytes = b"", user: str = "", replies: int = 1
 ) -> AsyncIterator[tuple[Backend, ForwardProxy]]:
-    """A backend of so many replies, and a proxy that the environment names."""
+    """Run a backend, and a proxy that the environment names."""
     async with (
         scripted_backend([text_reply("42")] * replies) as backend,
         forward_proxy(port_of(backend), refusal) as proxy,
@@ -115,8 +115,8 @@ def port_of(backend: Backend) -> int:
     return int(backend.base_url.rsplit(":", 1)[1].split("/")[0])
 
 
-async def asked(base_url: str) -> str:
-    """What the model behind a URL says, reached as the configuration says."""
+async def complete(base_url: str) -> str:
+    """Return the text of a completion by the model that the configuration describes."""
     model = build_model(parse({"backend": {"base_url": base_url, "max_retries": 0}}, "c.yaml"))
     with anyio.fail_after(10):
         async with aclosing(model):
@@ -125,7 +125,7 @@ async def asked(base_url: str) -> str:
 
 async def test_backend_is_reached_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     async with behind_proxy(monkeypatch, user="me:secret@") as (backend, proxy):
-        assert await asked("http://backend.example/v1") == "42"
+        assert await complete("http://backend.example/v1") == "42"
     assert proxy.asked == ["POST http://backend.example/v1/chat/completions"]
     assert proxy.authorizations == ["Basic bWU6c2VjcmV0"]
     assert backend.requests[0].headers["host"] == "backend.example"
@@ -133,7 +133,7 @@ async def test_backend_is_reached_through_the_proxy(monkeypatch: pytest.MonkeyPa
 
 async def test_exempt_backend_is_reached_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     async with behind_proxy(monkeypatch) as (backend, proxy):
-        assert await asked(backend.base_url) == "42"
+        assert await complete(backend.base_url) == "42"
     assert proxy.asked == []
 
 
@@ -143,36 +143,36 @@ async def test_no_credentials_come_from_a_netrc_file(
     (tmp_path / "netrc").write_text(NETRC + NETRC.replace("backend.example", "127.0.0.1"))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     async with behind_proxy(monkeypatch) as (backend, proxy):
-        assert await asked("http://backend.example/v1") == "42"
+        assert await complete("http://backend.example/v1") == "42"
     assert "authorization" not in backend.requests[0].headers
     assert proxy.authorizations == []
 
 
-async def test_refusal_of_the_proxy_is_told_without_its_password(
+async def test_refusal_of_the_proxy_is_reported_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
     async with behind_proxy(monkeypatch, refusal=refusal, user="me:secret@") as (_, proxy):
         with pytest.raises(BackendError) as raised:
-            await asked("https://backend.example/v1")
+            await complete("https://backend.example/v1")
     assert proxy.asked == ["CONNECT backend.example:443"]
     assert "the proxy refused with 407" in str(raised.value)
     assert "secret" not in str(raised.value)
 
 
 async def test_server_tunnels_tls_to_its_backend(tmp_path: Path) -> None:
-    """As a process of its own, for Python reads SSL_CERT_FILE once."""
+    """The server is a separate process, because Python reads SSL_CERT_FILE once."""
     completion = (
         b'{"choices": [{"message": {"role": "assistant", "content": "42"}, '
         b'"finish_reason": "stop"}]}'
     )
 
     async def backend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await reader.readuntil(b"\r\n\r\n")
-        if length := re.search(rb"content-length: (\d+)", asked.lower()):
+        head = await reader.readuntil(b"\r\n\r\n")
+        if length := re.search(rb"content-length: (\d+)", head.lower()):
             await reader.readexactly(int(length[1]))
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(completion) + completion)
+        response = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        writer.write(response + b"Content-Length: %d\r\n\r\n" % len(completion) + completion)
         writer.close()
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -198,7 +198,7 @@ async def test_server_tunnels_tls_to_its_backend(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class:UserWarning")
 @pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")
-async def test_litellm_takes_the_proxy_but_for_exempt_backends_and_no_netrc(
+async def test_litellm_uses_the_proxy_except_for_exempt_backends_and_no_netrc(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "netrc").write_text(NETRC)
@@ -210,17 +210,17 @@ async def test_litellm_takes_the_proxy_but_for_exempt_backends_and_no_netrc(
             model = LiteLLMModel(["hosted_vllm/m"], api_key="sk-1", api_base=base_url, timeout_s=10)
             with anyio.fail_after(60):
                 async with aclosing(model):
-                    reply = await model.complete({**BODY, "model": "hosted_vllm/m"}, None)
-            assert reply.message["content"] == "42"
+                    completion = await model.complete({**BODY, "model": "hosted_vllm/m"}, None)
+            assert completion.message["content"] == "42"
         assert os.environ["no_proxy"] == "other.example,localhost,127.0.0.1,::1"
     assert proxy.asked == ["POST http://backend.example/v1/chat/completions"]
     assert [seen.headers["authorization"] for seen in backend.requests] == ["Bearer sk-1"] * 2
 
 
-# What never goes through one
+# Connections without a proxy
 
 
-async def test_fetcher_and_egress_know_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fetcher_and_egress_use_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     internet, origin = Internet(), Origin()
     async with behind_proxy(monkeypatch) as (_, proxy), internet.server(origin):
         with anyio.fail_after(10):
@@ -235,7 +235,7 @@ async def test_fetcher_and_egress_know_no_proxy(monkeypatch: pytest.MonkeyPatch)
     assert proxy.asked == []
 
 
-def test_sandboxes_are_kept_from_the_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandboxes_cannot_reach_the_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

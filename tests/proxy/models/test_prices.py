@@ -1,4 +1,4 @@
-"""Models' prices: the operator's, else litellm's table, which is read without litellm."""
+"""The prices of models, from the configuration or from litellm's table."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.prices import Price, Tariff, cost_usd, counted
-from proxy.models.litellm_model import _imported
+from proxy.models.litellm_model import load_litellm
 from proxy.models.prices import Prices, read_tariffs
 
 OWN = Price(1.0, 2.0)
@@ -20,17 +20,17 @@ def tariffs() -> dict[str, Tariff]:
 
 @pytest.fixture(scope="module")
 def litellm() -> Any:
-    return _imported()
+    return load_litellm()
 
 
-async def test_the_operators_prices_go_before_the_table() -> None:
+async def test_configured_prices_precede_the_table() -> None:
     prices = Prices({"gpt-4o": OWN})
-    assert prices.own("gpt-4o") == await prices.find("gpt-4o") == ((0, OWN),)
-    assert prices.own("gpt-4o-mini") is None
+    assert prices.configured("gpt-4o") == await prices.find("gpt-4o") == ((0, OWN),)
+    assert prices.configured("gpt-4o-mini") is None
     assert await prices.find("gpt-4o-mini") is not None
 
 
-async def test_a_model_is_found_with_its_provider_before_it_or_without() -> None:
+async def test_model_is_found_with_and_without_its_provider() -> None:
     prices = Prices()
     assert await prices.find("openai/gpt-4o") == await prices.find("gpt-4o") is not None
     assert await prices.find("anthropic/gpt-4o") is None
@@ -38,7 +38,7 @@ async def test_a_model_is_found_with_its_provider_before_it_or_without() -> None
     assert await prices.find("my-own-model") is None
 
 
-def test_the_table_is_read_without_importing_litellm() -> None:
+def test_table_is_read_without_importing_litellm() -> None:
     program = (
         "import sys; from proxy.models.prices import read_tariffs;"
         "assert len(read_tariffs()) > 1000; assert 'litellm' not in sys.modules"
@@ -52,7 +52,7 @@ def test_the_table_is_read_without_importing_litellm() -> None:
 )
 @pytest.mark.parametrize("prompt", [1000, 300_000])
 @pytest.mark.parametrize("cached", [0, 600])
-def test_a_call_costs_what_litellm_says(
+def test_cost_of_a_call_is_the_same_as_in_litellm(
     litellm: Any, tariffs: dict[str, Tariff], model: str, prompt: int, cached: int
 ) -> None:
     usage = {

@@ -1,4 +1,4 @@
-"""The script in the place of a model."""
+"""The scripted model."""
 
 import asyncio
 from pathlib import Path
@@ -9,13 +9,13 @@ import pytest
 from proxy.agent.events import ReasoningDelta, TextDelta, ToolCallDelta
 from proxy.errors import BackendError, ContextOverflowError
 from proxy.models.scripted import ScriptedModel, call, text_reply, tool_reply
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 
-def after(*said: str) -> dict[str, Any]:
-    """A request in whose history the assistant has said this."""
+def after(*texts: str) -> dict[str, Any]:
+    """Return a request with these messages of the assistant."""
     user = {"role": "user", "content": "And?"}
-    turns = [turn for text in said for turn in ({"role": "assistant", "content": text}, user)]
+    turns = [turn for text in texts for turn in ({"role": "assistant", "content": text}, user)]
     return {"messages": [user, *turns]}
 
 
@@ -23,41 +23,41 @@ async def content(model: ScriptedModel, body: dict[str, Any]) -> Any:
     return (await model.complete(body, None)).message["content"]
 
 
-async def test_the_history_says_which_reply_is_next() -> None:
+async def test_history_determines_the_next_reply() -> None:
     model = ScriptedModel([text_reply("one"), text_reply("two")])
     assert await content(model, after("one")) == "two"
     assert await content(model, after()) == "one"
 
 
-async def test_conversations_do_not_disturb_each_other() -> None:
+async def test_concurrent_conversations_are_independent() -> None:
     model = ScriptedModel([text_reply("one"), text_reply("two"), text_reply("three")])
 
     async def converse() -> list[str]:
-        said: list[str] = []
-        while len(said) < 3:
-            said.append(await content(model, after(*said)))
+        texts: list[str] = []
+        while len(texts) < 3:
+            texts.append(await content(model, after(*texts)))
             await asyncio.sleep(0)
-        return said
+        return texts
 
     assert await asyncio.gather(*(converse() for _ in range(5))) == [["one", "two", "three"]] * 5
 
 
-async def test_a_script_that_has_ended_is_an_error() -> None:
+async def test_script_without_further_replies_is_an_error() -> None:
     with pytest.raises(BackendError, match="the script has no more replies"):
         await content(ScriptedModel([text_reply("one")]), after("one"))
 
 
-async def test_a_cycling_script_starts_over() -> None:
+async def test_cycling_script_starts_again() -> None:
     model = ScriptedModel([text_reply("one"), text_reply("two")], cycle=True)
     assert await content(model, after("one", "two", "one")) == "two"
 
 
-async def test_a_cycling_script_without_replies_is_an_error() -> None:
+async def test_cycling_script_without_replies_is_an_error() -> None:
     with pytest.raises(BackendError, match="the script has no more replies"):
         await content(ScriptedModel([], cycle=True), after())
 
 
-async def test_an_error_is_raised_once_before_the_reply_it_delays() -> None:
+async def test_scripted_error_is_raised_once() -> None:
     error = {"error": {"status": 429, "message": "slow down", "retry_after_s": 2}}
     model = ScriptedModel([text_reply("one"), error, text_reply("two")])
     assert await content(model, after()) == "one"
@@ -67,20 +67,20 @@ async def test_an_error_is_raised_once_before_the_reply_it_delays() -> None:
     assert await content(model, after("one")) == "two"
 
 
-async def test_an_overflow_can_be_scripted() -> None:
+async def test_overflow_can_be_scripted() -> None:
     error = {"status": 400, "message": "too long", "code": "context_length_exceeded"}
     with pytest.raises(ContextOverflowError):
         await content(ScriptedModel([{"error": error}]), after())
 
 
-async def test_pieces_are_small() -> None:
-    heard = Heard()
+async def test_streamed_pieces_are_small() -> None:
+    deltas = DeltaRecorder()
     reply = {
         **tool_reply(call("bash", command="ls -l"), content="Looking."),
         "reasoning": "Hm, look",
     }
-    await ScriptedModel([reply]).complete(after(), heard)
-    assert heard == [
+    await ScriptedModel([reply]).complete(after(), deltas)
+    assert deltas == [
         ReasoningDelta("Hm, look"),
         TextDelta("Looking."),
         ToolCallDelta(0, "bash", ""),
@@ -90,19 +90,19 @@ async def test_pieces_are_small() -> None:
     ]
 
 
-async def test_it_keeps_copies_of_what_it_was_asked() -> None:
+async def test_requests_are_copied() -> None:
     model, body = ScriptedModel([text_reply("one")]), after()
     await model.complete(body, None)
     body["messages"].append({"role": "user", "content": "changed later"})
     assert model.requests == [after()]
 
 
-async def test_it_says_that_it_is_a_script() -> None:
+async def test_listed_model_is_owned_by_script() -> None:
     models = await ScriptedModel([], name="demo").models()
     assert models == [{"id": "demo", "object": "model", "created": 0, "owned_by": "script"}]
 
 
-async def test_raw_arguments_and_messages_are_played_as_they_stand() -> None:
+async def test_raw_arguments_and_messages_are_unchanged() -> None:
     raw_call = {"name": "bash", "arguments": '{"broken', "id": "mine"}
     message = {"role": "assistant", "content": None, "odd": [1]}
     model = ScriptedModel([tool_reply(raw_call), {"message": message, "finish_reason": "length"}])
@@ -114,7 +114,7 @@ async def test_raw_arguments_and_messages_are_played_as_they_stand() -> None:
     assert (second.message, second.finish_reason) == (message, "length")
 
 
-async def test_a_yaml_script_is_played_over_and_over(tmp_path: Path) -> None:
+async def test_yaml_script_is_played_in_a_cycle(tmp_path: Path) -> None:
     path = tmp_path / "script.yaml"
     path.write_text(
         """
@@ -149,7 +149,9 @@ replies:
         ("replies: [{tool_calls: [{}]}]", "replies.0.tool_calls.0.name: Field required"),
     ],
 )
-def test_a_malformed_script_is_told_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_malformed_script_is_reported_in_one_line(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
     path = tmp_path / "script.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"script\.yaml") as raised:

@@ -1,4 +1,4 @@
-"""Server-sent events."""
+"""Decoding of server-sent events."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.models.streamed_reply import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
+from proxy.models.streaming import MAX_EVENT_BYTES, EventTooLongError, SSEDecoder
 
 LINES = st.sampled_from([b"data", b"data:", b"data: ", b"data:  ", b"dat", b": ", b"event: ", b""])
 ENDS = st.sampled_from([b"\n", b"\r\n"])
@@ -29,24 +29,24 @@ STREAM = (
 EVENTS = [b"one", b"two", b"three\n and a half", b"", b"na\xc3\xafve"]
 
 
-def test_comments_other_fields_and_line_ends_of_both_kinds_are_understood() -> None:
+def test_comments_other_fields_and_both_line_ends_are_decoded() -> None:
     assert decoded(STREAM) == EVENTS
 
 
 @pytest.mark.parametrize("place", range(1, len(STREAM)))
-def test_bytes_may_be_split_at_any_place(place: int) -> None:
+def test_stream_can_be_split_at_any_byte(place: int) -> None:
     assert decoded(STREAM[:place], STREAM[place:]) == EVENTS
 
 
-def test_bytes_may_come_one_by_one() -> None:
+def test_single_bytes_are_decoded() -> None:
     assert decoded(*(bytes([byte]) for byte in STREAM)) == EVENTS
 
 
-def test_the_last_event_needs_no_empty_line() -> None:
+def test_last_event_needs_no_empty_line() -> None:
     assert decoded(b"data: one\n\ndata: [DONE]\n") == [b"one", b"[DONE]"]
 
 
-def test_a_line_that_was_cut_means_nothing() -> None:
+def test_unfinished_line_is_ignored() -> None:
     assert decoded(b'data: one\n\ndata: {"choi') == [b"one"]
 
 
@@ -56,8 +56,8 @@ def streams(draw: st.DrawFn) -> bytes:
     return b"".join(part for line in parts for part in line)
 
 
-def read_whole(stream: bytes) -> list[bytes]:
-    """The events of a stream, read line by line as the specification says."""
+def decode_by_lines(stream: bytes) -> list[bytes]:
+    """Return the events of a stream, parsed line by line as in the specification."""
     events: list[bytes] = []
     data: list[bytes] = []
     for line in [*(line.removesuffix(b"\r") for line in stream.split(b"\n")[:-1]), b""]:
@@ -71,16 +71,16 @@ def read_whole(stream: bytes) -> list[bytes]:
 
 @settings(deadline=None)
 @given(streams(), st.lists(st.integers(0, 200), max_size=6))
-def test_any_stream_has_the_same_events_however_it_is_split(
+def test_split_stream_has_the_events_of_the_unsplit_stream(
     stream: bytes, places: list[int]
 ) -> None:
     bounds = sorted({0, len(stream), *(min(place, len(stream)) for place in places)})
     pieces = [stream[start:end] for start, end in pairwise(bounds)]
-    assert decoded(*pieces) == read_whole(stream)
+    assert decoded(*pieces) == decode_by_lines(stream)
 
 
-def test_an_event_has_a_bound_and_a_stream_has_none() -> None:
-    """Each piece here ends an event and has all of the next but its end."""
+def test_events_are_limited_but_streams_are_not() -> None:
+    """Each piece ends an event and contains the next event except its end."""
     decoder = SSEDecoder()
     value = b"x" * (MAX_EVENT_BYTES // 8)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""How a server streams: its running token counts, and that it may not stream at all."""
+"""Running token counts of a stream, and servers that refuse to stream."""
 
 import anyio
 import pytest
@@ -7,44 +7,44 @@ from proxy.agent.budget import MeteredModel, RunBudget
 from proxy.agent.events import ModelDelta, TextDelta, TokenCount
 from proxy.agent.model import CompletionStopped
 from proxy.errors import BackendError
-from proxy.models.assembly import COUNT_EVERY, Assembly
+from proxy.models.completion_builder import COUNT_EVERY, CompletionBuilder
 from proxy.models.openai_http import OpenAIHTTPModel
 from proxy.models.scripted import text_reply
-from proxy.models.streamed_reply import StreamSupport, refuses_streams
+from proxy.models.streaming import StreamSupport, refuses_to_stream
 from tests.fakes.backend import Refusal, chunk, scripted_backend
 from tests.fakes.tasks import make_task
 from tests.proxy.agent.runs import USER, MemoryArtifactStore
-from tests.proxy.models.heard import Heard
+from tests.proxy.models.delta_recorder import DeltaRecorder
 
 BODY = {"model": "m", "messages": [USER]}
 
 
-async def test_model_that_is_not_streamed_is_asked_for_the_whole_from_then_on() -> None:
+async def test_model_that_refused_to_stream_is_not_streamed_again() -> None:
     refusal = Refusal(400, "Streaming is not supported by this deployment.")
     script = [refusal, text_reply("42"), text_reply("43"), text_reply("44")]
     async with scripted_backend(script) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5)
-        heard = Heard()
+        deltas = DeltaRecorder()
         with anyio.fail_after(5):
-            await model.complete(BODY, heard)
-            await model.complete(BODY, heard)
-            await model.complete({**BODY, "model": "other"}, heard)
+            await model.complete(BODY, deltas)
+            await model.complete(BODY, deltas)
+            await model.complete({**BODY, "model": "other"}, deltas)
         await model.aclose()
-    assert heard.text == "424344"
+    assert deltas.text == "424344"
     assert ["stream" in seen.body for seen in backend.requests] == [True, False, False, True]
 
 
-async def test_refusal_for_another_parameter_is_not_remembered() -> None:
+async def test_refusal_of_a_parameter_combination_is_not_remembered() -> None:
     refusal = Refusal(400, "Streaming is not supported with beam search.")
     script = [refusal, text_reply("42"), text_reply("43")]
     async with scripted_backend(script) as backend:
         model = OpenAIHTTPModel(backend.base_url, api_key=None, timeout_s=5)
-        heard = Heard()
+        deltas = DeltaRecorder()
         with anyio.fail_after(5):
-            await model.complete({**BODY, "use_beam_search": True}, heard)
-            await model.complete(BODY, heard)
+            await model.complete({**BODY, "use_beam_search": True}, deltas)
+            await model.complete(BODY, deltas)
         await model.aclose()
-    assert heard.text == "4243"
+    assert deltas.text == "4243"
     assert ["stream" in seen.body for seen in backend.requests] == [True, False, True]
 
 
@@ -69,13 +69,13 @@ def test_refusal_to_stream_holds_for_ten_minutes() -> None:
         ("The model does not exist", False),
     ],
 )
-def test_refusal_to_stream_is_told_from_other_refusals(message: str, refuses: bool) -> None:
-    assert refuses_streams(BackendError(message, status=400)) is refuses
-    assert not refuses_streams(BackendError(message, status=500))
+def test_refusal_to_stream_is_recognized(message: str, refuses: bool) -> None:
+    assert refuses_to_stream(BackendError(message, status=400)) is refuses
+    assert not refuses_to_stream(BackendError(message, status=500))
 
 
 @pytest.mark.parametrize(
-    ("owner", "asked"),
+    ("owner", "fields"),
     [
         ("vllm", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
         ("sglang", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
@@ -83,12 +83,12 @@ def test_refusal_to_stream_is_told_from_other_refusals(message: str, refuses: bo
         ("openai", {"stream_options": {"include_usage": True}}),
     ],
 )
-def test_running_counts_are_asked_for_where_the_server_has_them(
-    owner: str, asked: dict[str, object]
+def test_running_counts_are_requested_from_servers_that_have_them(
+    owner: str, fields: dict[str, object]
 ) -> None:
     streaming = StreamSupport()
-    streaming.learn([{"id": "m", "owned_by": owner}])
-    assert streaming.request(BODY) == {**BODY, "stream": True, **asked}
+    streaming.note_models([{"id": "m", "owned_by": owner}])
+    assert streaming.request_body(BODY) == {**BODY, "stream": True, **fields}
 
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 21, "total_tokens": 28}
@@ -96,16 +96,16 @@ TIMINGS = {"prompt_n": 5, "cache_n": 2, "predicted_n": 21}
 
 
 @pytest.mark.parametrize("counted", [{"usage": USAGE}, {"timings": TIMINGS}])
-def test_running_count_is_passed_on_now_and_then(counted: dict[str, object]) -> None:
-    assembly = Assembly()
+def test_running_count_is_emitted_every_few_chunks(counted: dict[str, object]) -> None:
+    builder = CompletionBuilder()
     deltas: list[ModelDelta] = []
     for _ in range(COUNT_EVERY * 2):
-        deltas += assembly.add({**chunk({"content": "a"}), **counted})
+        deltas += builder.add({**chunk({"content": "a"}), **counted})
     counts = [delta for delta in deltas if isinstance(delta, TokenCount)]
     assert counts == [TokenCount(7, 21)] * 2
 
 
-async def test_reply_that_is_stopped_is_counted_by_the_engine_where_it_counts() -> None:
+async def test_stopped_completion_is_counted_by_the_engines_running_count() -> None:
     class Counting:
         async def complete(self, body: object, on_delta: object) -> object:
             assert callable(on_delta)
@@ -119,6 +119,6 @@ async def test_reply_that_is_stopped_is_counted_by_the_engine_where_it_counts() 
 
     task = make_task(run_id="r", artifact_store=MemoryArtifactStore(), model="m", messages=[USER])
     budget = RunBudget(task, task.profile.limits, 0.0)
-    reply = await MeteredModel(Counting(), budget).complete(BODY, stop_at_c)  # type: ignore[arg-type] # it answers
-    assert reply.usage == {"prompt_tokens": 7, "completion_tokens": 23, "total_tokens": 30}
-    assert (reply.message["content"], reply.finish_reason) == ("abc", "length")
+    completion = await MeteredModel(Counting(), budget).complete(BODY, stop_at_c)  # type: ignore[arg-type] # it answers
+    assert completion.usage == {"prompt_tokens": 7, "completion_tokens": 23, "total_tokens": 30}
+    assert (completion.message["content"], completion.finish_reason) == ("abc", "length")

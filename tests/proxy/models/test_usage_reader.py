@@ -1,4 +1,4 @@
-"""Usage is found in answers as they pass by."""
+"""The usage in relayed responses."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.prices import Counted, counted
-from proxy.models.streamed_reply import MAX_USAGE_BYTES, UsageReader
+from proxy.models.streaming import MAX_USAGE_BYTES, UsageReader
 
 JSON, EVENTS = "application/json; charset=utf-8", "text/event-stream"
 
@@ -23,7 +23,7 @@ def events(*values: Any) -> bytes:
     return b"".join(b"data: " + json.dumps(value).encode() + b"\n\n" for value in values)
 
 
-def test_an_answer_in_one_piece_is_read_at_its_end() -> None:
+def test_usage_of_a_json_response_is_read() -> None:
     body = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "total_tokens": 7}}).encode()
     assert counted(read(JSON, body[:10], body[10:]).usage) == Counted(prompt=7)
 
@@ -51,24 +51,24 @@ def test_an_answer_in_one_piece_is_read_at_its_end() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_a_stream_of_each_api_is_understood(stream: bytes, size: int) -> None:
+def test_usage_of_a_stream_of_each_api_is_read(stream: bytes, size: int) -> None:
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
     assert counted(read(EVENTS, *pieces).usage) == Counted(prompt=7, completion=3)
 
 
-def test_a_stream_that_tells_no_usage_is_known_by_its_events() -> None:
+def test_stream_without_usage_is_estimated_by_its_events() -> None:
     reader = read(EVENTS, events({"choices": [{}]}, {"choices": [{}]}, "[DONE]"))
-    assert (reader.usage, reader.made) == ({}, 3)
+    assert (reader.usage, reader.estimated_tokens) == ({}, 3)
 
 
 LONG = "x" * (MAX_USAGE_BYTES + 1)
-TOLD = {"prompt_tokens": 7, "completion_tokens": 3}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
 
 
 @pytest.mark.parametrize("size", [100_000, 1 << 30])
 @pytest.mark.parametrize("after", [{}, {"user": 'a "usage": {', "metadata": {"a": [{}]}}])
-def test_the_end_of_an_answer_is_read_however_long_it_is(after: Any, size: int) -> None:
-    body = json.dumps({"choices": [LONG], "usage": TOLD, **after}, indent=1).encode()
+def test_usage_at_the_end_of_a_long_response_is_read(after: Any, size: int) -> None:
+    body = json.dumps({"choices": [LONG], "usage": USAGE, **after}, indent=1).encode()
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     assert counted(read(JSON, *pieces).usage) == Counted(prompt=7, completion=3)
 
@@ -77,28 +77,28 @@ def test_the_end_of_an_answer_is_read_however_long_it_is(after: Any, size: int) 
     "answer",
     [
         {"choices": [LONG]},
-        {"usage": TOLD, "choices": [LONG]},
+        {"usage": USAGE, "choices": [LONG]},
         {"choices": [LONG], "tools": [{"usage": {"prompt_tokens": 1}}]},
         {"choices": [LONG], "tools": {"usage": {"prompt_tokens": 1}, "more": {}}},
     ],
 )
-def test_a_long_answer_whose_end_tells_no_usage_is_known_by_its_length(answer: Any) -> None:
+def test_long_response_without_usage_at_its_end_is_estimated_by_its_length(answer: Any) -> None:
     body = json.dumps(answer).encode()
     reader = read(JSON, body)
-    assert (reader.usage, reader.made) == ({}, len(body) // 4)
+    assert (reader.usage, reader.estimated_tokens) == ({}, len(body) // 4)
 
 
-def test_so_is_one_that_its_client_breaks_off() -> None:
-    body = json.dumps({"choices": ["x" * 4000], "usage": TOLD}).encode()[:-1]
+def test_truncated_response_is_estimated_by_its_length() -> None:
+    body = json.dumps({"choices": ["x" * 4000], "usage": USAGE}).encode()[:-1]
     reader = read(JSON, body)
-    assert (reader.usage, reader.made) == ({}, len(body) // 4)
+    assert (reader.usage, reader.estimated_tokens) == ({}, len(body) // 4)
 
 
-def test_an_answer_that_tells_no_usage_is_known_by_what_was_made() -> None:
+def test_response_without_usage_is_estimated_by_its_text() -> None:
     made = {"choices": [{"message": {"content": "x" * 4000}}], "model": "y" * 4000}
-    assert read(JSON, json.dumps(made).encode()).made == 1001
+    assert read(JSON, json.dumps(made).encode()).estimated_tokens == 1001
     vectors = {"data": [{"embedding": [0.1] * 4000}]}
-    assert read(JSON, json.dumps(vectors).encode()).made == 1
+    assert read(JSON, json.dumps(vectors).encode()).estimated_tokens == 1
 
 
 @pytest.mark.parametrize(
@@ -113,5 +113,5 @@ def test_an_answer_that_tells_no_usage_is_known_by_what_was_made() -> None:
         (JSON, b'{"usage": {"prompt_tokens": 7}}' + b" " * (MAX_USAGE_BYTES + 1)),
     ],
 )
-def test_what_tells_none_is_no_hindrance(content_type: str, body: bytes) -> None:
+def test_response_without_readable_usage_is_ignored(content_type: str, body: bytes) -> None:
     assert read(content_type, body).usage == {}

@@ -1,4 +1,4 @@
-"""Contents are written, copied and removed in threads: a slow disk holds up no other request."""
+"""Blobs are written, copied and removed in threads, so that a slow disk delays no request."""
 
 import asyncio
 import os
@@ -11,58 +11,56 @@ from typing import Any
 
 import pytest
 
-from proxy.store.blobs import PART, Blob, Blobs
+from proxy.store.blobs import PART, Blob, BlobStore
 from proxy.store.store import Store
 
 DISK_EVENTS = frozenset({"open", "os.rename", "os.remove", "os.link", "os.scandir"})
 _seen: list[tuple[str, str, int]] = []
-"""Event, path, thread."""
+"""The audit event, the path and the thread of each file access."""
 
 
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+def _record(event: str, arguments: tuple[Any, ...]) -> None:
     if event in DISK_EVENTS and isinstance(arguments[0], str | os.PathLike):
         _seen.append((event, os.fspath(arguments[0]), threading.get_ident()))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def hook() -> None:
-    sys.addaudithook(_hear)
+    sys.addaudithook(_record)
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> Iterator[Blobs]:
+def blobs(tmp_path: Path) -> Iterator[BlobStore]:
     with closing(Store(tmp_path)) as store:
         yield store.blobs
 
 
-async def kept(blobs: Blobs, data: bytes) -> Blob:
+async def store_blob(blobs: BlobStore, data: bytes) -> Blob:
     async with blobs.new() as writer:
-        await writer.take(data)
-        return await writer.keep()
+        await writer.write(data)
+        return await writer.commit()
 
 
-async def test_no_work_on_contents_is_done_in_the_loops_thread(
-    blobs: Blobs, tmp_path: Path
+async def test_files_are_not_accessed_in_the_event_loops_thread(
+    blobs: BlobStore, tmp_path: Path
 ) -> None:
     _seen.clear()
-    blob = await kept(blobs, b"x" * 3_000_000)
+    blob = await store_blob(blobs, b"x" * 3_000_000)
     copy = await blobs.copy(blob)
     assert [piece async for piece in blobs.read(copy.name)]
     await blobs.remove([blob.name, copy.name])
     async with blobs.new() as writer:
-        await writer.take(b"y" * 2_000_000)
-    here = [each for each in _seen if each[1].startswith(str(tmp_path / "blobs"))]
-    assert {event for event, _, _ in here} >= {"open", "os.rename", "os.link", "os.remove"}
-    assert threading.get_ident() not in {thread for _, _, thread in here}
+        await writer.write(b"y" * 2_000_000)
+    accesses = [access for access in _seen if access[1].startswith(str(tmp_path / "blobs"))]
+    assert {event for event, _, _ in accesses} >= {"open", "os.rename", "os.link", "os.remove"}
+    assert threading.get_ident() not in {thread for _, _, thread in accesses}
     assert list((tmp_path / "blobs").iterdir()) == []
 
 
 @pytest.mark.parametrize("size", [1, 3_000_000])
-async def test_a_content_whose_writer_is_cancelled_leaves_nothing(
-    size: int, blobs: Blobs, tmp_path: Path
-) -> None:
+async def test_cancelled_writer_leaves_no_file(size: int, blobs: BlobStore, tmp_path: Path) -> None:
     for turns in range(6):
-        keeping = asyncio.create_task(kept(blobs, b"x" * size))
+        keeping = asyncio.create_task(store_blob(blobs, b"x" * size))
         for _ in range(turns):
             await asyncio.sleep(0)
         keeping.cancel()
@@ -73,8 +71,8 @@ async def test_a_content_whose_writer_is_cancelled_leaves_nothing(
             await blobs.remove([keeping.result().name])
 
 
-async def test_an_empty_content_is_kept_too(blobs: Blobs, tmp_path: Path) -> None:
+async def test_empty_blob_is_stored(blobs: BlobStore, tmp_path: Path) -> None:
     async with blobs.new() as writer:
-        blob = await writer.keep()
-    assert (blob.bytes, blobs.is_whole(blob.name, 0)) == (0, True)
+        blob = await writer.commit()
+    assert (blob.bytes, blobs.is_intact(blob.name, 0)) == (0, True)
     assert not list((tmp_path / "blobs").glob(f"*{PART}"))

@@ -1,4 +1,4 @@
-"""Runs in the store: found for a while, whoever has begun them, and no more than may be."""
+"""Stored runs, their limits and their expiry."""
 
 import asyncio
 import sqlite3
@@ -38,7 +38,7 @@ async def end(store: Store, run: StoredRun, *, for_retry: bool = False) -> None:
     await store.runs.end(run, keep_s=KEEP_S, for_retry=for_retry)
 
 
-async def test_a_run_is_found_at_work_and_for_a_while_after_its_end(
+async def test_run_is_found_while_running_and_until_it_expires(
     store: Store, clock: ManualClock
 ) -> None:
     assert await store.runs.begin(RUN) is None
@@ -46,13 +46,13 @@ async def test_a_run_is_found_at_work_and_for_a_while_after_its_end(
     assert await store.runs.find("somebody else", "r1") is None
     await end(store, ENDED)
     clock.advance(KEEP_S - 1)
-    assert await store.runs.find(OWNER, "r1") == await store.runs.named(OWNER, "key") == ENDED
+    assert await store.runs.find(OWNER, "r1") == await store.runs.find_by_key(OWNER, "key") == ENDED
     clock.advance(1)
     assert await store.runs.find(OWNER, "r1") is None
-    assert await store.runs.named(OWNER, "key") is None
+    assert await store.runs.find_by_key(OWNER, "key") is None
 
 
-async def test_a_key_has_one_run_in_all_processes(tmp_path: Path, store: Store) -> None:
+async def test_idempotency_key_has_one_run_in_all_processes(tmp_path: Path, store: Store) -> None:
     with closing(Store(tmp_path, now=lambda: 0)) as other:
         assert await store.runs.begin(RUN) is None
         assert await other.runs.begin(replace(RUN, id="r2")) == RUN
@@ -61,13 +61,13 @@ async def test_a_key_has_one_run_in_all_processes(tmp_path: Path, store: Store) 
         assert await other.runs.begin(replace(RUN, id="r3")) is None
 
 
-async def test_a_run_whose_process_is_gone_is_lost(
+async def test_run_of_a_dead_process_is_lost(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     other = Store(tmp_path, now=clock.time)
     await other.runs.begin(RUN)
     other.close()
-    assert await store.runs.named(OWNER, "key") is None
+    assert await store.runs.find_by_key(OWNER, "key") is None
     for _ in range(2):
         found = await store.runs.find(OWNER, "r1")
         assert found
@@ -78,46 +78,48 @@ async def test_a_run_whose_process_is_gone_is_lost(
     assert await store.runs.find(OWNER, "r1") is None
 
 
-async def test_what_waits_for_a_retry_is_given_to_one(store: Store) -> None:
-    kept = replace(ENDED, key=None)
-    await end(store, kept, for_retry=True)
-    assert await store.runs.take(OWNER, "f1", besides=["r1"]) is None
-    assert await store.runs.take(OWNER, "f1", besides=[]) == kept
-    assert await store.runs.take(OWNER, "f1", besides=[]) is None
-    await store.runs.give_back("r1")
-    assert await store.runs.take(OWNER, "f1", besides=[]) == kept
+async def test_result_for_a_retry_is_taken_once(store: Store) -> None:
+    result = replace(ENDED, key=None)
+    await end(store, result, for_retry=True)
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=["r1"]) is None
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == result
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) is None
+    await store.runs.return_for_retry("r1")
+    assert await store.runs.take_for_retry(OWNER, "f1", excluding=[]) == result
 
 
 @pytest.mark.parametrize(("runs", "chars"), [(MAX_RUNS + 1, 1), (3, MAX_BYTES // 2)])
-async def test_the_oldest_results_go_where_they_are_too_many_or_too_large(
+async def test_oldest_results_beyond_the_limits_are_deleted(
     runs: int, chars: int, store: Store
 ) -> None:
-    await store.runs.begin(replace(RUN, id="at work"))
+    await store.runs.begin(replace(RUN, id="running"))
     await end(store, replace(ENDED, id="theirs", owner="somebody else"))
     for n in range(runs):
         await end(store, replace(ENDED, id=str(n), record="x" * chars))
-    mine = [await store.runs.find(OWNER, name) for name in ("at work", "0", "1", str(runs - 1))]
+    mine = [await store.runs.find(OWNER, name) for name in ("running", "0", "1", str(runs - 1))]
     assert [found is not None for found in mine] == [True, False, True, True]
     assert await store.runs.find("somebody else", "theirs")
 
 
-async def test_the_newest_result_is_kept_whatever_its_size(store: Store) -> None:
+async def test_newest_result_is_kept_whatever_its_size(store: Store) -> None:
     for name in ("1", "2"):
         await end(store, replace(ENDED, id=name, record="x" * (MAX_BYTES + 1)))
     assert await store.runs.find(OWNER, "1") is None
     assert await store.runs.find(OWNER, "2")
 
 
-async def test_the_oldest_runs_that_wait_go_where_they_are_too_large(store: Store) -> None:
-    said = {"role": "user", "content": "x" * (MAX_BYTES * 2 // 5)}
+async def test_oldest_suspended_runs_beyond_the_limit_are_deleted(store: Store) -> None:
+    message = {"role": "user", "content": "x" * (MAX_BYTES * 2 // 5)}
     for name in ("1", "2", "3"):
         calls = [(f"call_{name}_1", "c", "weather")]
-        await store.parked.save(OWNER, SuspendedRun([said], 0, calls, as_text=False, goes_on=None))
-    found = [await store.parked.find(OWNER, name) for name in ("1", "2", "3")]
+        await store.suspended_runs.save(
+            OWNER, SuspendedRun([message], 0, calls, as_text=False, goes_on=None)
+        )
+    found = [await store.suspended_runs.find(OWNER, name) for name in ("1", "2", "3")]
     assert [each is not None for each in found] == [False, True, True]
 
 
-async def test_runs_that_wait_outlive_a_change_of_their_table(tmp_path: Path) -> None:
+async def test_suspended_runs_survive_the_migration_of_their_table(tmp_path: Path) -> None:
     record = '{"messages": [], "ours_from": 0, "calls": [], "as_text": false, "workspace": null}'
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as before:
         for statement in [statement for step in STEPS[:3] for statement in step]:
@@ -127,7 +129,7 @@ async def test_runs_that_wait_outlive_a_change_of_their_table(tmp_path: Path) ->
         before.execute("PRAGMA user_version = 3")
         before.commit()
     with closing(Store(tmp_path, now=lambda: 0)) as store:
-        assert await store.parked.find(OWNER, "r1") == SuspendedRun(
+        assert await store.suspended_runs.find(OWNER, "r1") == SuspendedRun(
             [], 0, [], as_text=False, goes_on=None
         )
 
@@ -136,7 +138,7 @@ async def summarize(store: Store, *runs: StoredRun) -> None:
     await store.runs.summarize(lambda: runs)
 
 
-async def test_a_summary_is_the_last_that_was_said_of_a_run(store: Store) -> None:
+async def test_latest_summary_of_a_run_replaces_earlier_ones(store: Store) -> None:
     begun = replace(RUN, key=None, fingerprint="")
     await summarize(store, begun, replace(begun, id="r2"))
     await summarize(store, ended := replace(begun, status="completed", record="{}"))
@@ -144,7 +146,7 @@ async def test_a_summary_is_the_last_that_was_said_of_a_run(store: Store) -> Non
     assert await store.runs.summary("somebody else", "r1") is None
 
 
-async def test_a_summary_of_a_process_that_died_tells_so(tmp_path: Path, store: Store) -> None:
+async def test_summary_of_a_dead_process_is_lost(tmp_path: Path, store: Store) -> None:
     with closing(Store(tmp_path)) as other:
         await summarize(other, RUN)
         found = await store.runs.summary(OWNER, "r1")
@@ -155,7 +157,7 @@ async def test_a_summary_of_a_process_that_died_tells_so(tmp_path: Path, store: 
     assert found.status == "lost"
 
 
-async def test_an_owner_has_so_many_summaries_and_no_other_loses_one(store: Store) -> None:
+async def test_summaries_are_limited_for_each_owner_separately(store: Store) -> None:
     await summarize(store, replace(RUN, id="other", owner="somebody else"))
     await summarize(store, *(replace(RUN, id=f"r{n}") for n in range(MAX_SUMMARIES + 2)))
     found = [await store.runs.summary(OWNER, f"r{n}") for n in (0, 1, 2, MAX_SUMMARIES + 1)]
@@ -163,7 +165,7 @@ async def test_an_owner_has_so_many_summaries_and_no_other_loses_one(store: Stor
     assert await store.runs.summary("somebody else", "other")
 
 
-async def test_the_sweep_deletes_old_summaries(
+async def test_sweep_deletes_expired_summaries(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     await summarize(store, RUN)
@@ -173,7 +175,7 @@ async def test_the_sweep_deletes_old_summaries(
         assert database.execute("SELECT count(*) FROM run_summaries").fetchall() == [(0,)]
 
 
-async def test_requests_have_their_turn_while_the_store_is_swept(
+async def test_requests_are_served_during_a_sweep(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     total = 3 * SWEEP_ROWS

@@ -1,4 +1,4 @@
-"""What keys have spent outlives the process, is seen by all, and ends at midnight."""
+"""Daily spending: shared by all processes, lasting across restarts, reset at midnight."""
 
 import asyncio
 import sqlite3
@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from policies.budgets import DAY_S, DailyBudget, Expense
 from proxy.store.store import Store
+from tests.fakes.manual_clock import ManualClock
 
 OWNER = "somebody"
 MORNING = 20_000 * DAY_S + 3600.0
@@ -19,28 +20,20 @@ FIVE = DailyBudget(commands=5)
 ONE = Expense(commands=1)
 
 
-class Clock:
-    """The time of day, set by hand."""
-
-    def __init__(self) -> None:
-        self.now = MORNING
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> ManualClock:
+    clock = ManualClock()
+    clock.advance(MORNING)
+    return clock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
-    with closing(Store(tmp_path, now=clock)) as opened:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with closing(Store(tmp_path, now=clock.time)) as opened:
         yield opened
 
 
-async def test_an_expense_counts_as_expected_until_it_is_settled(store: Store) -> None:
+async def test_expense_counts_as_expected_until_it_is_settled(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     receipt = await account.take(Expense(tokens=60))
     assert (receipt.used_up, receipt.spent) == (None, Expense(tokens=60))
@@ -50,7 +43,7 @@ async def test_an_expense_counts_as_expected_until_it_is_settled(store: Store) -
 
 
 @pytest.mark.parametrize("kind", ["take", "overdraw"])
-async def test_what_is_taken_while_its_request_is_cancelled_is_given_back(
+async def test_expense_of_a_request_cancelled_while_taking_is_returned(
     kind: str, store: Store
 ) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
@@ -63,7 +56,7 @@ async def test_what_is_taken_while_its_request_is_cancelled_is_given_back(
     assert await store.spending.spent(OWNER) == Expense()
 
 
-async def test_what_is_settled_while_its_request_is_cancelled_is_counted(store: Store) -> None:
+async def test_expense_of_a_request_cancelled_while_settling_counts(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     receipt = await account.take(Expense(tokens=60))
     settling = asyncio.create_task(account.settle(receipt, Expense(tokens=5)))
@@ -74,7 +67,7 @@ async def test_what_is_settled_while_its_request_is_cancelled_is_counted(store: 
     assert await store.spending.spent(OWNER) == Expense(tokens=5)
 
 
-async def test_what_is_used_up_is_named_and_nothing_is_taken(store: Store) -> None:
+async def test_receipt_names_the_used_up_budget(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     await account.take(Expense(tokens=100))
     refused = await account.take(Expense(tokens=1))
@@ -82,23 +75,23 @@ async def test_what_is_used_up_is_named_and_nothing_is_taken(store: Store) -> No
     assert await store.spending.spent(OWNER) == Expense(tokens=100)
 
 
-async def test_what_must_be_spent_is_counted_beyond_the_budget(store: Store) -> None:
+async def test_overdraft_counts_beyond_the_budget(store: Store) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     for _ in range(2):
         receipt = await account.overdraw(Expense(tokens=70))
     assert (receipt.used_up, receipt.spent.tokens) == (None, 140)
 
 
-async def test_each_key_has_a_day_of_its_own(store: Store) -> None:
+async def test_each_key_has_its_own_budget(store: Store) -> None:
     await store.spending.account(OWNER, FIVE).overdraw(Expense(commands=9))
     assert (await store.spending.account("another", FIVE).take(ONE)).used_up is None
 
 
-async def test_two_processes_at_once_never_take_more_than_there_is(
-    tmp_path: Path, store: Store, clock: Clock
+async def test_concurrent_processes_never_exceed_the_budget(
+    tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
     refused = 0
-    with closing(Store(tmp_path, now=clock)) as other:
+    with closing(Store(tmp_path, now=clock.time)) as other:
 
         async def take(each: Store) -> None:
             nonlocal refused
@@ -113,52 +106,52 @@ async def test_two_processes_at_once_never_take_more_than_there_is(
     assert (refused, (await store.spending.spent(OWNER)).commands) == (15, 5)
 
 
-async def test_a_restart_forgets_nothing(tmp_path: Path, clock: Clock) -> None:
-    with closing(Store(tmp_path, now=clock)) as before:
+async def test_spending_survives_a_restart(tmp_path: Path, clock: ManualClock) -> None:
+    with closing(Store(tmp_path, now=clock.time)) as before:
         await before.spending.account(OWNER, FIVE).overdraw(Expense(commands=5))
-    with closing(Store(tmp_path, now=clock)) as after:
+    with closing(Store(tmp_path, now=clock.time)) as after:
         assert (await after.spending.account(OWNER, FIVE).take(ONE)).used_up == "commands"
 
 
-async def test_every_budget_begins_anew_at_midnight(store: Store, clock: Clock) -> None:
+async def test_budgets_are_reset_at_midnight(store: Store, clock: ManualClock) -> None:
     account = store.spending.account(OWNER, FIVE)
     await account.overdraw(Expense(commands=5))
-    clock.now += store.spending.until_midnight_s() - 1
+    clock.advance(store.spending.until_midnight_s() - 1)
     assert (await account.take(ONE)).used_up == "commands"
-    clock.now += 1
+    clock.advance(1)
     assert (await account.take(ONE)).spent == ONE
 
 
-async def test_what_began_before_midnight_counts_to_the_day_it_began(
-    store: Store, clock: Clock
+async def test_expense_counts_on_the_day_on_which_it_was_taken(
+    store: Store, clock: ManualClock
 ) -> None:
     account = store.spending.account(OWNER, DailyBudget(tokens=100))
     receipt = await account.take(Expense(tokens=50))
-    clock.now += store.spending.until_midnight_s()
+    clock.advance(store.spending.until_midnight_s())
     await store.sweep()
     await account.settle(receipt, Expense(tokens=80))
     assert await store.spending.spent(OWNER) == Expense()
-    clock.now -= DAY_S
+    clock.advance(-DAY_S)
     assert await store.spending.spent(OWNER) == Expense(tokens=80)
 
 
-async def test_days_that_are_over_are_forgotten(store: Store, clock: Clock) -> None:
+async def test_past_days_are_deleted(store: Store, clock: ManualClock) -> None:
     await store.spending.account(OWNER, FIVE).overdraw(ONE)
-    clock.now += 2 * DAY_S
+    clock.advance(2 * DAY_S)
     await store.sweep()
-    clock.now -= 2 * DAY_S
+    clock.advance(-2 * DAY_S)
     assert await store.spending.spent(OWNER) == Expense()
 
 
-async def test_a_store_that_fails_gives_no_receipt(tmp_path: Path, store: Store) -> None:
-    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as vandal:
-        vandal.execute("DROP TABLE spending")
-        vandal.commit()
+async def test_failing_store_gives_no_receipt(tmp_path: Path, store: Store) -> None:
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as database:
+        database.execute("DROP TABLE spending")
+        database.commit()
     with pytest.raises(OperationalError):
         await store.spending.account(OWNER, FIVE).take(ONE)
 
 
-async def test_who_leaves_while_it_is_settled_has_spent_it_all_the_same(store: Store) -> None:
+async def test_expense_settled_in_a_cancelled_scope_counts(store: Store) -> None:
     account = store.spending.account(OWNER, FIVE)
     receipt = await account.take(ONE)
     with anyio.CancelScope() as scope:

@@ -1,4 +1,4 @@
-"""The store: whole after a crash, shared by several processes, swept."""
+"""The store: consistency after a crash, use by several processes, and sweeps."""
 
 import os
 import sqlite3
@@ -19,7 +19,7 @@ from proxy.errors import QuotaError, StoreError
 from proxy.store.blobs import GRACE_S, Blob
 from proxy.store.database import MAX_FILES
 from proxy.store.migrations import STEPS
-from proxy.store.records import NewContainer, Page, StoredUpload
+from proxy.store.records import NewContainer, PageRequest, StoredUpload
 from proxy.store.store import Store
 from proxy.store.tables import METADATA
 from tests.fakes.manual_clock import ManualClock
@@ -42,7 +42,7 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 
 @contextmanager
 def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
-    """The store there; its time begins now and is the test's."""
+    """Open a store whose clock begins now and is advanced by the test."""
     began = time.time()
     store = Store(directory, now=lambda: began + clock.time())
     try:
@@ -51,17 +51,17 @@ def opened(directory: Path, clock: ManualClock) -> Iterator[Store]:
         store.close()
 
 
-async def kept(store: Store, data: bytes) -> Blob:
-    """A content without a row."""
+async def store_blob(store: Store, data: bytes) -> Blob:
+    """Store a blob without a row."""
     async with store.blobs.new() as writer:
-        await writer.take(data)
-        return await writer.keep()
+        await writer.write(data)
+        return await writer.commit()
 
 
 async def uploaded(store: Store, data: bytes, name: str = "a.txt") -> StoredUpload:
     return await store.uploads.add(
         OWNER,
-        await kept(store, data),
+        await store_blob(store, data),
         filename=name,
         purpose="user_data",
         mime_type="text/plain",
@@ -75,15 +75,15 @@ def contents(directory: Path) -> list[bytes]:
 
 
 async def names(store: Store) -> list[str]:
-    """What a list tells of, newest first."""
-    page = await store.uploads.page(OWNER, Page(limit=100), None)
+    """Return the names of the listed uploads, newest first."""
+    page = await store.uploads.page(OWNER, PageRequest(limit=100), None)
     return [upload.filename for upload in page.items]
 
 
-# What is found
+# Uploads and containers
 
 
-async def test_an_upload_is_found_as_a_request_names_it(store: Store) -> None:
+async def test_upload_is_found_by_its_owner_and_id(store: Store) -> None:
     upload = await uploaded(store, b"hello")
     found = await store.uploads.find(OWNER, upload.id)
     assert found is not None
@@ -99,9 +99,7 @@ async def test_an_upload_is_found_as_a_request_names_it(store: Store) -> None:
     assert await store.uploads.find(OWNER, "file-1") is None
 
 
-async def test_what_is_past_its_time_is_not_there_also_before_it_is_swept(
-    store: Store, clock: ManualClock
-) -> None:
+async def test_expired_upload_is_not_found_before_a_sweep(store: Store, clock: ManualClock) -> None:
     upload = await uploaded(store, b"a")
     clock.advance(HOUR_S + 1)
     assert await store.uploads.get(OWNER, upload.id) is None
@@ -110,18 +108,18 @@ async def test_what_is_past_its_time_is_not_there_also_before_it_is_swept(
     await uploaded(store, b"x" * 100)  # nor does it take room
 
 
-async def test_a_container_lives_on_while_it_is_used(store: Store, clock: ManualClock) -> None:
-    box = await store.containers.create(OWNER, NewContainer("mine", minutes=20))
+async def test_use_of_a_container_postpones_its_expiry(store: Store, clock: ManualClock) -> None:
+    container = await store.containers.create(OWNER, NewContainer("mine", minutes=20))
     for _ in range(3):
         clock.advance(15 * 60)
-        used = await store.containers.use(OWNER, box.id)
+        used = await store.containers.use(OWNER, container.id)
         assert used is not None
-        assert used.last_active_at - box.created_at == pytest.approx(clock.time(), abs=1)
+        assert used.last_active_at - container.created_at == pytest.approx(clock.time(), abs=1)
     clock.advance(20 * 60 + 1)
-    assert await store.containers.use(OWNER, box.id) is None
+    assert await store.containers.use(OWNER, container.id) is None
 
 
-async def test_room_is_never_given_twice(store: Store) -> None:
+async def test_concurrent_uploads_never_exceed_the_quota(store: Store) -> None:
     refused = 0
 
     async def upload() -> None:
@@ -139,16 +137,16 @@ async def test_room_is_never_given_twice(store: Store) -> None:
     assert sum(map(len, contents(store.directory))) == 90
 
 
-# What a crash leaves
+# Sweeps and crashes
 
 
-async def test_the_sweep_ends_what_is_past_its_time(
+async def test_sweep_deletes_expired_uploads_and_containers(
     store: Store, clock: ManualClock, tmp_path: Path
 ) -> None:
     await uploaded(store, b"old")
-    box = await store.containers.create(OWNER, NewContainer("mine", minutes=1))
+    container = await store.containers.create(OWNER, NewContainer("mine", minutes=1))
     put = {"filename": "a", "mime_type": "text/plain", "quota": 100}
-    await store.container_files.put(OWNER, box.id, await kept(store, b"inside"), **put)
+    await store.container_files.put(OWNER, container.id, await store_blob(store, b"inside"), **put)
     clock.advance(HOUR_S + 60)
     await uploaded(store, b"new", "new.txt")
     await store.sweep()
@@ -156,10 +154,10 @@ async def test_the_sweep_ends_what_is_past_its_time(
     assert await names(store) == ["new.txt"]
 
 
-async def test_a_content_without_a_row_is_swept_once_it_cannot_be_on_its_way(
+async def test_blob_without_a_row_is_swept_after_the_grace_time(
     store: Store, clock: ManualClock, tmp_path: Path
 ) -> None:
-    await kept(store, b"lost")
+    await store_blob(store, b"lost")
     (tmp_path / "blobs" / "0.part").write_bytes(b"half")
     await store.sweep()
     assert contents(tmp_path) == [b"half", b"lost"]
@@ -168,38 +166,38 @@ async def test_a_content_without_a_row_is_swept_once_it_cannot_be_on_its_way(
     assert contents(tmp_path) == []
 
 
-@pytest.mark.parametrize("left", [None, b"", b"hel", b"hello, hello"])
-async def test_a_row_whose_content_is_not_whole_is_not_there(
-    left: bytes | None, store: Store
+@pytest.mark.parametrize("content", [None, b"", b"hel", b"hello, hello"])
+async def test_upload_with_an_incomplete_blob_is_not_found(
+    content: bytes | None, store: Store
 ) -> None:
     upload = await uploaded(store, b"hello")
     await uploaded(store, b"other", "other.txt")
     path = store.blobs.path(upload.blob)
-    path.unlink() if left is None else path.write_bytes(left)
+    path.unlink() if content is None else path.write_bytes(content)
     assert await store.uploads.get(OWNER, upload.id) is None
     await store.sweep()
     assert await names(store) == ["other.txt"]
 
 
-async def test_a_list_goes_on_after_what_was_deleted_for_a_while(
+async def test_upload_list_continues_after_a_deleted_upload(
     store: Store, clock: ManualClock
 ) -> None:
     uploads = [await uploaded(store, b"a", name) for name in "abc"]
     await store.uploads.delete(OWNER, uploads[1].id)
     await store.sweep()
-    page = await store.uploads.page(OWNER, Page(limit=1, after=uploads[1].id), None)
+    page = await store.uploads.page(OWNER, PageRequest(limit=1, after=uploads[1].id), None)
     assert [upload.filename for upload in page.items] == ["a"]
 
 
-async def test_who_is_interrupted_leaves_a_file_whole_or_none(store: Store) -> None:
+async def test_cancelled_upload_leaves_a_complete_file_or_none(store: Store) -> None:
     for _ in range(20):
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(uploaded, store, b"x")
                 await anyio.lowlevel.checkpoint()
                 scope.cancel()
-    for upload in (await store.uploads.page(OWNER, Page(limit=100), None)).items:
-        assert store.blobs.is_whole(upload.blob, 1)
+    for upload in (await store.uploads.page(OWNER, PageRequest(limit=100), None)).items:
+        assert store.blobs.is_intact(upload.blob, 1)
 
 
 WRITER = """
@@ -212,8 +210,8 @@ async def main():
     print("open", flush=True)
     for number in range(int(sys.argv[2])):
         async with store.blobs.new() as writer:
-            await writer.take(b"x")
-            blob = await writer.keep()
+            await writer.write(b"x")
+            blob = await writer.commit()
         await store.uploads.add(
             "somebody", blob, filename=str(number), purpose="user_data",
             mime_type="text/plain", expires_at=lambda at: at + 3600, quota=10**9,
@@ -225,7 +223,7 @@ asyncio.run(main())
 """
 
 
-async def test_several_processes_begin_a_store_at_once_and_lose_nothing(tmp_path: Path) -> None:
+async def test_concurrent_processes_can_create_a_store_and_lose_nothing(tmp_path: Path) -> None:
     async def write() -> None:
         command = [sys.executable, "-c", WRITER, str(tmp_path), "20"]
         await anyio.run_process(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -240,9 +238,7 @@ async def test_several_processes_begin_a_store_at_once_and_lose_nothing(tmp_path
         assert contents(tmp_path) == [b"x"] * 60
 
 
-async def test_a_process_that_is_killed_leaves_a_store_that_is_whole(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+async def test_killed_process_leaves_a_consistent_store(tmp_path: Path, clock: ManualClock) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path), "1000000"]
     with anyio.fail_after(60):
         async with await anyio.open_process(
@@ -256,15 +252,15 @@ async def test_a_process_that_is_killed_leaves_a_store_that_is_whole(
     with opened(tmp_path, clock) as store:
         clock.advance(HOUR_S - 60)
         await store.sweep()
-        page = await store.uploads.page(OWNER, Page(limit=10_000), None)
+        page = await store.uploads.page(OWNER, PageRequest(limit=10_000), None)
         assert len(page.items) >= 4
-        assert all(store.blobs.is_whole(upload.blob, 1) for upload in page.items)
+        assert all(store.blobs.is_intact(upload.blob, 1) for upload in page.items)
 
 
-# The database's own form
+# The schema
 
 
-def test_the_steps_lead_to_the_tables_that_the_code_sees(store: Store, tmp_path: Path) -> None:
+def test_migrations_create_the_tables_of_the_code(store: Store, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/store.sqlite3")
     found = inspect(engine)
     tables = {
@@ -279,9 +275,7 @@ def test_the_steps_lead_to_the_tables_that_the_code_sees(store: Store, tmp_path:
     }
 
 
-async def test_a_store_of_the_first_step_is_brought_up_to_date(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+async def test_oldest_schema_is_migrated(tmp_path: Path, clock: ManualClock) -> None:
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as old:
         for statement in STEPS[0]:
             old.execute(statement)
@@ -297,37 +291,39 @@ async def test_a_store_of_the_first_step_is_brought_up_to_date(
         await store.containers.create(OWNER, NewContainer("mine", minutes=1))
 
 
-def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path, clock: ManualClock) -> None:
+def test_newer_schema_is_rejected(tmp_path: Path, clock: ManualClock) -> None:
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as newer:
         newer.execute("PRAGMA user_version = 999")
     with pytest.raises(StoreError, match=r"store\.sqlite3: it was written by a newer version"):
         Store(tmp_path)
 
 
-def test_what_is_no_database_is_told_in_one_line(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite3").write_bytes(b"no database at all" * 100)
     config = parse({"server": {"data_dir": str(tmp_path)}}, "test")
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         build_store(config)
-    assert str(told.value) == (f"server.data_dir: {tmp_path}/store.sqlite3: file is not a database")
+    assert str(raised.value) == (
+        f"server.data_dir: {tmp_path}/store.sqlite3: file is not a database"
+    )
 
 
-def test_a_place_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_bytes(b"")
     with pytest.raises(StoreError, match=r"File exists: .*blobs"):
         Store(tmp_path)
 
 
-async def test_a_content_that_comes_slowly_is_not_swept(store: Store, clock: ManualClock) -> None:
+async def test_slowly_written_blob_is_not_swept(store: Store, clock: ManualClock) -> None:
     async with store.blobs.new() as writer:
-        await writer.take(b"a")
+        await writer.write(b"a")
         clock.advance(2 * GRACE_S)
         await store.sweep()
-        blob = await writer.keep()
-    assert store.blobs.is_whole(blob.name, 1)
+        blob = await writer.commit()
+    assert store.blobs.is_intact(blob.name, 1)
 
 
-async def test_empty_files_count_too(tmp_path: Path, store: Store) -> None:
+async def test_empty_files_count_toward_the_limit_of_files(tmp_path: Path, store: Store) -> None:
     many = """
         INSERT INTO files (id, owner, filename, purpose, mime_type, bytes, sha256, blob,
                            created_at, expires_at)
@@ -340,4 +336,4 @@ async def test_empty_files_count_too(tmp_path: Path, store: Store) -> None:
     await uploaded(store, b"")
     with pytest.raises(QuotaError, match="10000 files"):
         await uploaded(store, b"")
-    await store.require_room("somebody else", 1, 1)
+    await store.require_quota("somebody else", 1, 1)

@@ -1,4 +1,4 @@
-"""Replies out of streamed chunks."""
+"""Completions that are built from streamed chunks."""
 
 from typing import Any
 
@@ -7,67 +7,67 @@ import pytest
 from proxy.agent.events import ModelDelta, ReasoningDelta, TextDelta, ToolCallDelta
 from proxy.agent.model import Completion
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly, deltas_of, reply_of
+from proxy.models.completion_builder import CompletionBuilder, completion_deltas, parse_completion
 
 
 def assembled(*deltas: dict[str, Any]) -> tuple[list[ModelDelta], Completion]:
-    """What a stream of these deltas gives on the way and in the end."""
-    assembly = Assembly()
-    heard = [
+    """Return the emitted deltas and the completion of a stream with these deltas."""
+    builder = CompletionBuilder()
+    emitted = [
         event
         for delta in deltas
-        for event in assembly.add({"choices": [{"index": 0, "delta": delta}]})
+        for event in builder.add({"choices": [{"index": 0, "delta": delta}]})
     ]
-    return heard, assembly.reply()
+    return emitted, builder.build()
 
 
 def calls_in(*deltas: list[dict[str, Any]]) -> list[tuple[str | None, str, str]]:
-    """(id, name, arguments) of the calls that these pieces make."""
-    _, reply = assembled(*({"tool_calls": pieces} for pieces in deltas))
+    """Return the id, name and arguments of each call that consists of these pieces."""
+    _, completion = assembled(*({"tool_calls": pieces} for pieces in deltas))
     return [
         (call.get("id"), call["function"]["name"], call["function"]["arguments"])
-        for call in reply.message["tool_calls"]
+        for call in completion.message["tool_calls"]
     ]
 
 
 def piece(**fields: Any) -> dict[str, Any]:
-    """A piece of a call; `name` and `arguments` belong to its function."""
+    """Return a piece of a call. `name` and `arguments` belong to its function."""
     function = {key: fields.pop(key) for key in ("name", "arguments") if key in fields}
     return {**fields, "function": function}
 
 
-def test_text_goes_on_and_the_role_is_kept() -> None:
-    heard, reply = assembled(
+def test_text_pieces_are_joined_and_the_role_is_kept() -> None:
+    deltas, completion = assembled(
         {"role": "assistant", "content": ""}, {"content": "4"}, {"content": "2"}
     )
-    assert heard == [TextDelta("4"), TextDelta("2")]
-    assert reply.message == {"role": "assistant", "content": "42"}
-    assert reply.finish_reason == "stop"
+    assert deltas == [TextDelta("4"), TextDelta("2")]
+    assert completion.message == {"role": "assistant", "content": "42"}
+    assert completion.finish_reason == "stop"
 
 
-def test_a_call_is_heard_with_its_name_so_far() -> None:
-    heard, reply = assembled(
+def test_call_deltas_contain_the_name() -> None:
+    deltas, completion = assembled(
         {"content": None, "tool_calls": [piece(index=0, id="a", name="bash", arguments="")]},
         {"tool_calls": [piece(index=0, arguments='{"x"')]},
         {"tool_calls": [piece(index=0, arguments=": 1}")]},
     )
-    assert heard == [
+    assert deltas == [
         ToolCallDelta(0, "bash", ""),
         ToolCallDelta(0, "bash", '{"x"'),
         ToolCallDelta(0, "bash", ": 1}"),
     ]
     call = {"type": "function", "id": "a", "function": {"name": "bash", "arguments": '{"x": 1}'}}
-    assert reply.message == {"role": "assistant", "content": None, "tool_calls": [call]}
-    assert reply.finish_reason == "tool_calls"
+    assert completion.message == {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert completion.finish_reason == "tool_calls"
 
 
-def test_calls_are_told_apart_by_index() -> None:
+def test_calls_are_separated_by_index() -> None:
     opened = [piece(index=0, id="a", name="f"), piece(index=1, id="b", name="g")]
     filled = [piece(index=1, arguments="1"), piece(index=0, arguments="0")]
     assert calls_in(opened, filled) == [("a", "f", "0"), ("b", "g", "1")]
 
 
-def test_calls_without_index_are_told_apart_by_id() -> None:
+def test_calls_without_index_are_separated_by_id() -> None:
     assert calls_in(
         [piece(id="a", name="f", arguments="0")],
         [piece(arguments="0")],
@@ -75,75 +75,77 @@ def test_calls_without_index_are_told_apart_by_id() -> None:
     ) == [("a", "f", "00"), ("b", "f", "1")]
 
 
-def test_whole_calls_without_index_and_id_are_told_apart_by_name() -> None:
+def test_complete_calls_without_index_and_id_are_separated_by_name() -> None:
     first, second = piece(name="f", arguments="0"), piece(name="f", arguments="1")
     assert calls_in([first, second]) == [(None, "f", "0"), (None, "f", "1")]
 
 
-def test_parallel_calls_that_all_have_index_0_are_told_apart() -> None:
+def test_parallel_calls_with_index_0_are_separated() -> None:
     first = piece(index=0, id="a", name="f", arguments="0")
     second = piece(index=0, id="b", name="f", arguments="1")
     assert calls_in([first], [second]) == [("a", "f", "0"), ("b", "f", "1")]
 
 
-def test_a_name_said_again_is_not_doubled_and_a_name_in_pieces_goes_on() -> None:
+def test_repeated_name_is_ignored_and_split_name_is_joined() -> None:
     again = [piece(index=0, id="a", name="bash", arguments=part) for part in ("{", "}")]
     pieces = [piece(index=0, id="a", name="ba"), piece(index=0, name="sh", arguments="{}")]
     assert calls_in(*([part] for part in again)) == [("a", "bash", "{}")]
     assert calls_in(*([part] for part in pieces)) == [("a", "bash", "{}")]
 
 
-def test_a_new_id_in_every_piece_changes_nothing() -> None:
+def test_new_id_in_every_piece_is_ignored() -> None:
     opened = piece(index=0, id="a", name="f", arguments="0")
     assert calls_in([opened], [piece(index=0, id="b", arguments="1")]) == [("a", "f", "01")]
 
 
-def test_unknown_fields_of_a_call_are_kept() -> None:
+def test_unknown_fields_of_a_call_are_preserved() -> None:
     signature = {"google": {"thought_signature": "abc"}}
     opened = {**piece(index=0, id="a", name="f", arguments="{}"), "extra_content": signature}
-    _, reply = assembled({"tool_calls": [opened]})
-    assert reply.message["tool_calls"][0]["extra_content"] == signature
+    _, completion = assembled({"tool_calls": [opened]})
+    assert completion.message["tool_calls"][0]["extra_content"] == signature
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_reasoning_is_read_under_both_names_and_kept_under_its_own(field: str) -> None:
-    heard, reply = assembled({field: "six "}, {field: "sevens"}, {"content": "42"})
-    assert heard == [ReasoningDelta("six "), ReasoningDelta("sevens"), TextDelta("42")]
-    assert reply.message == {"role": "assistant", "content": "42", field: "six sevens"}
+def test_reasoning_keeps_its_field_name(field: str) -> None:
+    deltas, completion = assembled({field: "six "}, {field: "sevens"}, {"content": "42"})
+    assert deltas == [ReasoningDelta("six "), ReasoningDelta("sevens"), TextDelta("42")]
+    assert completion.message == {"role": "assistant", "content": "42", field: "six sevens"}
 
 
-def test_the_same_reasoning_under_both_names_is_heard_once() -> None:
-    heard, reply = assembled({"reasoning": "six", "reasoning_content": "six", "content": None})
-    assert heard == [ReasoningDelta("six")]
-    assert reply.message["reasoning"] == reply.message["reasoning_content"] == "six"
+def test_reasoning_in_both_fields_yields_one_delta() -> None:
+    deltas, completion = assembled(
+        {"reasoning": "six", "reasoning_content": "six", "content": None}
+    )
+    assert deltas == [ReasoningDelta("six")]
+    assert completion.message["reasoning"] == completion.message["reasoning_content"] == "six"
 
 
-def test_thinking_in_parts_of_the_content_is_heard_as_thinking_and_kept_as_it_came() -> None:
+def test_thinking_parts_of_the_content_yield_reasoning_deltas() -> None:
     def thought(text: str) -> dict[str, Any]:
         return {"type": "thinking", "thinking": [{"type": "text", "text": text}]}
 
-    heard, reply = assembled(
+    deltas, completion = assembled(
         {"role": "assistant", "content": ""},
         {"content": [thought("Six ")]},
         {"content": [thought("sevens.")]},
         {"content": [{"type": "text", "text": "4"}]},
         {"content": "2"},
     )
-    assert heard == [
+    assert deltas == [
         *(ReasoningDelta("Six "), ReasoningDelta("sevens.")),
         *(TextDelta("4"), TextDelta("2")),
     ]
     parts = [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
-    assert reply.message["content"] == [thought("Six "), thought("sevens."), *parts]
+    assert completion.message["content"] == [thought("Six "), thought("sevens."), *parts]
 
 
-def test_unknown_fields_go_on_or_are_replaced_by_their_kind() -> None:
-    _, reply = assembled(
+def test_unknown_fields_are_merged_by_type() -> None:
+    _, completion = assembled(
         {"refusal": "I ", "annotations": [1], "audio": {"id": "a", "data": "AA"}, "score": 1},
         {"refusal": "won't", "annotations": [2], "audio": {"id": "a", "data": "BB"}, "score": 2},
         {"refusal": None, "annotations": None, "audio": None, "score": None},
     )
-    assert reply.message == {
+    assert completion.message == {
         "role": "assistant",
         "content": None,
         "refusal": "I won't",
@@ -153,64 +155,64 @@ def test_unknown_fields_go_on_or_are_replaced_by_their_kind() -> None:
     }
 
 
-def test_signed_thinking_is_put_together_block_by_block() -> None:
+def test_signed_thinking_is_joined_by_block() -> None:
     def thinking(text: str, signature: str | None = None) -> dict[str, Any]:
         block = {"type": "thinking", "thinking": text}
         return {"thinking_blocks": [{**block, "signature": signature} if signature else block]}
 
-    _, reply = assembled(
+    _, completion = assembled(
         thinking("let "),
         thinking("me"),
         thinking("", "SIG1"),
         {"thinking_blocks": [{"type": "redacted_thinking", "data": "RED"}]},
         thinking("see", "SIG2"),
     )
-    assert reply.message["thinking_blocks"] == [
+    assert completion.message["thinking_blocks"] == [
         {"type": "thinking", "thinking": "let me", "signature": "SIG1"},
         {"type": "redacted_thinking", "data": "RED"},
         {"type": "thinking", "thinking": "see", "signature": "SIG2"},
     ]
 
 
-def test_log_probabilities_of_half_a_character_are_heard_with_an_empty_text() -> None:
+def test_logprobs_of_a_partial_character_have_an_empty_text() -> None:
     logprobs = {"content": [{"token": "\\xe2", "logprob": -1.0}]}
-    assembly = Assembly()
-    heard = assembly.add({"choices": [{"delta": {"content": ""}, "logprobs": logprobs}]})
-    assert heard == [TextDelta("", logprobs)]
+    builder = CompletionBuilder()
+    deltas = builder.add({"choices": [{"delta": {"content": ""}, "logprobs": logprobs}]})
+    assert deltas == [TextDelta("", logprobs)]
 
 
-def test_a_chunk_is_not_changed_by_what_comes_after_it() -> None:
+def test_later_chunk_does_not_modify_earlier_delta() -> None:
     first = {"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [1]}}]}
     second = {"choices": [{"delta": {"content": "b"}, "logprobs": {"content": [2]}}]}
-    assembly = Assembly()
-    heard = [*assembly.add(first), *assembly.add(second)]
-    assert heard == [TextDelta("a", {"content": [1]}), TextDelta("b", {"content": [2]})]
-    assert assembly.reply().choice == {"logprobs": {"content": [1, 2]}}
+    builder = CompletionBuilder()
+    deltas = [*builder.add(first), *builder.add(second)]
+    assert deltas == [TextDelta("a", {"content": [1]}), TextDelta("b", {"content": [2]})]
+    assert builder.build().choice == {"logprobs": {"content": [1, 2]}}
 
 
-def test_usage_and_the_responses_fields_are_the_last_seen() -> None:
-    assembly = Assembly()
-    assembly.add({"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": None})
-    assembly.add({"id": "x", "choices": [], "usage": {"total_tokens": 1}})
-    assembly.add({"id": "x", "model": "m", "usage": {"total_tokens": 2}})
-    reply = assembly.reply()
-    assert reply.usage == {"total_tokens": 2}
-    assert reply.response == {"id": "x", "object": "chat.completion", "model": "m"}
+def test_last_usage_and_response_fields_are_used() -> None:
+    builder = CompletionBuilder()
+    builder.add({"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": None})
+    builder.add({"id": "x", "choices": [], "usage": {"total_tokens": 1}})
+    builder.add({"id": "x", "model": "m", "usage": {"total_tokens": 2}})
+    completion = builder.build()
+    assert completion.usage == {"total_tokens": 2}
+    assert completion.response == {"id": "x", "object": "chat.completion", "model": "m"}
 
 
-def test_only_the_first_choice_is_the_reply() -> None:
-    assembly = Assembly()
+def test_other_choices_are_ignored() -> None:
+    builder = CompletionBuilder()
     first = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
     other = {"index": 1, "delta": {"content": "b"}, "finish_reason": "length"}
-    assert assembly.add({"choices": [other, first]}) == [TextDelta("a")]
-    assert assembly.reply().finish_reason == "stop"
+    assert builder.add({"choices": [other, first]}) == [TextDelta("a")]
+    assert builder.build().finish_reason == "stop"
 
 
-def test_a_whole_reply_is_taken_apart_into_the_same_pieces() -> None:
+def test_completion_is_converted_to_deltas() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": "hi", "reasoning": "hm", "tool_calls": [call, call]}
     choice = {"index": 0, "message": message, "logprobs": {"content": []}}
-    assert deltas_of(reply_of({"choices": [choice]})) == [
+    assert completion_deltas(parse_completion({"choices": [choice]})) == [
         ReasoningDelta("hm"),
         TextDelta("hi", {"content": []}),
         ToolCallDelta(0, "f", "{}"),
@@ -219,6 +221,6 @@ def test_a_whole_reply_is_taken_apart_into_the_same_pieces() -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, [], "text", 7])
-def test_a_chunk_that_is_no_object_is_an_error(chunk: Any) -> None:
+def test_chunk_that_is_not_an_object_is_an_error(chunk: Any) -> None:
     with pytest.raises(BackendError):
-        Assembly().add(chunk)
+        CompletionBuilder().add(chunk)

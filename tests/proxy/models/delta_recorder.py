@@ -1,4 +1,4 @@
-"""A listener that remembers."""
+"""A listener that records the deltas of a completion."""
 
 from proxy.agent.events import (
     CallAccepted,
@@ -11,12 +11,12 @@ from proxy.agent.events import (
 )
 
 
-class Heard(list[ModelDelta]):
-    """What a model passed on of its reply, piece by piece."""
+class DeltaRecorder(list[ModelDelta]):
+    """The deltas of a completion, in order."""
 
     def __init__(self) -> None:
         self.progress: list[CallProgress] = []
-        """What it told of its calls."""
+        """The progress events of the calls."""
 
     async def __call__(self, delta: ModelDelta) -> None:
         if isinstance(delta, CallAccepted | CallFailed):
@@ -33,6 +33,6 @@ class Heard(list[ModelDelta]):
         return "".join(delta.text for delta in self if isinstance(delta, ReasoningDelta))
 
     def arguments(self, index: int) -> str:
-        """The arguments of one tool call."""
+        """Return the arguments of one tool call."""
         calls = [delta for delta in self if isinstance(delta, ToolCallDelta)]
         return "".join(delta.arguments for delta in calls if delta.index == index)

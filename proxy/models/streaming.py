@@ -1,7 +1,7 @@
-"""Replies that arrive as server-sent events, and the usage in passed-on answers. Pure.
+"""Completions that arrive as server-sent events, and the usage in relayed responses. Pure.
 
-`CompletionStream` turns a streamed completion's bytes into deltas, `StreamSupport` remembers how a
-server streams, and `UsageReader` finds the usage in the bytes of an answer that is passed on.
+`CompletionStream` decodes a streamed completion into deltas, `StreamSupport` remembers whether and
+how a server streams, and `UsageReader` finds the usage in the bytes of a relayed response.
 """
 
 import json
@@ -16,84 +16,94 @@ from policies.prices import CHARS_PER_TOKEN, expected_tokens
 from proxy.agent.events import ModelDelta
 from proxy.agent.model import Completion
 from proxy.errors import BackendError
-from proxy.models.assembly import Assembly
-from proxy.models.backend_errors import backend_error, bad_response, cut_off, is_error, parsed
+from proxy.models.backend_errors import (
+    backend_error,
+    bad_response,
+    connection_lost,
+    is_error,
+    parse_json,
+)
+from proxy.models.completion_builder import CompletionBuilder
 
 _DONE = b"[DONE]"
-MAX_REPLY_BYTES = 512 << 20
-"""The longest streamed reply: log probabilities take kilobytes a token."""
+MAX_COMPLETION_BYTES = 512 << 20
+"""The longest streamed completion: log probabilities take kilobytes per token."""
 _REFUSED_STATUSES = frozenset({400, 404, 405, 422, 501})
 _REFUSED_WORDS = re.compile(
     r"\bstream(?:ing|ed)?\b[^.]{0,60}\b(?:not|un) ?(?:supported|available|allowed|implemented)\b"
     r"|\b(?:not|cannot|can't|doesn't) (?:support |allow )?stream",
     re.IGNORECASE,
 )
-_OF_THE_REQUEST = re.compile(r"\b(?:with|when|while|if|together)\b", re.IGNORECASE)
+_COMBINATION_WORDS = re.compile(r"\b(?:with|when|while|if|together)\b", re.IGNORECASE)
 REFUSAL_HOLDS_S = 600.0
+"""The seconds for which a refusal to stream a model is remembered."""
 _MAX_REFUSED = 1000
-_OF_A_PARAMETER = re.compile(r"log_?probs|tool|\bn\b", re.IGNORECASE)
-_COUNTS_USAGE = frozenset({"vllm", "sglang"})
-_COUNTS_TIMINGS = "llamacpp"
-"""Servers that count tokens while they stream, by the `owned_by` of the models they list."""
+_PARAMETER_WORDS = re.compile(r"log_?probs|tool|\bn\b", re.IGNORECASE)
+_SENDS_RUNNING_USAGE = frozenset({"vllm", "sglang"})
+_SENDS_TIMINGS = "llamacpp"
+"""Servers that can send running token counts, by the `owned_by` of the models that they list."""
 MAX_EVENT_BYTES = 32 << 20
 """The longest server-sent event."""
 MAX_USAGE_BYTES = 16 << 20
-"""The longest JSON answer whose usage is read from the whole; of a longer one only the end is
-kept."""
+"""The longest JSON response that is parsed for its usage. Of a longer response only the end is
+parsed."""
 _TAIL_BYTES = 1 << 16
-"""How much of the end is kept: the usage follows the generated text."""
+"""The length of the parsed end: the usage follows the generated text."""
 _USAGE_HOLDERS = ("response", "message")
-"""Fields that hold the usage in events of /v1/responses and /v1/messages, if not the top level."""
+"""Fields that contain the usage in events of /v1/responses and /v1/messages."""
 _GENERATED = ("choices", "output", "content")
-"""Fields that hold the generated text, by API."""
+"""Fields that contain the generated text in responses of the three APIs."""
 _USAGE = re.compile(r'"usage"\s*:\s*\{')
-_MAX_TRIES = 16
+_MAX_PARSE_ATTEMPTS = 16
 
 
-def refuses_streams(error: BackendError) -> bool:
+def refuses_to_stream(error: BackendError) -> bool:
     """Return True if the error says that the server does not stream this model."""
-    if error.status not in _REFUSED_STATUSES or _OF_A_PARAMETER.search(error.message):
+    if error.status not in _REFUSED_STATUSES or _PARAMETER_WORDS.search(error.message):
         return False
     return _REFUSED_WORDS.search(error.message) is not None
 
 
 class StreamSupport:
-    """Remembers which models a server streams, and which token counts it can send."""
+    """Remembers which models a server refuses to stream, and which token counts it can send."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._refused: dict[str, float] = {}
-        """The time until which each model counts as not streamed, oldest first."""
+        """The time until which each refused model is not streamed, oldest refusal first."""
         self._owners: frozenset[str] = frozenset()
 
     def is_supported(self, model: str) -> bool:
-        """Return False for a while after the server has refused to stream the model."""
+        """Return False for `REFUSAL_HOLDS_S` after the server has refused to stream the model."""
         return self._refused.get(model, -1.0) < self._now()
 
     def note_refusal(self, model: str, error: BackendError) -> None:
-        """Note that the server refused to stream the model, unless it was for another parameter of
-        the request."""
-        if _OF_THE_REQUEST.search(error.message):
+        """Remember that the server refused to stream the model, unless the refusal is about a
+        combination with another parameter."""
+        if _COMBINATION_WORDS.search(error.message):
             return
         self._refused.pop(model, None)
         while len(self._refused) >= _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
         self._refused[model] = self._now() + REFUSAL_HOLDS_S
 
-    def learn(self, listed: Iterable[Mapping[str, Any]]) -> None:
-        """Note which kind of server lists these models."""
-        self._owners = frozenset(str(each.get("owned_by")) for each in listed)
+    def note_models(self, models: Iterable[Mapping[str, Any]]) -> None:
+        """Remember the kind of the server, which listed these models."""
+        self._owners = frozenset(str(model.get("owned_by")) for model in models)
 
-    def request(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the body of a streamed request. It asks for running token counts only if the
-        server is known to have them: others refuse unknown fields."""
+    def request_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body of a streamed request.
+
+        The body requests running token counts only from servers that are known to send them: other
+        servers refuse unknown fields.
+        """
         options = {**(body.get("stream_options") or {}), "include_usage": True}
-        if self._owners & _COUNTS_USAGE:
+        if self._owners & _SENDS_RUNNING_USAGE:
             options["continuous_usage_stats"] = True
-        asked = {**body, "stream": True, "stream_options": options}
-        if _COUNTS_TIMINGS in self._owners:
-            asked["timings_per_token"] = True
-        return asked
+        streamed = {**body, "stream": True, "stream_options": options}
+        if _SENDS_TIMINGS in self._owners:
+            streamed["timings_per_token"] = True
+        return streamed
 
 
 class CompletionStream:
@@ -101,18 +111,18 @@ class CompletionStream:
 
     def __init__(self, *, secret: str | None = None) -> None:
         self.done = False
-        """True once the backend has sent [DONE]; anything after it is ignored."""
+        """True once the backend has sent [DONE]. Later events are ignored."""
         self._decoder = SSEDecoder()
         self._bytes = 0
-        self._assembly = Assembly()
+        self._builder = CompletionBuilder()
         self._secret = secret
 
     def feed(self, piece: bytes) -> Iterator[ModelDelta]:
-        """Return the deltas in these bytes. Raises BackendError, after the deltas before the
-        fault."""
+        """Yield the deltas in these bytes. Raises BackendError, after the deltas that precede the
+        error."""
         self._bytes += len(piece)
-        if self._bytes > MAX_REPLY_BYTES:
-            raise bad_response(f"it is longer than {MAX_REPLY_BYTES >> 20} MiB")
+        if self._bytes > MAX_COMPLETION_BYTES:
+            raise bad_response(f"it is longer than {MAX_COMPLETION_BYTES >> 20} MiB")
         try:
             events = self._decoder.feed(piece)
         except EventTooLongError as error:
@@ -120,15 +130,15 @@ class CompletionStream:
         return self._deltas(events)
 
     def end(self) -> Iterator[ModelDelta]:
-        """Return the deltas that the end of the stream completes. Raises BackendError if the reply
-        is not complete."""
+        """Yield the deltas that the end of the stream completes. Raises BackendError if the
+        completion is incomplete."""
         yield from self._deltas(self._decoder.flush())
-        if not self.done and self._assembly.finish_reason is None:
-            raise cut_off()
+        if not self.done and self._builder.finish_reason is None:
+            raise connection_lost()
 
-    def reply(self) -> Completion:
-        """Return the whole reply, once the stream has ended."""
-        return self._assembly.reply()
+    def build(self) -> Completion:
+        """Return the completion so far."""
+        return self._builder.build()
 
     def _deltas(self, events: Iterable[bytes]) -> Iterator[ModelDelta]:
         for event in events:
@@ -136,15 +146,15 @@ class CompletionStream:
                 self.done = True
             if self.done:
                 return
-            yield from self._assembly.add(self._chunk(event))
+            yield from self._builder.add(self._parse_chunk(event))
 
-    def _chunk(self, event: bytes) -> Any:
+    def _parse_chunk(self, event: bytes) -> Any:
         if not is_small(event):
             try:
                 JSONBounds().check(event)
             except TooMuchJSONError as error:
                 raise bad_response(f"an event has more than {error}") from error
-        chunk = parsed(event)
+        chunk = parse_json(event)
         if is_error(chunk):
             raise backend_error(chunk, status=None, secret=self._secret)
         return chunk
@@ -155,14 +165,14 @@ class EventTooLongError(Exception):
 
 
 class SSEDecoder:
-    """Decodes server-sent events: bytes, split at any place, into the `data` of each event. Raises
-    EventTooLongError."""
+    """Decodes a stream of server-sent events, split at any byte, into the `data` of each event.
+    Raises EventTooLongError."""
 
     def __init__(self) -> None:
         self._unfinished_line = bytearray()
         self._data: list[bytes] = []
         self._data_bytes = 0
-        """The length of the lines whose values are in `_data`."""
+        """The length of the lines in `_data`, with their field names."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the events that these bytes complete."""
@@ -181,8 +191,8 @@ class SSEDecoder:
         return [event for line in lines if (event := self._event_ended_by(line)) is not None]
 
     def flush(self) -> list[bytes]:
-        """Return the event that the end of the stream completes: some servers omit the last empty
-        line. A line without a newline was cut off and is ignored."""
+        """Return the event that the end of the stream completes, if any: some servers omit the last
+        empty line. An unfinished line is ignored."""
         event = self._event_ended_by(b"")
         return [] if event is None else [event]
 
@@ -202,14 +212,14 @@ class SSEDecoder:
 
 
 class UsageReader:
-    """Reads the usage of one answer, JSON or server-sent events, of any of the APIs."""
+    """Reads the usage of one response, JSON or server-sent events, of any of the three APIs."""
 
     def __init__(self, content_type: str) -> None:
         kind = content_type.lower()
         self.usage: dict[str, Any] = {}
-        self.made = 0
-        """An estimate of the generated tokens, for an answer without usage: one for each event, or
-        by the characters of a JSON answer."""
+        self.estimated_tokens = 0
+        """An estimate of the generated tokens, for a response without usage: the number of events,
+        or computed from the length of a JSON response."""
         self._decoder = SSEDecoder() if kind.startswith("text/event-stream") else None
         self._is_json = "json" in kind
         self._body = bytearray()
@@ -220,7 +230,7 @@ class UsageReader:
         if self._decoder:
             try:
                 self._read_events(self._decoder.feed(piece))
-            except EventTooLongError:  # the rest of the answer is passed on unread
+            except EventTooLongError:  # the rest of the response is relayed unread
                 self._decoder, self._is_json = None, False
         elif self._is_json:
             self._body += piece
@@ -229,7 +239,7 @@ class UsageReader:
                 del self._body[:-_TAIL_BYTES]
 
     def end(self) -> None:
-        """Read the end of the answer."""
+        """Read the end of the response."""
         if self._decoder:
             self._read_events(self._decoder.flush())
         elif self._is_json:
@@ -237,39 +247,40 @@ class UsageReader:
 
     def _read_events(self, events: list[bytes]) -> None:
         for event in events:
-            self.made += 1
+            self.estimated_tokens += 1
             if b'"usage"' in event:
-                self._take(_read(event))
+                self._add(_parse(event))
 
     def _read_body(self) -> None:
-        value = _read(self._body) if self._bytes <= MAX_USAGE_BYTES else _read_end(self._body)
-        self._take(value)
-        if value is None:  # too long, or cut off by the client
-            self.made = self._bytes // CHARS_PER_TOKEN
+        is_complete = self._bytes <= MAX_USAGE_BYTES
+        value = _parse(self._body) if is_complete else _parse_end(self._body)
+        self._add(value)
+        if value is None:  # too long, or the client disconnected
+            self.estimated_tokens = self._bytes // CHARS_PER_TOKEN
         elif isinstance(value, dict):
-            self.made = expected_tokens([value.get(place) for place in _GENERATED])
+            self.estimated_tokens = expected_tokens([value.get(name) for name in _GENERATED])
 
-    def _take(self, value: Any) -> None:
+    def _add(self, value: Any) -> None:
         if not isinstance(value, dict):
             return
-        for holder in (value, *(value.get(place) for place in _USAGE_HOLDERS)):
+        for holder in (value, *(value.get(name) for name in _USAGE_HOLDERS)):
             usage = holder.get("usage") if isinstance(holder, Mapping) else None
             if isinstance(usage, Mapping):
-                told = {key: each for key, each in usage.items() if each is not None}
-                self.usage |= told  # Anthropic's last event has only the output tokens
+                # Anthropic's last event has only the output tokens.
+                self.usage |= {key: value for key, value in usage.items() if value is not None}
 
 
-def _read(text: bytes | bytearray | str) -> Any:
+def _parse(text: bytes | bytearray | str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _read_end(tail: bytes | bytearray) -> Any:
-    """Parse the end of an object from its `usage` field on. A `usage` further inside, which a
-    client may have written, fails to parse: too many brackets follow it."""
+def _parse_end(tail: bytes | bytearray) -> Any:
+    """Parse the end of a JSON object from its `usage` field on, or return None. A nested `usage`,
+    which may be the client's text, fails to parse: too many brackets follow it."""
     text = tail.decode(errors="replace")
-    begins = [match.start() for match in _USAGE.finditer(text)]
-    tried = (_read("{" + text[at:]) for at in islice(reversed(begins), _MAX_TRIES))
-    return next((value for value in tried if value is not None), None)
+    starts = [match.start() for match in _USAGE.finditer(text)]
+    parsed = (_parse("{" + text[at:]) for at in islice(reversed(starts), _MAX_PARSE_ATTEMPTS))
+    return next((value for value in parsed if value is not None), None)
