@@ -10,7 +10,7 @@ from proxy.agent.events import Event
 from proxy.agent.result import Result
 from proxy.errors import ProxyError
 from proxy.runs.recording import FrameLog
-from proxy.schemas.responses_response import ResponseContext, ResponseWriter, StreamedResponse
+from proxy.schemas.responses_response import ResponseContext, ResponseEncoder, ResponseStreamEncoder
 from proxy.store.responses import ResponseRepository
 
 log = logging.getLogger(__name__)
@@ -24,13 +24,13 @@ class ResponseRecorder:
     def __init__(self, shelf: ResponseRepository, owner: str, asked: ResponseContext) -> None:
         self._shelf = shelf
         self._owner = owner
-        self._writer = ResponseWriter(_in_full(asked))
+        self._writer = ResponseEncoder(_in_full(asked))
         self.begun: Mapping[str, Any] = self._writer.begin()[0]["response"]
         """OpenAI's response object as the run begins."""
         self.frames: FrameLog | None = None
         if asked.body.get("background"):
             self.frames = FrameLog()
-            self._told = StreamedResponse(asked)
+            self._told = ResponseStreamEncoder(asked)
             self.frames.add(_apart(self._told.begin()))
 
     def heard(self, event: Event) -> None:

@@ -19,8 +19,8 @@ from proxy.schemas.validation import (
     boolean,
     fields,
     integer,
+    invalid_combination,
     mapping,
-    not_together,
     number,
     object_with,
     one_of,
@@ -184,7 +184,7 @@ def _response_format(value: Any, param: str) -> None:
 
 # The table
 
-OutputPlace = Literal["every call", "visible answer", "loop", "proxy", "straight"]
+ParameterScope = Literal["every call", "visible answer", "loop", "proxy", "straight"]
 """Which model calls a field goes with. `visible answer`: the call that writes the answer, without
 tools. `loop`: the agent loop decides for each call. `proxy`: none. `straight`: the whole request
 goes to the backend unchanged (see policies.routing)."""
@@ -195,7 +195,7 @@ NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
 class Parameter:
     """One field of the request body."""
 
-    place: OutputPlace
+    place: ParameterScope
     check: Check = anything
     idle: Collection[Any] = NOTHING
     """Values that have no effect, as null has none."""
@@ -351,7 +351,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     **LLAMA_CPP,
     "sandbox": Parameter("proxy", fields({"session": text, "container_id": text})),
 }
-GRAMMARS = frozenset(
+GRAMMAR_PARAMS = frozenset(
     {"structured_outputs", "regex", "ebnf", "grammar", "json_schema"}
     | {name for name in VLLM if name.startswith("guided_")}
 )
@@ -365,17 +365,19 @@ def check_parameters(body: Mapping[str, Any]) -> None:
             known.check(value, name)
     for name in _WITH_LOGPROBS:
         if body.get(name) and not body.get("logprobs"):
-            raise not_together(f"'{name}' is only allowed where 'logprobs' is true.", name)
+            raise invalid_combination(f"'{name}' is only allowed where 'logprobs' is true.", name)
     if body.get("stream_options") and not body.get("stream"):
-        raise not_together(
+        raise invalid_combination(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options",
         )
     if body.get("prompt_logprobs") and body.get("stream"):
-        raise not_together("'prompt_logprobs' are not to be had in a stream.", "prompt_logprobs")
+        raise invalid_combination(
+            "'prompt_logprobs' are not to be had in a stream.", "prompt_logprobs"
+        )
 
 
-def params_for(body: Mapping[str, Any], *places: OutputPlace) -> dict[str, Any]:
+def params_for(body: Mapping[str, Any], *places: ParameterScope) -> dict[str, Any]:
     """Return the fields that go to one of the places."""
     return {
         name: value for name, value in body.items() if PARAMETERS.get(name, _EVERY).place in places

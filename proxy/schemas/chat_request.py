@@ -13,8 +13,8 @@ from policies.answer_form import form_of
 from policies.sessions import function_call_id, states, states_between
 from proxy.agent.task import ChatRequest, Params
 from proxy.errors import BadRequestError
-from proxy.schemas.chat_parameters import GRAMMARS, check_parameters, has_effect, params_for
-from proxy.schemas.validation import array, integer, mapping, not_together, require
+from proxy.schemas.chat_parameters import GRAMMAR_PARAMS, check_parameters, has_effect, params_for
+from proxy.schemas.validation import array, integer, invalid_combination, mapping, require
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 """`n_predict` is llama.cpp's; there a number below 1 is no limit."""
@@ -84,7 +84,7 @@ def parse_chat(
             final.get("structured_outputs"),
             final.get("json_schema"),
         ),
-        rewrite_links=_is_text(body.get("response_format")) and not GRAMMARS & given.keys(),
+        rewrite_links=_is_text(body.get("response_format")) and not GRAMMAR_PARAMS & given.keys(),
         stream=bool(body.get("stream")),
         legacy_state=legacy_state,
     )
@@ -96,7 +96,7 @@ def parse_chat(
     return request, params
 
 
-def wants_usage(body: Mapping[str, Any]) -> bool:
+def includes_usage(body: Mapping[str, Any]) -> bool:
     """Return True if a streaming client asks for the usage chunk."""
     options = body.get("stream_options") or {}
     mapping(options, "stream_options")
@@ -109,7 +109,7 @@ def _structured(final: Mapping[str, Any]) -> dict[str, Any]:
     guided = {now: final[old] for old, now in _GUIDED.items() if final.get(old)}
     asked = final.get("structured_outputs") or guided
     if sum(asked.get(kind) not in (None, False) for kind in _KINDS) > 1:
-        raise not_together(
+        raise invalid_combination(
             f"Only one kind of grammar can hold for an answer: one of {', '.join(_KINDS)}.",
             "structured_outputs",
         )
@@ -128,13 +128,13 @@ def _is_legacy(body: Mapping[str, Any]) -> bool:
     if not body.get("functions"):
         return False
     if body.get("tools"):
-        raise not_together(
+        raise invalid_combination(
             "'functions' is deprecated and cannot be used together with 'tools'.", "functions"
         )
     return True
 
 
-def with_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_tool_call_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with function calls and their results as tool calls, which have ids. A
     result without a call stays unchanged."""
     told: list[dict[str, Any]] = []
@@ -169,7 +169,7 @@ def _functions_as_tools(body: Mapping[str, Any]) -> dict[str, Any]:
         choice = {"type": "function", "function": {"name": choice["name"]}}
     return {
         **body,
-        "messages": with_ids(body["messages"]),
+        "messages": with_tool_call_ids(body["messages"]),
         "tools": [{"type": "function", "function": each} for each in body["functions"]],
         "tool_choice": choice,
         "parallel_tool_calls": False,

@@ -1,8 +1,8 @@
-"""The answer of POST /v1/chat/completions, in one piece or streamed.
+"""The response of POST /v1/chat/completions, as one JSON object or as a stream.
 
-`ChatEncoder` turns the events of a run into the chunks of a stream. `StreamedCompletion` writes
-these as server-sent events; `WholeCompletion` takes the thinking and the steps from them, and
-builds the JSON object around the run's result.
+`ChatEncoder` turns the events of a run into chunks. `CompletionStreamEncoder` writes the chunks as
+server-sent events. `CompletionBuilder` takes the reasoning and the steps from the chunks, and the
+rest of the JSON object from the run's result.
 """
 
 import json
@@ -22,15 +22,15 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Result
 from proxy.errors import ProxyError
-from proxy.schemas.result_objects import annotations, images, json_text, sandbox_object, usage
+from proxy.schemas.result_objects import images, json_text, sandbox_object, url_citations, usage
 from proxy.schemas.steps import (
     EVENT_NAME,
     AnswerState,
-    Keys,
+    ChunkFields,
     StepCardRenderer,
     StepEventRenderer,
     StepTextRenderer,
-    extension,
+    step_extension,
 )
 
 _OURS = frozenset({"id", "object", "created", "model", "choices", "usage"})
@@ -46,7 +46,7 @@ class CompletionHead(TypedDict):
     model: str
 
 
-def head(run_id: str, created: int, model: str) -> CompletionHead:
+def completion_head(run_id: str, created: int, model: str) -> CompletionHead:
     """Return the head of a run's completion, the same for each of its subscribers."""
     return CompletionHead(response_id=f"chatcmpl-{run_id}", created=created, model=model)
 
@@ -57,7 +57,7 @@ class Chunk(NamedTuple):
     choice: dict[str, Any]
     sandbox: Mapping[str, Any] | None = None
     """The `sandbox` object beside the choice."""
-    card: Keys | None = None
+    card: ChunkFields | None = None
     """Keys beside the choice, from which Open WebUI makes a card."""
     step: Mapping[str, Any] | None = None
     """A step as the `sandbox` object of a chunk that is a server-sent event with a name."""
@@ -107,7 +107,7 @@ class ChatEncoder:
             if missing := [call for call in calls if len(call) > 1]:
                 chunks.append(self._chunk({"tool_calls": missing}))
         delta: dict[str, Any] = {}
-        if not self._cards and (found := annotations(result, result.streamed_before)):
+        if not self._cards and (found := url_citations(result, result.streamed_before)):
             # Open WebUI would ask Google for the icon of each link, with its signature.
             delta["annotations"] = found
         last = self._chunk(delta, sandbox=sandbox_object(result))
@@ -139,7 +139,7 @@ class ChatEncoder:
     def _thought(self, text: str, event: Event | None = None) -> list[Chunk]:
         if not text:
             return []
-        sandbox = extension(event, self._run_id) if event else None
+        sandbox = step_extension(event, self._run_id) if event else None
         return [self._chunk({"reasoning": text, "reasoning_content": text}, sandbox=sandbox)]
 
     def _client_call(self, event: ClientCallStarted | ClientCallDelta) -> list[Chunk]:
@@ -170,7 +170,7 @@ class ChatEncoder:
         delta: Mapping[str, Any],
         *,
         sandbox: Mapping[str, Any] | None = None,
-        card: Keys | None = None,
+        card: ChunkFields | None = None,
         step: Mapping[str, Any] | None = None,
     ) -> Chunk:
         if self._opening:
@@ -179,14 +179,14 @@ class ChatEncoder:
         return Chunk(choice, sandbox, card, step)
 
 
-class StreamedCompletion:
+class CompletionStreamEncoder:
     """Writes the frames of a streamed answer."""
 
     def __init__(
-        self, head: CompletionHead, run_id: str, steps: Steps, *, wants_usage: bool
+        self, head: CompletionHead, run_id: str, steps: Steps, *, include_usage: bool
     ) -> None:
         self._run_id = run_id
-        self._wants_usage = wants_usage
+        self._include_usage = include_usage
         self._choices = {0: ChatEncoder(run_id, steps)}
         # Open WebUI's cards are of one message.
         self._steps_of_others: Steps = "reasoning" if steps == "items" else steps
@@ -216,7 +216,7 @@ class StreamedCompletion:
             for chunk in self._choice(index).finish(each)
         ]
         frames = [self._frame(chunk) for chunk in chunks]
-        if self._wants_usage:
+        if self._include_usage:
             counted = json.dumps(usage(result))
             frames.append(f'data: {self._head}, "choices": [], "usage": {counted}}}\n\n')
         return "".join([*frames, _DONE])
@@ -242,7 +242,7 @@ class StreamedCompletion:
         return f'{name}data: {self._head}, "choices": [{json.dumps(chunk.choice)}]{extra}}}\n\n'
 
 
-class WholeCompletion:
+class CompletionBuilder:
     """Builds the answer in one piece. Of the stream it has the thinking and the steps; the final
     answer is in the result."""
 
@@ -289,7 +289,7 @@ class WholeCompletion:
             "role": "assistant",
             "content": None if silent else result.answer,
             "refusal": result.refusal,
-            "annotations": annotations(result),
+            "annotations": url_citations(result),
         }
         if thinking := "".join(self._thinking[index]):
             message |= {"reasoning": thinking, "reasoning_content": thinking}

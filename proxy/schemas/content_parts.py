@@ -101,20 +101,20 @@ _FILE_FIELDS = ("file_data", "file_id", "file_url")
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteFile:
     """A file that a URL names."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
+class UploadedFile:
     """A file that was uploaded before."""
 
     file_id: str
 
 
-Source = InlineData | Remote | Uploaded
+Source = InlineData | RemoteFile | UploadedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,9 @@ class FilePart:
         match self.source:
             case InlineData(text=data):
                 return data
-            case Remote(url=url):
+            case RemoteFile(url=url):
                 return url
-            case Uploaded(file_id=file_id):
+            case UploadedFile(file_id=file_id):
                 return file_id
 
     @property
@@ -168,7 +168,7 @@ def read(messages: Sequence[Message]) -> tuple[list[Message], list[FilePart]]:
     return told, files
 
 
-def beside(body: Mapping[str, Any]) -> list[FilePart]:
+def uploads_in_sandbox_field(body: Mapping[str, Any]) -> list[FilePart]:
     """Return the uploads that `sandbox.file_ids` names. Raises BadRequestError."""
     ours = body.get("sandbox")
     file_ids = ours.get("file_ids") if isinstance(ours, dict) else None
@@ -176,7 +176,7 @@ def beside(body: Mapping[str, Any]) -> list[FilePart]:
         return []
     array(text)(file_ids, "sandbox.file_ids")
     return [
-        FilePart(None, f"sandbox.file_ids[{index}]", "file", Uploaded(file_id))
+        FilePart(None, f"sandbox.file_ids[{index}]", "file", UploadedFile(file_id))
         for index, file_id in enumerate(file_ids)
     ]
 
@@ -200,7 +200,9 @@ def _file_part(part: Any, at: tuple[int, int]) -> FilePart | None:
         case "file" | "input_file" as kind:
             return _document(part, at, f"{param}.{kind}" if kind in part else param)
         case "input_image" if isinstance(part.get("file_id"), str):
-            return FilePart(at, f"{param}.file_id", "image", Uploaded(part["file_id"]), part=part)
+            return FilePart(
+                at, f"{param}.file_id", "image", UploadedFile(part["file_id"]), part=part
+            )
         case "input_audio":
             return _audio(part, at, f"{param}.input_audio")
         case "image_url" | "video_url" | "audio_url" as kind:
@@ -216,7 +218,7 @@ def _document(part: dict[str, Any], at: tuple[int, int], param: str) -> FilePart
     for field in _FILE_FIELDS:
         if isinstance(value := fields.get(field), str) and value:
             where = f"{param}.{field}"
-            source = Uploaded(value) if field == "file_id" else _source(value, where)
+            source = UploadedFile(value) if field == "file_id" else _source(value, where)
             return FilePart(at, where, "file", source, name or _last_of(source))
     raise missing(f"{param}.file_id")
 
@@ -252,7 +254,7 @@ def _by_url(part: dict[str, Any], at: tuple[int, int], kind: str, param: str) ->
     return FilePart(at, param, expected, source, _last_of(source), part=part)
 
 
-def shown_type(part: FilePart, mime_type: str) -> str | None:
+def media_type_to_show(part: FilePart, mime_type: str) -> str | None:
     """Return the type under which the model is shown a file that a part names by URL, or None if
     it is not the picture, sound or video that the part says."""
     if part.part is None or part.kind not in _URL_PARTS.values():
@@ -262,7 +264,7 @@ def shown_type(part: FilePart, mime_type: str) -> str | None:
     return clean_type(mime_type) if _kind(mime_type) == part.kind else None
 
 
-def with_url(part: FilePart, url: str) -> dict[str, Any]:
+def replace_url(part: FilePart, url: str) -> dict[str, Any]:
     """Return a part that names a picture, sound or video by URL with another URL."""
     name = next(name for name, kind in _URL_PARTS.items() if kind == part.kind)
     there = part.part or {}
@@ -287,16 +289,16 @@ def _source(written: str, param: str) -> Source:
     """Return the source that a string names, a URL or data. Raises BadRequestError."""
     scheme = written[: len("https://")].lower()
     if scheme.startswith(_FETCHED):
-        return Remote(written)
+        return RemoteFile(written)
     if not scheme.startswith("data:"):
         return InlineData(written, 0, "")
     try:
         return data_url(written)
     except ValueError as error:
-        raise malformed(param, error) from error
+        raise malformed_data(param, error) from error
 
 
-def malformed(param: str, error: ValueError) -> BadRequestError:
+def malformed_data(param: str, error: ValueError) -> BadRequestError:
     """Return the error for file data that cannot be decoded."""
     return BadRequestError(
         f"Invalid file data: '{param}'. Expected a base64-encoded data URL (e.g."
@@ -327,7 +329,7 @@ def _kind(mime_type: str) -> Kind:
 
 def _last_of(source: Source) -> str:
     """Return the last segment of a URL's path, decoded."""
-    if not isinstance(source, Remote):
+    if not isinstance(source, RemoteFile):
         return ""
     path = source.url.partition("#")[0].partition("?")[0].partition("://")[2]
     return unquote(path.rpartition("/")[2]) if "/" in path else ""

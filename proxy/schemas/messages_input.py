@@ -16,7 +16,7 @@ from proxy.schemas.validation import array, boolean, mapping, object_with, text
 Block = Mapping[str, Any]
 Part = dict[str, Any]
 Message = dict[str, Any]
-PlacedFile = tuple[str, Block]
+BlockWithPath = tuple[str, Block]
 """A block and its path in the request."""
 SYSTEM = "system"
 _FROM_SYSTEM = "[From the system:]"
@@ -65,7 +65,7 @@ def to_chat_messages(system: Any, messages: Sequence[Block]) -> ChatMessages:
     return chat
 
 
-def _of_turn(turn: Block, param: str) -> list[PlacedFile]:
+def _of_turn(turn: Block, param: str) -> list[BlockWithPath]:
     """Return the blocks of a message. A later system message becomes text of the user, because many
     chat templates refuse a system message that is not the first."""
     placed = _placed(turn["content"], f"{param}.content")
@@ -75,7 +75,7 @@ def _of_turn(turn: Block, param: str) -> list[PlacedFile]:
     return [(f"{param}.content", _text(each)) for each in words]
 
 
-def _placed(content: Any, place: str) -> list[PlacedFile]:
+def _placed(content: Any, place: str) -> list[BlockWithPath]:
     if isinstance(content, str):
         return [(place, _text(content))]
     return [(f"{place}[{index}]", block) for index, block in enumerate(content)]
@@ -90,7 +90,7 @@ def _words(blocks: Iterable[Block]) -> str:
     return "\n\n".join(text for text in texts if text and not text.startswith(_BILLING))
 
 
-def _tell_user(chat: ChatMessages, placed: Sequence[PlacedFile]) -> None:
+def _tell_user(chat: ChatMessages, placed: Sequence[BlockWithPath]) -> None:
     """Add tool results as messages of their own, then the other blocks as one message."""
     parts: list[tuple[str, Part]] = []
     for place, block in placed:

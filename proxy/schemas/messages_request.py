@@ -297,7 +297,7 @@ def _extension(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"sandbox": ours} if ours else {}
 
 
-def to_be_counted(body: Mapping[str, Any], asked: MessagesAsChat) -> dict[str, Any]:
+def count_tokens_body(body: Mapping[str, Any], asked: MessagesAsChat) -> dict[str, Any]:
     """Return the request as other servers accept it: each tool with its schema."""
     others = {name: value for name, value in body.items() if name not in ("sandbox", "tools")}
     return {**others, "tools": list(asked.own_tools)} if asked.own_tools else others

@@ -1,8 +1,8 @@
-"""The answer of POST /v1/messages, in one piece or streamed.
+"""The response of POST /v1/messages, as one JSON object or as a stream.
 
 `MessagesEncoder` turns the events of a run into the events of a streamed message.
-`StreamedMessage` writes these as server-sent events; `WholeMessage` accumulates them into the
-message. `CodeExecutionBlocks` renders steps as blocks of Anthropic's code execution.
+`MessageStreamEncoder` writes these as server-sent events, and `MessageBuilder` accumulates them
+into a message. `CodeExecutionBlocks` renders steps as blocks of Anthropic's code execution.
 """
 
 import json
@@ -47,7 +47,7 @@ _STOPPED_AT = ("stop_reason", "matched_stop")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class MessageContext:
     """What the client asked to see of the run."""
 
     model: str
@@ -59,10 +59,10 @@ class Shown:
     """The Unix time at which the container expires, if the client asked for one."""
 
 
-class WholeMessage:
+class MessageBuilder:
     """Builds the answer in one piece."""
 
-    def __init__(self, run_id: str, shown: Shown) -> None:
+    def __init__(self, run_id: str, shown: MessageContext) -> None:
         self._run_id = run_id
         self._profile = shown.steps
         self._encoder = MessagesEncoder(run_id, shown)
@@ -75,7 +75,7 @@ class WholeMessage:
     def finish(self, result: Result) -> dict[str, Any]:
         if result.answer:
             self._told += self._encoder.encode(AnswerDelta(result.answer))
-        message = accumulate([*self._told, *self._encoder.finish(result)])
+        message = accumulate_message([*self._told, *self._encoder.finish(result)])
         if self._profile == "events":
             steps = (told["sandbox"] for told in self._told if told["type"] == "ping")
             message["sandbox"]["events"] = [step for step in steps if step["kind"] != "tool_output"]
@@ -86,10 +86,10 @@ class WholeMessage:
         return error_body(error, request_id(self._run_id))
 
 
-class StreamedMessage:
+class MessageStreamEncoder:
     """Writes the frames of a streamed answer."""
 
-    def __init__(self, run_id: str, shown: Shown) -> None:
+    def __init__(self, run_id: str, shown: MessageContext) -> None:
         self._run_id = run_id
         self._encoder = MessagesEncoder(run_id, shown)
 
@@ -114,7 +114,7 @@ def _frames(events: Iterable[_Json]) -> str:
 class MessagesEncoder:
     """Turns the events of a run into the events of a streamed message."""
 
-    def __init__(self, run_id: str, shown: Shown) -> None:
+    def __init__(self, run_id: str, shown: MessageContext) -> None:
         self._run_id = run_id
         self._shown = shown
         self._state = AnswerState()
@@ -271,7 +271,7 @@ class MessagesEncoder:
         return [{"type": "content_block_stop", "index": self._index}] if was_open else []
 
 
-def accumulate(events: list[_Json]) -> _Json:
+def accumulate_message(events: list[_Json]) -> _Json:
     """Return the message that a client builds from the events."""
     message: _Json = {}
     pieces: dict[int, list[str]] = {}

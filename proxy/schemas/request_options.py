@@ -17,7 +17,7 @@ from proxy.schemas.validation import boolean, mapping
 OnDisconnect = Literal["cancel", "detach"]
 _COUNT = re.compile(r"[0-9]{1,9}")
 DOCUMENTS_HEADER = "x-sandbox-documents"
-PATIENCE_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
+READ_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 """The timeouts of OpenAI's SDKs: for the next byte (Python), or for the first (Node)."""
 
 
@@ -27,7 +27,7 @@ class RequestOptions:
 
     deadline_s: float | None = None
     """Seconds after which the client no longer wants an answer."""
-    patience_s: float | None = None
+    read_timeout_s: float | None = None
     """Seconds without a byte after which the client hangs up."""
     on_disconnect: OnDisconnect | None = None
     idempotency_key: str | None = None
@@ -35,13 +35,13 @@ class RequestOptions:
     """The number of earlier attempts, or None if the client does not send it."""
 
     @property
-    def hangs_up_s(self) -> float | None:
+    def client_timeout_s(self) -> float | None:
         """Seconds after which a client that receives nothing has hung up, or None."""
-        ends = (end for end in (self.deadline_s, self.patience_s) if end is not None)
+        ends = (end for end in (self.deadline_s, self.read_timeout_s) if end is not None)
         return min(ends, default=None)
 
 
-def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOptions:
+def read_request_options(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOptions:
     """Return the options. `headers` have lower-case names. Raises BadRequestError."""
     ours = body.get("sandbox") or {}
     mapping(ours, "sandbox")
@@ -50,11 +50,11 @@ def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOp
         _seconds(headers.get("x-sandbox-deadline"), "X-Sandbox-Deadline"),
     ]
     # A library sends these two, not a person: an unreadable value is ignored.
-    patience = (_number(headers.get(name)) for name in PATIENCE_HEADERS)
+    patience = (_number(headers.get(name)) for name in READ_TIMEOUT_HEADERS)
     retries = headers.get("x-stainless-retry-count", "")
     return RequestOptions(
         deadline_s=min((found for found in deadlines if found is not None), default=None),
-        patience_s=next((found for found in patience if found is not None and found > 0), None),
+        read_timeout_s=next((found for found in patience if found is not None and found > 0), None),
         on_disconnect=_on_disconnect(ours.get("on_disconnect"), "sandbox.on_disconnect")
         or _on_disconnect(headers.get("x-sandbox-on-disconnect"), "X-Sandbox-On-Disconnect"),
         idempotency_key=headers.get("idempotency-key") or None,
@@ -62,7 +62,7 @@ def read_terms(body: Mapping[str, Any], headers: Mapping[str, str]) -> RequestOp
     )
 
 
-def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | None:
+def requested_steps(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | None:
     """Return how steps are to be shown, or None. Raises BadRequestError."""
     ours = body.get("sandbox")
     asked, param = ours.get("steps") if isinstance(ours, dict) else None, "sandbox.steps"
@@ -75,7 +75,7 @@ def steps_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> Steps | 
     raise _not_among(asked, PROFILES, param)
 
 
-def documents_wanted(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+def may_offload_documents(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
     """Return True if documents in long texts may become files. Raises BadRequestError."""
     ours = body.get("sandbox")
     asked = ours.get("documents") if isinstance(ours, dict) else None
@@ -88,7 +88,7 @@ def documents_wanted(body: Mapping[str, Any], headers: Mapping[str, str]) -> boo
     return told == "on"
 
 
-def usage_asked(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageOf:
+def requested_usage(body: Mapping[str, Any], headers: Mapping[str, str]) -> UsageOf:
     """Return which model calls the usage counts. Raises BadRequestError."""
     ours = body.get("sandbox")
     asked, param = ours.get("usage") if isinstance(ours, dict) else None, "sandbox.usage"

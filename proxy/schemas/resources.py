@@ -1,7 +1,7 @@
 """Bodies, queries and answers of the routes that do not ask a model: files, containers,
 conversations, runs, models and capabilities. The OpenAPI description is made from these models.
 
-`parse` validates a body, and `refusal` words what pydantic finds wrong as OpenAI does.
+`parse` validates a body, and `validation_error` words what pydantic finds wrong as OpenAI does.
 """
 
 import json
@@ -22,16 +22,16 @@ from pydantic import (
 )
 
 from proxy.errors import BadRequestError
-from proxy.schemas.responses_shapes import item
+from proxy.schemas.responses_parameters import item
 from proxy.schemas.validation import (
     Check,
     anything,
     array,
     integer,
     missing,
-    not_among,
-    too_much,
+    too_long,
     unsupported,
+    unsupported_value,
     wrong_type,
 )
 from proxy.store.records import (
@@ -92,10 +92,10 @@ def parse(model: type[M], value: Any) -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise refusal(error.errors(include_url=False)[0]) from error
+        raise validation_error(error.errors(include_url=False)[0]) from error
 
 
-def refusal(found: Mapping[str, Any]) -> BadRequestError:
+def validation_error(found: Mapping[str, Any]) -> BadRequestError:
     """Return an error of pydantic in OpenAI's words, with the path of the field as `param`."""
     kind, value, context = found["type"], found["input"], found.get("ctx", {})
     param = _path(found["loc"])
@@ -104,12 +104,12 @@ def refusal(found: Mapping[str, Any]) -> BadRequestError:
     if kind in _EXPECTED or (kind == "literal_error" and not isinstance(value, str)):
         return wrong_type(param, _EXPECTED.get(kind, "a string"), value)
     if kind == "literal_error":
-        return not_among(value, _WORD.findall(context["expected"]), param)
+        return unsupported_value(value, _WORD.findall(context["expected"]), param)
     if kind == "string_too_long":
-        return too_much(param, "string_above_max_length", f"{context['max_length']} characters")
+        return too_long(param, "string_above_max_length", f"{context['max_length']} characters")
     if kind == "too_long":
         code, what = _TOO_LONG[context["field_type"]]
-        return too_much(param, code, f"{context['max_length']} {what}")
+        return too_long(param, code, f"{context['max_length']} {what}")
     if kind in ("greater_than_equal", "less_than_equal"):
         return _refused_by(integer(context.get("ge"), context.get("le")), value, param)
     if kind == "too_short":

@@ -1,6 +1,6 @@
 """The items of a response's output and the events that tell of their changes.
 
-`Thinking`, `Message` and `ClientCalls` write the model's output. `ShellItems` and
+`ReasoningItems`, `MessageItem` and `ClientCallItems` write the model's output. `ShellItems` and
 `CodeInterpreterItems` write the sandbox's steps as calls of OpenAI's hosted tools (profile
 `items`).
 """
@@ -21,13 +21,13 @@ from proxy.agent.events import (
     ToolOutput,
 )
 from proxy.schemas.responses_tools import PREFIXES, call_fields
-from proxy.schemas.steps import MAX_OUTPUT_CHARS, UNFINISHED, AnswerState, command_line
+from proxy.schemas.steps import MAX_OUTPUT_CHARS, UNFINISHED_OUTPUT, AnswerState, command_line
 
 Json = dict[str, Any]
 """An event of the stream without its sequence number, an item, or a part of an item."""
 
 
-class Output:
+class OutputItems:
     """The items so far. Their ids consist of the run id and their index."""
 
     def __init__(self, run_id: str, container_id: str) -> None:
@@ -35,14 +35,14 @@ class Output:
         self.container_id = container_id
         self.items: list[Json] = []
 
-    def begin(self, prefix: str, item: Json) -> tuple["OutputPlace", Json]:
+    def begin(self, prefix: str, item: Json) -> tuple["ItemRef", Json]:
         """Add an item, and return its place and the event."""
         index = len(self.items)
-        place = OutputPlace(index, f"{prefix}_{self.run_id}_{index}")
+        place = ItemRef(index, f"{prefix}_{self.run_id}_{index}")
         self.items.append({"id": place.id, **item})
         return place, self._told("added", index)
 
-    def end(self, place: "OutputPlace", **changes: Any) -> Json:
+    def end(self, place: "ItemRef", **changes: Any) -> Json:
         """Complete an item, and return the event."""
         self.items[place.index] = {**self.items[place.index], **changes}
         return self._told("done", place.index)
@@ -52,7 +52,7 @@ class Output:
         return {"type": type, "output_index": index, "item": self.items[index]}
 
 
-class OutputPlace:
+class ItemRef:
     """The index and the id of an item."""
 
     def __init__(self, index: int, id: str) -> None:
@@ -69,13 +69,13 @@ class OutputPlace:
         }
 
 
-class Thinking:
+class ReasoningItems:
     """Reasoning items: consecutive thinking is one item, with its text in `summary`."""
 
-    def __init__(self, output: Output, *, encrypted: bool) -> None:
+    def __init__(self, output: OutputItems, *, encrypted: bool) -> None:
         """`encrypted`: whether the client asked for `encrypted_content`."""
         self._output = output
-        self._place: OutputPlace | None = None
+        self._place: ItemRef | None = None
         self._text: list[str] = []
         # Null, because the proxy does not read it when it comes back.
         self._fields: Json = {"encrypted_content": None} if encrypted else {}
@@ -111,12 +111,12 @@ class Thinking:
         return self._place.event(f"reasoning_summary_part.{what}", summary_index=0, part=part)
 
 
-class Message:
+class MessageItem:
     """The message item: the answer, or the refusal."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: OutputItems) -> None:
         self._output = output
-        self._place: OutputPlace | None = None
+        self._place: ItemRef | None = None
         self._parts: list[Json] = []
         self._pieces: list[str] = []
         """Pieces of the text of the last part."""
@@ -193,10 +193,10 @@ def _empty_part(kind: str) -> Json:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-class ClientCall:
+class ClientCallItem:
     """A call of a function or custom tool of the client's, while the model writes it."""
 
-    def __init__(self, output: Output, call_id: str, tool: Mapping[str, Any]) -> None:
+    def __init__(self, output: OutputItems, call_id: str, tool: Mapping[str, Any]) -> None:
         """`tool` is the tool as the request has it."""
         self._output = output
         is_custom = tool["type"] == "custom"
@@ -226,24 +226,24 @@ class ClientCall:
         return [self._output.end(self._place, **written, status="incomplete")]
 
 
-class ClientCalls:
+class ClientCallItems:
     """The calls of the client's tools, streamed if their input is one text, else complete."""
 
     def __init__(
-        self, output: Output, tools: Mapping[str, Mapping[str, Any]], state: AnswerState
+        self, output: OutputItems, tools: Mapping[str, Mapping[str, Any]], state: AnswerState
     ) -> None:
         """`tools` are the client's tools by the name of their function."""
         self._output = output
         self._tools = tools
         self._state = state
-        self._open: dict[int, ClientCall] = {}
+        self._open: dict[int, ClientCallItem] = {}
 
     def event(self, event: ClientCallStarted | ClientCallDelta | ClientCallFinished) -> list[Json]:
         """Return the events of a piece of a call."""
         match event:
             case ClientCallStarted(index, call_id, name) if self._is_text(name):
                 self._state.sent_calls.add(call_id)
-                self._open[index] = call = ClientCall(self._output, call_id, self._tools[name])
+                self._open[index] = call = ClientCallItem(self._output, call_id, self._tools[name])
                 return [call.added]
             case ClientCallDelta(index, text) if index in self._open:
                 return self._open[index].write(text)
@@ -264,7 +264,7 @@ class ClientCalls:
         name, written = made["name"], made["input" if call["type"] == "custom" else "arguments"]
         tool = self._tools[name]
         if self._is_text(name):
-            item = ClientCall(self._output, call["id"], tool)
+            item = ClientCallItem(self._output, call["id"], tool)
             return [item.added, *item.write(written), *item.end()]
         fields = {"call_id": call["id"], **call_fields(tool["type"], written)}
         begun = {"type": f"{tool['type']}_call", "status": "in_progress", **fields}
@@ -278,7 +278,7 @@ class ClientCalls:
 # Steps as items of hosted tools
 
 
-class _Streams:
+class _CommandOutput:
     """The output of one command, up to MAX_OUTPUT_CHARS."""
 
     def __init__(self) -> None:
@@ -301,17 +301,17 @@ class _Streams:
 class HostedToolItems(ABC):
     """Renders the steps of a run as items of a hosted tool."""
 
-    def __init__(self, output: Output, state: AnswerState) -> None:
+    def __init__(self, output: OutputItems, state: AnswerState) -> None:
         self._output = output
         self._state = state
-        self._streams = _Streams()
+        self._streams = _CommandOutput()
         """The output of the open step."""
 
     def render(self, event: Event) -> list[Json]:
         """Return the events that the client sees of an event of the run."""
         match event:
             case ToolCallStarted() if is_shown(event.name):
-                self._streams = _Streams()
+                self._streams = _CommandOutput()
                 return self._begin(event)
             case ToolOutput(step, stream, text) if step == self._state.open_step:
                 kept = self._streams.take(stream, text)
@@ -325,7 +325,9 @@ class HostedToolItems(ABC):
         """Return the events that end the open step of a failed run."""
         if self._state.open_step is None:
             return []
-        return self._end(self._streams.written(UNFINISHED), {"type": "timeout"}, "incomplete")
+        return self._end(
+            self._streams.written(UNFINISHED_OUTPUT), {"type": "timeout"}, "incomplete"
+        )
 
     @abstractmethod
     def _begin(self, event: ToolCallStarted) -> list[Json]: ...
@@ -340,7 +342,7 @@ class HostedToolItems(ABC):
 class ShellItems(HostedToolItems):
     """Each step as a `shell_call` and a `shell_call_output`."""
 
-    _place: OutputPlace
+    _place: ItemRef
     """The place of the open step's output."""
 
     def _begin(self, event: ToolCallStarted) -> list[Json]:
@@ -389,11 +391,11 @@ class ShellItems(HostedToolItems):
 class CodeInterpreterItems(HostedToolItems):
     """Each step as a `code_interpreter_call`."""
 
-    _place: OutputPlace
+    _place: ItemRef
     """The place of the open step."""
     _code: str
 
-    def __init__(self, output: Output, state: AnswerState, *, with_outputs: bool) -> None:
+    def __init__(self, output: OutputItems, state: AnswerState, *, with_outputs: bool) -> None:
         """`with_outputs`: whether the client asked for the outputs of the calls."""
         super().__init__(output, state)
         self._with_outputs = with_outputs

@@ -9,19 +9,19 @@ from typing import Any
 
 from policies.history import is_step_id, one_text
 from proxy.errors import NotFoundError, ProxyError
-from proxy.schemas.responses_shapes import PASSED_OVER, check_fields, item_type
+from proxy.schemas.responses_parameters import IGNORED_ITEM_TYPES, check_fields, item_type
 from proxy.schemas.responses_tools import (
-    SEARCH,
-    AskedTools,
-    asked_tools,
+    TOOL_SEARCH,
+    ResponsesToolSet,
     call_arguments,
     chat_choice,
+    function_arguments,
     function_name,
     loaded_tools,
+    read_tools,
     result_text,
     search_result,
     tool_first,
-    written_arguments,
 )
 
 _TRANSLATED = frozenset(
@@ -41,7 +41,7 @@ class ResponsesAsChat:
     """A request as a chat completion."""
 
     chat: Mapping[str, Any]
-    tools: AskedTools
+    tools: ResponsesToolSet
     names: Mapping[str, str]
     """Paths in `chat`, and the paths of the same values in the request."""
     tool_first: bool = False
@@ -65,7 +65,7 @@ def as_chat(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) 
     """
     check_fields(body)
     items = body["input"] if isinstance(body["input"], list) else []
-    tools = asked_tools(body.get("tools") or [], loaded_tools([*earlier, *items]))
+    tools = read_tools(body.get("tools") or [], loaded_tools([*earlier, *items]))
     talk = _to_chat_messages(body.get("instructions"), body["input"], earlier)
     names: dict[str, str] = {}
     for index, (message, place) in enumerate(zip(talk.messages, talk.places, strict=True)):
@@ -97,15 +97,15 @@ _NAMES = {
 }
 
 
-def wants(body: Mapping[str, Any], what: str) -> bool:
+def includes(body: Mapping[str, Any], what: str) -> bool:
     """Return True if `include` names a field."""
     return what in (body.get("include") or [])
 
 
-def _renamed(body: Mapping[str, Any], tools: AskedTools) -> dict[str, Any]:
+def _renamed(body: Mapping[str, Any], tools: ResponsesToolSet) -> dict[str, Any]:
     """Return the fields that a chat completion has under another name; None for absent ones."""
     settings = body.get("text") or {}
-    wants_logprobs = wants(body, LOGPROBS) or body.get("top_logprobs")
+    wants_logprobs = includes(body, LOGPROBS) or body.get("top_logprobs")
     return {
         "tools": list(tools.functions) or None,
         "tool_choice": chat_choice(body.get("tool_choice"), tools),
@@ -137,7 +137,7 @@ _BUILT_IN = {
     "shell_call": "shell",
     "local_shell_call": "local_shell",
     "apply_patch_call": "apply_patch",
-    "tool_search_call": SEARCH,
+    "tool_search_call": TOOL_SEARCH,
 }
 """Types of calls of OpenAI's tools, and the names of their functions."""
 _RESULTS = ("shell_call_output", "local_shell_call_output", "apply_patch_call_output")
@@ -236,7 +236,7 @@ _PREFIX = {
 
 def _tell(chat: _ChatMessages, item: Item, place: str) -> None:
     kind = item_type(item)
-    if kind in PASSED_OVER or _is_a_servers(item):
+    if kind in IGNORED_ITEM_TYPES or _is_a_servers(item):
         return
     if kind == "item_reference" and item["id"].startswith(_SAYS_NOTHING):
         return
@@ -300,7 +300,7 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any]:
     if name := _BUILT_IN.get(item["type"]):
         function = {"name": name, "arguments": call_arguments(item)}
     else:
-        function = {"name": function_name(item), "arguments": written_arguments(item)}
+        function = {"name": function_name(item), "arguments": function_arguments(item)}
     return {"id": item["call_id"], "type": "function", "function": function}
 
 

@@ -1,8 +1,8 @@
-"""The answer of POST /v1/responses, in one piece or streamed.
+"""The response of POST /v1/responses, as one JSON object or as a stream.
 
-`ResponseWriter` turns the events of a run into the events of a streamed response, the last of which
-holds the whole `response` object. `StreamedResponse` writes these as server-sent events;
-`WholeResponse` returns the object. responses_items makes the items of the response's output.
+`ResponseEncoder` turns the events of a run into the events of a streamed response. The last event
+has the complete `response` object. `ResponseStreamEncoder` writes the events as server-sent
+events, and `ResponseBodyBuilder` returns the object. responses_items makes the output items.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,18 +24,18 @@ from proxy.agent.events import (
 from proxy.agent.result import Result, RunWarning
 from proxy.errors import ProxyError, RunCancelledError
 from proxy.schemas.responses_items import (
-    ClientCalls,
+    ClientCallItems,
     CodeInterpreterItems,
     HostedToolItems,
     Json,
-    Message,
-    Output,
+    MessageItem,
+    OutputItems,
+    ReasoningItems,
     ShellItems,
-    Thinking,
 )
-from proxy.schemas.responses_request import LOGPROBS, wants
-from proxy.schemas.responses_tools import AskedTools
-from proxy.schemas.result_objects import filename, json_text, place, sandbox_object, usage
+from proxy.schemas.responses_request import LOGPROBS, includes
+from proxy.schemas.responses_tools import ResponsesToolSet
+from proxy.schemas.result_objects import filename, json_text, link_span, sandbox_object, usage
 from proxy.schemas.steps import EVENT_NAME, AnswerState, StepEventRenderer, StepTextRenderer
 
 _KEEPALIVE = "keepalive"
@@ -53,27 +53,27 @@ class ResponseContext:
     created: int
     container_id: str
     steps: Steps
-    tools: AskedTools
+    tools: ResponsesToolSet
 
 
-class ResponseWriter:
+class ResponseEncoder:
     """Turns the events of a run into items and into the events of the stream."""
 
     def __init__(self, asked: ResponseContext) -> None:
         tools = asked.tools
-        self._warnings = [asdict(_tool_left_out(kind)) for kind in tools.left_out]
-        self._with_logprobs = wants(asked.body, LOGPROBS) or bool(asked.body.get("top_logprobs"))
-        self._response = begun(asked.body, asked.run_id, asked.created)
+        self._warnings = [asdict(_tool_left_out(kind)) for kind in tools.unavailable]
+        self._with_logprobs = includes(asked.body, LOGPROBS) or bool(asked.body.get("top_logprobs"))
+        self._response = response_in_progress(asked.body, asked.run_id, asked.created)
         self._state = AnswerState()
-        self._output = Output(asked.run_id, asked.container_id)
-        encrypted = wants(asked.body, "reasoning.encrypted_content")
-        self._thinking = Thinking(self._output, encrypted=encrypted)
-        self._message = Message(self._output)
-        self._calls = ClientCalls(self._output, tools.own, self._state)
+        self._output = OutputItems(asked.run_id, asked.container_id)
+        encrypted = includes(asked.body, "reasoning.encrypted_content")
+        self._thinking = ReasoningItems(self._output, encrypted=encrypted)
+        self._message = MessageItem(self._output)
+        self._calls = ClientCallItems(self._output, tools.own, self._state)
         self._text = StepTextRenderer(asked.steps, self._state)
         self._items: HostedToolItems | None = None
-        if asked.steps == "items" and tools.shows == "code_interpreter":
-            with_outputs = wants(asked.body, "code_interpreter_call.outputs")
+        if asked.steps == "items" and tools.hosted_step_type == "code_interpreter":
+            with_outputs = includes(asked.body, "code_interpreter_call.outputs")
             self._items = CodeInterpreterItems(self._output, self._state, with_outputs=with_outputs)
         elif asked.steps == "items":
             self._items = ShellItems(self._output, self._state)
@@ -105,10 +105,10 @@ class ResponseWriter:
         """Return the events of the model's words, of a call, or of a step as text."""
         match event:
             case AnswerDelta(text, logprobs):
-                found = log_probabilities(logprobs) if self._with_logprobs else []
+                found = text_logprobs(logprobs) if self._with_logprobs else []
                 return [*self._thinking.end(), *self._message.write(text, found)]
             case AnswerRestarted() if self._state.answer_began:
-                narration, self._message = self._message, Message(self._output)
+                narration, self._message = self._message, MessageItem(self._output)
                 return narration.end([], [], "completed")
             case Refused(text):
                 return [*self._thinking.end(), *self._message.refuse(text)]
@@ -120,12 +120,12 @@ class ResponseWriter:
         """Return the last events; the very last one holds the complete response."""
         events = [*self._thinking.end(), *self._calls.abandon()]
         if self._state.answer_began or not (result.tool_calls or self._state.sent_calls):
-            found = log_probabilities(result.choice.get("logprobs")) if self._with_logprobs else []
+            found = text_logprobs(result.choice.get("logprobs")) if self._with_logprobs else []
             status = "incomplete" if result.finish_reason == "length" else "completed"
-            events += self._message.end(citations(result), found, status)
+            events += self._message.end(file_citations(result), found, status)
         for call in result.tool_calls:
             events += self._calls.whole(call)
-        response = ended(self._response, result, self._output.items)
+        response = finished_response(self._response, result, self._output.items)
         if self._warnings:
             warnings = response["sandbox"].get("warnings", [])
             response["sandbox"]["warnings"] = [*self._warnings, *warnings]
@@ -147,7 +147,7 @@ class ResponseWriter:
             {"type": "error", **named, "error": told},
             {
                 "type": "response.failed",
-                "response": failed(self._response, error, self._output.items),
+                "response": failed_response(self._response, error, self._output.items),
             },
         ]
 
@@ -157,11 +157,11 @@ def _tool_left_out(kind: str) -> RunWarning:
     return RunWarning("tool_left_out", f"There is no tool {kind!r} here; the model had none.")
 
 
-class WholeResponse:
+class ResponseBodyBuilder:
     """Builds the answer in one piece."""
 
     def __init__(self, asked: ResponseContext) -> None:
-        self._writer = ResponseWriter(asked)
+        self._writer = ResponseEncoder(asked)
 
     def event(self, event: Event) -> None:
         if not isinstance(event, AnswerDelta | AnswerRestarted):  # the result has the final answer
@@ -177,11 +177,11 @@ class WholeResponse:
         return error.body()
 
 
-class StreamedResponse:
+class ResponseStreamEncoder:
     """Writes the frames of a streamed answer, each with its sequence number."""
 
     def __init__(self, asked: ResponseContext) -> None:
-        self._writer = ResponseWriter(asked)
+        self._writer = ResponseEncoder(asked)
         self._next = 0
 
     def begin(self) -> str:
@@ -247,7 +247,7 @@ def run_id(response_id: str) -> str:
     return response_id.removeprefix(_PREFIX)
 
 
-def begun(body: Mapping[str, Any], run_id: str, created: int) -> dict[str, Any]:
+def response_in_progress(body: Mapping[str, Any], run_id: str, created: int) -> dict[str, Any]:
     """Return the response to a request while its run is in progress."""
     asked = {name: body.get(name) for name in _ECHOED}
     settings, thinking = body.get("text") or {}, body.get("reasoning") or {}
@@ -271,7 +271,7 @@ def begun(body: Mapping[str, Any], run_id: str, created: int) -> dict[str, Any]:
     }
 
 
-def ended(
+def finished_response(
     response: Mapping[str, Any], result: Result, output: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the response of a finished run."""
@@ -291,7 +291,7 @@ def ended(
     }
 
 
-def failed(
+def failed_response(
     response: Mapping[str, Any], error: ProxyError, output: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the response of a failed or cancelled run."""
@@ -302,11 +302,11 @@ def failed(
     return {**response, "status": "failed", "error": told, "output": list(output)}
 
 
-def citations(result: Result) -> list[dict[str, Any]]:
+def file_citations(result: Result) -> list[dict[str, Any]]:
     """Return a citation for each produced file, at its link in the answer, else at the end."""
     found = []
     for artifact in result.artifacts:
-        start, end = place(result.answer, artifact.url)
+        start, end = link_span(result.answer, artifact.url)
         found.append(
             {
                 "type": "container_file_citation",
@@ -320,7 +320,7 @@ def citations(result: Result) -> list[dict[str, Any]]:
     return found
 
 
-def log_probabilities(logprobs: Any) -> list[dict[str, Any]]:
+def text_logprobs(logprobs: Any) -> list[dict[str, Any]]:
     """Return the `logprobs` of a chat completion's choice as a part of text has them."""
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return [

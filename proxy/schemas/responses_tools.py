@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxy.schemas.responses_shapes import LEFT_OUT
+from proxy.schemas.responses_parameters import UNAVAILABLE_TOOL_TYPES
 
 Tool = Mapping[str, Any]
 Item = Mapping[str, Any]
 
 # OpenAI's tools that the client runs: shell, local_shell, apply_patch, tool_search
 
-SEARCH = "tool_search"
+TOOL_SEARCH = "tool_search"
 _ELSEWHERE = "the user's own computer, which is not the sandbox"
 _STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 _STRINGS = {"type": "array", "items": _STRING}
@@ -58,13 +58,13 @@ _TOOLS: Mapping[str, Tool] = {
         path=_STRING,
         diff={**_STRING, "description": _DIFF},
     ),
-    SEARCH: _function("Finds further tools.", ""),
+    TOOL_SEARCH: _function("Finds further tools.", ""),
 }
 PREFIXES: Mapping[str, str] = {
     "shell": "shc",
     "local_shell": "lsh",
     "apply_patch": "apc",
-    SEARCH: "tsc",
+    TOOL_SEARCH: "tsc",
 }
 """Prefixes of the ids of their calls, other than those of the sandbox's steps."""
 
@@ -73,7 +73,7 @@ def run_by_client(tool: Tool) -> bool:
     """Return True if the client runs a tool. A shell or a search may also be the server's."""
     if tool["type"] == "shell":
         return (tool.get("environment") or {}).get("type") == "local"
-    if tool["type"] == SEARCH:
+    if tool["type"] == TOOL_SEARCH:
         return tool.get("execution") == "client"
     return tool["type"] in _TOOLS
 
@@ -174,7 +174,7 @@ def own_tools(tools: Iterable[Tool]) -> dict[str, Tool]:
 
 def loaded_tools(items: Sequence[Mapping[str, Any]]) -> list[Tool]:
     """Return the tools that items of the input add."""
-    adding = ("additional_tools", f"{SEARCH}_output")
+    adding = ("additional_tools", f"{TOOL_SEARCH}_output")
     return [tool for item in items if item.get("type") in adding for tool in item["tools"]]
 
 
@@ -203,7 +203,7 @@ def search_result(tools: Iterable[Tool]) -> str:
     return "These tools can be called from now on: " + ", ".join(names)
 
 
-def written_arguments(call: Mapping[str, Any]) -> str:
+def function_arguments(call: Mapping[str, Any]) -> str:
     """Return the arguments of a call item of a function or custom tool as the model wrote them."""
     if call["type"] == "custom_tool_call":
         return json.dumps({"input": call["input"]})
@@ -230,60 +230,62 @@ HostedTool = Literal["shell", "code_interpreter"]
 
 
 @dataclass(frozen=True, slots=True)
-class AskedTools:
+class ResponsesToolSet:
     """The tools of a request."""
 
     functions: Sequence[Mapping[str, Any]] = ()
     """The client's tools as tools of a chat completion."""
     own: Mapping[str, Tool] = field(default_factory=dict)
     """The client's tools as the request has them, by the name of their function."""
-    shows: HostedTool | None = None
+    hosted_step_type: HostedTool | None = None
     """The hosted tool as whose calls steps may be shown."""
-    has_computer: bool = False
+    has_hosted_tool: bool = False
     """Whether the request has a hosted tool."""
     container_id: str | None = None
     files: Sequence[tuple[str, str]] = ()
     """Uploads that the sandbox begins with: the path in the request, and the file id."""
-    networks: Sequence[tuple[str, str]] = ()
+    network_policies: Sequence[tuple[str, str]] = ()
     """Network policies: the path in the request, and the type."""
-    left_out: Sequence[str] = ()
+    unavailable: Sequence[str] = ()
     """The types of tools that are not available."""
 
 
-def asked_tools(tools: Sequence[Tool], more: Sequence[Tool] = ()) -> AskedTools:
+def read_tools(tools: Sequence[Tool], more: Sequence[Tool] = ()) -> ResponsesToolSet:
     """Return the checked tools of a request and the tools that its input adds (`more`)."""
     own = own_tools([*tools, *more])
     containers = [each for n, tool in enumerate(tools) if (each := _container(tool, n))]
     shown = [_shown_as(tool) for tool in tools]
-    return AskedTools(
+    return ResponsesToolSet(
         functions=[chat_tool(tool) for tool in own.values()],
         own=own,
-        shows=next((name for name in shown if name), None),
-        has_computer=any(map(_is_computer, tools)),
+        hosted_step_type=next((name for name in shown if name), None),
+        has_hosted_tool=any(map(_is_computer, tools)),
         container_id=next((id for _, at in containers if (id := at.get("container_id"))), None),
         files=[
             (f"{param}.file_ids[{n}]", file_id)
             for param, at in containers
             for n, file_id in enumerate(at.get("file_ids") or [])
         ],
-        networks=[
+        network_policies=[
             (f"{param}.network_policy", at["network_policy"]["type"])
             for param, at in containers
             if at.get("network_policy")
         ],
-        left_out=sorted({tool["type"] for tool in [*tools, *more]}.intersection(LEFT_OUT)),
+        unavailable=sorted(
+            {tool["type"] for tool in [*tools, *more]}.intersection(UNAVAILABLE_TOOL_TYPES)
+        ),
     )
 
 
-def tool_first(choice: Any, tools: AskedTools) -> bool:
+def tool_first(choice: Any, tools: ResponsesToolSet) -> bool:
     """Return True if the run must begin with a tool call, which may be one of the sandbox's."""
     match choice:
         case {"type": "shell" | "code_interpreter" as kind}:
             return not _is_own(kind, tools)
-    return choice == "required" and tools.has_computer
+    return choice == "required" and tools.has_hosted_tool
 
 
-def chat_choice(choice: Any, tools: AskedTools) -> Any:
+def chat_choice(choice: Any, tools: ResponsesToolSet) -> Any:
     """Return the `tool_choice` of the chat completion."""
     if tool_first(choice, tools):
         return None
@@ -297,7 +299,7 @@ def chat_choice(choice: Any, tools: AskedTools) -> Any:
     return choice
 
 
-def _allowed(choice: Tool, tools: AskedTools) -> Any:
+def _allowed(choice: Tool, tools: ResponsesToolSet) -> Any:
     """Return the allowed tools of the chat completion. The sandbox is always allowed."""
     entries = choice.get("tools") or []
     named = [each for entry in entries for each in _all(entry, tools)]
@@ -306,7 +308,7 @@ def _allowed(choice: Tool, tools: AskedTools) -> Any:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
 
 
-def _all(entry: Tool, tools: AskedTools) -> list[dict[str, Any]]:
+def _all(entry: Tool, tools: ResponsesToolSet) -> list[dict[str, Any]]:
     """Return the client's tool that an entry names, or all tools of a namespace."""
     match entry:
         case {"type": "function" | "custom"}:
@@ -319,7 +321,7 @@ def _all(entry: Tool, tools: AskedTools) -> list[dict[str, Any]]:
     return []
 
 
-def _is_own(kind: str, tools: AskedTools) -> bool:
+def _is_own(kind: str, tools: ResponsesToolSet) -> bool:
     """Return True if the client runs the tool of that type."""
     return kind in tools.own and tools.own[kind]["type"] == kind
 

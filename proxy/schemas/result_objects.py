@@ -9,7 +9,7 @@ from policies.capabilities import Capability
 from policies.file_names import shown_name
 from proxy.agent.result import Artifact, Result, add
 
-MAX_LEFT_OUT = 100
+MAX_SKIPPED_FILES = 100
 """How many produced files are named of those that the answer does not contain."""
 _LARGEST = ("context_tokens", "documents_tokens", "wall_ms", "peak_mem_bytes")
 """Counts of which parallel runs share the largest instead of their sum."""
@@ -58,7 +58,7 @@ def sandbox_object(result: Result) -> dict[str, Any]:
         shown["files_left_out_count"] = len(result.skipped_files)
         shown["files_left_out"] = [
             {**asdict(file), "path": _printable(file.path)}
-            for file in result.skipped_files[:MAX_LEFT_OUT]
+            for file in result.skipped_files[:MAX_SKIPPED_FILES]
         ]
     return shown
 
@@ -75,14 +75,14 @@ def _file_object(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def annotations(result: Result, before: int = 0) -> list[dict[str, Any]]:
+def url_citations(result: Result, before: int = 0) -> list[dict[str, Any]]:
     """Return a `url_citation` for each file, at its link in the answer, else at the answer's end.
 
     `before` is the number of characters that the content has before the answer.
     """
     found = []
     for artifact in result.artifacts:
-        start, end = place(result.answer, artifact.url)
+        start, end = link_span(result.answer, artifact.url)
         citation = {
             "url": artifact.url,
             "title": filename(artifact),
@@ -102,7 +102,7 @@ def images(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def place(answer: str, url: str) -> tuple[int, int]:
+def link_span(answer: str, url: str) -> tuple[int, int]:
     """Return where a link's text stands in an answer, else the bare URL, else the answer's end."""
     at = answer.find(url)
     if at < 0:

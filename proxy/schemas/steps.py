@@ -118,7 +118,7 @@ class StepTextRenderer:
         return "" if self._state.answer_began else text.encode(errors="replace").decode()
 
 
-def extension(event: Event, run_id: str) -> dict[str, Any] | None:
+def step_extension(event: Event, run_id: str) -> dict[str, Any] | None:
     """Return the `sandbox` object of a chunk that carries a step's text."""
     match event:
         case ToolCallStarted(step, _, name, _):
@@ -273,11 +273,11 @@ def _beside_steps(event: Event) -> dict[str, Any] | None:
 # Each is a set of keys beside `choices` in a chunk with an empty delta, so that other clients
 # ignore it. Open WebUI reads `event` as its own, `type` and `item` as those of /v1/responses.
 
-Keys = dict[str, Any]
+ChunkFields = dict[str, Any]
 MAX_STATUS_CHARS = 100
 _CARD_LIMITS = ObservationLimits(max_chars=10_000, max_lines=400)
 """The bounds of a result in a card, which Open WebUI sends back with every turn."""
-UNFINISHED = "It was not finished."
+UNFINISHED_OUTPUT = "It was not finished."
 
 
 class StepCardRenderer:
@@ -295,7 +295,7 @@ class StepCardRenderer:
         """Pieces of output of the open step."""
         self._steps = 0
 
-    def render(self, event: Event) -> list[Keys]:
+    def render(self, event: Event) -> list[ChunkFields]:
         """Return the keys of each frame that an event makes."""
         match event:
             case ReasoningDelta(text) if text and not self._state.answer_began:
@@ -311,18 +311,18 @@ class StepCardRenderer:
                 return [self._result(event.step, event.observation), ended]
         return []
 
-    def abandon(self) -> list[Keys]:
+    def abandon(self) -> list[ChunkFields]:
         """Return the frames that close the open card and the status line of a failed run.
 
         A card has to get a result: Open WebUI would run a call without one itself.
         """
         step = self._state.open_step
-        pending = [] if step is None else [self._result(step, UNFINISHED, "incomplete")]
+        pending = [] if step is None else [self._result(step, UNFINISHED_OUTPUT, "incomplete")]
         if not self._steps:
             return pending
         return [*pending, _status(f"Stopped after {_count(self._steps, 'step')}", done=True)]
 
-    def finish(self, result: Result) -> list[Keys]:
+    def finish(self, result: Result) -> list[ChunkFields]:
         """Return the frames of the files that are not in the message, and of the last status."""
         files = [_file(artifact) for artifact in result.artifacts if not artifact.data_url]
         frames = [{"event": {"type": "files", "data": {"files": files}}}] if files else []
@@ -338,7 +338,7 @@ class StepCardRenderer:
             self._index += 1
             self._last = kind
 
-    def _begin(self, event: ToolCallStarted) -> list[Keys]:
+    def _begin(self, event: ToolCallStarted) -> list[ChunkFields]:
         self._steps += 1
         self._pieces = 0
         self._command = _line(command_line(event.name, event.arguments).removeprefix("$ "))
@@ -359,7 +359,7 @@ class StepCardRenderer:
             {"type": "response.output_item.done", "output_index": self._index, "item": call},
         ]
 
-    def _write(self, text: str) -> list[Keys]:
+    def _write(self, text: str) -> list[ChunkFields]:
         """Return a status with the output's last line for pieces 1, 2, 4, 8 and so on: Open WebUI
         stores every status that it gets."""
         self._pieces += 1
@@ -370,7 +370,7 @@ class StepCardRenderer:
             return []
         return [_status(f"Running: {self._command} - {_line(lines[-1])}", done=False)]
 
-    def _result(self, step: int, text: str, status: str = "completed") -> Keys:
+    def _result(self, step: int, text: str, status: str = "completed") -> ChunkFields:
         self._index += 1
         item = {
             "type": "function_call_output",
@@ -382,7 +382,7 @@ class StepCardRenderer:
         return {"type": "response.output_item.added", "output_index": self._index, "item": item}
 
 
-def _status(description: str, *, done: bool) -> Keys:
+def _status(description: str, *, done: bool) -> ChunkFields:
     data = {"action": "sandbox", "description": description, "done": done}
     return {"event": {"type": "status", "data": data}}
 
@@ -397,7 +397,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _file(artifact: Artifact) -> Keys:
+def _file(artifact: Artifact) -> ChunkFields:
     kind = "image" if artifact.mime_type.startswith("image/") else "file"
     shown = {"type": kind, "url": artifact.url, "name": artifact.path.rpartition("/")[2]}
     return {**shown, "size": artifact.bytes} if kind == "file" else shown

@@ -78,7 +78,7 @@ def one_of(*values: str) -> Check:
     def check(value: Any, param: str) -> None:
         text(value, param)
         if value not in values:
-            raise not_among(value, values, param)
+            raise unsupported_value(value, values, param)
 
     return check
 
@@ -157,7 +157,7 @@ def discriminated(kinds: Mapping[str, Check], others: Check | None = None) -> Ch
         text(value["type"], f"{param}.type")
         of = kinds.get(value["type"], others)
         if of is None:
-            raise not_among(value["type"], kinds, f"{param}.type")
+            raise unsupported_value(value["type"], kinds, f"{param}.type")
         of(value, param)
 
     return check
@@ -198,7 +198,7 @@ def wrong_type(param: str, expected: str, value: Any) -> BadRequestError:
     )
 
 
-def not_among(value: str, supported: Iterable[str], param: str) -> BadRequestError:
+def unsupported_value(value: str, supported: Iterable[str], param: str) -> BadRequestError:
     """Return the error for a word that is not supported."""
     words = [f"'{word}'" for word in supported]
     listed = " and ".join(words)
@@ -218,12 +218,12 @@ def unsupported(param: str, words: str) -> BadRequestError:
     )
 
 
-def not_together(words: str, param: str) -> BadRequestError:
+def invalid_combination(words: str, param: str) -> BadRequestError:
     """Return the error for a field that another field rules out."""
     return BadRequestError(words, param=param, code="invalid_parameter_combination")
 
 
-def too_much(param: str, code: str, most: str) -> BadRequestError:
+def too_long(param: str, code: str, most: str) -> BadRequestError:
     """Return the error for a value that is too long; `most` names the bound."""
     return BadRequestError(f"Invalid '{param}': more than {most}.", param=param, code=code)
 

@@ -11,9 +11,9 @@ from proxy.errors import BadRequestError
 from proxy.schemas.chat_request import (
     check_messages,
     choice_count,
+    includes_usage,
     parse_chat,
-    wants_usage,
-    with_ids,
+    with_tool_call_ids,
 )
 from proxy.schemas.validation import request_body, text
 
@@ -222,7 +222,7 @@ def test_each_message_is_read_as_often_however_many_calls_of_functions_there_are
 
         call = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
         turn = (call, {"role": "function", "name": "f", "content": "7"})
-        with_ids([Message(each) for _ in range(turns) for each in turn])
+        with_tool_call_ids([Message(each) for _ in range(turns) for each in turn])
         return len(seen)
 
     assert reads(30) - reads(20) == reads(20) - reads(10)
@@ -364,7 +364,7 @@ def test_the_message_says_what_was_expected_and_what_came() -> None:
     ],
 )
 def test_usage_is_sent_to_streams_that_ask_for_it(options: dict[str, Any], wanted: bool) -> None:
-    assert wants_usage(options) is wanted
+    assert includes_usage(options) is wanted
 
 
 def test_a_call_that_is_required_is_one_of_the_clients_tools() -> None:

@@ -22,7 +22,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact, Compaction, Result
 from proxy.errors import BackendError
-from proxy.schemas.chat_response import StreamedCompletion, WholeCompletion, head
+from proxy.schemas.chat_response import CompletionBuilder, CompletionStreamEncoder, completion_head
 from tests.fakes.results import SPENT, SPENT_TOLD
 
 URL = "https://host/v1/containers/cntr_1/files/cfile_1/content?exp=1&sig=2"
@@ -124,7 +124,7 @@ NOTHING = replace(RESULT, answer="42", artifacts=[], skipped_files=[], response=
 
 
 def whole(result: Result, reasoning: str = "") -> dict[str, Any]:
-    builder = WholeCompletion(head("r1", 7, "qwen3"), "r1", "off")
+    builder = CompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "off")
     builder.event(ReasoningDelta(reasoning))
     made = builder.finish(result)
     json.dumps(made).encode()
@@ -221,8 +221,10 @@ def frames(*events: Event, steps: Any = "reasoning") -> list[list[dict[str, Any]
     return [data(encoder.event(event)) for event in events]
 
 
-def stream(steps: Any = "reasoning", *, wants_usage: bool = False) -> StreamedCompletion:
-    return StreamedCompletion(head("r1", 7, 'q"3'), "r1", steps, wants_usage=wants_usage)
+def stream(steps: Any = "reasoning", *, include_usage: bool = False) -> CompletionStreamEncoder:
+    return CompletionStreamEncoder(
+        completion_head("r1", 7, 'q"3'), "r1", steps, include_usage=include_usage
+    )
 
 
 def data(frames: str) -> list[dict[str, Any]]:
@@ -346,7 +348,7 @@ def test_the_clients_calls_are_numbered_anew() -> None:
 
 
 def test_the_usage_chunk_has_no_choices() -> None:
-    *_, last = data(stream(wants_usage=True).finish(RESULT))
+    *_, last = data(stream(include_usage=True).finish(RESULT))
     assert last == {
         "id": "chatcmpl-r1",
         "object": "chat.completion.chunk",
@@ -358,7 +360,7 @@ def test_the_usage_chunk_has_no_choices() -> None:
 
 
 def test_every_chunk_is_one_line_of_ascii() -> None:
-    encoder = stream(wants_usage=True)
+    encoder = stream(include_usage=True)
     made = [encoder.begin()]
     made += [encoder.event(event) for event in (AnswerDelta("数\n\u2028"), STARTED, FINISHED)]
     *frames, end = "".join([*made, encoder.finish(RESULT)]).split("\n\n")

@@ -7,7 +7,7 @@ import pytest
 from policies.steps import PROFILES, Steps
 from proxy.agent.events import AnswerDelta, ChoiceEvent, ReasoningDelta, Refused, ToolOutput
 from proxy.agent.result import RunWarning
-from proxy.schemas.chat_response import WholeCompletion, head
+from proxy.schemas.chat_response import CompletionBuilder, completion_head
 from proxy.schemas.result_objects import usage
 from tests.proxy.schemas.test_chat_response import (
     CALL,
@@ -61,7 +61,7 @@ def test_what_the_reader_must_know_is_in_the_warnings() -> None:
 
 def test_further_choices_stand_beside_the_first_and_their_usage_is_added() -> None:
     other = replace(NOTHING, run_id="r2", answer="43", usage={"prompt_tokens": 5})
-    builder = WholeCompletion(head("r1", 7, "qwen3"), "r1", "reasoning")
+    builder = CompletionBuilder(completion_head("r1", 7, "qwen3"), "r1", "reasoning")
     builder.event(ChoiceEvent(1, ReasoningDelta("$ ls\n")))
     made = builder.finish(replace(RESULT, others=[other]))
     first, second = made["choices"]
@@ -103,7 +103,7 @@ def test_further_choices_are_streamed_under_their_numbers() -> None:
 
 
 def test_the_thoughts_of_each_choice_are_kept_apart() -> None:
-    whole = WholeCompletion(head("r1", 7, "m"), "r1", "reasoning")
+    whole = CompletionBuilder(completion_head("r1", 7, "m"), "r1", "reasoning")
     for event in (ReasoningDelta("a"), ChoiceEvent(1, ReasoningDelta("b")), ReasoningDelta("c")):
         whole.event(event)
     made = whole.finish(replace(RESULT, others=[RESULT, RESULT]))["choices"]
@@ -115,7 +115,7 @@ def test_the_thoughts_of_each_choice_are_kept_apart() -> None:
 def test_an_answer_in_one_piece_has_the_thinking_of_the_stream(steps: Steps) -> None:
     output = ToolOutput(1, "stdout", "a\n")
     events = [ReasoningDelta("Hm."), STARTED, output, FINISHED, ReasoningDelta("So.")]
-    builder = WholeCompletion(head("r1", 7, "m"), "r1", steps)
+    builder = CompletionBuilder(completion_head("r1", 7, "m"), "r1", steps)
     for event in events:
         builder.event(event)
     message = builder.finish(NOTHING)["choices"][0]["message"]

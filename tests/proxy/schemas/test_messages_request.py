@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.history import UNANSWERED
-from proxy.schemas.messages_request import as_chat, as_chat_to_count, to_be_counted
+from proxy.schemas.messages_request import as_chat, as_chat_to_count, count_tokens_body
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 10}
 WARMTH = {"name": "warmth", "input_schema": {"type": "object"}}
@@ -340,7 +340,7 @@ def test_what_is_counted_has_the_tools_with_their_schemas() -> None:
         "tools": [computer, WARMTH, bash],
         "sandbox": {},
     }
-    counted = to_be_counted(body, as_chat_to_count(body))
+    counted = count_tokens_body(body, as_chat_to_count(body))
     assert set(counted) == {"model", "messages", "tools"}
     assert [tool["name"] for tool in counted["tools"]] == ["warmth", "bash"]
     assert all("input_schema" in tool for tool in counted["tools"])

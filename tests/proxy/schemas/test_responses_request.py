@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from proxy.errors import BadRequestError, NotFoundError
+from proxy.schemas.responses_parameters import FIELDS
 from proxy.schemas.responses_request import as_chat, input_items
-from proxy.schemas.responses_shapes import FIELDS
 from proxy.schemas.validation import request_body, text
 from tests.openapi.description import described, field_names
 

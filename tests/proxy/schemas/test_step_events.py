@@ -13,14 +13,16 @@ from proxy.agent.events import (
     ToolOutput,
     TurnStarted,
 )
-from proxy.schemas.chat_response import StreamedCompletion, head
+from proxy.schemas.chat_response import CompletionStreamEncoder, completion_head
 from proxy.schemas.steps import MAX_OUTPUT_CHARS
 
 STARTED = ToolCallStarted(1, "the-models-own", "execute_bash", {"command": "ls"})
 
 
 def frames_of(*events: Event) -> list[str]:
-    encoder = StreamedCompletion(head("r1", 7, "m"), "r1", "events", wants_usage=False)
+    encoder = CompletionStreamEncoder(
+        completion_head("r1", 7, "m"), "r1", "events", include_usage=False
+    )
     frames = "".join(map(encoder.event, events)).split("\n\n")
     return [frame.removeprefix("data: ") for frame in frames if frame]
 

@@ -17,7 +17,7 @@ from proxy.agent.events import (
 )
 from proxy.agent.result import Artifact
 from proxy.errors import BackendError
-from proxy.schemas.chat_response import StreamedCompletion, head
+from proxy.schemas.chat_response import CompletionStreamEncoder, completion_head
 from tests.fakes.open_webui import OpenWebUI
 from tests.fakes.results import SUBMITTED
 from tests.proxy.schemas.test_chat_response import data
@@ -60,7 +60,9 @@ class Stream:
     """The frames of a run, read by Open WebUI."""
 
     def __init__(self, *events: Event) -> None:
-        self.encoder = StreamedCompletion(head("r1", 7, "m"), "r1", "items", wants_usage=False)
+        self.encoder = CompletionStreamEncoder(
+            completion_head("r1", 7, "m"), "r1", "items", include_usage=False
+        )
         self.reader = OpenWebUI()
         self.frames: list[dict[str, Any]] = []
         for event in events:

@@ -24,7 +24,7 @@ from proxy.schemas.steps import (
     TAIL_LINES,
     AnswerState,
     StepTextRenderer,
-    extension,
+    step_extension,
 )
 
 
@@ -229,14 +229,14 @@ def test_half_a_surrogate_pair_is_no_text() -> None:
 
 
 def test_what_is_said_of_a_step_carries_our_object() -> None:
-    assert extension(started("execute_bash", {}), "r1") == {
+    assert step_extension(started("execute_bash", {}), "r1") == {
         "v": 1,
         "run_id": "r1",
         "step": 2,
         "kind": "tool_start",
         "tool": "execute_bash",
     }
-    assert extension(finished(7, 1, 1.21), "r1") == {
+    assert step_extension(finished(7, 1, 1.21), "r1") == {
         "v": 1,
         "step": 2,
         "kind": "tool_end",
@@ -244,8 +244,8 @@ def test_what_is_said_of_a_step_carries_our_object() -> None:
         "ms": 1210,
     }
     output = {"v": 1, "step": 2, "kind": "tool_output"}
-    assert extension(ToolOutput(2, "stdout", "a"), "r1") == output
-    assert extension(ReasoningDelta("Hm."), "r1") is None
+    assert step_extension(ToolOutput(2, "stdout", "a"), "r1") == output
+    assert step_extension(ReasoningDelta("Hm."), "r1") is None
 
 
 def test_steps_that_are_not_told_again_are_counted() -> None:

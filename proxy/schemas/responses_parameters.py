@@ -23,7 +23,6 @@ from proxy.schemas.validation import (
     fields,
     integer,
     mapping,
-    not_among,
     object_with,
     one_of,
     require,
@@ -32,6 +31,7 @@ from proxy.schemas.validation import (
     text_or_parts,
     union,
     unsupported,
+    unsupported_value,
 )
 
 _ROLES = ("assistant", "system", "developer", "user")
@@ -40,7 +40,7 @@ _CHOSEN = (
     *("local_shell", "apply_patch"),
 )
 """The types of tools that `tool_choice` can name."""
-LEFT_OUT = (
+UNAVAILABLE_TOOL_TYPES = (
     *("web_search", "web_search_2025_08_26"),
     *("web_search_preview", "web_search_preview_2025_03_11"),
 )
@@ -101,14 +101,14 @@ _OWN: Mapping[str, Check] = {
     "local_shell": mapping,
     "apply_patch": mapping,
 }
-_LEFT_OUT: Mapping[str, Check] = dict.fromkeys(LEFT_OUT, anything)
+_UNAVAILABLE_TOOLS: Mapping[str, Check] = dict.fromkeys(UNAVAILABLE_TOOL_TYPES, anything)
 _TOOLS: Mapping[str, Check] = {
     **_OWN,
     "shell": fields({"environment": _environment}),
     "code_interpreter": object_with({"container": text_or_object(_container("auto"))}),
-    **_LEFT_OUT,
+    **_UNAVAILABLE_TOOLS,
 }
-_LOADED_TOOLS = array(discriminated({**_OWN, **_LEFT_OUT}))
+_LOADED_TOOLS = array(discriminated({**_OWN, **_UNAVAILABLE_TOOLS}))
 """Tools that an item of the input adds."""
 _PARTS: Mapping[str, Check] = {
     "input_text": object_with({"text": text}),
@@ -145,7 +145,7 @@ _ITEMS: Mapping[str, Check] = {
     "item_reference": object_with({"id": text}),
 }
 """Types of input items that are read."""
-PASSED_OVER = frozenset(
+IGNORED_ITEM_TYPES = frozenset(
     {
         *("reasoning", "code_interpreter_call"),
         *("web_search_call", "file_search_call", "computer_call"),
@@ -173,8 +173,8 @@ def item(value: Any, param: str) -> None:
     kind = item_type(value)
     if kind in _ITEMS:
         _ITEMS[kind](value, param)
-    elif kind not in PASSED_OVER:
-        raise not_among(kind, sorted({*_ITEMS, *PASSED_OVER}), f"{param}.type")
+    elif kind not in IGNORED_ITEM_TYPES:
+        raise unsupported_value(kind, sorted({*_ITEMS, *IGNORED_ITEM_TYPES}), f"{param}.type")
 
 
 _TOOL_CHOICE = text_or_object(
@@ -224,7 +224,7 @@ def _unavailable(words: str) -> Check:
     return check
 
 
-INCLUDES = (
+INCLUDE_VALUES = (
     *("code_interpreter_call.outputs", "message.output_text.logprobs"),
     *("reasoning.encrypted_content", "message.input_image.image_url"),
     *("computer_call_output.output.image_url", "file_search_call.results"),
@@ -241,7 +241,7 @@ FIELDS: Mapping[str, Check] = {
     "text": _TEXT_SETTINGS,
     "reasoning": _REASONING,
     "max_output_tokens": integer(1),
-    "include": array(one_of(*INCLUDES)),
+    "include": array(one_of(*INCLUDE_VALUES)),
     "stream": boolean,
     "stream_options": fields({"include_obfuscation": boolean}),
     "truncation": one_of("auto", "disabled"),
