@@ -69,7 +69,7 @@ async def test_the_client_in_the_readme_gets_its_answer_and_files(tmp_path: Path
 )
 def test_every_parameter_stands_in_the_row_of_its_class(row: str, place: str) -> None:
     line = next(line for line in README.splitlines() if line.startswith(f"| {row} |"))
-    known = {name for name, parameter in PARAMETERS.items() if parameter.place == place}
+    known = {name for name, parameter in PARAMETERS.items() if parameter.scope == place}
     assert set(re.findall(r"`(\w+)`", line)) == known
 
 

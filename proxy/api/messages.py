@@ -69,10 +69,10 @@ async def _run(
         deadline_s=deadline_s(request, terms, identity),
         hold=hold,
         is_translated=True,
-        forces_tool=asked.code_execution and asked.tool_first,
+        forces_tool=asked.code_execution and asked.starts_with_tool,
         # A client that asks for a sandbox is told its id, and names it in its next request.
         is_kept=asked.code_execution,
-        in_own_words=asked.in_own_words,
+        in_own_words=asked.restore_param,
     )
     listener = await start_or_join(request, identity, preparation)
     if hold is None:

@@ -82,12 +82,12 @@ async def _run(
         deadline_s=deadline_s(request, terms, identity),
         hold=hold,
         is_translated=True,
-        forces_tool=asked.tool_first,
+        forces_tool=asked.starts_with_tool,
         max_tool_calls=body.get("max_tool_calls"),
         follows=before.follows,
         is_kept=is_kept,
         record=record if is_kept else None,
-        in_own_words=asked.in_own_words,
+        in_own_words=asked.restore_param,
     )
     listener = await start_or_join(request, identity, preparation)
     if is_background:
@@ -101,7 +101,7 @@ async def _run(
 
 def _steps(request: Request, body: Mapping[str, Any], asked: ResponsesAsChat) -> Steps:
     """Return how steps are shown to the client."""
-    setting, shows_items = services(request).steps, asked.tools.hosted_step_type is not None
+    setting, shows_items = services(request).steps, asked.tools.step_item_tool is not None
     return requested_steps(body, request.headers) or suited_to_responses(
         setting, shows_items=shows_items
     )

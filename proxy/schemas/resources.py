@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from proxy.errors import BadRequestError
-from proxy.schemas.responses_parameters import item
+from proxy.schemas.responses_parameters import input_item
 from proxy.schemas.validation import (
     Check,
     anything,
@@ -448,7 +448,7 @@ def container_file_object(file: ContainerFile, url: str) -> ContainerFileObject:
 
 
 def _checked(items: list[Any]) -> list[Any]:
-    array(item)(items, "items")
+    array(input_item)(items, "items")
     return items
 
 

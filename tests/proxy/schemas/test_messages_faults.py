@@ -57,7 +57,7 @@ def fault(**body: Any) -> str:
         ({"tools": [{"type": "computer_toolset_20260801"}]}, "tools.0.type: The server tool"),
         (
             {"tools": [{**WARMTH, "allowed_callers": ["code"]}]},
-            "tools.0.allowed_callers: A tool that only code",
+            "tools.0.allowed_callers: Tools that only code",
         ),
         (
             {"tool_choice": {"type": "tool", "name": "a"}},

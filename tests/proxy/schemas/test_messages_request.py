@@ -286,7 +286,7 @@ def test_a_run_may_have_to_begin_with_the_computer(choice: Any) -> None:
     computer = {"type": "code_execution_20250825", "name": "code_execution"}
     asked = {**ASKED, "messages": [{"role": "user", "content": "Hello."}]}
     found = as_chat({**asked, "tools": [computer], "tool_choice": choice})
-    assert (found.tool_first, found.chat["tool_choice"]) == (True, None)
+    assert (found.starts_with_tool, found.chat["tool_choice"]) == (True, None)
 
 
 def test_a_tool_of_the_clients_keeps_its_schema_and_examples() -> None:

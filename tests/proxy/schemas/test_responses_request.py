@@ -300,7 +300,7 @@ def test_a_choice_of_tools_is_told_as_a_chats(choice: Any, tools: Any, told: Any
 def test_a_choice_of_the_computer_has_the_run_begin_with_a_tool(choice: Any) -> None:
     tools = [{"type": "shell"}, {"type": "function", "name": "shell"}]
     asked = as_chat({"model": "m", "input": "Hello.", "tools": tools, "tool_choice": choice})
-    assert asked.tool_first
+    assert asked.starts_with_tool
     assert "tool_choice" not in asked.chat
 
 
@@ -331,13 +331,13 @@ def test_files_of_a_container_lie_in_it_and_errors_name_them_where_they_stood() 
     )
     assert asked.chat["sandbox"] == {"file_ids": ["file-0", "file-1", "file-2"]}
     outputs = as_chat({"model": "m", "input": [CALLED, {**RESULT, "output": [PICTURE]}]})
-    assert outputs.names["messages[1].content"] == "input[1].output"
+    assert outputs.param_paths["messages[1].content"] == "input[1].output"
     for place, own in [
         ("sandbox.file_ids[2]", "tools[0].container.file_ids[1]"),
         ("messages[1].content[0].file_data", "input[0].content[0].file_data"),
         ("max_completion_tokens", "max_output_tokens"),
     ]:
-        error = asked.in_own_words(BadRequestError(f"Invalid '{place}'.", param=place))
+        error = asked.restore_param(BadRequestError(f"Invalid '{place}'.", param=place))
         assert (error.param, error.message) == (own, f"Invalid '{own}'.")
 
 
