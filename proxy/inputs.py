@@ -46,9 +46,9 @@ from proxy.schemas.content_parts import (
     InlineData,
     RemoteFile,
     UploadedFile,
+    extract_files,
     malformed_data,
     media_type_to_show,
-    read,
     replace_url,
     uploads_in_sandbox_field,
 )
@@ -144,7 +144,7 @@ class Inputs:
 
         Raises BadRequestError, FileTooLargeError, BusyError.
         """
-        messages, parts = read(given)
+        messages, parts = extract_files(given)
         parts = [*uploads_in_sandbox_field(body), *parts]
         await self._check_other_urls(messages, parts, context.owner)
         limits = context.limits

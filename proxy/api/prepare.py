@@ -54,7 +54,7 @@ from proxy.errors import BudgetError, ProxyError
 from proxy.inputs import InputContext
 from proxy.runs.run import RequestIdentity, Subscriber
 from proxy.schemas.chat_request import choice_count, parse_chat, with_tool_call_ids
-from proxy.schemas.content_parts import read
+from proxy.schemas.content_parts import extract_files
 from proxy.schemas.request_options import (
     DOCUMENTS_HEADER,
     RequestOptions,
@@ -249,7 +249,7 @@ def _for_a_run(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_tools(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the model is asked for that answers by itself."""
-    messages, _ = read(without_links(body["messages"]))
+    messages, _ = extract_files(without_links(body["messages"]))
     return {**body, "messages": messages, "tools": None, "tool_choice": None}
 
 
