@@ -126,22 +126,22 @@ def result_text(item: Item) -> str:
     return output if isinstance(output, str) else json.dumps(output)
 
 
-def _program(given: Item) -> dict[str, Any]:
+def _program(arguments: Item) -> dict[str, Any]:
     """Return the action of a local_shell call, without null fields, which the AI SDK refuses."""
-    timeout_ms, directory = _integer(given.get("timeout_ms")), given.get("working_directory")
+    timeout_ms, directory = _integer(arguments.get("timeout_ms")), arguments.get("working_directory")
     return {
         "type": "exec",
-        "command": _texts(given.get("command")),
-        "env": _variables(given.get("env")),
+        "command": _texts(arguments.get("command")),
+        "env": _variables(arguments.get("env")),
         **({} if timeout_ms is None else {"timeout_ms": timeout_ms}),
         **({"working_directory": directory} if isinstance(directory, str) else {}),
     }
 
 
-def _operation(given: Item) -> dict[str, str]:
-    kind = given.get("type") if given.get("type") in _OPERATIONS else "update_file"
-    named = {"type": str(kind), "path": str(given.get("path") or "")}
-    return named if kind == "delete_file" else {**named, "diff": str(given.get("diff") or "")}
+def _operation(arguments: Item) -> dict[str, str]:
+    kind = arguments.get("type") if arguments.get("type") in _OPERATIONS else "update_file"
+    named = {"type": str(kind), "path": str(arguments.get("path") or "")}
+    return named if kind == "delete_file" else {**named, "diff": str(arguments.get("diff") or "")}
 
 
 def _read(arguments: str) -> Mapping[str, Any]:
