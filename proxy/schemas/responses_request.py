@@ -119,7 +119,7 @@ _SYSTEM = ("system", "developer")
 
 
 def _to_chat_messages(
-    instructions: str | None, given: str | Sequence[Item], earlier: Sequence[Mapping[str, Any]]
+    instructions: str | None, input: str | Sequence[Item], earlier: Sequence[Mapping[str, Any]]
 ) -> ChatMessages:
     """Return checked instructions and input, after the earlier items, as chat messages.
 
@@ -130,20 +130,20 @@ def _to_chat_messages(
         _add(chat, {"role": "system", "content": instructions}, "instructions")
     for item in earlier:
         _add_item(chat, dict(item), "input")
-    if isinstance(given, str):
-        _add(chat, {"role": "user", "content": given}, "input")
+    if isinstance(input, str):
+        _add(chat, {"role": "user", "content": input}, "input")
         return chat
-    for index, item in enumerate(given):
+    for index, item in enumerate(input):
         _add_item(chat, item, f"input[{index}]")
     return chat
 
 
 def _add(chat: ChatMessages, message: dict[str, Any], path: str) -> None:
     """Add a message. `path` is the path of its item in the request."""
-    place = f"messages[{len(chat.messages)}]"
+    chat_path = f"messages[{len(chat.messages)}]"
     if message["role"] == "tool":
-        chat.param_paths[f"{place}.content"] = f"{path}.output"
-    chat.param_paths[place] = path
+        chat.param_paths[f"{chat_path}.content"] = f"{path}.output"
+    chat.param_paths[chat_path] = path
     chat.messages.append(message)
 
 
@@ -151,17 +151,18 @@ def _last_message(chat: ChatMessages) -> dict[str, Any]:
     return chat.messages[-1] if chat.messages else {"role": None}
 
 
-def input_items(given: str | Sequence[Item], run_id: str) -> list[Item]:
-    """Return the input as items with ids; a string becomes a message."""
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+def input_items(input: str | Sequence[Item], run_id: str) -> list[Item]:
+    """Return the input as items with ids. A string becomes a message."""
+    items = [{"role": "user", "content": input}] if isinstance(input, str) else input
     return [_with_id(item, f"{run_id}_in{index}") for index, item in enumerate(items)]
 
 
 def _with_id(item: Item, name: str) -> Item:
     kind = item_type(item)
     # The store replaces lone surrogates too.
-    given = (item.get("id") or "").encode(errors="replace").decode()
-    identified = {**item, "type": kind, "id": given or f"{ITEM_ID_PREFIXES.get(kind, kind)}_{name}"}
+    own_id = (item.get("id") or "").encode(errors="replace").decode()
+    new_id = f"{ITEM_ID_PREFIXES.get(kind, kind)}_{name}"
+    identified = {**item, "type": kind, "id": own_id or new_id}
     if kind == "message" and isinstance(item["content"], str):
         part_type = "output_text" if item["role"] == "assistant" else "input_text"
         part: Item = {"type": part_type, "text": item["content"]}

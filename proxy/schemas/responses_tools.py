@@ -95,27 +95,28 @@ def as_function(tool: Tool) -> Tool:
 
 def call_fields(kind: str, arguments: str) -> dict[str, Any]:
     """Return the fields of a call item. A field that the model omitted gets a default."""
-    given = _read(arguments)
+    parsed = _parse_object(arguments)
     match kind:
         case "shell":
-            limits = {
-                name: _integer(given.get(name)) for name in ("timeout_ms", "max_output_length")
+            action = {
+                "commands": _texts(parsed.get("commands")),
+                "timeout_ms": _integer(parsed.get("timeout_ms")),
+                "max_output_length": _integer(parsed.get("max_output_length")),
             }
-            action = {"commands": _texts(given.get("commands")), **limits}
             return {"action": action, "environment": {"type": "local"}}
         case "local_shell":
-            return {"action": _program(given)}
+            return {"action": _program(parsed)}
         case "apply_patch":
-            return {"operation": _operation(given)}
-    return {"execution": "client", "arguments": given}
+            return {"operation": _operation(parsed)}
+    return {"execution": "client", "arguments": parsed}
 
 
 def call_arguments(item: Item) -> str:
     """Return the arguments of a call item of one of OpenAI's tools as JSON."""
-    given = item.get("action") or item.get("operation") or item.get("arguments") or {}
-    if isinstance(given, str):
-        return given
-    return json.dumps({name: value for name, value in given.items() if value is not None})
+    arguments = item.get("action") or item.get("operation") or item.get("arguments") or {}
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps({name: value for name, value in arguments.items() if value is not None})
 
 
 def result_text(item: Item) -> str:
@@ -128,7 +129,8 @@ def result_text(item: Item) -> str:
 
 def _program(arguments: Item) -> dict[str, Any]:
     """Return the action of a local_shell call, without null fields, which the AI SDK refuses."""
-    timeout_ms, directory = _integer(arguments.get("timeout_ms")), arguments.get("working_directory")
+    timeout_ms = _integer(arguments.get("timeout_ms"))
+    directory = arguments.get("working_directory")
     return {
         "type": "exec",
         "command": _texts(arguments.get("command")),
@@ -144,12 +146,13 @@ def _operation(arguments: Item) -> dict[str, str]:
     return named if kind == "delete_file" else {**named, "diff": str(arguments.get("diff") or "")}
 
 
-def _read(arguments: str) -> Mapping[str, Any]:
+def _parse_object(arguments: str) -> Mapping[str, Any]:
+    """Return the JSON object that a model wrote, or an empty one for invalid JSON."""
     try:
-        given = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         return {}
-    return given if isinstance(given, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _texts(value: Any) -> list[str]:
@@ -246,7 +249,7 @@ HostedTool = Literal["shell", "code_interpreter"]
 
 @dataclass(frozen=True, slots=True)
 class ResponsesToolSet:
-    """The tools of a request."""
+    """The tools of a request, with those that its input loads."""
 
     functions: Sequence[Mapping[str, Any]] = ()
     """The client's tools as tools of a chat completion."""
