@@ -315,7 +315,7 @@ class HostedToolItems(ABC):
         """The output of the open step."""
 
     def render(self, event: Event) -> list[Json]:
-        """Return the events that the client sees of an event of the run."""
+        """Return the stream events for an event of the run."""
         match event:
             case ToolCallStarted() if is_shown(event.name):
                 self._command_output = _CommandOutput()
@@ -324,8 +324,8 @@ class HostedToolItems(ABC):
                 kept = self._command_output.add(stream, text)
                 return self._write(stream, kept) if kept else []
             case ToolCallFinished() if event.step == self._state.open_step:
-                written = self._command_output.by_stream(event.observation)
-                return self._end(written, _outcome(event), "completed")
+                streams = self._command_output.by_stream(event.observation)
+                return self._end(streams, _outcome(event), "completed")
         return []
 
     def abandon(self) -> list[Json]:
@@ -343,7 +343,7 @@ class HostedToolItems(ABC):
     def _write(self, stream: str, text: str) -> list[Json]: ...
 
     @abstractmethod
-    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]: ...
+    def _end(self, streams: Mapping[str, str], outcome: Json, status: str) -> list[Json]: ...
 
 
 class ShellItems(HostedToolItems):
@@ -387,8 +387,8 @@ class ShellItems(HostedToolItems):
         delta = {stream: text}
         return [self._item.event("shell_call_output_content.delta", command_index=0, delta=delta)]
 
-    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
-        content = [{**written, "outcome": outcome}]
+    def _end(self, streams: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
+        content = [{**streams, "outcome": outcome}]
         return [
             self._item.event("shell_call_output_content.done", command_index=0, output=content),
             self._output.end(self._item, output=content, status=status),
@@ -427,13 +427,13 @@ class CodeInterpreterItems(HostedToolItems):
     def _write(self, stream: str, text: str) -> list[Json]:
         return []  # OpenAI has no event for a piece of output
 
-    def _end(self, written: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
+    def _end(self, streams: Mapping[str, str], outcome: Json, status: str) -> list[Json]:
         outputs = None
         if self._with_outputs:
-            outputs = [{"type": "logs", "logs": "".join(written.values())}]
-        ended = [self._item.event("code_interpreter_call.completed")]
+            outputs = [{"type": "logs", "logs": "".join(streams.values())}]
+        completed = [self._item.event("code_interpreter_call.completed")]
         item = self._output.end(self._item, code=self._code, outputs=outputs, status=status)
-        return [*ended, item] if status == "completed" else [item]
+        return [*completed, item] if status == "completed" else [item]
 
 
 def _command(event: ToolCallStarted) -> str:
